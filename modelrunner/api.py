@@ -1,0 +1,187 @@
+"""The wire models of the control plane (docs/api: Shapes), shared by server and client. msgspec structs: they check as
+they decode, and the command line, which starts in every command, loads them in a few milliseconds."""
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class Model(msgspec.Struct, frozen=True):
+    """`GET /models`. `created` is Unix seconds; `config` holds format, quantization, parameters, architecture, size
+    (as people write them), context_size, and the header's metadata under `gguf` or `safetensors`."""
+
+    id: str
+    tags: list[str]
+    created: int
+    config: dict[str, Any]
+
+
+class PullRequest(msgspec.Struct, frozen=True, rename={"from_": "from", "bearer_token": "bearer-token"}):
+    """`POST /models/create`."""
+
+    from_: str
+    bearer_token: str | None = None
+    name: str | None = None
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """Bytes of one file of a pull. `id` is its digest, or its name while the digest is unknown."""
+
+    id: str
+    size: int
+    current: int
+
+
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of NDJSON of a pull, an installation or another long piece of work. `total` in bytes, `rate` in bytes
+    per second; the last line is of type success or error. An error carries the `error` object of every other route."""
+
+    type: Literal["progress", "success", "warning", "error"]
+    message: str
+    total: int = 0
+    current: int = 0
+    layer: Layer | None = None
+    mode: str = ""
+    phase: str = ""
+    rate: float = 0.0
+    error: dict[str, Any] | None = None
+    model: str | None = None
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Bytes."""
+
+    ram: int
+    vram: list[int] = []
+
+
+class RunnerMemory(msgspec.Struct, frozen=True):
+    estimated: Memory
+    measured: Memory | None = None
+
+
+class Runner(msgspec.Struct, frozen=True):
+    """`GET /engines/ps`. Times are RFC 3339 in UTC."""
+
+    id: str
+    backend_name: str
+    model_name: str
+    model_id: str
+    mode: str
+    state: Literal["starting", "ready", "draining", "stopping"]
+    stage: str
+    pid: int | None
+    endpoint: str
+    context_size: int
+    parallel: int
+    memory: RunnerMemory
+    leases: int
+    queued: int
+    started_at: str
+    last_used: str | None
+    expires_at: str | None
+    keep_alive: str
+    pinned: bool
+    in_use: bool
+    loading: bool
+
+
+class UnloadRequest(msgspec.Struct, frozen=True):
+    all: bool = False
+    backend: str | None = None
+    models: list[str] = []
+    force: bool = False
+
+
+class Kept(msgspec.Struct, frozen=True):
+    id: str
+    reason: str
+
+
+class UnloadResponse(msgspec.Struct, frozen=True):
+    unloaded_runners: int
+    unloaded: list[str]
+    kept: list[Kept]
+
+
+class ModelUsage(msgspec.Struct, frozen=True):
+    """Bytes; `shared` is the part that other models use too."""
+
+    id: str
+    tags: list[str]
+    size: int
+    shared: int
+    reclaimable: int
+
+
+class BackendUsage(msgspec.Struct, frozen=True):
+    name: str
+    version: str
+    size: int
+
+
+class DiskUsage(msgspec.Struct, frozen=True):
+    """`GET /engines/df`: bytes; shared blobs counted once in the totals."""
+
+    models: list[ModelUsage]
+    backends: list[BackendUsage]
+    models_disk_usage: int
+    default_backend_disk_usage: int
+    partial: int
+
+
+class ConfigureRequest(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    rename={"context_size": "context-size", "runtime_flags": "runtime-flags"},
+):
+    """`POST /engines/[{backend}/]_configure`. A field that is left out keeps its value; null takes it back."""
+
+    model: str
+    backend: str | None | msgspec.UnsetType = msgspec.UNSET
+    context_size: int | None | msgspec.UnsetType = msgspec.UNSET
+    parallel: int | None | msgspec.UnsetType = msgspec.UNSET
+    keep_alive: str | int | float | None | msgspec.UnsetType = msgspec.UNSET
+    runtime_flags: list[str] | None | msgspec.UnsetType = msgspec.UNSET
+
+
+class Configuration(msgspec.Struct, frozen=True):
+    model: str
+    mode: str
+    revision: int
+    config: dict[str, Any]
+
+
+class InstallRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /engines/install-backend`, `update-backend`, `uninstall-backend`."""
+
+    backend: str
+    build: bool = False
+
+
+class Untagged(msgspec.Struct, frozen=True, rename="pascal"):
+    untagged: str
+
+
+class Deleted(msgspec.Struct, frozen=True, rename="pascal"):
+    deleted: str
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: Literal["starting", "ready", "busy", "shutting_down", "error"]
+    uptime_seconds: float
+    active_requests: int
+    version: str
+
+
+class Status(msgspec.Struct, frozen=True):
+    """`GET /version` with what `modelrunner status` shows."""
+
+    pid: int
+    version: str
+    socket: str
+    listen: str
+    data_dir: str
+    backends: dict[str, str]
+    memory: dict[str, int]

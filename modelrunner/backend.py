@@ -1,0 +1,225 @@
+"""What a backend is, what it reports, and how backends are found."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from modelrunner.errors import BackendNotFound, BackendUnavailable, BadRequest, UnsupportedModel
+from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, RequiredMemory, RunSpec
+
+ENTRY_POINT_GROUP = "modelrunner.backends"
+log = logging.getLogger(__name__)
+
+
+class BackendState(StrEnum):
+    RUNNING = "running"  # installed and usable; no engine process need exist
+    INSTALLING = "installing"
+    NOT_INSTALLED = "not-installed"
+    ERROR = "error"
+
+
+_LABELS = {
+    BackendState.RUNNING: "Running",
+    BackendState.INSTALLING: "Installing",
+    BackendState.NOT_INSTALLED: "Not Installed",
+    BackendState.ERROR: "Error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStatus:
+    """`str()` gives docker/model-runner's text (pkg/inference/backend.go): "Running: llama.cpp b11549", "Installing",
+    "Not Installed: binary not found"; `parse` reads it back."""
+
+    state: BackendState
+    details: str = ""
+
+    def __str__(self) -> str:
+        return f"{_LABELS[self.state]}: {self.details}" if self.details else _LABELS[self.state]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """An empty text is "not installed"; one with an unknown label is an error with that text as its details."""
+        if not text:
+            return cls(BackendState.NOT_INSTALLED)
+        label, _, details = text.partition(": ")
+        for state, known in _LABELS.items():
+            if label == known:
+                return cls(state, details)
+        return cls(BackendState.ERROR, text)
+
+
+@dataclass(frozen=True, slots=True)
+class InstallProgress:
+    """A step of an installation. `current` and `total` are bytes, or steps where `total` is small; 0 if unknown."""
+
+    message: str
+    current: int = 0
+    total: int = 0
+
+
+ProgressCallback = Callable[[InstallProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendContext:
+    """The folders a backend may write in, and its table from the configuration (`[backends.NAME]`).
+
+    `engines` (in the data directory) holds one link per installed engine; `cache` holds the builds that the links
+    point to, keyed by version and options and shared by data directories; `logs` takes installation logs.
+    """
+
+    engines: Path
+    cache: Path
+    logs: Path
+    settings: Mapping[str, Any]
+
+
+class NoSettings(BaseModel):
+    """For a backend that has nothing to set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Backend(ABC):
+    """An adapter to one inference engine. It never meets an HTTP request; it makes command lines, and runs them with
+    `modelrunner.process.run`."""
+
+    name: ClassVar[str]
+    formats: ClassVar[frozenset[ModelFormat]]
+    modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION})
+    uses_tcp: ClassVar[bool] = False
+    uses_external_model_management: ClassVar[bool] = False
+    settings_model: ClassVar[type[BaseModel]] = NoSettings
+
+    def __init__(self, context: BackendContext) -> None:
+        self.context = context
+        self.settings = self.settings_model.model_validate(dict(context.settings))
+
+    def priority(self, bundle: Bundle) -> float:
+        """The higher, the better for this bundle here. Raises `BackendUnavailable` if unfit for this machine."""
+        return 0.0
+
+    @abstractmethod
+    async def install(self, progress: ProgressCallback, **options: Any) -> None:
+        """Makes the engine usable. Idempotent; nothing half-installed is ever used. `options` are the backend's own
+        (llama.cpp: `build=True`); an unknown one raises `BadRequest`. Raises `BackendUnavailable` that says what to
+        do."""
+
+    async def update(self, progress: ProgressCallback, **options: Any) -> None:
+        """Moves to the version that this release of the backend is pinned to."""
+        await self.install(progress, **options)
+
+    @abstractmethod
+    async def uninstall(self) -> None:
+        """Removes what `install` made. Runners in use are the caller's care."""
+
+    @abstractmethod
+    async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
+        """Serves the OpenAI API for exactly one model on `endpoint`, once: nothing is ever restarted. Ends only by
+        raising: `CancelledError` when stopped, `BackendExited` when the engine dies; by then every process that it
+        started is gone. Raises `BackendUnavailable` if the engine is not installed."""
+
+    @abstractmethod
+    def status(self) -> BackendStatus: ...
+
+    @abstractmethod
+    async def disk_usage(self) -> int:
+        """Bytes of the installed engine, hard links counted once."""
+
+    @abstractmethod
+    async def required_memory(self, spec: RunSpec) -> RequiredMemory:
+        """From the model's own header; never starts the engine."""
+
+    def version(self) -> str:
+        """Of the engine that `run` would start, "" if none."""
+        return ""
+
+    def check_flags(self, flags: tuple[str, ...], mode: Mode) -> None:
+        """Raises `BadRequest` unless every flag is on the typed allow-list. By default nothing is allowed."""
+        if flags:
+            raise BadRequest(f"{self.name} takes no runtime flags", param="runtime-flags")
+
+    def default_context_size(self, bundle: Bundle) -> int:
+        """Tokens, for a model that nobody configured."""
+        return min(bundle.context_length or 4096, 8192)
+
+    def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
+        """Sequences the engine works on at once, for a model that nobody configured."""
+        return 1
+
+    def explain(self, tail: str) -> str | None:
+        """A sentence for people from the engine's last words, or None where they say nothing known."""
+        return None
+
+    def progress(self, line: str) -> str | None:
+        """The stage of starting ("loading weights") that a log line announces, or None."""
+        return None
+
+    async def before_stop(self, endpoint: Endpoint) -> None:
+        """Called with the engine still alive, before it is asked to end."""
+        return
+
+
+class BackendRegistry:
+    """The backends of this process, by name. A backend that cannot be imported or made is kept as its error, so that
+    one broken plug-in hides no other."""
+
+    def __init__(self, backends: Mapping[str, Backend], errors: Mapping[str, str] | None = None) -> None:
+        self._backends = dict(backends)
+        self.errors = dict(errors or {})
+
+    @classmethod
+    def discover(cls, context: Callable[[str], BackendContext]) -> Self:
+        """Loads the entry points of group `modelrunner.backends`; `context(name)` makes each its context."""
+        backends: dict[str, Backend] = {}
+        errors: dict[str, str] = {}
+        for entry in entry_points(group=ENTRY_POINT_GROUP):
+            try:
+                backend: Backend = entry.load()(context(entry.name))
+                if backend.name != entry.name:
+                    raise ValueError(f"the entry point {entry.name!r} made a backend named {backend.name!r}")
+                backends[entry.name] = backend
+            except Exception as error:  # a plug-in may fail in any way; it is reported by /engines/status
+                log.exception("backend %s cannot be used", entry.name)
+                errors[entry.name] = f"{type(error).__name__}: {error}"
+        return cls(backends, errors)
+
+    def __iter__(self) -> Iterator[Backend]:
+        return iter(self._backends.values())
+
+    def get(self, name: str) -> Backend:
+        """Raises `BackendNotFound`, or `BackendUnavailable` for one that could not be loaded."""
+        if name in self.errors:
+            raise BackendUnavailable(f"backend {name} could not be loaded: {self.errors[name]}")
+        try:
+            return self._backends[name]
+        except KeyError:
+            known = ", ".join(sorted(self._backends))
+            raise BackendNotFound(f"there is no backend {name!r}; known here: {known}", param="backend") from None
+
+    def choose(self, bundle: Bundle) -> Backend:
+        """The backend of the highest priority for the bundle's format. Raises `UnsupportedModel`, or the
+        `BackendUnavailable` of the only candidate."""
+        unfit: BackendUnavailable | None = None
+        ranked: list[tuple[float, str, Backend]] = []
+        for backend in self:
+            if bundle.format in backend.formats:
+                try:
+                    ranked.append((backend.priority(bundle), backend.name, backend))
+                except BackendUnavailable as error:
+                    unfit = error
+        if ranked:
+            return max(ranked, key=lambda r: r[:2])[2]
+        raise unfit or UnsupportedModel(f"no backend here runs models in the {bundle.format} format")
+
+    def statuses(self) -> dict[str, BackendStatus]:
+        found = {backend.name: backend.status() for backend in self}
+        return found | {name: BackendStatus(BackendState.ERROR, why) for name, why in self.errors.items()}

@@ -1,0 +1,218 @@
+"""Every error that modelrunner raises on purpose, with the HTTP status it becomes (docs/api: one shape for all).
+
+ModelRunnerError 500
+├── BadRequest 400 ── InvalidReference
+├── Unauthorized 401, Forbidden 403
+├── NotFound 404 ── ModelNotFound, BackendNotFound, RouteNotFound, RunnerNotFound
+├── MethodNotAllowed 405, LengthRequired 411, PayloadTooLarge 413, UnsupportedMediaType 415, ExpectationFailed 417
+├── HeadersTooLarge 431, UpgradeRefused 426, NotImplementedHere 501
+├── Conflict 409
+├── BackendUnavailable 412
+├── Misdirected 421
+├── UnsupportedModel 422 ── InvalidModel
+├── QueueFull 429
+├── EngineFailed 502 ── BackendExited, EngineProtocolError
+├── SourceFailed 502           a registry or hub did not answer as it should
+├── Unavailable 503 ── ShuttingDown, BackingOff
+├── TimedOut 504
+└── InsufficientMemory 507, InsufficientDisk 507
+
+A class knows its `status`, its `code` (stable, for programs) and its `type` (OpenAI's families). Handlers raise; one
+place renders. A message says what happened and what to do next.
+"""
+
+from typing import Any, ClassVar
+
+
+class ModelRunnerError(Exception):
+    """Base of the tree. `param` names the field of the request that is at fault, if one is; `retry_after` is in
+    seconds and becomes the Retry-After header."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    type: ClassVar[str] = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+    def as_dict(self, request_id: str) -> dict[str, Any]:
+        """The body of every error answer."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error, "request_id": request_id}
+
+
+class BadRequest(ModelRunnerError):
+    status, code, type = 400, "bad_request", "invalid_request_error"
+
+
+class InvalidReference(BadRequest):
+    """A text that is no model reference, tag or digest."""
+
+    code = "invalid_reference"
+
+
+class Unauthorized(ModelRunnerError):
+    status, code, type = 401, "unauthorized", "authentication_error"
+
+
+class Forbidden(ModelRunnerError):
+    """The Host or Origin of the request is not allowed here."""
+
+    status, code, type = 403, "forbidden", "permission_error"
+
+
+class NotFound(ModelRunnerError):
+    status, code, type = 404, "not_found", "not_found_error"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class BackendNotFound(NotFound):
+    code = "backend_not_found"
+
+
+class RouteNotFound(NotFound):
+    code = "route_not_found"
+
+
+class RunnerNotFound(NotFound):
+    code = "runner_not_found"
+
+
+class MethodNotAllowed(ModelRunnerError):
+    status, code, type = 405, "method_not_allowed", "invalid_request_error"
+
+
+class LengthRequired(ModelRunnerError):
+    status, code, type = 411, "length_required", "invalid_request_error"
+
+
+class PayloadTooLarge(ModelRunnerError):
+    status, code, type = 413, "payload_too_large", "invalid_request_error"
+
+
+class UnsupportedMediaType(ModelRunnerError):
+    status, code, type = 415, "unsupported_media_type", "invalid_request_error"
+
+
+class ExpectationFailed(ModelRunnerError):
+    status, code, type = 417, "expectation_failed", "invalid_request_error"
+
+
+class UpgradeRefused(ModelRunnerError):
+    status, code, type = 426, "upgrade_refused", "invalid_request_error"
+
+
+class HeadersTooLarge(ModelRunnerError):
+    status, code, type = 431, "headers_too_large", "invalid_request_error"
+
+
+class NotImplementedHere(ModelRunnerError):
+    """A method, or a mode that no backend here offers."""
+
+    status, code, type = 501, "not_implemented", "invalid_request_error"
+
+
+class Conflict(ModelRunnerError):
+    """The thing is in use and `force` was not given."""
+
+    status, code, type = 409, "in_use", "invalid_request_error"
+
+
+class BackendUnavailable(ModelRunnerError):
+    """The backend is known but not installed, or unfit for this machine."""
+
+    status, code, type = 412, "backend_unavailable", "invalid_request_error"
+
+
+class Misdirected(ModelRunnerError):
+    """A runner or backend was asked for a model that it cannot serve; the message names where to go."""
+
+    status, code, type = 421, "misdirected_request", "invalid_request_error"
+
+
+class UnsupportedModel(ModelRunnerError):
+    """A format or media type that nothing here can run."""
+
+    status, code, type = 422, "unsupported_model", "invalid_request_error"
+
+
+class InvalidModel(UnsupportedModel):
+    """The file is not what it says: cut, corrupt, or hostile. The message begins with "invalid model:"."""
+
+    code = "invalid_model"
+
+    def __init__(self, reason: str, *, param: str | None = None) -> None:
+        super().__init__(f"invalid model: {reason}", param=param)
+
+
+class QueueFull(ModelRunnerError):
+    status, code, type = 429, "queue_full", "rate_limit_error"
+
+
+class EngineFailed(ModelRunnerError):
+    status, code = 502, "engine_failed"
+
+
+class BackendExited(EngineFailed):
+    """The engine's process ended. `returncode` is negative for a signal, None where it could not be learned; `tail`
+    is the end of its log."""
+
+    code = "engine_exited"
+
+    def __init__(self, returncode: int | None, tail: str = "", *, message: str | None = None) -> None:
+        how = (
+            "ended"
+            if returncode is None
+            else f"was ended by signal {-returncode}"
+            if returncode < 0
+            else f"exited with {returncode}"
+        )
+        super().__init__(message or f"the engine {how}")
+        self.returncode = returncode
+        self.tail = tail
+
+
+class EngineProtocolError(EngineFailed):
+    """The engine answered something that is not HTTP as we asked for it."""
+
+    code = "engine_protocol_error"
+
+
+class SourceFailed(ModelRunnerError):
+    """A registry, index or hub could not be reached or answered nonsense."""
+
+    status, code = 502, "source_failed"
+
+
+class Unavailable(ModelRunnerError):
+    status, code = 503, "unavailable"
+
+
+class ShuttingDown(Unavailable):
+    code = "shutting_down"
+
+
+class BackingOff(Unavailable):
+    """The last start of this model failed a moment ago; it is not tried again yet."""
+
+    code = "backing_off"
+
+
+class TimedOut(ModelRunnerError):
+    """A load or a wait in the queue passed its limit."""
+
+    status, code = 504, "timed_out"
+
+
+class InsufficientMemory(ModelRunnerError):
+    status, code = 507, "insufficient_memory"
+
+
+class InsufficientDisk(ModelRunnerError):
+    status, code = 507, "insufficient_disk"

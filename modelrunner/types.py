@@ -1,0 +1,194 @@
+"""The values that pass between the parts: frozen, and free of behaviour beyond their own text form."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from modelrunner.errors import BadRequest
+from modelrunner.units import format_bytes, format_duration, parse_duration
+
+
+class ModelFormat(StrEnum):
+    GGUF = "gguf"
+    SAFETENSORS = "safetensors"
+    DIFFUSERS = "diffusers"
+
+
+class Mode(StrEnum):
+    """What a runner is for. An engine started in one mode does not serve another."""
+
+    COMPLETION = "completion"
+    EMBEDDING = "embedding"
+    RERANKING = "reranking"
+    IMAGE_GENERATION = "image-generation"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a runner listens: a Unix socket `path`, or `host` and `port`."""
+
+    path: Path | None = None
+    host: str | None = None
+    port: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.host is None) or (self.host is None) != (self.port is None):
+            raise ValueError("an endpoint is a path, or a host and a port")
+
+    def __str__(self) -> str:
+        return f"unix://{self.path}" if self.path else f"http://{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """How long an unleased runner stays, in seconds; `math.inf` for as long as there is room. 0 unloads after the
+    request. Text: a Go duration; `-1` (any negative) means never, as in Ollama and docker/model-runner."""
+
+    seconds: float
+
+    @classmethod
+    def parse(cls, value: str | int | float) -> Self:
+        """A Go duration, or a number of seconds (a JSON number). Raises `BadRequest`."""
+        match value:
+            case bool():
+                raise BadRequest("keep_alive is a duration or a number of seconds, not a boolean", param="keep_alive")
+            case int() | float():
+                seconds = float(value)
+            case str() if value.strip().startswith("-") and value.strip()[1:].isdecimal():
+                seconds = -1.0
+            case str():
+                seconds = parse_duration(value)
+            case _:
+                raise BadRequest("keep_alive is a duration or a number of seconds", param="keep_alive")
+        if math.isnan(seconds):
+            raise BadRequest("keep_alive is not a number", param="keep_alive")
+        return cls(math.inf if seconds < 0 else seconds)
+
+    def __str__(self) -> str:
+        return "-1" if math.isinf(self.seconds) else format_duration(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredMemory:
+    """Bytes that a runner needs: main memory, and each device's memory in the order the engine numbers them."""
+
+    ram: int
+    vram: tuple[int, ...] = ()
+
+    def __add__(self, other: "RequiredMemory") -> "RequiredMemory":
+        pairs = zip_longest(self.vram, other.vram, fillvalue=0)
+        return RequiredMemory(self.ram + other.ram, tuple(a + b for a, b in pairs))
+
+    def fits(self, free: "RequiredMemory") -> bool:
+        """True if every figure is at most the one of `free`; a device that `free` does not list has nothing."""
+        return self.ram <= free.ram and all(
+            need <= (free.vram[i] if i < len(free.vram) else 0) for i, need in enumerate(self.vram)
+        )
+
+    def __str__(self) -> str:
+        return ", ".join([format_bytes(self.ram), *(f"device {i} {format_bytes(v)}" for i, v in enumerate(self.vram))])
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One entry of a model file's tensor table. `size` in bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHeader:
+    """What a model file says about itself. `metadata` holds the scalars and the short arrays (at most 4,096 entries);
+    a longer array appears as its length under the key `NAME.length`. `tensors` of all files of the model together."""
+
+    metadata: Mapping[str, Any]
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A model laid out for an engine to open. `files` maps a name inside the bundle (`model.gguf`, `mmproj.gguf`,
+    `config.json`) to its path; `directory` holds them all. `size` is bytes on disk; `context_length` is what the model
+    was trained for, None if it does not say. `capabilities`: "completion", "embedding", "vision", ..."""
+
+    model_id: str
+    references: tuple[str, ...]
+    format: ModelFormat
+    directory: Path
+    files: Mapping[str, Path]
+    header: ModelHeader
+    size: int
+    context_length: int | None
+    capabilities: frozenset[str]
+
+    @property
+    def model_file(self) -> Path:
+        """The file (or first shard) that an engine for single-file formats opens."""
+        return next(iter(self.files.values()))
+
+
+class ProcessObserver(Protocol):
+    """Told what happens to an engine's process while it runs, from the event loop's thread."""
+
+    def started(self, pid: int) -> None: ...
+
+    def output(self, line: str) -> None:
+        """One line of its log, without the newline; control characters are still in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """How the child process of a run is kept: handed by the runner through the backend, unchanged, to
+    `modelrunner.process.run`. `stop_grace` is the seconds between TERM and KILL."""
+
+    log_path: Path
+    observer: ProcessObserver | None = None
+    stop_grace: float = 10.0
+    log_limit: int = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """One run: everything a backend needs to build a command line.
+
+    `context_size` is in tokens and shared by the `parallel` sequences, any one of which may use it all. `flags` were
+    checked by `Backend.check_flags`. `options` are the model's backend-specific settings, already validated.
+    `environment` is added to the scrubbed environment that the backend gives its engine.
+    """
+
+    model_id: str
+    bundle: Bundle
+    mode: Mode
+    context_size: int
+    parallel: int
+    process: ProcessOptions
+    flags: tuple[str, ...] = ()
+    draft: Bundle | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerKey:
+    """What makes two runners the same: requests with equal keys share one. `revision` stands for the model's
+    configuration (context, flags, draft), so that a changed one never reuses an old process."""
+
+    backend: str
+    model_id: str
+    mode: Mode
+    revision: int = 0
+    replica: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.backend}/{self.model_id[:19]}/{self.mode}#{self.revision}"

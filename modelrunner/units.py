@@ -1,0 +1,71 @@
+"""Bytes and durations as people write them."""
+
+import re
+
+from modelrunner.errors import BadRequest
+
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
+_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+_DURATION_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_bytes(text: str | int) -> int:
+    """`8GiB`, `8G`, `512m`, `1073741824` -> bytes. A plain letter is binary (`8G` is `8GiB`), as for `docker run -m`;
+    `GB` too. Raises `BadRequest`."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        number, unit = float(text), ""
+    else:
+        match = _BYTES.fullmatch(str(text).strip())
+        if match is None:
+            raise BadRequest(f"{text!r} is not a size: write bytes, or a number with K, M, G or T such as 8GiB")
+        number, unit = float(match[1]), match[2].lower()
+    if not 0 <= number < 2**63:
+        raise BadRequest(f"{text!r} is not a size between 0 and 2^63 bytes")
+    return int(number * 1024 ** " kmgtp".index(unit or " "))
+
+
+def format_bytes(count: float) -> str:
+    """Bytes with a binary unit, three significant digits: `92.1MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1024 or unit == "TiB":
+            return (
+                f"{count:.0f}{unit}"
+                if unit == "B"
+                else f"{count:.3g}{unit}"
+                if abs(count) < 1000
+                else f"{count:.0f}{unit}"
+            )
+        count /= 1024
+    raise AssertionError
+
+
+def parse_duration(text: str) -> float:
+    """A Go duration (`5m`, `1h30m`, `-1s`, `0`), as Go's `time.ParseDuration`, in seconds. Raises `BadRequest`."""
+    rest = text.strip()
+    sign = -1.0 if rest.startswith("-") else 1.0
+    rest = rest[1:] if rest[:1] in ("-", "+") else rest
+    if rest == "0":
+        return 0.0
+    seconds, position = 0.0, 0
+    for part in _DURATION_PART.finditer(rest):
+        if part.start() != position:
+            break
+        seconds += float(part[1]) * _DURATION_UNITS[part[2]]
+        position = part.end()
+    if not rest or position != len(rest):
+        raise BadRequest(f'{text!r} is not a duration: write a number with a unit, such as "90s", "5m" or "1h30m"')
+    return sign * seconds
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest Go duration: `5m`, `1h30m`, `2.5s`, `0`."""
+    if seconds == 0:
+        return "0"
+    sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if seconds < 1:
+        return f"{sign}{seconds * 1000:g}ms"
+    hours, rest = divmod(seconds, 3600)
+    minutes, rest = divmod(rest, 60)
+    rest = round(rest, 3)
+    parts = [f"{hours:.0f}h" if hours else "", f"{minutes:.0f}m" if minutes else "", f"{rest:g}s" if rest else ""]
+    return sign + "".join(parts)
