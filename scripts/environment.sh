@@ -1,0 +1,33 @@
+# Sourced by the scripts beside it: makes .venv from the locked versions, once for each state of the lock.
+#   environment run     what the daemon needs
+#   environment dev     with the checks and tests
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+
+say() { printf '\n==> %s\n' "$*" >&2; }
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11; do
+    if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  echo "Python 3.11 or later with its venv module is needed (Debian: apt-get install python3-venv)." >&2
+  return 1
+}
+
+environment() {
+  local lock=requirements.lock python wanted
+  [ "$1" = dev ] && lock=requirements-dev.lock
+  wanted=$(cat "$lock" pyproject.toml | cksum)
+  if [ -x .venv/bin/modelrunner ] && [ "$(cat ".venv/installed-$1" 2>/dev/null)" = "$wanted" ]; then return; fi
+  python=$(find_python) || exit 1
+  say "Installing into $PWD/.venv (from $lock)"
+  [ -x .venv/bin/python ] && .venv/bin/python -c '' 2>/dev/null || "$python" -m venv --clear .venv
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --progress-bar on --require-hashes -r "$lock"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+  printf '%s\n' "$wanted" > ".venv/installed-$1"
+  [ "$1" = dev ] && cat requirements.lock pyproject.toml | cksum > .venv/installed-run
+  return 0
+}
