@@ -4,8 +4,8 @@ import re
 
 from modelrunner.errors import BadRequest
 
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
-_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE | re.ASCII)
+_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _DURATION_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -19,9 +19,10 @@ def parse_bytes(text: str | int) -> int:
         if match is None:
             raise BadRequest(f"{text!r} is not a size: write bytes, or a number with K, M, G or T such as 8GiB")
         number, unit = float(match[1]), match[2].lower()
-    if not 0 <= number < 2**63:
+    count = number * 1024 ** " kmgtp".index(unit or " ")
+    if not 0 <= count < 2**63:
         raise BadRequest(f"{text!r} is not a size between 0 and 2^63 bytes")
-    return int(number * 1024 ** " kmgtp".index(unit or " "))
+    return int(count)
 
 
 def format_bytes(count: float) -> str:

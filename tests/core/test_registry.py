@@ -1,0 +1,94 @@
+"""How backends are found and chosen."""
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+import modelrunner
+import modelrunner.backend
+from modelrunner import Backend, BackendContext, BackendStatus, Bundle, ModelFormat, ModelHeader
+from modelrunner.backend import BackendRegistry, BackendState
+from modelrunner.errors import BackendNotFound, BackendUnavailable, UnsupportedModel
+
+
+class Plain(Backend):
+    """The smallest backend; `rank` None means unfit here."""
+
+    name = "plain"
+    formats = frozenset({ModelFormat.GGUF})
+    rank: float | None = 1.0
+
+    def priority(self, bundle: Bundle) -> float:
+        if self.rank is None:
+            raise BackendUnavailable("no such processor here")
+        return self.rank
+
+    async def install(self, progress: Any, **options: Any) -> None: ...
+    async def uninstall(self) -> None: ...
+    async def run(self, spec: Any, endpoint: Any) -> NoReturn:
+        raise AssertionError("never run")
+
+    def status(self) -> BackendStatus:
+        return BackendStatus(BackendState.RUNNING, "plain 1")
+
+    async def disk_usage(self) -> int:
+        return 0
+
+    async def required_memory(self, spec: Any) -> Any:
+        raise AssertionError("never asked")
+
+
+class Better(Plain):
+    name = "better"
+    rank = 2.0
+
+
+def context(name: str) -> BackendContext:
+    return BackendContext(Path("/e"), Path("/c"), Path("/l"), {})
+
+
+def bundle(model_format: ModelFormat) -> Bundle:
+    return Bundle("sha256:0", (), model_format, Path("/b"), {}, ModelHeader({}, ()), 0, None, frozenset())
+
+
+def entry(name: str, value: str) -> EntryPoint:
+    return EntryPoint(name, value, modelrunner.backend.ENTRY_POINT_GROUP)
+
+
+def test_the_backend_of_the_highest_priority_is_chosen() -> None:
+    plain, better = Plain(context("plain")), Better(context("better"))
+    registry = BackendRegistry({"plain": plain, "better": better})
+    assert registry.choose(bundle(ModelFormat.GGUF)) is better
+    better.rank = None
+    assert registry.choose(bundle(ModelFormat.GGUF)) is plain
+    plain.rank = None
+    with pytest.raises(BackendUnavailable, match="no such processor"):
+        registry.choose(bundle(ModelFormat.GGUF))
+    with pytest.raises(UnsupportedModel, match="safetensors"):
+        registry.choose(bundle(ModelFormat.SAFETENSORS))
+
+
+def test_a_broken_plug_in_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [
+        entry("plain", f"{__name__}:Plain"),
+        entry("gone", "no_such_module:X"),
+        entry("misnamed", f"{__name__}:Better"),
+    ]
+    monkeypatch.setattr(modelrunner.backend, "entry_points", lambda group: entries)
+    registry = BackendRegistry.discover(context)
+    assert str(registry.statuses()["plain"]) == "Running: plain 1"
+    assert registry.statuses()["gone"].state is BackendState.ERROR
+    assert "better" in registry.statuses()["misnamed"].details
+    with pytest.raises(BackendUnavailable, match="no_such_module"):
+        registry.get("gone")
+    with pytest.raises(BackendNotFound, match="plain"):
+        registry.get("nothing")
+
+
+def test_the_plug_in_api_is_whole() -> None:
+    for name in modelrunner.__all__:
+        assert getattr(modelrunner, name) is not None
+    with pytest.raises(AttributeError):
+        _ = modelrunner.nothing

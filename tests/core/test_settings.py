@@ -1,0 +1,85 @@
+"""Where settings come from, which one wins, and what a wrong one says."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from modelrunner.config import Settings
+from modelrunner.locations import MAX_SOCKET_PATH, ConfigurationError, Locations, private_directory
+from modelrunner.types import KeepAlive
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def load(config: str = "", environ: dict[str, str] | None = None, **overrides: object) -> Settings:
+    locations = Locations.find(environ or {})
+    locations.config_file.parent.mkdir(parents=True, exist_ok=True)
+    locations.config_file.write_text(config)
+    return Settings.load(Locations.find(environ or {}), **overrides)
+
+
+def test_the_command_line_beats_the_environment_beats_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = 'keep_alive = "1m"\nmax_queue = 7\nlisten = "127.0.0.1:1"\nmemory_budget = "2GiB"'
+    monkeypatch.setenv("MODELRUNNER_KEEP_ALIVE", "-1")
+    monkeypatch.setenv("MODELRUNNER_LISTEN", "127.0.0.1:2")
+    settings = load(config, listen="127.0.0.1:3")
+    assert settings.listen == "127.0.0.1:3"
+    assert settings.keep_alive == KeepAlive(float("inf"))
+    assert settings.max_queue == 7
+    assert settings.memory_budget == 2 << 30
+
+
+def test_a_model_has_a_table_of_its_own() -> None:
+    settings = load('[models."ai/smollm2"]\ncontext-size = 2048\nkeep_alive = "10s"')
+    assert settings.models["ai/smollm2"].context_size == 2048
+    assert settings.models["ai/smollm2"].keep_alive == KeepAlive(10)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("keep_alive = 'soon'", "keep_alive"),
+        ("max_queue = 0", "max_queue"),
+        ("max_quue = 3", "max_quue"),
+        ("memory_budget = 'much'", "memory_budget"),
+        ("keep_alive = = 1", "line 1, column"),
+        ('[models."m"]\ncontxt-size = 1', "contxt-size"),
+    ],
+)
+def test_a_wrong_setting_is_named(config: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        load(config)
+
+
+def test_two_data_directories_never_share_a_socket(tmp_path: Path) -> None:
+    one = Locations.find({"MODELRUNNER_DATA_DIR": str(tmp_path / "one")})
+    two = Locations.find({"MODELRUNNER_DATA_DIR": str(tmp_path / "two")})
+    assert one.socket != two.socket
+    assert one.host == f"unix://{one.socket}"
+
+
+def test_a_deep_runtime_directory_does_not_make_the_socket_path_too_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    assert len(str(Locations.find({}).socket)) <= MAX_SOCKET_PATH
+
+
+def test_the_runtime_folder_is_ours_alone(tmp_path: Path) -> None:
+    folder = private_directory(tmp_path / "a" / "run")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o755)
+    assert stat.S_IMODE(private_directory(folder).stat().st_mode) == 0o700
+    (tmp_path / "link").symlink_to(folder)
+    (tmp_path / "file").write_text("")
+    for other in ("link", "file"):
+        with pytest.raises(ConfigurationError):
+            private_directory(tmp_path / other)
