@@ -15,7 +15,8 @@ ModelRunnerError 500
 ├── SourceFailed 502           a registry or hub did not answer as it should
 ├── Unavailable 503 ── ShuttingDown, BackingOff
 ├── TimedOut 504
-└── InsufficientMemory 507, InsufficientDisk 507
+├── InsufficientMemory 507, InsufficientDisk 507
+└── DaemonUnreachable, AnswerBroken           the client's own: nothing came back, or not to its end
 
 A class knows its `status`, its `code` (stable, for programs) and its `type` (OpenAI's families). Handlers raise; one
 place renders. A message says what happened and what to do next.
@@ -216,3 +217,16 @@ class InsufficientMemory(ModelRunnerError):
 
 class InsufficientDisk(ModelRunnerError):
     status, code = 507, "insufficient_disk"
+
+
+class DaemonUnreachable(ModelRunnerError):
+    """Nothing answers where the client looks for the daemon. Never sent by a daemon."""
+
+    status, code = 503, "daemon_unreachable"
+
+
+class AnswerBroken(ModelRunnerError):
+    """The connection to the daemon ended in the middle of an answer, or the answer makes no sense. Never sent by a
+    daemon."""
+
+    status, code = 502, "answer_broken"
