@@ -219,6 +219,12 @@ class InsufficientDisk(ModelRunnerError):
     status, code = 507, "insufficient_disk"
 
 
+class StorageFailed(ModelRunnerError):
+    """The disk gave an error, or the data directory belongs to a newer release."""
+
+    status, code = 500, "storage_failed"
+
+
 class DaemonUnreachable(ModelRunnerError):
     """Nothing answers where the client looks for the daemon. Never sent by a daemon."""
 

@@ -1,0 +1,8 @@
+"""The local model store: what is on disk, what it is called, and how an engine gets to open it."""
+
+from modelrunner.store.blobs import Blob
+from modelrunner.store.digests import Digest
+from modelrunner.store.references import Reference
+from modelrunner.store.store import Store
+
+__all__ = ["Blob", "Digest", "Reference", "Store"]

