@@ -1,0 +1,275 @@
+"""Connections to one engine: HTTP/1.1 over its Unix socket or TCP port, one exchange at a time on each.
+
+An answer is handed on as it arrives, through the callbacks of a `Receiver`; nothing here waits, so that a warm request
+costs no task. The answer's head is parsed by llhttp. A chunked body is checked by llhttp and handed on byte for byte
+with its framing (or without it, for a receiver that wants the bare body).
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+import httptools
+
+from modelrunner.errors import EngineProtocolError
+from modelrunner.http1 import Body, ResponseHead, Sized, UntilEnd
+from modelrunner.types import Endpoint
+
+HEAD_LIMIT = 64 << 10
+"""Bytes of an answer's head."""
+FETCH_LIMIT = 16 << 20
+"""Bytes of the body that `fetch` accepts."""
+
+
+class Receiver(Protocol):
+    """Who takes an answer. The calls come in the order of the methods; `on_failure` may come instead of any of them
+    and is the last. All come from the event loop, none from inside `UpstreamPool.send`."""
+
+    decoded: bool
+    """True for a body without chunk framing."""
+
+    def on_head(self, status: int, headers: Sequence[tuple[bytes, bytes]], length: int | None, data: bytes) -> None:
+        """`length` is None for a body of unknown length: then `data` is in chunks unless `decoded`. `headers` have
+        names in lower case. `data` is what came of the body together with the head."""
+
+    def on_data(self, data: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_failure(self, error: OSError | EngineProtocolError) -> None: ...
+
+
+class UpstreamPool:
+    """The connections to `endpoint`. At most `max_idle` are kept open without an exchange."""
+
+    def __init__(self, endpoint: Endpoint, *, max_idle: int = 64) -> None:
+        self.endpoint = endpoint
+        self._max_idle = max_idle
+        self._idle: list[UpstreamConnection] = []
+        self._open: set[UpstreamConnection] = set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<UpstreamPool {self.endpoint}, {len(self._open)} open, {len(self._idle)} idle>"
+
+    def send(self, request: bytes, receiver: Receiver, *, fresh: bool = False) -> "UpstreamConnection":
+        """Sends a whole request on an idle connection, or on a new one (always with `fresh`). Never raises: a failure
+        goes to the receiver."""
+        if self._idle and not fresh:
+            connection = self._idle.pop()
+            connection.reused = True
+        else:
+            connection = UpstreamConnection(self)
+            self._open.add(connection)
+            connection.dial(self.endpoint)
+        connection.start(request, receiver)
+        return connection
+
+    async def fetch(self, method: str, path: str, body: bytes = b"", *, timeout: float) -> tuple[int, bytes]:
+        """One small control exchange on a connection of its own: status and body. `timeout` in seconds is for all of
+        it. Raises `OSError`, `TimeoutError` or `EngineProtocolError`."""
+        receiver = _Collector()
+        connection = self.send(build_request(method, path, body), receiver, fresh=True)
+        try:
+            async with asyncio.timeout(timeout):
+                return await receiver.done
+        finally:
+            connection.abort()
+
+    def close(self) -> None:
+        """Closes every connection; an exchange under way fails with `ConnectionAbortedError`."""
+        self._closed = True
+        for connection in list(self._open):
+            connection.fail(ConnectionAbortedError("the connections to the engine were closed"))
+
+    def _release(self, connection: "UpstreamConnection") -> None:
+        if self._closed or len(self._idle) >= self._max_idle:
+            connection.abort()
+        else:
+            self._idle.append(connection)
+
+    def _forget(self, connection: "UpstreamConnection") -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+
+def build_request(method: str, path: str, body: bytes, headers: bytes = b"") -> bytes:
+    """A request as every engine takes it. `headers` are whole lines, each ended by CRLF."""
+    return b"%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n%s" % (
+        method.encode("ascii"),
+        path.encode("ascii"),
+        len(body),
+        headers,
+        body,
+    )
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection, and the exchange on it. `reused` says that it had served before this exchange; `answered` that a
+    byte of the answer was seen."""
+
+    def __init__(self, pool: UpstreamPool) -> None:
+        self._pool = pool
+        self._transport: asyncio.Transport | None = None
+        self._dialing: asyncio.Task[None] | None = None
+        self._receiver: Receiver | None = None
+        self._request = b""
+        self._head = b""  # what came of an unfinished head
+        self._body: Body | None = None
+        self._keep = False
+        self.reused = False
+        self.answered = False
+
+    def dial(self, endpoint: Endpoint) -> None:
+        self._dialing = asyncio.get_running_loop().create_task(self._dial(endpoint))
+
+    async def _dial(self, endpoint: Endpoint) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            if endpoint.path is not None:
+                await loop.create_unix_connection(lambda: self, str(endpoint.path))
+            elif endpoint.host is not None and endpoint.port is not None:
+                await loop.create_connection(lambda: self, endpoint.host, endpoint.port)
+        except OSError as error:
+            self._dialing = None
+            self.fail(error)
+        self._dialing = None
+
+    def start(self, request: bytes, receiver: Receiver) -> None:
+        """Begins an exchange. The connection must have none."""
+        self._receiver = receiver
+        self._body = None
+        self.answered = False
+        if self._transport is None:
+            self._request = request
+        else:
+            self._transport.write(request)
+
+    def pause(self) -> None:
+        """Takes no more of the answer until `resume`."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Closes the connection at once, and the engine stops generating. The receiver hears nothing more."""
+        self._receiver = None
+        self._pool._forget(self)
+        if self._dialing is not None:
+            self._dialing.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def at_event_boundary(self) -> bool:
+        """Asked in `on_failure`: did what was handed on end after a whole server-sent event, and a whole chunk?"""
+        return self._body is not None and self._body.at_event_boundary()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's transports are not asyncio.Transport
+        if self._receiver is None:
+            self._transport.abort()  # type: ignore[union-attr]
+        else:
+            self._transport.write(self._request)  # type: ignore[union-attr]
+        self._request = b""
+
+    def data_received(self, data: bytes) -> None:
+        receiver = self._receiver
+        if receiver is None:  # nobody asked: the connection is of no more use
+            self.abort()
+            return
+        self.answered = True
+        try:
+            body = self._body
+            if body is None:
+                self._read_head(receiver, data)
+            else:
+                receiver.on_data(body.take(data))
+                if body.done:
+                    self._finish()
+        except httptools.HttpParserError as error:
+            self.fail(EngineProtocolError(f"the engine's answer is not HTTP: {error}"))
+        except EngineProtocolError as error:
+            self.fail(error)
+
+    def eof_received(self) -> None:
+        if self._receiver is not None and isinstance(self._body, UntilEnd):
+            self._receiver.on_data(self._body.end())
+            self._finish()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        when = "in the middle of its answer" if self.answered else "without an answer"
+        self.fail(ConnectionResetError(f"the engine closed the connection {when}"))
+
+    def fail(self, error: OSError | EngineProtocolError) -> None:
+        """Closes the connection and tells the receiver."""
+        receiver = self._receiver
+        self.abort()
+        if receiver is not None:
+            receiver.on_failure(error)
+
+    def _read_head(self, receiver: Receiver, data: bytes) -> None:
+        if self._head:
+            data = self._head + data
+        end = data.find(b"\r\n\r\n") + 4
+        if end < 4:
+            if len(data) > HEAD_LIMIT:
+                raise EngineProtocolError("the head of the engine's answer is too large")
+            self._head = data
+            return
+        self._head = b""
+        head = ResponseHead(data[:end])
+        rest = data[end:]
+        if head.status < 200:
+            if rest:
+                self._read_head(receiver, rest)
+            return
+        self._keep = head.keep_alive
+        self._body = body = head.body(receiver.decoded)
+        receiver.on_head(head.status, head.fields, head.length, body.take(rest))
+        if body.done:
+            self._finish()
+
+    def _finish(self) -> None:
+        """After the last byte. A connection that carried an answer of unknown length is not used again: llama-server
+        drops some of those."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is None:  # it left while it took the last bytes
+            return
+        if self._keep and isinstance(self._body, Sized):
+            self._pool._release(self)
+        else:
+            self.abort()
+        receiver.on_end()
+
+
+class _Collector:
+    """Takes a small answer into a future."""
+
+    decoded = True
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self._status = 0
+        self._body = bytearray()
+
+    def on_head(self, status: int, headers: Sequence[tuple[bytes, bytes]], length: int | None, data: bytes) -> None:
+        self._status = status
+        self.on_data(data)
+
+    def on_data(self, data: bytes) -> None:
+        self._body += data
+        if len(self._body) > FETCH_LIMIT:
+            raise EngineProtocolError("the engine's answer to a control request is too large")
+
+    def on_end(self) -> None:
+        if not self.done.done():
+            self.done.set_result((self._status, bytes(self._body)))
+
+    def on_failure(self, error: OSError | EngineProtocolError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
