@@ -1,0 +1,5 @@
+"""Runs GGUF models with llama.cpp."""
+
+from modelrunner_llamacpp.backend import LlamaCppBackend
+
+__all__ = ["LlamaCppBackend"]

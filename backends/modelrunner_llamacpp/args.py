@@ -1,0 +1,125 @@
+"""From a run's specification to the engine's command line. Pure: values in, words out."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from modelrunner import BadRequest, Bundle, Endpoint, Mode, RunSpec
+from modelrunner_llamacpp import flags
+from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.options import OPTIONS
+
+_SERVE = Path(__file__).with_name("serve.py")
+_POOLING = ("none", "mean", "cls", "last", "rank")  # llama_pooling_type's numbers, as in `ARCH.pooling_type`
+
+
+def effective(spec: RunSpec, *, cache_ram: int = 0, threads: int | None = None) -> dict[str, str]:
+    """What decides memory and speed: the specification, then the person's own flags, which win. Keys are llama-server's
+    flags; `cache_ram` in MiB. Raises `BadRequest` as `flags.parse` does."""
+    options = {
+        "--ctx-size": str(spec.context_size),
+        "--parallel": str(spec.parallel),
+        "--kv-unified": "on",  # so that one sequence may use the whole context
+        "--cache-ram": str(cache_ram),  # llama.cpp's default is 8 GiB, which nobody has counted
+        "--n-gpu-layers": "auto",
+        "--jinja": "on",
+    }
+    if threads is not None:
+        options |= {"--threads": str(threads)}
+    own = flags.parse(spec.flags)
+    return options | _mode(spec, options | own) | own
+
+
+def _mode(spec: RunSpec, options: Mapping[str, str]) -> dict[str, str]:
+    match spec.mode:
+        case Mode.EMBEDDING:
+            pooling = options.get("--pooling") or pooling_of(spec.bundle)
+            return {"--embeddings": "on", "--pooling": pooling} | _batch(pooling, options)
+        case Mode.RERANKING:
+            return {"--embeddings": "on", "--pooling": "rank"} | _batch("rank", options)
+        case _:
+            return {}
+
+
+def _batch(pooling: str, options: Mapping[str, str]) -> dict[str, str]:
+    """A pooled input is computed in one physical batch, so that batch is as large as the context; only the last
+    token's pooling lets llama.cpp split it (`can_split` in tools/server/server-context.cpp)."""
+    context = options["--ctx-size"]
+    return {} if pooling == "last" else {"--batch-size": context, "--ubatch-size": context}
+
+
+def pooling_of(bundle: Bundle) -> str:
+    """The model's own; the last token's for one that does not say, which is a causal one: only its last token has
+    seen the whole text."""
+    number = bundle.header.metadata.get(f"{bundle.header.architecture}.pooling_type")
+    return _POOLING[number] if isinstance(number, int) and 0 < number < len(_POOLING) else "last"
+
+
+def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine) -> dict[str, str]:
+    """What no flag may change."""
+    options = {
+        "--model": str(spec.bundle.model_file),
+        "--alias": next(iter(spec.bundle.references), spec.model_id),
+        "--host": str(endpoint.path or endpoint.host),
+        "--metrics": "on",
+        "--slots": "off",  # they show other people's prompts
+        "--props": "off",
+        "--webui": "off",
+        "--offline": "on",
+    }
+    if endpoint.port is not None:
+        options["--port"] = str(endpoint.port)
+    if engine.devices is False:
+        options["--fit"] = "off"  # there is no device to fit the model to, and trying opens the file a second time
+    if (projector := spec.bundle.files.get("mmproj.gguf")) is not None:
+        options["--mmproj"] = str(projector)
+    if spec.draft is not None:
+        options |= {"--spec-draft-model": str(spec.draft.model_file), "--spec-type": "draft-simple"}
+    return options
+
+
+def command(engine: Engine, options: Mapping[str, str]) -> list[str]:
+    """The words to execute. Raises `BadRequest` for an option that llama-cpp-python's server does not have."""
+    match engine.kind:
+        case Kind.NATIVE:
+            words = [word for flag, text in options.items() for word in OPTIONS[flag].native(text)]
+            return [str(engine.program), *words]
+        case Kind.WHEEL:
+            return [str(engine.program), "-I", str(_SERVE), "xllamacpp", json.dumps(attributes(options))]
+        case Kind.PYTHON:
+            return [str(engine.program), "-I", str(_SERVE), "llama_cpp", json.dumps(model_settings(options))]
+
+
+def attributes(options: Mapping[str, str]) -> dict[str, Any]:
+    """For `xllamacpp.CommonParams`: dotted path -> value, an enum's member by its name. `pinned` lists the sampling
+    settings that the model's own defaults must not replace."""
+    chosen = {OPTIONS[flag].attribute: OPTIONS[flag].kind.attribute(text) for flag, text in options.items()}
+    return {"attributes": chosen, "pinned": [pins for flag in options if (pins := OPTIONS[flag].pins)]}
+
+
+# What the daemon asks of every engine, and llama-cpp-python's server does not know: it has one sequence, its own
+# routes and no projector detection. Any other option that it lacks came from a person, who is told.
+_NOT_IN_PYTHON = frozenset(
+    {
+        *("--parallel", "--kv-unified", "--cache-ram", "--jinja", "--pooling", "--spec-type", "--metrics"),
+        *("--slots", "--props", "--webui", "--offline", "--fit", "--host", "--port"),
+    }
+)
+
+
+def model_settings(options: Mapping[str, str]) -> dict[str, Any]:
+    """For `llama_cpp.server.settings.ModelSettings`, and where to listen."""
+    for flag in options.keys() - _NOT_IN_PYTHON:
+        if not OPTIONS[flag].setting:
+            raise BadRequest(
+                f"{flag} needs llama.cpp's own server, and only llama-cpp-python's is here: "
+                "install it with `modelrunner install llama.cpp`",
+                param="runtime-flags",
+            )
+    settings = {
+        OPTIONS[flag].setting: OPTIONS[flag].kind.setting(text)
+        for flag, text in options.items()
+        if OPTIONS[flag].setting
+    }
+    return {"settings": settings, "host": options["--host"], "port": int(options.get("--port", 0))}

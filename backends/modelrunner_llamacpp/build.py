@@ -1,0 +1,144 @@
+"""llama-server and llama-fit-params compiled for this machine, from the source that llama-cpp-python carries."""
+
+import asyncio
+import os
+import platform
+import re
+import shutil
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelrunner import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback
+from modelrunner_llamacpp import cache, steps
+from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.install import compiler
+from modelrunner_llamacpp.versions import SOURCE, SOURCE_SHA256, SOURCE_TREE, SOURCE_VERSION
+
+_TARGETS = ("llama-server", "llama-fit-params")
+_NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
+_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=OFF",  # two files that need no library path
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+)
+_NO_COMPILER = (
+    "a build needs a C++ compiler, and none is here: install one (Debian and Ubuntu: apt install build-essential; "
+    "Fedora: dnf install gcc-c++; macOS: xcode-select --install)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """`name` for people, `option` for CMake."""
+
+    name: str
+    option: str
+
+
+async def install_build(context: BackendContext, progress: ProgressCallback) -> None:
+    """Minutes. Raises `BackendUnavailable` that says what to install, or where the log of a failed build lies."""
+    if compiler() is None:
+        raise BackendUnavailable(_NO_COMPILER)
+    device = find_device()
+    build = _Build(context.logs / "build-llama.cpp.log", device, progress)
+    options = [*_OPTIONS, device.option if device else "", _cpu()]
+    name = cache.key(Kind.NATIVE, SOURCE_VERSION, *options)
+    await cache.provide(context, Kind.NATIVE, name, build.make, progress)
+
+
+def find_device() -> Device | None:
+    """The GPU that the machine has together with what compiling for it takes; None for the CPU alone."""
+    if sys.platform == "darwin":
+        return Device("Metal", "-DGGML_METAL=ON") if platform.machine() == "arm64" else None
+    if shutil.which("nvcc") and Path("/dev/nvidiactl").exists():
+        return Device("CUDA", "-DGGML_CUDA=ON")
+    if shutil.which("glslc") and any(Path("/dev/dri").glob("renderD*")):
+        return Device("Vulkan", "-DGGML_VULKAN=ON")
+    return None
+
+
+def _cpu() -> str:
+    """What tells processors apart, since the build uses every instruction that this one has."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        features = platform.processor()
+    return f"{platform.machine()} {features}"
+
+
+class _Build:
+    """One run of the build."""
+
+    def __init__(self, log: Path, device: Device | None, progress: ProgressCallback) -> None:
+        self._log = log
+        self._device = device
+        self._progress = progress
+
+    async def make(self, folder: Path) -> Engine:
+        work = folder.parent / "build"
+        tools = await self._tools(work / "tools")
+        tree = await self._source(work)
+        await self._compile(tree, work / "out", tools)
+        (folder / "bin").mkdir()
+        for target in _TARGETS:
+            shutil.copy2(work / "out/bin" / target, folder / "bin" / target)
+        await steps.execute([folder / "bin/llama-server", "--version"], log=self._log)
+        return Engine(Kind.NATIVE, folder / "bin/llama-server", SOURCE_VERSION, devices=self._device is not None)
+
+    async def _tools(self, folder: Path) -> str:
+        """A PATH with cmake and ninja: the system's, or from the package index for as long as the build lasts."""
+        path = os.environ.get("PATH", os.defpath)
+        missing = [name for name in ("cmake", "ninja") if shutil.which(name) is None]
+        if missing:
+            self._progress(InstallProgress(f"fetching {' and '.join(missing)}"))
+            await steps.execute([sys.executable, "-m", "venv", "--without-pip", folder], log=self._log)
+            command = steps.pip("--python", folder / "bin/python", "install", "--only-binary", ":all:", *missing)
+            await steps.execute(command, log=self._log)
+        return f"{folder / 'bin'}{os.pathsep}{path}"
+
+    async def _source(self, work: Path) -> Path:
+        self._progress(InstallProgress(f"fetching the source of {SOURCE} {SOURCE_VERSION}"))
+        archive = await fetch_source(work / "source", self._log)
+        self._progress(InstallProgress("unpacking the source"))
+        await asyncio.to_thread(_unpack, archive, work)
+        return work / SOURCE_TREE
+
+    async def _compile(self, tree: Path, out: Path, path: str) -> None:
+        what = f"llama.cpp for {self._device.name if self._device else 'the CPU'}"
+        self._progress(InstallProgress(f"configuring {what}"))
+        options = [*_OPTIONS, *([self._device.option] if self._device else [])]
+        env = {"PATH": path}
+        configure = ["cmake", "-S", str(tree), "-B", str(out), "-G", "Ninja", *options]
+        await steps.execute(configure, log=self._log, env=env)
+
+        def tell(line: str) -> None:
+            if step := _NINJA_STEP.match(line):
+                self._progress(InstallProgress(f"compiling {what}", int(step[1]), int(step[2])))
+
+        jobs = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        command = ["cmake", "--build", str(out), "--parallel", jobs, "--target", *_TARGETS]
+        await steps.execute(command, log=self._log, on_line=tell, env=env)
+
+
+async def fetch_source(folder: Path, log: Path) -> Path:
+    """The source distribution, its digest verified by pip."""
+    folder.mkdir(parents=True)
+    requirements = folder / "requirements.txt"
+    requirements.write_text(f"{SOURCE}=={SOURCE_VERSION} --hash=sha256:{SOURCE_SHA256}\n", "utf-8")
+    options = ("--no-deps", "--no-binary", ":all:", "--require-hashes")
+    await steps.execute(steps.pip("download", *options, "-d", folder, "-r", requirements), log=log)
+    return next(folder.glob("*.tar.gz"))
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Only llama.cpp itself. The archive's digest was verified, so its names can be trusted as far as it is."""
+    with tarfile.open(archive) as tar:
+        wanted = [member for member in tar if member.name.startswith(f"{SOURCE_TREE}/")]
+        tar.extractall(folder, wanted, filter="data")

@@ -1,0 +1,67 @@
+"""What llama.cpp's log lines mean to a person: last words, and the stages of a start. Pure."""
+
+import re
+
+_LOCAL = "Its file is damaged or incomplete: remove the model and pull it again."
+# The first that matches anywhere in the tail wins; a group of the match fills {0}. Specific causes come first, since
+# every failed load ends with the same general lines.
+_CAUSES = [
+    (r"unknown model architecture: '([^']*)'",
+     "this llama.cpp does not know the model architecture {0!r}: update the engine (`modelrunner install llama.cpp`) "
+     "or choose another model"),
+    (r"cudaMalloc failed: out of memory|CUDA error: out of memory|ErrorOutOfDeviceMemory|hipErrorOutOfMemory|"
+     r"kIOGPUCommandBufferCallbackErrorOutOfMemory|Insufficient Memory \(",
+     "the model does not fit in the GPU's memory: use a smaller context size, fewer GPU layers (--n-gpu-layers) or a "
+     "smaller quantization"),
+    (r"failed to allocate (?:\S+ )?buffer|unable to allocate|std::bad_alloc|Cannot allocate memory|"
+     r"failed to create (?:context|llama_context)|mmap failed|failed to mlock",
+     "there is not enough memory for the model: use a smaller context size, or stop other models first"),
+    (r"(?:failed to load|could not load|unable to load) (?:CLIP|clip|multimodal|mmproj)[^\n]*|clip_init: [^\n]*failed",
+     "the multimodal projector (mmproj) does not fit this model or is damaged: pull the model again"),
+    (r"missing tensor '([^']*)'", "the model lacks the tensor {0!r}. " + _LOCAL),
+    (r"tensor '([^']*)' data is not within the file bounds|wrong number of tensors|tensor '([^']*)' has wrong shape",
+     "the model cannot be read. " + _LOCAL),
+    (r"invalid magic characters|failed to read (?:magic|header|key-value pairs|tensor info)|GGUFv1 is no longer|"
+     r"unsupported GGUF version|gguf_init_from_\w+: failed",
+     "the model is not a GGUF file that llama.cpp can read. " + _LOCAL),
+    (r"error while loading shared libraries: (\S+?):|Library not loaded: (\S+)|"
+     r"ImportError: (lib\S+): cannot open shared object",
+     "the engine lacks the shared library {0}: install it, or install the engine again with "
+     "`modelrunner install llama.cpp`"),
+    (r"ModuleNotFoundError: No module named '([^']*)'",
+     "the engine's Python lacks the module {0!r}: install the engine again with `modelrunner install llama.cpp`"),
+    (r"CUDA driver version is insufficient|no CUDA-capable device|forward compatibility was attempted",
+     "the GPU's driver does not suit this engine: update the driver, or install the engine for the CPU"),
+    (r"couldn't bind HTTP server socket|[Aa]ddress already in use",
+     "the engine could not listen on its socket: another process holds it, or its folder cannot be written; try again"),
+    (r"error: invalid argument: (\S+)|error while handling argument \"(\S+?)\"",
+     "this llama-server does not take {0}: it is too old or too new for modelrunner; install one with "
+     "`modelrunner install llama.cpp`"),
+    (r"failed to load model", "llama.cpp could not load the model. " + _LOCAL),
+]  # fmt: skip
+_COMPILED = [(re.compile(pattern), sentence) for pattern, sentence in _CAUSES]
+
+_STAGES = [
+    ("llama threadpool init", "warming up"),
+    ("initializing, n_slots", "preparing slots"),
+    ("loaded multimodal model", "loading projector"),
+    ("loading draft model", "loading draft model"),
+    ("load_model: loading model", "loading model"),
+    ("llama_model_loader: loaded meta data", "loading model"),
+    ("load_tensors:", "loading weights"),
+    ("fitting params to device memory", "fitting to memory"),
+    ("initializing ...", "starting"),
+]
+
+
+def explain(tail: str) -> str | None:
+    """A sentence that says what happened and what to do, or None where the last words say nothing known."""
+    for pattern, sentence in _COMPILED:
+        if match := pattern.search(tail):
+            return sentence.format(next((group for group in match.groups() if group), ""))
+    return None
+
+
+def stage(line: str) -> str | None:
+    """The stage of starting that a log line announces."""
+    return next((name for text, name in _STAGES if text in line), None)

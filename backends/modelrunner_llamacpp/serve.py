@@ -1,0 +1,85 @@
+"""Runs llama.cpp's server inside a Python that has it as a package: the child process of a runner.
+
+Started by path (`python -I serve.py xllamacpp JSON` or `llama_cpp JSON`) with the engine's own interpreter, where
+modelrunner is not installed: nothing but the standard library and the engine may be imported here. The JSON is made by
+args.py. The default action of SIGTERM ends the process at once, also while a model loads.
+"""
+
+import contextlib
+import json
+import signal
+import sys
+from enum import Enum
+from typing import Any
+
+
+def fitted(current: Any, value: Any) -> Any:
+    """`value` from JSON in the form that an attribute which now holds `current` takes."""
+    match current:
+        case Enum():
+            return type(current)[value]
+        case set():
+            return {value}
+        case [Enum(), *_]:
+            return [type(current[0])[name] for name in value]
+        case [float(), *_]:  # shares per device, of a fixed length
+            return [*value, *[0.0] * (len(current) - len(value))]
+        case list():
+            return [value]
+        case _:
+            return value
+
+
+def set_attribute(target: Any, path: str, value: Any) -> None:
+    *parents, name = path.split(".")
+    for parent in parents:
+        target = getattr(target, parent)
+    setattr(target, name, fitted(getattr(target, name), value))
+
+
+def serve_xllamacpp(given: dict[str, Any]) -> None:
+    """Returns when the process is told to end. The constructor returns when the model is loaded; /health answers 503
+    until then."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    for path, value in given["attributes"].items():
+        set_attribute(params, path, value)
+    for name in given["pinned"]:
+        member = xllamacpp.common_params_sampling_config[f"COMMON_PARAMS_SAMPLING_CONFIG_{name}"]
+        params.sampling.user_sampling_config |= int(member)
+    server = xllamacpp.Server(params)
+    print(f"serving on {server.listening_address}", file=sys.stderr, flush=True)
+    while True:
+        signal.pause()
+
+
+def serve_llama_cpp(given: dict[str, Any]) -> None:
+    """llama-cpp-python's server has no /health, and by default breaks off an answer when another request comes."""
+    import uvicorn
+    from llama_cpp.server.app import create_app
+    from llama_cpp.server.settings import ModelSettings, ServerSettings
+
+    settings = ModelSettings(**{"logits_all": False, **given["settings"]})
+    app = create_app(server_settings=ServerSettings(interrupt_requests=False), model_settings=[settings])
+
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    app.add_api_route("/health", health)
+    where = {"host": given["host"], "port": given["port"]} if given["port"] else {"uds": given["host"]}
+    uvicorn.run(app, **where, timeout_graceful_shutdown=2)
+
+
+def main() -> None:
+    engine, given = sys.argv[1], json.loads(sys.argv[2])
+    serve = {"xllamacpp": serve_xllamacpp, "llama_cpp": serve_llama_cpp}[engine]
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            serve(given)
+    except (RuntimeError, ValueError, OSError) as error:  # the engine has logged the cause; a traceback would hide it
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""What `[backends."llama.cpp"]` in the configuration may hold."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from modelrunner.units import parse_bytes
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class LlamaCppSettings(BaseModel):
+    """All optional.
+
+    `llama_server`: a llama-server to use before every other engine.
+    `python`: an interpreter that can import llama-cpp-python's server; by default our own is asked.
+    `wheel_index`: an index to take the wheel from instead of the user's own, such as the one of its CUDA builds, and
+    `wheel_sha256`: the digests of its files. Without them the version is pinned and the index is trusted.
+    `prompt_cache`: bytes of main memory for prompts of finished requests (`--cache-ram`), 0 for none.
+    `threads`: CPU threads of an engine; by default what llama.cpp chooses, or fewer where this process may use fewer.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    llama_server: Path | None = None
+    python: Path | None = None
+    wheel_index: str | None = None
+    wheel_sha256: tuple[Sha256, ...] = ()
+    prompt_cache: Annotated[int, BeforeValidator(parse_bytes)] = 0
+    threads: int | None = Field(default=None, ge=1, le=1024)

@@ -1,0 +1,68 @@
+"""The programs that an installation runs: pip, cmake, ninja, each under the guardian that keeps engines too."""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from modelrunner import BackendExited, BackendUnavailable, ProcessOptions
+from modelrunner.process import run
+
+# Left out of an installer's environment: what would make a pip or a compiler work for somebody else's environment.
+_FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
+_LOG_LIMIT = 64 << 20
+
+
+class StepFailed(BackendUnavailable):
+    """A program of an installation ended with an error; `lines` are its last ones."""
+
+    def __init__(self, message: str, lines: Sequence[str]) -> None:
+        super().__init__(message)
+        self.lines = tuple(lines)
+
+
+class _Lines:
+    """Observer of a step: passes lines on and keeps the last of them."""
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self.last: deque[str] = deque(maxlen=40)
+        self._on_line = on_line
+
+    def started(self, pid: int) -> None: ...
+
+    def output(self, line: str) -> None:
+        self.last.append(line)
+        self._on_line(line)
+
+
+async def execute(
+    argv: Sequence[str | Path],
+    *,
+    log: Path,
+    on_line: Callable[[str], None] = lambda _: None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> None:
+    """Runs one program to its end with all output in `log`. Raises `StepFailed` if it fails. When the caller is
+    cancelled, or this process dies, everything that the program started is ended."""
+    words = [str(word) for word in argv]
+    environment = {k: v for k, v in os.environ.items() if k not in _FOREIGN} | dict(env or {})
+    lines = _Lines(on_line)
+    try:
+        await run(words, env=environment, options=ProcessOptions(log, lines, 3.0, _LOG_LIMIT), cwd=cwd)
+    except BackendExited as ended:
+        if ended.returncode != 0:
+            message = f"{Path(words[0]).name}: {ended.message}: {_reason(lines.last)}; see {log}"
+            raise StepFailed(message, lines.last) from None
+
+
+def _reason(lines: Sequence[str]) -> str:
+    """The line that a person wants to see: the last one that says error, else the last one."""
+    errors = [line for line in lines if "error" in line.lower()]
+    return ([*lines, *errors] or [""])[-1].strip()[:300]
+
+
+def pip(*words: str | Path) -> list[str | Path]:
+    """Our own pip, with the user's configuration."""
+    return [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
