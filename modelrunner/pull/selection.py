@@ -1,0 +1,101 @@
+"""Which of the GGUF files in one place make up the model that was asked for. Pure: names in, names out."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from modelrunner.errors import InvalidModel, ModelNotFound, UnsupportedModel
+
+# What is taken when nobody says: the 4-bit K-quant that llama.cpp and its users treat as the default, then the nearest
+# to it in size, the larger first. A quantization that is not listed comes after these, by name.
+DEFAULT_ORDER = (
+    *("Q4_K_M", "Q4_K_L", "Q4_K_S", "UD-Q4_K_XL", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4_MOE", "MXFP4"),
+    *("Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "BF16", "F16", "F32"),
+)
+# Projectors are small and lose most by being quantized.
+_PROJECTOR_ORDER = ("F16", "BF16", "Q8_0", "F32")
+
+_QUANTIZATION = re.compile(
+    r"(?:^|(?<=[-_./]))(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?16|FP?32|MXFP4(?:_MOE)?|NVFP4)(?=$|[-_./])", re.I
+)
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    stem: str
+    quantization: str
+    files: tuple[str, ...]
+
+    def order(self, preferred: Iterable[str]) -> tuple[int, str, int, str]:
+        ranks = {name: rank for rank, name in enumerate(preferred)}
+        rank = ranks.get(self.quantization, len(ranks))
+        return rank, self.quantization, self.stem.count("/"), self.stem
+
+    def answers(self, wanted: str) -> bool:
+        wanted = wanted.upper().removesuffix(".GGUF")
+        return wanted in (self.quantization, self.stem.rpartition("/")[2].upper())
+
+
+def choose(names: Iterable[str], wanted: str | None, place: str) -> dict[str, str]:
+    """Maps the names inside the bundle (`model.gguf`, or `model-00001-of-00003.gguf` and so on, first the model, then
+    `mmproj.gguf` if there is a projector) to the names in the source.
+
+    `wanted` is a quantization or a file's name, in any case; None takes the first of `DEFAULT_ORDER`. Several files of
+    one quantization: the one that lies least deep, then the first by name. Raises `UnsupportedModel` where there is
+    no GGUF, `ModelNotFound` with what there is where there is no `wanted`; `place` names the source in both.
+    """
+    candidates = _candidates(names)
+    projectors = [c for c in candidates if "mmproj" in c.stem.lower()]
+    models = [c for c in candidates if c not in projectors and "imatrix" not in c.stem.lower()]
+    if not models:
+        raise UnsupportedModel(f"{place} holds no complete GGUF file; look for a conversion to GGUF of this model")
+    matching = [c for c in models if wanted is None or c.answers(wanted)]
+    if not matching:
+        offered = sorted({c.quantization or c.stem.rpartition("/")[2] for c in models})
+        raise ModelNotFound(f"{place} has no quantization {wanted}; it has {', '.join(offered)}")
+    model = min(matching, key=lambda c: c.order(DEFAULT_ORDER))
+    chosen = dict(zip(_bundle_names(len(model.files)), model.files, strict=True))
+    if projectors:
+        chosen["mmproj.gguf"] = min(projectors, key=lambda c: c.order(_PROJECTOR_ORDER)).files[0]
+    return chosen
+
+
+def _candidates(names: Iterable[str]) -> list[_Candidate]:
+    """The GGUF files, the shards of one model together; shards of which one is missing are left out."""
+    groups: dict[tuple[str, int], list[str]] = {}
+    for name in sorted(names):
+        if name.lower().endswith(".gguf"):
+            stem = name[: -len(".gguf")]
+            shard = _SHARD.search(stem)
+            groups.setdefault((stem[: shard.start()], int(shard[2])) if shard else (stem, 1), []).append(name)
+    return [
+        _Candidate(stem, quantization_of(stem), tuple(files))
+        for (stem, count), files in groups.items()
+        if len(files) == count
+    ]
+
+
+def quantization_of(name: str) -> str:
+    """The last quantization named in a file's name or its folders, in capitals; empty if there is none."""
+    found = _QUANTIZATION.findall(name)
+    return re.sub("^FP", "F", found[-1].upper()) if found else ""
+
+
+def _bundle_names(count: int) -> list[str]:
+    if count == 1:
+        return ["model.gguf"]
+    return [f"model-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+
+
+def with_shards(names: Iterable[str], file: str) -> dict[str, str]:
+    """As `choose`, for one file that was named: with the other shards, if it is one of several. Raises `InvalidModel`
+    where one is missing."""
+    stem, shard = file.removesuffix(".gguf"), _SHARD.search(file.removesuffix(".gguf"))
+    if shard is None:
+        return {"model.gguf": file}
+    count = int(shard[2])
+    files = [f"{stem[: shard.start()]}-{number:05}-of-{shard[2]}.gguf" for number in range(1, count + 1)]
+    if missing := set(files).difference(names):
+        raise InvalidModel(f"{min(missing)} is missing: {file} is one of {count} files")
+    return dict(zip(_bundle_names(count), files, strict=True))

