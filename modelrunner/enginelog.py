@@ -1,0 +1,76 @@
+"""What an engine prints: a file of limited size, its last words in memory, and its lines for whoever watches."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+TAIL_BYTES = 16 << 10
+LINE_BYTES = 4 << 10
+log = logging.getLogger(__name__)
+
+
+class EngineLog:
+    """`path` and its predecessor `path.1` together stay within `limit` bytes. A disk that is full, or a folder that
+    cannot be written, costs the file and nothing else. Lines longer than 4 KiB reach `on_line` cut; a carriage return
+    ends a line too, as progress bars use it."""
+
+    def __init__(self, path: Path, limit: int, on_line: Callable[[str], None] | None) -> None:
+        self._path = path
+        self._half = max(limit // 2, 1)
+        self._on_line = on_line
+        self._tail = bytearray()
+        self._partial = b""
+        self._size = 0
+        self._file: int | None = None
+        self._try(self._open)
+
+    def feed(self, chunk: bytes) -> None:
+        """Takes what was read from the engine, in any portions."""
+        self._try(lambda: self._write(chunk[-self._half :]))
+        self._tail += chunk[-TAIL_BYTES:]
+        del self._tail[:-TAIL_BYTES]
+        if self._on_line:
+            *lines, rest = (self._partial + chunk.replace(b"\r", b"\n")).split(b"\n")
+            self._partial = rest[:LINE_BYTES]
+            self._emit(lines)
+
+    def tail(self) -> str:
+        """The last 16 KiB."""
+        return self._tail.decode(errors="replace")
+
+    def close(self) -> None:
+        self._emit([self._partial])
+        self._partial = b""
+        self._close_file()
+
+    def _emit(self, lines: list[bytes]) -> None:
+        for line in lines:
+            if line and self._on_line:
+                self._on_line(line[:LINE_BYTES].decode(errors="replace"))
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._size = os.fstat(self._file).st_size
+
+    def _write(self, data: bytes) -> None:
+        if self._file is None:
+            return
+        if self._size and self._size + len(data) > self._half:
+            self._close_file()
+            self._path.replace(self._path.with_name(self._path.name + ".1"))
+            self._open()
+        self._size += os.write(self._file, data)
+
+    def _try(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except OSError as error:
+            log.warning("the engine's log %s is no longer written: %s", self._path, error)
+            self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

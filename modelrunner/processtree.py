@@ -1,0 +1,138 @@
+"""Looks at living processes: which belong to an engine, what they use, who listens on a port; and kills what a killed
+daemon or guardian left. Every function scans the process table: milliseconds, tens of them on a large machine."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from modelrunner.types import RequiredMemory
+
+MARK = "MODELRUNNER_PROCESS"
+_LOOPBACK_AND_ANY = {"127.0.0.1": ("127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"), "::1": ("::1", "::")}
+
+
+def new_mark() -> str:
+    """The value of `MARK` in an engine's environment, which its descendants inherit. It names this daemon, so that a
+    later one can tell that they have lost theirs."""
+    me = psutil.Process()
+    return f"{_namespace(me.pid)}:{me.pid}:{me.create_time():.0f}:{os.urandom(8).hex()}"
+
+
+def kill_marked(mark: str) -> int:
+    """Sends KILL to every process that carries `mark`; how many were found."""
+    return _kill(lambda found: found == mark)
+
+
+def sweep_orphans() -> int:
+    """Kills engines, and children of engines, whose daemon is gone, of this user and of any data directory: a daemon
+    and its guardians may have been killed together. For the daemon's start. How many were found."""
+    return _kill(_lost_its_daemon)
+
+
+def _kill(chosen: Callable[[str], bool]) -> int:
+    count = 0
+    for process in psutil.process_iter():
+        try:
+            mark = process.environ().get(MARK)
+            if mark is not None and process.status() != psutil.STATUS_ZOMBIE and chosen(mark):
+                process.kill()
+                count += 1
+        except psutil.Error:  # it has ended, or is somebody else's
+            continue
+    return count
+
+
+def _lost_its_daemon(mark: str) -> bool:
+    """False where that cannot be told: process IDs mean something only inside their namespace."""
+    try:
+        namespace, pid, created, _ = mark.split(":")
+        if namespace != _namespace(os.getpid()):
+            return False
+        return abs(psutil.Process(int(pid)).create_time() - float(created)) > 5
+    except psutil.NoSuchProcess:
+        return True
+    except ValueError:
+        return False
+
+
+def _namespace(pid: int) -> str:
+    try:
+        return str(os.stat(f"/proc/{pid}/ns/pid").st_ino)
+    except OSError:
+        return "0"
+
+
+def process_tree(pid: int) -> list[psutil.Process]:
+    """The engine `pid` and its descendants, those included that left it and were handed to its guardian. Empty if it
+    has ended."""
+    try:
+        engine = psutil.Process(pid)
+        guardian = engine.parent()
+        if guardian is not None and os.getsid(pid) == guardian.pid:
+            return guardian.children(recursive=True)
+        return [engine, *engine.children(recursive=True)]
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return []
+
+
+def memory_of(pid: int) -> RequiredMemory:
+    """What the engine's processes hold of main memory. Pages that they share are counted once where the system says
+    (PSS), else in each."""
+    return RequiredMemory(sum(_memory(process) for process in process_tree(pid)))
+
+
+def _memory(process: psutil.Process) -> int:
+    try:
+        return int(getattr(process.memory_full_info(), "pss", 0) or process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What an engine has done so far: seconds of processor time, bytes read from disk."""
+
+    cpu: float
+    read: int
+
+    def since(self, earlier: "Activity", seconds: float) -> bool:
+        """True if it worked: a fifth of a processor, or a mebibyte read. Answering our own polls takes far less."""
+        return self.cpu - earlier.cpu >= 0.2 * seconds or self.read - earlier.read >= 1 << 20
+
+
+def activity_of(pid: int) -> Activity:
+    cpu, read = 0.0, 0
+    for process in process_tree(pid):
+        try:
+            times = process.cpu_times()
+            cpu += times.user + times.system
+            if hasattr(process, "io_counters"):
+                read += process.io_counters().read_bytes
+        except psutil.Error:
+            continue
+    return Activity(cpu, read)
+
+
+def strangers_on(pid: int, host: str, port: int) -> list[int | None] | None:
+    """Who else listens where a connection to `host`:`port` may arrive: process IDs outside the engine's tree (None for
+    another user's), in most cases none. None instead of a list while the engine itself does not listen there."""
+    ours = {process.pid for process in process_tree(pid)}
+    listeners = [owner for address, owner in _listeners(ours, port) if address in _LOOPBACK_AND_ANY.get(host, (host,))]
+    strangers = [owner for owner in listeners if owner not in ours]
+    return strangers if listeners else None
+
+
+def _listeners(ours: set[int], port: int) -> list[tuple[str, int | None]]:
+    found: list[tuple[Any, int | None]]
+    try:
+        found = [(connection, connection.pid) for connection in psutil.net_connections("tcp")]
+    except psutil.AccessDenied:  # macOS shows other processes' sockets to root only
+        found = [(connection, pid) for pid in ours for connection in psutil.Process(pid).net_connections("tcp")]
+    return [
+        (connection.laddr.ip, pid)
+        for connection, pid in found
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+    ]

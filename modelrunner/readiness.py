@@ -1,0 +1,71 @@
+"""When a starting engine is ready, and when it has stopped getting there."""
+
+import asyncio
+from collections.abc import Callable
+
+from modelrunner.errors import EngineFailed, EngineProtocolError, TimedOut
+from modelrunner.processtree import Activity, activity_of, strangers_on
+from modelrunner.upstream import UpstreamPool
+
+_HEALTH_TIMEOUT = 5.0
+
+
+class Readiness:
+    """Watches one engine from its start. Told by the runner of its process (`pid`) and of each line that it logs."""
+
+    def __init__(self, upstream: UpstreamPool, stall_limit: float, clock: Callable[[], float]) -> None:
+        self.pid: int | None = None
+        self._upstream = upstream
+        self._stall_limit = stall_limit
+        self._clock = clock
+        self._began = self._progressed = self._sampled = clock()
+        self._activity = Activity(0.0, 0)
+
+    def heard(self, line: str) -> None:
+        """A line of its log is progress, unless it is only the echo of our own asking."""
+        if "/health" not in line:
+            self._progressed = self._clock()
+
+    async def wait(self) -> None:
+        """Returns once the engine answers `GET /health` with 200. Asks every 10 ms at first, later after a hundredth of
+        the time that has passed, at most a quarter of a second. Raises `TimedOut` after `stall_limit` seconds without
+        progress (a log line, processor time, reading from disk), `EngineFailed` if its port is somebody else's."""
+        self._began = self._progressed = self._sampled = self._clock()
+        while not (await self._answers() and await self._is_ours()):
+            await asyncio.sleep(min(0.25, max(0.01, (self._clock() - self._began) / 100)))
+            await self._check_progress()
+
+    async def _answers(self) -> bool:
+        if self.pid is None:
+            return False
+        try:
+            status, _ = await self._upstream.fetch("GET", "/health", timeout=_HEALTH_TIMEOUT)
+        except (OSError, EngineProtocolError):
+            return False
+        return status == 200
+
+    async def _is_ours(self) -> bool:
+        """Whoever answers on a TCP port may be a stranger; a Unix socket lies in a folder of ours."""
+        endpoint = self._upstream.endpoint
+        if endpoint.host is None or endpoint.port is None:
+            return True
+        if self.pid is None:
+            return False
+        strangers = await asyncio.to_thread(strangers_on, self.pid, endpoint.host, endpoint.port)
+        if strangers:
+            who = f"process {strangers[0]}" if strangers[0] else "another user's process"
+            raise EngineFailed(
+                f"port {endpoint.port} is taken by {who}, which is not this engine: stop it, or try again"
+            )
+        return strangers is not None
+
+    async def _check_progress(self) -> None:
+        now = self._clock()
+        passed = now - self._sampled
+        if self.pid is not None and passed >= self._stall_limit / 10:
+            activity = await asyncio.to_thread(activity_of, self.pid)
+            if activity.since(self._activity, passed):
+                self._progressed = now
+            self._activity, self._sampled = activity, now
+        if now - self._progressed >= self._stall_limit:
+            raise TimedOut(f"the engine made no progress for {self._stall_limit:g} seconds")

@@ -1,0 +1,229 @@
+"""One run of one backend with one model: its state, its readiness, its connections, its end."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any, NoReturn
+
+from modelrunner.backend import Backend
+from modelrunner.errors import BackendExited, EngineFailed, Misdirected, ModelRunnerError, TimedOut
+from modelrunner.processtree import memory_of
+from modelrunner.readiness import Readiness
+from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec
+from modelrunner.upstream import UpstreamPool
+
+log = logging.getLogger(__name__)
+_KEPT_LINES = 50
+_LAST_LINES = 3
+_LAST_WORDS = 400
+
+
+class RunnerState(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"  # serves what it has, takes nothing new
+    STOPPING = "stopping"  # its process ends, or has ended
+
+
+_NEXT = {
+    RunnerState.STARTING: {RunnerState.READY, RunnerState.STOPPING},
+    RunnerState.READY: {RunnerState.DRAINING, RunnerState.STOPPING},
+    RunnerState.DRAINING: {RunnerState.READY, RunnerState.STOPPING},
+    RunnerState.STOPPING: set[RunnerState](),
+}
+
+
+class Runner:
+    """Made by the scheduler, run once. Others read `state`, `stage` (what it is doing while it starts), `pid` (None
+    without a process), `upstream`, `started` and `ready_at` (of `clock`, in seconds) and, once it has ended by itself,
+    `failure`, whose message holds its explained last words."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        spec: RunSpec,
+        key: RunnerKey,
+        *,
+        id: str,
+        endpoint: Endpoint,
+        stall_limit: float = 300.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.id = id
+        self.key = key
+        self.endpoint = endpoint
+        self.spec = replace(spec, process=replace(spec.process, observer=_Observer(self)))
+        self.state = RunnerState.STARTING
+        self.stage = "starting"
+        self.pid: int | None = None
+        self.started = clock()
+        self.ready_at: float | None = None
+        self.failure: ModelRunnerError | None = None
+        self.upstream = UpstreamPool(endpoint)
+        self._backend = backend
+        self._clock = clock
+        self._changed: Callable[[], None] = lambda: None
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._readiness = Readiness(self.upstream, stall_limit, clock)
+
+    def __repr__(self) -> str:
+        return f"<Runner {self.id} {self.key} {self.state} pid={self.pid}>"
+
+    async def run(self, changed: Callable[[], None]) -> NoReturn:
+        """Starts the engine and keeps it until it ends or the caller is cancelled; `changed` is called after every
+        change of state or stage.
+
+        Raises `CancelledError` when stopped, `EngineFailed` when the engine ends by itself, `TimedOut` when it made no
+        progress for `stall_limit` seconds while starting, `BackendUnavailable` when it could not be executed. Nothing
+        of it is left by then, the file of its socket included.
+        """
+        self._changed = changed
+        self.started = self._clock()
+        self._remove_socket()
+        engine = asyncio.create_task(self._backend.run(self.spec, self.endpoint), name=f"engine of runner {self.id}")
+        try:
+            await self._become_ready(engine)
+            await asyncio.wait([engine])
+            await engine
+        except asyncio.CancelledError:
+            if self.ready_at is not None and not engine.done():
+                await self._let_go()
+            raise
+        except Exception as error:  # whatever a backend raises, this runner has failed with it
+            self.failure = self._explained(error)
+            raise self.failure from error
+        finally:
+            try:
+                await _stopped(engine)
+            finally:
+                self._end()
+
+    def check_model(self, model_id: str) -> None:
+        """The guard: raises `Misdirected` for any model but the one that this runner has loaded."""
+        if model_id != self.spec.model_id:
+            mine = next(iter(self.spec.bundle.references), self.spec.model_id)
+            raise Misdirected(
+                f"runner {self.id} serves {mine} and no other model; ask /v1 without a runner for {model_id}",
+                param="model",
+            )
+
+    def drain(self) -> None:
+        """Takes nothing new from now on."""
+        self._move(RunnerState.DRAINING)
+
+    def admit(self) -> None:
+        """Takes requests again after all."""
+        self._move(RunnerState.READY)
+
+    def mark_stopping(self) -> None:
+        """The decision to stop it has been made; its task is cancelled next."""
+        if self.state is not RunnerState.STOPPING:
+            self._move(RunnerState.STOPPING)
+
+    def measured_memory(self) -> RequiredMemory | None:
+        """What its processes hold of main memory; None without a process. Looks at every process of the machine:
+        milliseconds."""
+        return None if self.pid is None else memory_of(self.pid)
+
+    async def _become_ready(self, engine: "asyncio.Task[NoReturn]") -> None:
+        """Returns when it is ready or its engine has ended."""
+        ready = asyncio.create_task(self._readiness.wait())
+        try:
+            await asyncio.wait([ready, engine], return_when=asyncio.FIRST_COMPLETED)
+            if engine.done():
+                return
+            await ready
+        finally:
+            await _stopped(ready)
+        if self.state is RunnerState.STARTING:
+            self.ready_at, self.stage = self._clock(), ""
+            self._move(RunnerState.READY)
+
+    async def _let_go(self) -> None:
+        """The backend's last exchange with its living engine, within the grace that a stop has."""
+        try:
+            async with asyncio.timeout(self.spec.process.stop_grace):
+                await self._backend.before_stop(self.endpoint)
+        except (OSError, ModelRunnerError) as error:  # a timeout is an OSError
+            log.warning("runner %s: %s was not done with its engine: %s", self.id, self.key.backend, error)
+
+    def _explained(self, error: Exception) -> ModelRunnerError:
+        """`error`, with what the engine said about it."""
+        match error:
+            case BackendExited():
+                return BackendExited(error.returncode, error.tail, message=self._message(error.message, error.tail))
+            case TimedOut():
+                return TimedOut(self._message(error.message, "\n".join(self._lines)))
+            case ModelRunnerError():
+                return error
+            case _:
+                log.error("backend %s failed", self.key.backend, exc_info=error)
+                return EngineFailed(f"the backend {self.key.backend} failed: {type(error).__name__}: {error}")
+
+    def _message(self, what: str, tail: str) -> str:
+        when = f" while it was {self.stage}" if self.stage else ""
+        reason = self._backend.explain(tail) or last_words(tail)
+        return f"{what}{when}: {reason}" if reason else f"{what}{when}, without a word"
+
+    def _process_started(self, pid: int) -> None:
+        self.pid = self._readiness.pid = pid
+        self._changed()
+
+    def _process_said(self, line: str) -> None:
+        if self.ready_at is not None:
+            return
+        self._lines.append(line)
+        self._readiness.heard(line)
+        stage = self._backend.progress(line)
+        if stage is not None and stage != self.stage:
+            self.stage = stage
+            self._changed()
+
+    def _move(self, state: RunnerState) -> None:
+        if state not in _NEXT[self.state]:
+            raise RuntimeError(f"{self!r} cannot become {state}")
+        self.state = state
+        self._changed()
+
+    def _end(self) -> None:
+        self.pid = None
+        self.upstream.close()
+        self._remove_socket()
+        self.mark_stopping()
+
+    def _remove_socket(self) -> None:
+        if self.endpoint.path:
+            self.endpoint.path.unlink(missing_ok=True)
+
+
+class _Observer:
+    """Keeps the runner's own callbacks out of its public names."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.started = runner._process_started
+        self.output = runner._process_said
+
+
+def last_words(tail: str) -> str:
+    """The last lines of a log, in one line that a terminal can print."""
+    lines = [" ".join("".join(c if c.isprintable() else " " for c in line).split()) for line in tail.splitlines()]
+    return " | ".join([line for line in lines if line][-_LAST_LINES:])[-_LAST_WORDS:]
+
+
+async def _stopped(task: "asyncio.Task[Any]") -> None:
+    """Cancels `task` and sees it end, whoever cancels the caller meanwhile: that is passed on, and raised after it."""
+    cancelled = False
+    while not task.done():
+        task.cancel()
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+    if not task.cancelled():
+        task.exception()
+    if cancelled:
+        raise asyncio.CancelledError

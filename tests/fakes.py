@@ -1,0 +1,150 @@
+"""Doubles that tests share: a backend that runs tests/fake_engine.py as a real process, the models it claims to serve,
+and a clock that only moves when told."""
+
+import asyncio
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+from modelrunner import process
+from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, ProgressCallback
+from modelrunner.types import (
+    Bundle,
+    Endpoint,
+    Mode,
+    ModelFormat,
+    ModelHeader,
+    ProcessOptions,
+    RequiredMemory,
+    RunnerKey,
+    RunSpec,
+)
+
+FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
+
+
+class FakeBackend(Backend):
+    """`knobs` are arguments of tests/fake_engine.py for every run that follows; a spec's `flags` are added to them.
+    `memory` is what it says that a model needs. `runs` counts its processes."""
+
+    name = "fake"
+    formats = frozenset({ModelFormat.GGUF})
+    modes = frozenset(Mode)
+    executable: ClassVar[Sequence[str]] = (sys.executable, "-I", "-S", str(FAKE_ENGINE))
+
+    def __init__(self, folder: Path, knobs: Sequence[str] = (), *, memory: RequiredMemory | None = None) -> None:
+        super().__init__(BackendContext(engines=folder, cache=folder, logs=folder, settings={}))
+        self.knobs = tuple(knobs)
+        self.memory = memory or RequiredMemory(64 << 20)
+        self.state = BackendStatus(BackendState.RUNNING, "fake 1.0")
+        self.runs = 0
+
+    async def install(self, progress: ProgressCallback, **options: Any) -> None:
+        self.state = BackendStatus(BackendState.RUNNING, "fake 1.0")
+
+    async def uninstall(self) -> None:
+        self.state = BackendStatus(BackendState.NOT_INSTALLED, "binary not found")
+
+    async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
+        self.runs += 1
+        where = ["--socket", str(endpoint.path)] if endpoint.path else []
+        where += ["--host", str(endpoint.host), "--port", str(endpoint.port)] if endpoint.port else []
+        argv = [*self.executable, *where, "--model", spec.model_id, *self.knobs, *spec.flags]
+        await process.run(argv, env=process.scrubbed_environment() | dict(spec.environment), options=spec.process)
+
+    def status(self) -> BackendStatus:
+        return self.state
+
+    async def disk_usage(self) -> int:
+        return FAKE_ENGINE.stat().st_size
+
+    async def required_memory(self, spec: RunSpec) -> RequiredMemory:
+        return self.memory
+
+    def version(self) -> str:
+        return "1.0"
+
+    def check_flags(self, flags: tuple[str, ...], mode: Mode) -> None:
+        """Every knob is allowed."""
+
+    def explain(self, tail: str) -> str | None:
+        return "the fake engine threw up" if "fake::error" in tail else None
+
+    def progress(self, line: str) -> str | None:
+        return line if line.startswith("loading") else None
+
+
+class FakeTcpBackend(FakeBackend):
+    name = "fake-tcp"
+    uses_tcp = True
+
+
+class FakeClock:
+    """Seconds that pass only by `advance`."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def fake_bundle(folder: Path, name: str = "fake") -> Bundle:
+    """A model of one small file. The ID follows from the name."""
+    file = folder / f"{name}.gguf"
+    file.write_bytes(b"GGUF")
+    header = ModelHeader({"general.architecture": "fake"}, ())
+    return Bundle(
+        model_id="sha256:" + name.encode().hex().ljust(64, "0")[:64],
+        references=(f"docker.io/ai/{name}:latest",),
+        format=ModelFormat.GGUF,
+        directory=folder,
+        files={"model.gguf": file},
+        header=header,
+        size=4,
+        context_length=4096,
+        capabilities=frozenset({"completion"}),
+    )
+
+
+def fake_spec(folder: Path, *flags: str, name: str = "fake", stop_grace: float = 2.0) -> RunSpec:
+    bundle = fake_bundle(folder, name)
+    options = ProcessOptions(folder / "logs" / f"{name}.log", stop_grace=stop_grace)
+    return RunSpec(bundle.model_id, bundle, Mode.COMPLETION, 512, 1, options, flags)
+
+
+def fake_key(spec: RunSpec, backend: Backend) -> RunnerKey:
+    return RunnerKey(backend.name, spec.model_id, spec.mode)
+
+
+class Observer:
+    """Remembers what a process said, and lets a test wait for a line."""
+
+    def __init__(self) -> None:
+        self.pid: int | None = None
+        self.lines: list[str] = []
+        self._waiting: list[tuple[re.Pattern[str], asyncio.Future[re.Match[str]]]] = []
+
+    def started(self, pid: int) -> None:
+        self.pid = pid
+
+    def output(self, line: str) -> None:
+        self.lines.append(line)
+        for pattern, found in self._waiting:
+            if (match := pattern.search(line)) and not found.done():
+                found.set_result(match)
+
+    async def line(self, pattern: str, timeout: float = 10.0) -> re.Match[str]:
+        """The first line, past or to come, that has `pattern`."""
+        for line in self.lines:
+            if match := re.search(pattern, line):
+                return match
+        found = asyncio.get_running_loop().create_future()
+        self._waiting.append((re.compile(pattern), found))
+        async with asyncio.timeout(timeout):
+            return await found
