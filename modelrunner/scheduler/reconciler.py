@@ -1,0 +1,268 @@
+"""The one owner of queues and runners: plans after every change, and carries the plan out."""
+
+import asyncio
+import itertools
+import logging
+import math
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from functools import partial
+from typing import Any, assert_never
+
+from modelrunner.backend import BackendRegistry
+from modelrunner.errors import EngineFailed, ModelRunnerError
+from modelrunner.scheduler.ledger import Ledger
+from modelrunner.scheduler.memory import Probe
+from modelrunner.scheduler.plan import plan
+from modelrunner.scheduler.runners import MakeRunner, Measure
+from modelrunner.scheduler.slots import Lease, Queue, RunnerSlot, Target, Ticket
+from modelrunner.scheduler.state import (
+    Action,
+    Admit,
+    Drain,
+    Failure,
+    Forget,
+    Grant,
+    Phase,
+    Policy,
+    Refuse,
+    Request,
+    Start,
+    State,
+    Stop,
+    WakeAt,
+)
+from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey
+
+log = logging.getLogger(__name__)
+# Seconds for which a budget is taken as known: looking takes milliseconds where there are many processes.
+_BUDGET_AGE = 1.0
+
+
+class Reconciler:
+    """Called only from the event loop's thread. `slots` and `queues` are read by `Scheduler` and changed here."""
+
+    def __init__(
+        self,
+        registry: BackendRegistry,
+        *,
+        probe: Probe,
+        ledger: Ledger,
+        policy: Policy,
+        make_runner: MakeRunner,
+        measure: Measure,
+        clock: Callable[[], float],
+    ) -> None:
+        self.slots: dict[RunnerKey, RunnerSlot] = {}
+        self.queues: dict[RunnerKey, Queue] = {}
+        self.closing = False
+        self.time = clock
+        self._registry = registry
+        self._probe = probe
+        self._ledger = ledger
+        self._policy = policy
+        self._make_runner = make_runner
+        self._measure = measure
+        self._failures: dict[RunnerKey, Failure] = {}
+        self._ids = itertools.count(1)
+        self._budget, self._probed = RequiredMemory(0), -math.inf
+        self._planned: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def queue_up(self, target: Target, keep_alive: KeepAlive) -> Ticket:
+        """A place at the end of the target's queue."""
+        queue = self.queues.get(target.key)
+        if queue is None:
+            queue = self.queues[target.key] = Queue(target)
+            self._in_background(self._estimate(queue))
+        granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        ticket = Ticket(Request(next(self._ids), self.time()), target, keep_alive, granted)
+        queue.tickets[ticket.request.id] = ticket
+        self.changed()
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """The request was cancelled, perhaps in the moment in which it got its lease."""
+        if ticket.granted.done() and not ticket.granted.cancelled():
+            if ticket.granted.exception() is None:
+                ticket.granted.result().release()
+        else:
+            self._take([ticket.request.id], ticket.target.key)
+            self.changed()
+
+    def lease(self, slot: RunnerSlot, keep_alive: KeepAlive, *, since: float | None = None) -> Lease:
+        """Counts one. `since` is when its request began to wait."""
+        now = self.time()
+        slot.leases += 1
+        slot.last_used = now
+        if since is None or slot.ready_at is None:
+            return Lease(self, slot, keep_alive, now)
+        return Lease(self, slot, keep_alive, now, now - since, max(0.0, slot.ready_at - max(slot.started, since)))
+
+    def lease_ended(self, slot: RunnerSlot, keep_alive: KeepAlive, held: float) -> None:
+        """Called by the lease. Among concurrent requests the latest to end decides the keep-alive."""
+        slot.leases -= 1
+        slot.last_used = self.time()
+        slot.keep_alive = keep_alive
+        slot.held = held if slot.held is None else 0.8 * slot.held + 0.2 * held
+        if slot.leases == 0 and slot.phase is Phase.READY and not slot.measured_used:
+            slot.measured_used = True
+            self._in_background(self._measure_now(slot))
+        if self.queues or slot.phase is not Phase.READY:
+            self.changed()
+        elif slot.leases == 0:
+            self._wake_by(slot.expires)
+
+    def end(self, slot: RunnerSlot) -> None:
+        """Asks the runner's process to end, whoever uses it."""
+        if slot.task is not None and not slot.stopping:
+            slot.stopping = True
+            slot.runner.mark_stopping()
+            slot.task.cancel()
+
+    def refuse(self, key: RunnerKey, error: BaseException) -> None:
+        """Answers everybody who waits for the key."""
+        queue = self.queues.get(key)
+        if queue is not None:
+            self._answer(self._take(tuple(queue.tickets), key), error)
+
+    def budget(self) -> RequiredMemory:
+        """What all runners together may hold, as it was at most a second ago."""
+        now = self.time()
+        if now - self._probed >= _BUDGET_AGE:
+            self._budget = self._probe([pid for slot in self.slots.values() if (pid := slot.runner.pid) is not None])
+            self._probed = now
+        return self._budget
+
+    def changed(self) -> None:
+        """Plans in the loop's next turn, once however often this was called before it."""
+        if self._planned is None:
+            self._planned = asyncio.get_running_loop().call_soon(self._reconcile)
+
+    async def finish(self) -> None:
+        """After the last runner: no timer and no task is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _reconcile(self) -> None:
+        self._planned = None
+        now = self.time()
+        for slot in self.slots.values():
+            if slot.ready_at is None and slot.runner.ready_at is not None:
+                self._became_ready(slot, now)
+        groups = tuple([queue.view() for queue in self.queues.values()])
+        slots = tuple([slot.view() for slot in self.slots.values()])
+        budget = self.budget() if groups else self._budget
+        for action in plan(State(groups, slots, budget, self._failures, self._policy, self.closing), now):
+            self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Grant(key, requests):
+                for ticket in self._take(requests, key):
+                    ticket.granted.set_result(
+                        self.lease(self.slots[key], ticket.keep_alive, since=ticket.request.since)
+                    )
+            case Start(key, memory):
+                self._start(key, memory)
+            case Stop(key, reason):
+                log.info("stopping %s: %s", self.slots[key].target.name, reason)
+                self.end(self.slots[key])
+            case Drain(key, reason):
+                log.info("no new requests for %s: %s", self.slots[key].target.name, reason)
+                self.slots[key].drain = reason
+            case Admit(key):
+                self.slots[key].drain = None
+            case Forget(key, failure):
+                del self.slots[key]
+                if failure is not None:
+                    self._failures[key] = failure
+            case Refuse(key, requests, error):
+                self._answer(self._take(requests, key), error)
+            case WakeAt(at):
+                self._wake_by(at)
+            case _:
+                assert_never(action)
+
+    def _take(self, requests: Iterable[int], key: RunnerKey) -> list[Ticket]:
+        """Out of the queue; the queue goes with its last ticket."""
+        queue = self.queues.get(key)
+        if queue is None:
+            return []
+        taken = [ticket for id in requests if (ticket := queue.tickets.pop(id, None)) is not None]
+        if not queue.tickets:
+            del self.queues[key]
+        # One that was cancelled in this very turn of the loop has not left yet.
+        return [ticket for ticket in taken if not ticket.granted.done()]
+
+    def _answer(self, tickets: Collection[Ticket], error: BaseException) -> None:
+        for ticket in tickets:
+            ticket.granted.set_exception(error)
+
+    def _start(self, key: RunnerKey, memory: RequiredMemory) -> None:
+        target = self.queues[key].target
+        try:
+            runner = self._make_runner(key, target.spec)
+        except (ModelRunnerError, OSError) as error:
+            self.refuse(key, error)
+            return
+        log.info("starting %s (%s)", target.name, runner.id)
+        slot = self.slots[key] = RunnerSlot(runner, target, memory, self.time())
+        slot.task = asyncio.get_running_loop().create_task(runner.run(self.changed), name=f"runner {runner.id}")
+        slot.task.add_done_callback(partial(self._ended, slot))
+
+    def _ended(self, slot: RunnerSlot, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception() or EngineFailed("the backend's run() returned")
+        if error is not None and not slot.stopping:
+            slot.error = error
+            log.warning("%s ended: %s", slot.target.name, error)
+        slot.ended = True
+        self.changed()  # before those who wait for its end go on: they see it forgotten
+        slot.gone.set()
+
+    def _became_ready(self, slot: RunnerSlot, now: float) -> None:
+        slot.ready_at = slot.last_used = now
+        self._failures.pop(slot.target.key, None)
+        self._in_background(self._measure_now(slot))
+
+    async def _measure_now(self, slot: RunnerSlot) -> None:
+        """Once when loaded and once after the first use: engines touch some of their buffers only then."""
+        measured = await self._measure(slot.runner)
+        if measured is not None and not slot.ended:
+            backend = self._registry.get(slot.target.key.backend)
+            slot.memory = self._ledger.record(backend, slot.target.spec, measured)
+            slot.measured = measured
+            self.changed()
+
+    async def _estimate(self, queue: Queue) -> None:
+        """A fault of the backend's is the answer to all who wait; the server logs it as it does any other."""
+        target = queue.target
+        try:
+            queue.need = await self._ledger.required(self._registry.get(target.key.backend), target.spec)
+        except Exception as error:
+            self._answer(self._take(tuple(queue.tickets), target.key), error)
+        self.changed()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _wake_by(self, at: float) -> None:
+        """A timer that rings too early only plans once more, so the earliest stays."""
+        if at == math.inf:
+            return
+        loop = asyncio.get_running_loop()
+        when = loop.time() + max(0.0, at - self.time())
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(when, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.changed()

@@ -1,0 +1,51 @@
+"""How a runner is made and measured, unless a caller says otherwise."""
+
+import asyncio
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from modelrunner.backend import BackendRegistry
+from modelrunner.runner import Runner
+from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec
+
+MakeRunner = Callable[[RunnerKey, RunSpec], Runner]
+Measure = Callable[[Runner], Awaitable[RequiredMemory | None]]
+
+
+class RunnerFactory:
+    """Makes the real ones: on a Unix socket in `runtime_dir`, or on a free port of 127.0.0.1 for a backend that needs
+    TCP (the runner proves that the listener is its own)."""
+
+    def __init__(
+        self,
+        registry: BackendRegistry,
+        runtime_dir: Path,
+        *,
+        stall_limit: float = 300.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._registry = registry
+        self._runtime_dir = runtime_dir
+        self._stall_limit = stall_limit
+        self._clock = clock
+
+    def __call__(self, key: RunnerKey, spec: RunSpec) -> Runner:
+        """Raises `BackendNotFound`, `BackendUnavailable`, or `OSError` where no port can be had."""
+        backend = self._registry.get(key.backend)
+        id = secrets.token_hex(4)
+        endpoint = _free_port() if backend.uses_tcp else Endpoint(path=self._runtime_dir / f"{id}.sock")
+        return Runner(backend, spec, key, id=id, endpoint=endpoint, stall_limit=self._stall_limit, clock=self._clock)
+
+
+async def measure(runner: Runner) -> RequiredMemory | None:
+    """In a thread: the kernel walks all pages of the processes for it."""
+    return await asyncio.to_thread(runner.measured_memory)
+
+
+def _free_port() -> Endpoint:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return Endpoint(host="127.0.0.1", port=probe.getsockname()[1])

@@ -1,0 +1,196 @@
+"""The scheduler as the rest of the daemon sees it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Literal
+
+from modelrunner import api
+from modelrunner.backend import BackendRegistry
+from modelrunner.errors import QueueFull, RunnerNotFound, ShuttingDown, Unavailable
+from modelrunner.scheduler import runners, views
+from modelrunner.scheduler.ledger import Ledger
+from modelrunner.scheduler.memory import MemoryProbe, Probe
+from modelrunner.scheduler.plan import is_full, is_warm
+from modelrunner.scheduler.reconciler import Reconciler
+from modelrunner.scheduler.runners import MakeRunner, Measure, RunnerFactory
+from modelrunner.scheduler.slots import Lease, RunnerSlot, Target
+from modelrunner.scheduler.state import Phase, Policy, Reason, Slot, recency
+from modelrunner.types import KeepAlive
+
+log = logging.getLogger(__name__)
+# Seconds in Retry-After while nothing was measured yet.
+_RETRY_AFTER = 5.0
+
+
+class Scheduler:
+    """Decides which runners exist, and gives requests their lease of one. Called only from the event loop's thread;
+    all times are in seconds.
+
+    `probe` gives the memory budget. `max_queue` bounds the requests that wait for one model, those inside the engine
+    included; `max_wait` the wait of one request. `patience` is how long a request that waits for room lets a busy
+    runner go on taking new ones. `drain_limit` is how long `unload` waits for leases to end. `cost` rates victims.
+    """
+
+    def __init__(
+        self,
+        registry: BackendRegistry,
+        *,
+        runtime_dir: Path,
+        probe: Probe | None = None,
+        ledger: Ledger | None = None,
+        max_queue: int = 512,
+        max_wait: float = 600.0,
+        patience: float = 5.0,
+        drain_limit: float = 30.0,
+        stall_limit: float = 300.0,
+        cost: Callable[[Slot, float], float] = recency,
+        make_runner: MakeRunner | None = None,
+        measure: Measure = runners.measure,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_queue = max_queue
+        self._drain_limit = drain_limit
+        self._clock = clock
+        self._table = Reconciler(
+            registry,
+            probe=probe or MemoryProbe(),
+            ledger=ledger or Ledger(),
+            policy=Policy(max_wait, min(patience, max_wait), cost),
+            make_runner=make_runner or RunnerFactory(registry, runtime_dir, stall_limit=stall_limit, clock=clock),
+            measure=measure,
+            clock=clock,
+        )
+
+    def warm(self, target: Target, keep_alive: KeepAlive | None = None) -> Lease | None:
+        """A lease at once, if the runner is ready and nobody older waits for it; else None."""
+        table, key = self._table, target.key
+        slot = table.slots.get(key)
+        if slot is None:
+            return None
+        if not is_warm(slot.phase, key in table.queues, slot.leases, self._max_queue + target.spec.parallel):
+            return None
+        return table.lease(slot, keep_alive or target.keep_alive)
+
+    async def acquire(self, target: Target, keep_alive: KeepAlive | None = None, caller: str = "") -> Lease:
+        """Waits until the target's runner is ready, starting it where it must. Cancelled, the request leaves the queue,
+        and a load that began for it goes on. `caller` names who asks, in the log.
+
+        Raises `QueueFull`, `ShuttingDown`, `BackingOff`, `TimedOut`, `InsufficientMemory`, or what the backend or the
+        engine failed with."""
+        lease = self.warm(target, keep_alive)
+        if lease is not None:
+            return lease
+        self._check_open(target)
+        log.debug("%s waits for %s", caller or "a request", target.name)
+        ticket = self._table.queue_up(target, keep_alive or target.keep_alive)
+        try:
+            return await ticket.granted
+        except asyncio.CancelledError:
+            self._table.leave(ticket)
+            raise
+
+    def lease_runner(self, runner_id: str) -> Lease:
+        """A lease of that very runner; nothing is ever loaded. Raises `RunnerNotFound`, `Unavailable` while it is
+        still loading, or `QueueFull`."""
+        slot = next((s for s in self._table.slots.values() if s.runner.id == runner_id), None)
+        if slot is None or slot.phase not in (Phase.STARTING, Phase.READY):
+            raise RunnerNotFound(f"there is no runner {runner_id} any more: ask for the model by its name instead")
+        if slot.phase is Phase.STARTING:
+            raise Unavailable(f"runner {runner_id} is still loading its model", retry_after=1.0)
+        self._check_open(slot.target)
+        return self._table.lease(slot, slot.keep_alive)
+
+    def runners(self) -> list[api.Runner]:
+        """Every runner whose process may still exist, oldest first."""
+        now, wall, queues = self._clock(), time.time(), self._table.queues
+        return [
+            views.runner(slot, len(queues[key].tickets) if key in queues else 0, now, wall)
+            for key, slot in self._table.slots.items()
+        ]
+
+    def health(self) -> Literal["ready", "busy", "shutting_down"]:
+        """Busy: requests wait, or hold a lease."""
+        if self._table.closing:
+            return "shutting_down"
+        leased = any(slot.leases for slot in self._table.slots.values())
+        return "busy" if self._table.queues or leased else "ready"
+
+    def memory(self) -> dict[str, int]:
+        """Main memory in bytes: `budget`, `used` (what the runners count for) and `free`."""
+        budget = self._table.budget().ram
+        used = sum(slot.memory.ram for slot in self._table.slots.values())
+        return {"budget": budget, "used": used, "free": max(0, budget - used)}
+
+    def uses(self, model_id: str) -> bool:
+        """Does a request hold a runner of this model, or wait for one? As the draft of another model counts too."""
+        targets = [slot.target for slot in self._table.slots.values() if slot.leases]
+        targets += [queue.target for queue in self._table.queues.values()]
+        return any(model_id in _models(target) for target in targets)
+
+    async def unload(
+        self, *, all: bool = False, backend: str | None = None, model_ids: Collection[str] = (), force: bool = False
+    ) -> api.UnloadResponse:
+        """Ends the runners of these models, or of this backend, or all. Requests that hold one are waited for, at most
+        `drain_limit`; a runner that is still held then is reported as kept, and ends after its last request. One that
+        loads for somebody is kept. `force` ends them all at once, and who waits for a load gets `Unavailable`."""
+        asked = [s for s in self._table.slots.values() if all or _matches(s.target, backend, model_ids)]
+        chosen = [s for s in asked if force or s.phase is not Phase.STARTING or s.target.key not in self._table.queues]
+        for slot in chosen:
+            slot.drain = Reason.UNLOAD
+            if force:
+                gone = Unavailable(f"{slot.target.name} was unloaded while it was being loaded", retry_after=1.0)
+                self._table.refuse(slot.target.key, gone)
+                self._table.end(slot)
+        self._table.changed()
+        await _gone(chosen, None if force else self._drain_limit)
+        return views.unloaded(asked)
+
+    async def close(self, drain: float) -> None:
+        """Refuses what waits and what comes, lets leases end for `drain` seconds, then ends every runner. Returns when
+        no process is left."""
+        self._table.closing = True
+        self._table.changed()
+        slots = list(self._table.slots.values())
+        await _gone(slots, drain)
+        for slot in slots:
+            self._table.end(slot)
+        await _gone(slots, None)
+        await self._table.finish()
+
+    def _check_open(self, target: Target) -> None:
+        if self._table.closing:
+            raise ShuttingDown("modelrunner is shutting down")
+        slot, queue = self._table.slots.get(target.key), self._table.queues.get(target.key)
+        in_use, waiting = slot.leases if slot else 0, len(queue.tickets) if queue else 0
+        if is_full(waiting, in_use, target.spec.parallel, self._max_queue):
+            # A place is free as soon as one of the sequences is done.
+            pause = slot.held / target.spec.parallel if slot and slot.held is not None else _RETRY_AFTER
+            raise QueueFull(
+                f"{waiting + in_use} requests hold or wait for {target.name}, as many as are allowed; try again later",
+                retry_after=max(1.0, pause),
+            )
+
+
+def _matches(target: Target, backend: str | None, model_ids: Collection[str]) -> bool:
+    """Every condition that is given must hold, and one must be given."""
+    if backend is None and not model_ids:
+        return False
+    return backend in (None, target.key.backend) and (not model_ids or target.key.model_id in model_ids)
+
+
+def _models(target: Target) -> set[str]:
+    draft = target.spec.draft
+    return {target.key.model_id} | ({draft.model_id} if draft else set())
+
+
+async def _gone(slots: Collection[RunnerSlot], within: float | None) -> None:
+    """Waits until all these processes have ended, at most so long."""
+    try:
+        async with asyncio.timeout(within):
+            for slot in slots:
+                await slot.gone.wait()
+    except TimeoutError:
+        return

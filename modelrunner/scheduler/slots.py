@@ -1,0 +1,162 @@
+"""What the scheduler keeps: its runners, its queues, and the leases it has given out."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, Self
+
+from modelrunner.scheduler.state import Group, Phase, Reason, Request, Slot
+from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, RunSpec
+
+if TYPE_CHECKING:
+    from modelrunner.runner import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a request asks for: the runner's key, how to start one, and the model's own settings."""
+
+    key: RunnerKey
+    spec: RunSpec
+    keep_alive: KeepAlive
+    pinned: bool = False
+
+    @property
+    def name(self) -> str:
+        """What people call the model."""
+        references = self.spec.bundle.references
+        return references[0] if references else self.spec.model_id
+
+
+class RunnerSlot:
+    """One runner from its start until its process is gone, with what only the scheduler knows about it. `held` is how
+    long its requests hold a lease, a moving mean in seconds."""
+
+    def __init__(self, runner: "Runner", target: Target, memory: RequiredMemory, now: float) -> None:
+        self.runner = runner
+        self.target = target
+        self.estimated = memory
+        self.memory = memory
+        self.measured: RequiredMemory | None = None
+        self.started = self.last_used = now
+        self.ready_at: float | None = None
+        self.measured_used = False
+        self.held: float | None = None
+        self.keep_alive = target.keep_alive
+        self.leases = 0
+        self.drain: Reason | None = None
+        self.stopping = False
+        self.ended = False
+        self.error: BaseException | None = None
+        self.gone = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def phase(self) -> Phase:
+        if self.ended:
+            return Phase.ENDED
+        if self.stopping:
+            return Phase.STOPPING
+        if self.drain is not None:
+            return Phase.DRAINING
+        return Phase.STARTING if self.ready_at is None else Phase.READY
+
+    @property
+    def expires(self) -> float:
+        """When the idle timer stops it, if nobody uses it before; infinity for never."""
+        return float("inf") if self.target.pinned else self.last_used + self.keep_alive.seconds
+
+    def view(self) -> Slot:
+        """The slot as a plan sees it."""
+        ready = self.ready_at is not None
+        return Slot(
+            key=self.target.key,
+            phase=self.phase,
+            memory=self.memory,
+            leases=self.leases,
+            last_used=self.last_used,
+            keep_alive=self.keep_alive.seconds,
+            pinned=self.target.pinned,
+            load_seconds=self.ready_at - self.started if self.ready_at is not None else 0.0,
+            drain=self.drain,
+            was_ready=ready,
+            error=self.error,
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A request in the queue. `granted` ends with its lease or its error."""
+
+    request: Request
+    target: Target
+    keep_alive: KeepAlive
+    granted: "asyncio.Future[Lease]"
+
+
+@dataclass(eq=False, slots=True)
+class Queue:
+    """The requests that wait for one key, oldest first, and what a runner for them needs."""
+
+    target: Target
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    need: RequiredMemory | None = None
+
+    def view(self) -> Group:
+        """The queue as a plan sees it."""
+        waiting = tuple([ticket.request for ticket in self.tickets.values()])
+        return Group(self.target.key, waiting, self.need, self.target.name)
+
+
+class Leases(Protocol):
+    """Who takes a lease back."""
+
+    def lease_ended(self, slot: RunnerSlot, keep_alive: KeepAlive, held: float) -> None: ...
+
+    def time(self) -> float: ...
+
+
+class Lease:
+    """A request's hold on a runner: while it lasts, the runner is neither evicted nor stopped by its idle timer.
+
+    `waited` is the time in the queue, load included, `loaded` the part of it spent on the load, in seconds."""
+
+    __slots__ = ("_keep_alive", "_owner", "_slot", "_taken", "loaded", "runner", "waited")
+
+    def __init__(
+        self,
+        owner: Leases,
+        slot: RunnerSlot,
+        keep_alive: KeepAlive,
+        now: float,
+        waited: float = 0.0,
+        loaded: float = 0.0,
+    ) -> None:
+        self.runner = slot.runner
+        self.waited = waited
+        self.loaded = loaded
+        self._owner: Leases | None = owner
+        self._slot = slot
+        self._keep_alive = keep_alive
+        self._taken = now
+
+    def release(self) -> None:
+        """Gives the runner back; its keep-alive is from now on the one of this request. Safe to call again."""
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            owner.lease_ended(self._slot, self._keep_alive, owner.time() - self._taken)
+
+    async def engine_ended(self, within: float) -> bool:
+        """After a broken connection: did the engine's process end, now or within that many seconds? If so,
+        `runner.failure` explains it, unless we stopped it ourselves."""
+        try:
+            async with asyncio.timeout(within):
+                await self._slot.gone.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

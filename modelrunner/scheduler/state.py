@@ -1,0 +1,173 @@
+"""What a plan is made from and what it consists of: plain frozen values, so that every decision can be written down in
+a test. Times are seconds of one monotonic clock, sizes are bytes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from modelrunner.types import RequiredMemory, RunnerKey
+
+
+class Phase(StrEnum):
+    """Of a slot. Only a ready one takes new leases; only an ended one gives its memory back."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class Reason(StrEnum):
+    """Why a runner is drained or stopped."""
+
+    IDLE = "its keep-alive has passed"
+    ROOM = "another model needs the room"
+    UNLOAD = "it was unloaded"
+    SHUTDOWN = "the daemon shuts down"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request in the queue, waiting since `since`."""
+
+    id: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The requests that wait for one key, oldest first. `need` is None while the estimate is being made. `name` is what
+    people call the model."""
+
+    key: RunnerKey
+    waiting: tuple[Request, ...]
+    need: RequiredMemory | None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The one runner of its key. `memory` counts until the process is gone. `last_used` is when the last lease began or
+    ended, or when loading ended; `load_seconds` what the load took. `drain` says why it takes no new leases; `error`
+    how it ended, if nobody asked it to."""
+
+    key: RunnerKey
+    phase: Phase
+    memory: RequiredMemory
+    leases: int = 0
+    last_used: float = 0.0
+    keep_alive: float = 300.0
+    pinned: bool = False
+    load_seconds: float = 0.0
+    drain: Reason | None = None
+    was_ready: bool = True
+    error: BaseException | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """`count` starts in a row failed; no other is tried before `until`. `error` is the last one's."""
+
+    count: int
+    until: float
+    error: BaseException = field(compare=False)
+
+
+def recency(slot: Slot, now: float) -> float:
+    """The cost of evicting a slot: 1 for one used just now, less the longer it has been idle, so that the least
+    recently used goes first, and one long-idle model rather than several."""
+    return 1.0 / (1.0 + max(0.0, now - slot.last_used))
+
+
+def reload_cost(slot: Slot, now: float) -> float:
+    """`recency` weighed with the seconds that loading the model again would take."""
+    return slot.load_seconds * recency(slot, now)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`max_wait` is how long a request may wait in all. `patience` is how long one that waits for room lets itself be
+    overtaken by requests for a busy runner before that is drained. `cost` rates a victim; costs of a set add up."""
+
+    max_wait: float = 600.0
+    patience: float = 5.0
+    cost: Callable[[Slot, float], float] = recency
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that a plan depends on. `closing`: no request is admitted any more."""
+
+    groups: tuple[Group, ...]
+    slots: tuple[Slot, ...]
+    budget: RequiredMemory
+    failures: Mapping[RunnerKey, Failure] = field(default_factory=dict)
+    policy: Policy = field(default_factory=Policy)
+    closing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Each of `requests` gets a lease of the key's runner."""
+
+    key: RunnerKey
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A runner for `key`, whose `memory` counts from now."""
+
+    key: RunnerKey
+    memory: RequiredMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The process is asked to end, whoever still uses it."""
+
+    key: RunnerKey
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """No new leases; a later plan stops it after the last."""
+
+    key: RunnerKey
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """A drain for room is taken back, since nobody waits for that room any more."""
+
+    key: RunnerKey
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The process is gone: the slot leaves the table. `failure` is to be remembered for its key."""
+
+    key: RunnerKey
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Each of `requests` is answered with `error`."""
+
+    key: RunnerKey
+    requests: tuple[int, ...]
+    error: BaseException = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Plan again at this time even if nothing happens before."""
+
+    time: float
+
+
+Action = Grant | Start | Stop | Drain | Admit | Forget | Refuse | WakeAt

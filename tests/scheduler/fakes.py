@@ -1,0 +1,217 @@
+"""A loop in which hours pass in no time, and engines that do what they are told."""
+
+import asyncio
+import functools
+import selectors
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from modelrunner.backend import Backend, BackendContext, BackendRegistry, BackendState, BackendStatus
+from modelrunner.errors import EngineFailed
+from modelrunner.scheduler import Scheduler, Target
+from modelrunner.types import (
+    Bundle,
+    Endpoint,
+    KeepAlive,
+    Mode,
+    ModelFormat,
+    ModelHeader,
+    ProcessOptions,
+    RequiredMemory,
+    RunnerKey,
+    RunSpec,
+)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Time stands still while something can run, and jumps to the next timer when nothing can."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        super().__init__(_JumpingSelector(self))
+
+    def time(self) -> float:
+        return self.now
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise RuntimeError("deadlock: nothing can run and no timer is set")
+        if not ready and timeout:
+            self._loop.now += timeout
+        return ready
+
+
+def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs an async test on a `VirtualLoop`."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run
+
+
+async def settle() -> None:
+    """Lets everything happen that needs no time to pass."""
+    loop = asyncio.get_running_loop()
+    for _ in range(30):
+        before = loop.time()
+        await asyncio.sleep(0)
+        assert loop.time() == before
+
+
+@dataclass
+class Engine:
+    """How the engine of one model behaves."""
+
+    size: int
+    load_seconds: float = 1.0
+    stop_seconds: float = 0.1
+    fails: BaseException | None = None
+    measured: int | None = None
+
+
+class FakeRunner:
+    """What the scheduler knows of a `Runner`, with no process behind it."""
+
+    def __init__(self, world: "World", key: RunnerKey, spec: RunSpec, id: str) -> None:
+        self.key, self.spec, self.id = key, spec, id
+        self.endpoint = Endpoint(path=Path(f"/nowhere/{id}.sock"))
+        self.stage = ""
+        self.pid: int | None = None
+        self.ready_at: float | None = None
+        self.failure: EngineFailed | None = None
+        self._world = world
+        self._death: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
+
+    async def run(self, changed: Callable[[], None]) -> NoReturn:
+        engine = self._world.engines[self.key.model_id]
+        self._world.begun(self)
+        try:
+            await asyncio.sleep(engine.load_seconds)
+            if engine.fails is not None:
+                raise engine.fails
+            self.ready_at = asyncio.get_running_loop().time()
+            changed()
+            await self._death
+            raise AssertionError
+        except EngineFailed as error:
+            self.failure = error
+            raise
+        except asyncio.CancelledError:
+            await asyncio.sleep(engine.stop_seconds)
+            raise
+        finally:
+            self._world.ended(self)
+
+    def mark_stopping(self) -> None:
+        self.stage = "stopping"
+
+    def measured_memory(self) -> RequiredMemory | None:
+        measured = self._world.engines[self.key.model_id].measured
+        return None if measured is None else RequiredMemory(measured)
+
+    def die(self, message: str = "the engine was ended by signal 9") -> None:
+        """By itself, as after a crash."""
+        if not self._death.done():
+            self._death.set_exception(EngineFailed(message))
+
+
+class FakeBackend(Backend):
+    name = "fake"
+    formats = frozenset({ModelFormat.GGUF})
+
+    def __init__(self, engines: dict[str, Engine]) -> None:
+        super().__init__(BackendContext(Path("/nowhere"), Path("/nowhere"), Path("/nowhere"), {}))
+        self.engines = engines
+        self.estimates = 0
+
+    async def install(self, progress: Any, **options: Any) -> None: ...
+
+    async def uninstall(self) -> None: ...
+
+    async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
+        raise NotImplementedError
+
+    def status(self) -> BackendStatus:
+        return BackendStatus(BackendState.RUNNING)
+
+    async def disk_usage(self) -> int:
+        return 0
+
+    async def required_memory(self, spec: RunSpec) -> RequiredMemory:
+        self.estimates += 1
+        await asyncio.sleep(0)
+        return RequiredMemory(self.engines[spec.model_id].size)
+
+
+@dataclass
+class World:
+    """A machine with a memory budget, the engines on it, and what was seen there."""
+
+    budget: int
+    engines: dict[str, Engine]
+    started: list[str] = field(default_factory=list)
+    running: dict[RunnerKey, FakeRunner] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.backend = FakeBackend(self.engines)
+
+    def scheduler(self, **settings: Any) -> Scheduler:
+        async def measure(runner: Any) -> RequiredMemory | None:
+            found: RequiredMemory | None = runner.measured_memory()
+            return found
+
+        return Scheduler(
+            BackendRegistry({"fake": self.backend}),
+            runtime_dir=Path("/nowhere"),
+            probe=lambda pids: RequiredMemory(self.budget),
+            make_runner=self.make_runner,
+            measure=measure,
+            clock=asyncio.get_running_loop().time,
+            **settings,
+        )
+
+    def make_runner(self, key: RunnerKey, spec: RunSpec) -> Any:
+        return FakeRunner(self, key, spec, f"{len(self.started):08x}")
+
+    def begun(self, runner: FakeRunner) -> None:
+        assert runner.key not in self.running, "two runners of one key"
+        self.running[runner.key] = runner
+        self.started.append(runner.key.model_id)
+        assert self.used() <= self.budget, "over the budget"
+
+    def ended(self, runner: FakeRunner) -> None:
+        del self.running[runner.key]
+
+    def used(self) -> int:
+        return sum(self.engines[key.model_id].size for key in self.running)
+
+    def resident(self) -> list[str]:
+        return sorted(key.model_id for key in self.running)
+
+    def runner(self, name: str) -> FakeRunner:
+        return next(r for key, r in self.running.items() if key.model_id == name)
+
+
+def target(name: str, *, keep_alive: float = 300.0, pinned: bool = False, parallel: int = 1) -> Target:
+    header = ModelHeader({}, ())
+    place = Path("/nowhere")
+    bundle = Bundle(name, (name,), ModelFormat.GGUF, place, {}, header, 0, None, frozenset())
+    spec = RunSpec(name, bundle, Mode.COMPLETION, 512, parallel, ProcessOptions(place / "log"))
+    return Target(RunnerKey("fake", name, Mode.COMPLETION), spec, KeepAlive(keep_alive), pinned)
+
+
+async def gathered(waiting: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Results and errors."""
+    return list(await asyncio.gather(*waiting, return_exceptions=True))
