@@ -1,0 +1,195 @@
+"""Makes the daemon out of its parts, serves, and ends in order. Nothing else in the server reads the settings."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from modelrunner import __version__
+from modelrunner.backend import BackendContext, BackendRegistry
+from modelrunner.config import ModelSettings, Settings
+from modelrunner.errors import InvalidReference
+from modelrunner.locations import ConfigurationError, private_directory
+from modelrunner.proxy import aiolane, fastlane
+from modelrunner.proxy.access import Access
+from modelrunner.proxy.pipeline import Limits, Pipeline
+from modelrunner.pull import Puller
+from modelrunner.scheduler import Ledger, MemoryProbe, Scheduler
+from modelrunner.server import daemon, logs
+from modelrunner.server.configurations import Configurations, ModelConfiguration
+from modelrunner.server.engines import EngineRoutes
+from modelrunner.server.installs import Installer
+from modelrunner.server.middleware import connections, envelope, finish_head
+from modelrunner.server.models import ModelRoutes
+from modelrunner.server.resolve import Resolver
+from modelrunner.server.system import Addresses, SystemRoutes
+from modelrunner.store import Reference, Store
+
+log = logging.getLogger(__name__)
+
+_IDLE_CONNECTION = 75.0  # seconds
+_CLOSING = 2.0  # seconds that answers of the control plane get at the end
+
+
+def run(settings: Settings) -> None:
+    """The daemon as a process of its own, until it is asked to stop. Raises what `serve` raises."""
+    import uvloop
+
+    daemon.prepare_process()
+    uvloop.run(serve(settings))
+
+
+async def serve(settings: Settings, *, ready: Callable[[], None] | None = None) -> None:
+    """Holds the data directory, serves until a signal or `POST /shutdown`, drains, and leaves nothing behind. `ready`
+    is called once both listeners answer. Raises `AlreadyRunning`, `ConfigurationError`, `StorageFailed`."""
+    path = settings.socket or settings.runtime_dir / "modelrunner.sock"
+    with daemon.hold(settings.data_dir, path), logs.logging_to(settings.data_dir / "logs", settings.log_level):
+        daemon.remove_dead_sockets(private_directory(settings.runtime_dir))
+        logs.prune_engine_logs(settings.data_dir / "logs")
+        tcp = daemon.bind_tcp(settings.listen)
+        with closing(daemon.UnixListener(path)) as unix:
+            addresses = Addresses(path, daemon.address(tcp), settings.data_dir)
+            lifecycle = daemon.Lifecycle()
+            parts = await asyncio.to_thread(build, settings)
+            with lifecycle.on_signals():
+                await _listen(settings, parts, addresses, lifecycle, unix, tcp, ready)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the daemon consists of, each made once."""
+
+    store: Store
+    registry: BackendRegistry
+    configurations: Configurations
+    resolver: Resolver
+    scheduler: Scheduler
+    puller: Puller
+    installer: Installer
+
+
+def build(settings: Settings) -> Parts:
+    """Opens the store and finds the backends; nothing runs yet."""
+    data = settings.data_dir
+    state = data / "state"
+    state.mkdir(mode=0o700, exist_ok=True)
+    store = Store(data)
+    registry = BackendRegistry.discover(lambda name: _context(settings, name))
+    configurations = Configurations(state / "configurations.json")
+    resolver = Resolver(
+        store,
+        registry,
+        configurations,
+        logs=data / "logs",
+        keep_alive=settings.keep_alive,
+        stop_grace=settings.stop_grace,
+        file_models=_file_models(settings.models),
+    )
+    scheduler = Scheduler(
+        registry,
+        runtime_dir=settings.runtime_dir,
+        probe=MemoryProbe(settings.memory_budget, settings.memory_reserve),
+        ledger=Ledger(state / "memory.json"),
+        max_queue=settings.max_queue,
+        max_wait=settings.max_wait,
+        drain_limit=settings.drain_limit,
+        stall_limit=settings.stall_limit,
+    )
+    installer = Installer(registry, scheduler, resolver.forget)
+    return Parts(store, registry, configurations, resolver, scheduler, Puller(store), installer)
+
+
+def application(
+    parts: Parts, pipeline: Pipeline, access: Access, addresses: Addresses, lifecycle: daemon.Lifecycle, body_limit: int
+) -> web.Application:
+    """The control plane, and the inference routes once more in plain aiohttp."""
+    app = web.Application(middlewares=[envelope(access, lifecycle.stop.is_set)], client_max_size=body_limit)
+    app.on_response_prepare.append(finish_head)
+    store, registry, scheduler, configurations = parts.store, parts.registry, parts.scheduler, parts.configurations
+    models = ModelRoutes(store, parts.puller, scheduler, registry, configurations)
+    engines = EngineRoutes(store, scheduler, registry, configurations, parts.resolver, parts.installer)
+    system = SystemRoutes(addresses, lifecycle, store, registry, scheduler, lambda: pipeline.active)
+    app.add_routes([*aiolane.routes(pipeline), *models.routes(), *engines.routes(), *system.routes()])
+    return app
+
+
+async def _listen(
+    settings: Settings,
+    parts: Parts,
+    addresses: Addresses,
+    lifecycle: daemon.Lifecycle,
+    unix: daemon.UnixListener,
+    tcp: Any,
+    ready: Callable[[], None] | None,
+) -> None:
+    port = tcp.getsockname()[1] if tcp else 0
+    access = Access.for_listener(port, settings.hosts, settings.origins)
+    limits = Limits(body=settings.body_limit, total_body=settings.total_body_limit)
+    pipeline = Pipeline(parts.resolver, parts.scheduler, access, limits)
+    app = application(parts, pipeline, access, addresses, lifecycle, settings.body_limit)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSING)
+    await runner.setup()
+    assert runner.server is not None
+    fallback = connections(runner.server, access_log=None, keepalive_timeout=_IDLE_CONNECTION)
+    loop = asyncio.get_running_loop()
+    servers = [
+        await loop.create_unix_server(fastlane.protocol_factory(pipeline, fallback, local=True), sock=unix.socket)
+    ]
+    if tcp:
+        factory = fastlane.protocol_factory(pipeline, fallback, local=False)
+        servers.append(await loop.create_server(factory, sock=tcp))
+    unix.publish()
+    log.info("modelrunner %s serves unix://%s %s", __version__, addresses.socket, addresses.listen)
+    try:
+        if ready:
+            ready()
+        await lifecycle.stop.wait()
+    finally:
+        log.info("shutting down")
+        await _drain(parts.scheduler, lifecycle, settings.drain_limit)
+        for server in servers:
+            server.close()
+        await parts.installer.close()
+        await runner.cleanup()
+        log.info("ended")
+
+
+async def _drain(scheduler: Scheduler, lifecycle: daemon.Lifecycle, limit: float) -> None:
+    """Lets answers end for `limit` seconds, or until somebody asks a second time."""
+    closing = asyncio.ensure_future(scheduler.close(limit))
+    hurry = asyncio.ensure_future(lifecycle.hurry.wait())
+    await asyncio.wait((closing, hurry), return_when=asyncio.FIRST_COMPLETED)
+    hurry.cancel()
+    if not closing.done():
+        await scheduler.close(0.0)
+    await closing
+
+
+def _context(settings: Settings, name: str) -> BackendContext:
+    table: dict[str, Any] = dict(settings.backends.get(name, {}))
+    if name == "llama.cpp" and settings.llama_server:  # MODELRUNNER_LLAMA_SERVER is short for this table's key
+        table["llama_server"] = settings.llama_server
+    return BackendContext(settings.data_dir / "engines", settings.cache_dir, settings.data_dir / "logs", table)
+
+
+def _file_models(tables: Mapping[str, ModelSettings]) -> dict[str, ModelConfiguration]:
+    """Raises `ConfigurationError` for a table whose name is no reference."""
+    for reference in tables:
+        try:
+            Reference.parse(reference)
+        except InvalidReference as error:
+            raise ConfigurationError(f'[models."{reference}"] in the configuration: {error.message}') from None
+    return {
+        reference: ModelConfiguration(
+            backend=table.backend,
+            context_size=table.context_size,
+            parallel=table.parallel,
+            keep_alive=str(table.keep_alive) if table.keep_alive else None,
+            runtime_flags=table.runtime_flags or None,
+        )
+        for reference, table in tables.items()
+    }

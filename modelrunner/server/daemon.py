@@ -1,0 +1,227 @@
+"""What makes a process the daemon: the lock of its data directory, its listening sockets, its signals, and a tidy start
+after a predecessor that was killed."""
+
+import asyncio
+import errno
+import fcntl
+import ipaddress
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from modelrunner.errors import ModelRunnerError
+from modelrunner.locations import MAX_SOCKET_PATH, ConfigurationError
+
+log = logging.getLogger(__name__)
+
+_HANDOVER = 10.0  # seconds that a new daemon gives one that is starting or ending
+_POLL = 0.05
+_PROBE_TIMEOUT = 1.0
+_BACKLOG = 1024
+_MOST_DESCRIPTORS = 1 << 16
+
+
+class AlreadyRunning(ModelRunnerError):
+    """Another daemon holds the data directory, or another program the address."""
+
+    code = "already_running"
+
+
+class Lifecycle:
+    """Set from signals and from `POST /shutdown`: the first request to stop drains, the second does not wait."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.stop = asyncio.Event()
+        self.hurry = asyncio.Event()
+
+    def request_stop(self) -> None:
+        (self.hurry if self.stop.is_set() else self.stop).set()
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """TERM, INT (Ctrl-C) and HUP (the terminal was closed) ask to stop."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        for number in signals:
+            loop.add_signal_handler(number, self.request_stop)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+
+def prepare_process() -> None:
+    """Descriptors 0 to 2 are taken, so that no socket or file of ours becomes some library's stdout; and as many others
+    may be had as the system grants."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@contextmanager
+def hold(data: Path, socket_path: Path) -> Iterator[None]:
+    """The lock of the data directory, for as long as the block lasts; it ends with the process, however that ends. One
+    that is just starting or ending is waited for. Raises `AlreadyRunning` that says who holds it."""
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(data / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigurationError(f"the data directory {data} cannot be used: {error.strerror}") from error
+    try:
+        _lock(lock, data)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, json.dumps({"pid": os.getpid(), "socket": str(socket_path)}).encode(), 0)
+        yield
+        os.ftruncate(lock, 0)
+    finally:
+        os.close(lock)
+
+
+def _lock(lock: int, data: Path) -> None:
+    end = time.monotonic() + _HANDOVER
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid, path = _holder(lock)
+            if time.monotonic() > end or (path and answers(Path(path))):
+                where = f"process {pid}, listening on unix://{path}" if pid else "another process"
+                raise AlreadyRunning(
+                    f"a daemon already serves {data}: {where}; stop it with `modelrunner shutdown`"
+                ) from None
+            time.sleep(_POLL)
+
+
+def _holder(lock: int) -> tuple[int, str]:
+    try:
+        found = json.loads(os.pread(lock, 4096, 0))
+        return int(found["pid"]), str(found["socket"])
+    except (ValueError, KeyError, TypeError):  # not written yet, or no more
+        return 0, ""
+
+
+def answers(path: Path) -> bool:
+    """Is there a process that listens on this Unix socket?"""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_PROBE_TIMEOUT)
+        try:
+            probe.connect(os.fspath(path))
+        except TimeoutError:
+            return True  # its queue is full
+        except OSError:
+            return False
+        return True
+
+
+def remove_dead_sockets(runtime: Path) -> None:
+    """What a killed daemon left. A socket that somebody listens on stays."""
+    for path in runtime.iterdir():
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(path.lstat().st_mode) and not answers(path):
+                path.unlink()
+                log.info("removed %s, which nobody listens on any more", path)
+
+
+class UnixListener:
+    """A listening socket of mode 0600 that has a temporary name until it is published: nobody meets a socket that does
+    not answer, and asyncio, which removes whatever lies at a path that it binds, never sees the path."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `AlreadyRunning` where somebody listens on `path`, `ConfigurationError` where no socket can be."""
+        if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+            raise ConfigurationError(
+                f"the socket path {path} is longer than {MAX_SOCKET_PATH} bytes: set a shorter one"
+            )
+        if answers(path):
+            raise AlreadyRunning(f"another program listens on {path}: stop it, or set another `socket`")
+        if os.path.lexists(path) and not path.is_socket():
+            raise ConfigurationError(f"{path} is in the way and is no socket: move it, or set another `socket`")
+        self._path = path
+        self._temporary = path.with_name(f".{os.getpid()}.sock")
+        self.socket = socket.socket(socket.AF_UNIX)
+        mask = os.umask(0o177)  # the mode is right from the first moment
+        try:
+            self._temporary.unlink(missing_ok=True)
+            self.socket.bind(os.fspath(self._temporary))
+        except OSError as error:
+            self.socket.close()
+            raise ConfigurationError(f"no socket can be made at {path}: {error.strerror or error}") from error
+        finally:
+            os.umask(mask)
+        self._identity = self._temporary.lstat()
+
+    def publish(self) -> None:
+        """Once it listens."""
+        self._temporary.rename(self._path)
+
+    def close(self) -> None:
+        """Takes the socket away, unless its name is another's by then."""
+        self.socket.close()
+        for path in (self._temporary, self._path):
+            with suppress(FileNotFoundError):
+                if os.path.samestat(path.lstat(), self._identity):
+                    path.unlink()
+
+
+def bind_tcp(listen: str) -> socket.socket | None:
+    """A listening address such as `127.0.0.1:12434` or `[::1]:0`; "" for none. Raises `ConfigurationError` for what is
+    no loopback address, `AlreadyRunning` for a port that is taken."""
+    if not listen:
+        return None
+    host, port = _parse_address(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        # Now, not when the event loop is ready: with SO_REUSEADDR two may bind, but only one listens.
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise AlreadyRunning(
+                f"another program listens on {listen}: stop it, or set another address with --listen or "
+                "MODELRUNNER_LISTEN (empty for none)"
+            ) from None
+        raise ConfigurationError(f"listen = {listen!r} cannot be used: {error.strerror or error}") from error
+    return listener
+
+
+def address(listener: socket.socket | None) -> str:
+    """As a client writes it, `http://127.0.0.1:12434`; "" without a listener."""
+    if listener is None:
+        return ""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _parse_address(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise ConfigurationError(f"listen = {listen!r} is no address: write HOST:PORT such as 127.0.0.1:12434")
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+        loopback = address.is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ConfigurationError(
+            f"listen = {listen!r} would open the daemon to others, and it asks nobody for a key: use 127.0.0.1, and a "
+            "tunnel (`ssh -L`) from elsewhere"
+        )
+    return str(address), int(port)

@@ -1,0 +1,91 @@
+"""The daemon's own log, and reading it and the engines' logs while they grow and rotate."""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import TextIO
+
+LOG_BYTES = 8 << 20  # per file; one older file is kept
+ENGINE_LOGS_KEPT = 64
+_CHUNK = 64 << 10
+_POLL = 0.2  # seconds
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def daemon_log(logs: Path) -> Path:
+    return logs / "daemon.log"
+
+
+@contextmanager
+def logging_to(logs: Path, level: str) -> Iterator[None]:
+    """Everything that the process logs goes to `logs`/daemon.log, and to stderr unless that is the same file, as it is
+    when a command started the daemon."""
+    logs.mkdir(parents=True, exist_ok=True)
+    path = daemon_log(logs)
+    handlers: list[logging.Handler] = [RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")]
+    if sys.stderr is not None and not _is_same_file(sys.stderr, path):
+        handlers.append(logging.StreamHandler())
+    root, before, raises = logging.getLogger(), logging.getLogger().level, logging.raiseExceptions
+    root.setLevel(level.upper())
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.raiseExceptions = False  # a full disk or a closed terminal costs log lines, not the daemon
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter(_FORMAT))
+        root.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()
+        root.setLevel(before)
+        logging.raiseExceptions = raises
+
+
+def prune_engine_logs(logs: Path) -> None:
+    """Keeps the newest `ENGINE_LOGS_KEPT`: every revision of a model's configuration has a log of its own."""
+    found = sorted(logs.glob("engine-*.log*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for old in found[2 * ENGINE_LOGS_KEPT :]:  # each may have a predecessor
+        old.unlink(missing_ok=True)
+
+
+async def read_log(path: Path, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
+    """What is in the file; with `ending`, also what comes, across rotations, until it is set. A file that is not there
+    (yet) is an empty one."""
+    file: FileIO | None = None
+    try:
+        while True:
+            file = file or _open(path)
+            while file is not None and (chunk := file.read(_CHUNK)):
+                yield chunk
+            if ending is None or ending.is_set():
+                return
+            if file is not None and not _is_same_file(file, path):
+                file.close()
+                file = None
+            else:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(ending.wait(), _POLL)
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _open(path: Path) -> FileIO | None:
+    try:
+        return FileIO(path)
+    except FileNotFoundError:
+        return None
+
+
+def _is_same_file(file: FileIO | TextIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except (OSError, ValueError):  # no such path (yet); a stream without a descriptor
+        return False

@@ -1,0 +1,66 @@
+"""Reading requests and writing answers of the control plane: JSON by msgspec, faults as `BadRequest` that names the
+field."""
+
+import re
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+import msgspec
+from aiohttp import web
+
+from modelrunner.errors import BadRequest, InvalidReference, UnsupportedMediaType
+
+T = TypeVar("T")
+_FIELD = re.compile(r"`\$\.([\w-]+)|`([\w-]+)`$")
+
+
+def json_response(value: Any, *, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+async def read_json(request: web.Request, shape: type[T]) -> T:
+    """The body as `shape`. Raises `BadRequest`; `UnsupportedMediaType` where a browser sends another type than JSON,
+    since such a request comes without a preflight."""
+    if "Origin" in request.headers and request.content_type != "application/json":
+        raise UnsupportedMediaType("send the body with Content-Type: application/json")
+    try:
+        return msgspec.json.decode(await request.read(), type=shape)
+    except msgspec.ValidationError as error:
+        found = _FIELD.search(str(error))
+        raise BadRequest(f"the body is wrong: {error}", param=found and (found[1] or found[2])) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+
+
+def query_flag(request: web.Request, name: str) -> bool:
+    """`?force`, `?force=true` and `?force=1` are true; absent, `false` and `0` are false. Raises `BadRequest`."""
+    match request.query.get(name, "false").lower():
+        case "" | "1" | "true":
+            return True
+        case "0" | "false":
+            return False
+        case other:
+            raise BadRequest(f"{name} is true or false, not {other!r}", param=name)
+
+
+def reference_in_path(request: web.Request, marker: str) -> str:
+    """The model reference that follows `marker` in the path: percent-encoded or plain, decoded once. Raises
+    `InvalidReference`."""
+    return decode_reference(request.rel_url.raw_path.partition(marker)[2])
+
+
+def reference_and_action(request: web.Request, marker: str) -> tuple[str, str]:
+    """For `POST /models/{ref}/{action}`: a slash of the reference itself may be plain, so the action is the last
+    segment."""
+    reference, _, action = request.rel_url.raw_path.partition(marker)[2].rpartition("/")
+    return decode_reference(reference), action
+
+
+def decode_reference(raw: str) -> str:
+    try:
+        text = unquote(raw, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidReference("the model reference in the path is not UTF-8") from None
+    if not text:
+        raise InvalidReference("the path names no model")
+    return text

@@ -1,0 +1,183 @@
+"""What every answer of the control plane has in common: a request ID, errors in one shape, and the check of Host and
+Origin with the CORS headers that follow from it."""
+
+import logging
+import re
+import secrets
+import socket
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from modelrunner.errors import (
+    BadRequest,
+    ExpectationFailed,
+    HeadersTooLarge,
+    MethodNotAllowed,
+    ModelRunnerError,
+    PayloadTooLarge,
+    RouteNotFound,
+    ShuttingDown,
+    UnsupportedMediaType,
+)
+from modelrunner.proxy.access import Access
+from modelrunner.server.messages import json_response
+
+log = logging.getLogger(__name__)
+
+_CLIENT_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
+_RESTART_RETRY = 5.0  # seconds, for Retry-After
+_CORS_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
+_OF_STATUS: dict[int, type[ModelRunnerError]] = {
+    404: RouteNotFound,
+    405: MethodNotAllowed,
+    413: PayloadTooLarge,
+    415: UnsupportedMediaType,
+    417: ExpectationFailed,
+    431: HeadersTooLarge,
+}
+
+
+def request_id_of(request: web.BaseRequest) -> str:
+    """The client's own where it sent a harmless one, else a new one; the same for the whole request."""
+    if "request_id" not in request:
+        given = request.headers.get("X-Request-ID", "")
+        request["request_id"] = given if _CLIENT_REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+    return str(request["request_id"])
+
+
+def is_local(request: web.BaseRequest) -> bool:
+    """True for a request that came over the Unix socket."""
+    if request.transport is None:
+        return False
+    connection = request.transport.get_extra_info("socket")
+    return connection is not None and connection.family == socket.AF_UNIX
+
+
+def error_response(error: ModelRunnerError, request_id: str) -> web.Response:
+    response = json_response(error.as_dict(request_id), status=error.status)
+    response.headers["X-Request-ID"] = request_id
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    return response
+
+
+def translated(error: web.HTTPException, request: web.BaseRequest) -> ModelRunnerError:
+    """aiohttp's own refusals in our words."""
+    match error:
+        case web.HTTPNotFound():
+            return RouteNotFound(f"there is no {request.method} {request.path}")
+        case web.HTTPMethodNotAllowed():
+            return MethodNotAllowed(f"{request.path} takes {', '.join(sorted(error.allowed_methods))}")
+        case web.HTTPRequestEntityTooLarge():
+            return PayloadTooLarge("the body is larger than body_limit allows")
+        case _:
+            return _OF_STATUS.get(error.status, BadRequest)(error.text or error.reason)
+
+
+def envelope(access: Access, is_ending: Callable[[], bool]) -> Middleware:
+    """The outermost middleware. While the daemon ends, what looks is answered and what begins something is refused."""
+
+    @web.middleware
+    async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            request["origin"] = _allowed_origin(access, request)
+            if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
+                return _preflight(request)
+            if is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
+                raise ShuttingDown("the daemon is shutting down", retry_after=_RESTART_RETRY)
+            return await handler(request)
+        except web.HTTPException as error:
+            response = error_response(translated(error, request), request_id_of(request))
+            if "Allow" in error.headers:
+                response.headers["Allow"] = error.headers["Allow"]
+        except ModelRunnerError as error:
+            if error.status == 500:
+                log.exception("request %s: %s %s", request_id_of(request), request.method, request.path)
+            response = error_response(error, request_id_of(request))
+        except ConnectionError:
+            raise  # the client left; aiohttp closes the connection
+        except Exception as fault:  # a bug of ours: logged with its request ID, and not a word of it to the client
+            log.exception("request %s: %s %s", request_id_of(request), request.method, request.path)
+            response = error_response(_internal(request), request_id_of(request))
+            if request.get("started"):
+                raise ConnectionAbortedError from fault
+        if request.get("started"):  # a second head would be read as part of the body: cut instead
+            raise ConnectionAbortedError
+        return response
+
+    return handle
+
+
+async def finish_head(request: web.Request, response: web.StreamResponse) -> None:
+    """An `on_response_prepare` signal: streams have their head sent inside the handler, so it is completed here."""
+    request["started"] = True
+    response.headers.setdefault("X-Request-ID", request_id_of(request))
+    response.headers.add("Vary", "Origin")
+    if origin := request.get("origin"):
+        response.headers["Access-Control-Allow-Origin"] = origin
+        response.headers["Access-Control-Expose-Headers"] = "X-Request-ID, Server-Timing, Retry-After"
+
+
+def connections(server: web.Server, **options: Any) -> Callable[[], web.RequestHandler]:
+    """A protocol factory like `server`'s own whose connections answer what no handler ever sees, such as a request
+    that cannot be parsed, in our shape too."""
+    loop: AbstractEventLoop = server._loop
+    return lambda: _Connection(server, loop=loop, **options)
+
+
+class _Connection(web.RequestHandler):
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if request.writer.output_size > 0:
+            raise ConnectionAbortedError("the answer had begun")
+        if status >= 500:
+            log.error("request %s failed", request_id_of(request), exc_info=exc)
+            error = _internal(request)
+        else:
+            error = _OF_STATUS.get(status, BadRequest)(f"not a valid HTTP request: {_first_line(message)}")
+        response = error_response(error, request_id_of(request))
+        response.force_close()
+        return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        if isinstance(resp, web.HTTPException):  # raised before any middleware ran: an unknown Expect
+            resp = error_response(translated(resp, request), request_id_of(request))
+        return await super().finish_response(request, resp, start_time)
+
+
+def _first_line(message: str | None) -> str:
+    return (message or "").strip().partition("\n")[0].rstrip(":") or "it cannot be parsed"
+
+
+def _internal(request: web.BaseRequest) -> ModelRunnerError:
+    return ModelRunnerError(f"this is a fault of modelrunner; its log has more under {request_id_of(request)}")
+
+
+def _allowed_origin(access: Access, request: web.Request) -> str | None:
+    target = request.raw_path
+    authority = request.url.authority if not target.startswith("/") and target != "*" else None
+    return access.check(request.headers.get("Host"), request.headers.get("Origin"), authority, local=is_local(request))
+
+
+def _preflight(request: web.Request) -> web.Response:
+    wanted = request.headers.get("Access-Control-Request-Headers", "Content-Type, Authorization, X-API-Key")
+    headers = {
+        "Access-Control-Allow-Methods": _CORS_METHODS,
+        "Access-Control-Allow-Headers": wanted,
+        "Access-Control-Max-Age": "600",
+    }
+    return web.Response(status=204, headers=headers)

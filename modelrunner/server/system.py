@@ -1,0 +1,123 @@
+"""The daemon about itself: health, version, logs, the end."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from modelrunner import __version__, api
+from modelrunner.backend import BackendRegistry
+from modelrunner.errors import ModelNotFound, RunnerNotFound
+from modelrunner.scheduler import Scheduler
+from modelrunner.server.daemon import Lifecycle
+from modelrunner.server.logs import daemon_log, read_log
+from modelrunner.server.messages import json_response, query_flag
+from modelrunner.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """`listen` is "" without a TCP listener."""
+
+    socket: Path
+    listen: str
+    data: Path
+
+
+class SystemRoutes:
+    def __init__(
+        self,
+        addresses: Addresses,
+        lifecycle: Lifecycle,
+        store: Store,
+        registry: BackendRegistry,
+        scheduler: Scheduler,
+        active_requests: Callable[[], int],
+    ) -> None:
+        self._addresses = addresses
+        self._lifecycle = lifecycle
+        self._store = store
+        self._registry = registry
+        self._scheduler = scheduler
+        self._active_requests = active_requests
+        self._logs = addresses.data / "logs"
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/", self.root),
+            web.get("/health", self.health),
+            web.get("/ready", self.ready),
+            web.get("/version", self.version),
+            web.get("/logs", self.logs),
+            web.post("/shutdown", self.shutdown),
+        ]
+
+    async def root(self, request: web.Request) -> web.Response:
+        return web.Response(text="modelrunner is running\n")
+
+    async def health(self, request: web.Request) -> web.Response:
+        return json_response(self._health())
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """503 while it would be wrong to send a request here."""
+        health = self._health()
+        return json_response(health, status=200 if health.status in ("ready", "busy") else 503)
+
+    async def version(self, request: web.Request) -> web.Response:
+        where = self._addresses
+        backends = {name: str(status) for name, status in self._registry.statuses().items()}
+        return json_response(
+            api.Status(
+                pid=os.getpid(),
+                version=__version__,
+                socket=str(where.socket),
+                listen=where.listen,
+                data_dir=str(where.data),
+                backends=backends,
+                memory=self._scheduler.memory(),
+            )
+        )
+
+    async def logs(self, request: web.Request) -> web.StreamResponse:
+        """The daemon's; with `?runner=ID` or `?model=REF` an engine's. With `?follow` as it grows."""
+        path = self._log_of(request)
+        ending = self._lifecycle.stop if query_flag(request, "follow") else None
+        response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
+        await response.prepare(request)
+        async for chunk in read_log(path, ending):
+            await response.write(chunk)
+        await response.write_eof()
+        return response
+
+    async def shutdown(self, request: web.Request) -> web.Response:
+        self._lifecycle.request_stop()
+        return json_response({"message": "shutting down"}, status=202)
+
+    def _health(self) -> api.Health:
+        status = "shutting_down" if self._lifecycle.stop.is_set() else self._scheduler.health()
+        uptime = round(time.monotonic() - self._lifecycle.started, 3)
+        return api.Health(status, uptime, self._active_requests(), __version__)
+
+    def _log_of(self, request: web.Request) -> Path:
+        if runner_id := request.query.get("runner"):
+            for runner in self._scheduler.runners():
+                if runner.id == runner_id:
+                    return self._newest(f"engine-{runner.backend_name}-{_digits(runner.model_id)}-{runner.mode}-*.log")
+            raise RunnerNotFound(f"there is no runner {runner_id}: `modelrunner ps` shows them", param="runner")
+        if reference := request.query.get("model"):
+            return self._newest(f"engine-*-{_digits(self._store.get(reference).id)}-*.log")
+        return daemon_log(self._logs)
+
+    def _newest(self, pattern: str) -> Path:
+        """Of the logs of a runner: each revision of the model's configuration writes its own."""
+        found = max(self._logs.glob(pattern), key=lambda path: path.stat().st_mtime, default=None)
+        if found is None:
+            raise ModelNotFound("no engine has run with this model, so there is no log", param="model")
+        return found
+
+
+def _digits(model_id: str) -> str:
+    return model_id.removeprefix("sha256:")[:16]
