@@ -152,7 +152,10 @@ class Client:
             made.connect()
         except OSError as error:
             made.close()
-            raise DaemonUnreachable(f"no daemon answers at {self.host} ({error.strerror or error})") from error
+            raise DaemonUnreachable(
+                f"no daemon answers at {self.host} ({error.strerror or error}): start one with `modelrunner serve`, or "
+                "name another with --host"
+            ) from error
         return made
 
     def _exchange(

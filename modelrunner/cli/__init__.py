@@ -1,0 +1,61 @@
+"""The command line: `main` runs one command and says how it went by its exit code.
+
+0 done, 1 failed, 2 wrong usage, 3 the daemon cannot be reached, 4 not found, 130 interrupted. What was asked for goes
+to stdout; progress, notes and errors, one line each, to stderr.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from modelrunner.cli.commands import cli
+from modelrunner.cli.output import report
+from modelrunner.errors import DaemonUnreachable, ModelRunnerError, NotFound
+
+FAILED, WRONG_USAGE, UNREACHABLE, NOT_FOUND, INTERRUPTED = 1, 2, 3, 4, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command that `arguments` (by default the process's own) name; returns the exit code."""
+    if sys.platform == "win32":
+        report("modelrunner runs on Linux and macOS: on Windows, install and use it inside WSL 2")
+        return FAILED
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # not when a test or a program put something else there
+            stream.reconfigure(errors="replace")
+    try:
+        code = cli.main(arguments, prog_name="modelrunner", standalone_mode=False)
+        sys.stdout.flush()
+        return code or 0
+    except click.ClickException as error:
+        return _wrong_usage(error)
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except ModelRunnerError as error:
+        report(error.message, retry_after=error.retry_after)
+        return exit_code(error)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its end
+        return FAILED
+    except OSError as error:  # a full disk, a file of the user's that cannot be read
+        report(str(error))
+        return FAILED
+
+
+def exit_code(error: ModelRunnerError) -> int:
+    match error:
+        case DaemonUnreachable():
+            return UNREACHABLE
+        case NotFound():
+            return NOT_FOUND
+        case _:
+            return FAILED
+
+
+def _wrong_usage(error: click.ClickException) -> int:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "modelrunner"
+    report(f"{error.format_message().rstrip('.')}; see `{command} --help`")
+    return error.exit_code

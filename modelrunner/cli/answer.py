@@ -1,0 +1,158 @@
+"""One answer, from the stream of a chat completion to the terminal."""
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from modelrunner.cli.output import DIM, PLAIN, has_styles, is_terminal, note, shown
+from modelrunner.client import Client, decode, failure
+from modelrunner.errors import AnswerBroken
+from modelrunner.units import format_duration
+
+PROGRESS_EVENT = "modelrunner.progress"
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: dict[str, Any] | None = None
+    timings: dict[str, Any] | None = None
+    error: Any = None
+
+
+class _Stage(msgspec.Struct):
+    message: str = ""
+    stage: str = ""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came so far. Times are seconds since the request; `server_timing` is the header of that name."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, Any] = field(default_factory=dict)
+    server_timing: str = ""
+    first_token: float | None = None
+    total: float = 0.0
+
+
+class Screen:
+    """Where an answer is shown: text on stdout; thinking, dimmed, only where stdout is a terminal; what happens before
+    the first word on stderr, where that is one."""
+
+    def __init__(self, *, hide_thinking: bool = False) -> None:
+        self._thinks = not hide_thinking and is_terminal(sys.stdout)
+        self._thinking = False
+        self._stage = False
+        self._at_line_start = True
+
+    def stage(self, text: str) -> None:
+        """A passing line, such as "loading weights"."""
+        if has_styles(sys.stderr):
+            self._stage = True
+            print(
+                f"\r\x1b[K{DIM}{' '.join(shown(text, sys.stderr).split())}{PLAIN}", end="", file=sys.stderr, flush=True
+            )
+
+    def thought(self, text: str) -> None:
+        if self._thinks:
+            if not self._thinking:
+                self._thinking = True
+                self._write(DIM if has_styles(sys.stdout) else "Thinking:\n")
+            self._write(shown(text, sys.stdout))
+
+    def text(self, text: str) -> None:
+        self._end_thinking()
+        self._write(shown(text, sys.stdout))
+        self._at_line_start = text.endswith("\n")
+
+    def finish(self) -> None:
+        """Ends the line and every style, after the last word or the last before an interruption."""
+        self._end_thinking()
+        self._clear_stage()
+        if not self._at_line_start:
+            self.text("\n")
+
+    def _end_thinking(self) -> None:
+        if self._thinking:
+            self._thinking = False
+            self._write(f"{PLAIN}\n\n" if has_styles(sys.stdout) else "\n\nAnswer:\n")
+
+    def _clear_stage(self) -> None:
+        if self._stage:
+            self._stage = False
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def _write(self, text: str) -> None:
+        self._clear_stage()
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def stream(client: Client, body: dict[str, Any], screen: Screen, answer: Answer) -> None:
+    """Asks and shows; `answer` holds what came, whichever way this ends. Raises what `Client` raises, the error of an
+    event in the middle of the stream, and `AnswerBroken` if it stops without an end."""
+    begin = time.monotonic()
+    headers = {"Accept": "text/event-stream", "X-Progress": "events"} if has_styles(sys.stderr) else {}
+    try:
+        with client.open("POST", "/v1/chat/completions", body, headers=headers) as response:
+            answer.server_timing = response.getheader("Server-Timing", "")
+            for event in client.events(response):
+                if event.data == "[DONE]":
+                    return
+                if event.name == PROGRESS_EVENT:
+                    progress = decode(event.data, _Stage)
+                    screen.stage(progress.message or progress.stage)
+                else:
+                    _take(decode(event.data, _Chunk), screen, answer, begin)
+        raise AnswerBroken("the answer ended before it was complete; see `modelrunner logs`")
+    finally:
+        answer.total = time.monotonic() - begin
+        screen.finish()
+
+
+def _take(chunk: _Chunk, screen: Screen, answer: Answer, begin: float) -> None:
+    if chunk.error is not None:
+        raise failure(chunk.error)
+    answer.usage = chunk.usage or answer.usage
+    answer.timings = chunk.timings or answer.timings
+    for choice in chunk.choices:
+        answer.finish_reason = choice.finish_reason or answer.finish_reason
+        if answer.first_token is None and (choice.delta.content or choice.delta.reasoning_content):
+            answer.first_token = time.monotonic() - begin
+        if choice.delta.reasoning_content:
+            screen.thought(choice.delta.reasoning_content)
+        if choice.delta.content:
+            answer.text += choice.delta.content
+            screen.text(choice.delta.content)
+
+
+def show_timings(answer: Answer) -> None:
+    """Of the engine where it says (llama.cpp's `timings`), else as measured here; on stderr."""
+    spans = {"total": answer.total} | ({} if answer.first_token is None else {"first token": answer.first_token})
+    for part in answer.server_timing.split(","):
+        name, _, milliseconds = part.strip().partition(";dur=")
+        if name in ("queue", "load") and milliseconds:
+            spans[name] = float(milliseconds) / 1000
+    for name, seconds in reversed(spans.items()):
+        note(f"{name + ':':<13}{format_duration(round(seconds, 3))}")
+    speeds = answer.timings
+    for name, counted, timed in (("prompt", "prompt_tokens", "prompt"), ("answer", "completion_tokens", "predicted")):
+        count = answer.usage.get(counted, speeds.get(f"{timed}_n"))
+        rate = speeds.get(f"{timed}_per_second")
+        if count is not None:
+            note(f"{name + ':':<13}{count} tokens" + (f", {rate:.1f} tokens/s" if rate else ""))

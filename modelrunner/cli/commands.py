@@ -1,0 +1,69 @@
+"""The list of commands. A command's module is imported when it runs, so that none pays for the others."""
+
+from importlib import import_module
+
+import click
+
+from modelrunner import __version__
+
+# Heading -> command -> (module:function, one line of help). The help stands here too, for `modelrunner --help`.
+SECTIONS = {
+    "Models": {
+        "run": ("run:run", "Ask a model, or chat with it"),
+        "pull": ("models:pull", "Download a model"),
+        "list": ("models:list_models", "List the models on this machine"),
+        "inspect": ("models:inspect", "Show what is known about a model"),
+        "tag": ("models:tag", "Give a model another name"),
+        "rm": ("models:remove", "Remove models"),
+        "package": ("models:package", "Make a model of a file"),
+        "df": ("models:disk_usage", "Show how much disk models and engines use"),
+    },
+    "Runners": {
+        "ps": ("runners:list_runners", "List the models that are loaded"),
+        "unload": ("runners:unload", "Stop models that are loaded"),
+        "configure": ("runners:configure", "Show or change how a model is run"),
+    },
+    "Engines": {
+        "install": ("engines:install", "Install an inference engine"),
+        "update": ("engines:update", "Bring an engine to the version that belongs to this release"),
+        "uninstall": ("engines:uninstall", "Remove an engine"),
+    },
+    "Daemon": {
+        "status": ("daemon:status", "Show the daemon, its engines and its memory"),
+        "logs": ("daemon:logs", "Show the log of the daemon or of a runner"),
+        "serve": ("daemon:serve", "Run the daemon in the foreground"),
+        "shutdown": ("daemon:shutdown", "Stop the daemon and everything that it runs"),
+        "version": ("daemon:version", "Show the versions of the command line and of the daemon"),
+    },
+}
+ALIASES = {"ls": "list", "stop": "unload"}
+
+_HOMES = {name: home for section in SECTIONS.values() for name, (home, _) in section.items()}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_HOMES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        home = _HOMES.get(ALIASES.get(cmd_name, cmd_name))
+        if home is None:
+            return None
+        module, _, function = home.partition(":")
+        command: click.Command = getattr(import_module(f"modelrunner.cli.{module}"), function)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        also = {name: alias for alias, name in ALIASES.items()}
+        for heading, commands in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{n}, {also[n]}" if n in also else n, line) for n, (_, line) in commands.items()])
+
+
+@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Run language models on this machine."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())

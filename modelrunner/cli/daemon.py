@@ -1,0 +1,152 @@
+"""The commands about the daemon itself."""
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from platform import python_version
+
+import click
+import msgspec
+
+from modelrunner import __version__, api
+from modelrunner.cli import output
+from modelrunner.cli.options import json_option, with_client
+from modelrunner.client import Client, decode, path
+from modelrunner.errors import DaemonUnreachable, ModelRunnerError, NotFound
+from modelrunner.units import format_bytes
+
+STOP_LIMIT = 120.0  # seconds until a daemon that was asked to stop must be gone
+_POLL = 0.02
+
+
+@click.command()
+@json_option
+@with_client(start=False)
+def status(client: Client, as_json: bool) -> None:
+    """Show the daemon, its engines and its memory."""
+    raw = client.fetch("GET", "/version")
+    found = decode(raw, api.Status)
+    if as_json:
+        output.json(raw)
+        return
+    output.fields(
+        [
+            ("running", f"process {found.pid}, version {found.version}"),
+            ("socket", found.socket),
+            ("listen", found.listen or "none"),
+            ("data", found.data_dir),
+            *((f"engine {name}", text) for name, text in found.backends.items()),
+            *((f"memory {name}", format_bytes(count)) for name, count in found.memory.items()),
+        ]
+    )
+
+
+@click.command()
+@click.argument("name", required=False, metavar="[MODEL|RUNNER]")
+@click.option("-f", "--follow", is_flag=True, help="Go on as it grows, until Ctrl-C.")
+@with_client(start=False)
+def logs(client: Client, name: str | None, follow: bool) -> None:
+    """Show the log of the daemon or of a runner.
+
+    A runner is named by its model, or by its ID as `modelrunner ps` shows it.
+    """
+    flag = "true" if follow else None
+    if name is None:
+        return _print_log(client, path("logs", follow=flag))
+    try:
+        _print_log(client, path("logs", follow=flag, runner=name))
+    except NotFound:
+        _print_log(client, path("logs", follow=flag, model=name))
+
+
+@click.command()
+@click.option("--listen", metavar="HOST:PORT", help="The TCP address; empty for none.")
+@click.option("--socket", metavar="PATH", help="The Unix socket.")
+def serve(listen: str | None, socket: str | None) -> None:
+    """Run the daemon in the foreground."""
+    import uvloop
+
+    from modelrunner.config import Settings
+    from modelrunner.locations import Locations
+    from modelrunner.server.app import serve as run_daemon
+
+    settings = Settings.load(Locations.find(), listen=listen, socket=os.path.abspath(socket) if socket else None)
+    uvloop.run(run_daemon(settings))
+
+
+@click.command()
+@with_client(start=False)
+def shutdown(client: Client) -> None:
+    """Stop the daemon and everything that it runs.
+
+    Answers that are under way may end first. Returns once the daemon is gone.
+    """
+    pid = client.call("GET", "/version", api.Status).pid if client.host.startswith("unix:") else None
+    with _process(pid) as has_ended:
+        client.fetch("POST", "/shutdown")
+        end = time.monotonic() + STOP_LIMIT
+        while _answers(client) or not has_ended():
+            if time.monotonic() > end:
+                raise ModelRunnerError(f"the daemon does not end (process {pid or 'unknown'}); see `modelrunner logs`")
+            time.sleep(_POLL)
+    output.note("the daemon has ended")
+
+
+@click.command()
+@json_option
+@with_client(start=False)
+def version(client: Client, as_json: bool) -> None:
+    """Show the versions of the command line and of the daemon."""
+    daemon = None
+    with suppress(DaemonUnreachable):
+        daemon = client.call("GET", "/version", api.Status).version
+    if as_json:
+        output.json(msgspec.json.encode({"client": __version__, "daemon": daemon, "python": python_version()}))
+    else:
+        output.fields([("modelrunner", __version__), ("daemon", daemon or "none runs"), ("python", python_version())])
+
+
+def _print_log(client: Client, where: str) -> None:
+    with client.open("GET", where) as response:
+        for line in client.lines(response):
+            sys.stdout.write(output.shown(line.decode("utf-8", "replace"), sys.stdout))
+            sys.stdout.flush()
+
+
+def _answers(client: Client) -> bool:
+    try:
+        client.fetch("GET", "/health")
+    except ModelRunnerError:
+        return False
+    return True
+
+
+@contextmanager
+def _process(pid: int | None) -> Iterator[Callable[[], bool]]:
+    """Tells whether the process has ended, so that a new daemon finds the place free; without a pid, which a daemon
+    elsewhere has not, it has. A pidfd knows a zombie from a living process, where the system has such things."""
+    if pid is None:
+        yield lambda: True
+    elif sys.platform == "linux":
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:  # it is in another process namespace
+            yield lambda: True
+            return
+        try:
+            yield lambda: bool(select.select([descriptor], [], [], 0)[0])
+        finally:
+            os.close(descriptor)
+    else:
+        yield lambda: not _exists(pid)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

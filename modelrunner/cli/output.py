@@ -1,0 +1,85 @@
+"""What people see: text made safe for a terminal, tables, JSON, notes and errors.
+
+A terminal obeys control characters, and names, logs and answers come from elsewhere: on a terminal such characters are
+shown, never sent. Into a pipe or file everything goes as it is.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+# What a terminal acts upon: C0 but newline and tab, DEL, C1, and the marks that turn the direction of text.
+_ACTED_UPON = [*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+_SHOWN: dict[int, str | None] = {c: f"\\x{c:02x}" if c < 0x100 else f"\\u{c:04x}" for c in _ACTED_UPON}
+_SHOWN |= {ord("\n"): "\n", ord("\t"): "\t", ord("\r"): None}
+
+DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
+
+
+def clean(text: str) -> str:
+    """Without what a terminal acts upon: ESC becomes `\\x1b`, carriage returns vanish, newline and tab stay."""
+    return text.translate(_SHOWN)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    return not stream.closed and stream.isatty()
+
+
+def shown(text: str, stream: TextIO) -> str:
+    """`text` as it may be written to `stream`."""
+    return clean(text) if is_terminal(stream) else text
+
+
+def styled(text: str, style: str, stream: TextIO) -> str:
+    """In `style` where `stream` is a terminal that may have it (https://no-color.org)."""
+    return f"{style}{text}{PLAIN}" if has_styles(stream) else text
+
+
+def has_styles(stream: TextIO) -> bool:
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def say(text: str) -> None:
+    """A line of what was asked for."""
+    print(shown(text, sys.stdout))
+
+
+def note(text: str) -> None:
+    """A line about what is going on."""
+    print(shown(text, sys.stderr), file=sys.stderr, flush=True)
+
+
+def report(message: str, *, retry_after: float | None = None) -> None:
+    """An error, on one line."""
+    again = f"; try again in {retry_after:.0f} s" if retry_after else ""
+    line = " ".join(shown(message, sys.stderr).split()) + again
+    print(styled("error:", RED, sys.stderr), line, file=sys.stderr, flush=True)
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Columns as wide as their widest cell; the last one as long as it is."""
+    cells = [[" ".join(shown(cell, sys.stdout).split()) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        return "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+    print(styled(line(headings), BOLD, sys.stdout))
+    for row in cells:
+        print(line(row))
+
+
+def fields(pairs: Iterable[tuple[str, str]]) -> None:
+    """Names and values, one pair a line."""
+    known = [(name, " ".join(shown(value, sys.stdout).split())) for name, value in pairs]
+    width = max((len(name) for name, _ in known), default=0)
+    for name, value in known:
+        print(f"{name.ljust(width)}  {value}".rstrip())
+
+
+def json(text: bytes) -> None:
+    """The daemon's own JSON, indented."""
+    import msgspec
+
+    print(shown(msgspec.json.format(text, indent=2).decode(), sys.stdout))

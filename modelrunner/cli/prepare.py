@@ -1,0 +1,60 @@
+"""What must be there before a model can be asked: the model, its engine, and the configuration that was wished for."""
+
+from modelrunner import api
+from modelrunner.cli.output import note
+from modelrunner.cli.progress import follow
+from modelrunner.client import Client, path
+from modelrunner.errors import ModelNotFound, ModelRunnerError
+
+
+def prepare(client: Client, model: str, *, backend: str | None, context_size: int | None) -> str:
+    """Pulls and installs what is missing, having said so, and returns the name to ask for. `backend` and
+    `context_size` are written into the model's configuration: a request itself never reloads a model."""
+    try:
+        client.fetch("GET", path("models", model))
+    except ModelNotFound:
+        note(f"{model} is not here yet: pulling it")
+        model = pull(client, model)
+    if backend is not None or context_size is not None:
+        changes = {"backend": backend, "context-size": context_size}
+        wanted = {name: value for name, value in changes.items() if value is not None}
+        client.fetch("POST", "/engines/_configure", {"model": model, **wanted})
+    _install_engine(client, model)
+    return model
+
+
+def pull(client: Client, source: str, *, name: str | None = None) -> str:
+    """Downloads (or packages) with progress; returns the model's name."""
+    try:
+        last = follow(client.progress("/models/create", api.PullRequest(from_=source, name=name)))
+    except KeyboardInterrupt:
+        note("stopped; the same command goes on where it was")
+        raise
+    if last is None or last.type != "success":
+        raise ModelRunnerError(f"the pull of {source} ended without a result; see `modelrunner logs`")
+    return last.model or name or source
+
+
+def install(client: Client, backend: str, *, build: bool = False, action: str = "install") -> str:
+    """Installs or updates or uninstalls an engine, with progress; returns the daemon's closing sentence."""
+    body = api.InstallRequest(backend, build)
+    last = follow(client.progress(f"/engines/{action}-backend", body))
+    if last is None or last.type != "success":
+        raise ModelRunnerError(f"the {action} of {backend} ended without a result; see `modelrunner logs`")
+    return last.message
+
+
+def is_missing(status: str) -> bool:
+    """Whether a text of GET /engines/status says that the engine is not installed: its label is fixed by the wire
+    format, and the class that parses it comes with a library that takes longer to load than most commands run."""
+    return status.partition(":")[0] in ("", "Not Installed")
+
+
+def _install_engine(client: Client, model: str) -> None:
+    backend = client.call("GET", path("v1", "models", model), dict[str, object]).get("backend")
+    if not isinstance(backend, str):
+        return  # nothing here runs it: the request will be told why
+    status = client.call("GET", "/engines/status", dict[str, str]).get(backend)
+    if status is not None and is_missing(status):
+        note(f"{backend} is not installed yet: installing it")
+        install(client, backend)

@@ -1,0 +1,97 @@
+"""Shows how far a pull or an installation is: a bar on a terminal, a line now and then elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from modelrunner.api import Progress
+from modelrunner.cli.output import is_terminal, note, shown
+from modelrunner.units import format_bytes, format_duration
+
+_BETWEEN_LINES = 5.0  # seconds
+_FEWEST_BYTES = 1000  # a smaller total counts steps
+
+
+class _View(Protocol):
+    def show(self, line: Progress) -> None: ...
+
+
+def follow(lines: Iterable[Progress]) -> Progress | None:
+    """Shows every line on stderr and returns the last one."""
+    last = None
+    with _bar() if is_terminal(sys.stderr) else _plain() as view:
+        for line in lines:
+            last = line
+            if line.type == "warning":
+                note(f"warning: {line.message}")
+            else:
+                view.show(line)
+    return last
+
+
+def amount(line: Progress) -> str:
+    """`12MiB of 92MiB, 3.1MiB/s, 26s left`, as far as it is known."""
+    if not line.total:
+        return format_bytes(line.current) if line.current else ""
+    if line.total < _FEWEST_BYTES:
+        return f"step {line.current} of {line.total}"
+    parts = [f"{format_bytes(line.current)} of {format_bytes(line.total)}"]
+    if line.rate > 0:
+        parts.append(f"{format_bytes(line.rate)}/s")
+        if line.current < line.total:
+            parts.append(f"{format_duration(round((line.total - line.current) / line.rate))} left")
+    return ", ".join(parts)
+
+
+def title(line: Progress) -> str:
+    """The phase and what it is about, on one line."""
+    return " ".join(shown(line.message or line.phase, sys.stderr).split())
+
+
+class _Lines:
+    """For logs and pipes: each new phase, and a sign of life every few seconds."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+        self._next = 0.0
+
+    def show(self, line: Progress) -> None:
+        phase, now = line.phase or line.message, time.monotonic()
+        if phase != self._phase or now >= self._next or line.type == "success":
+            self._phase, self._next = phase, now + _BETWEEN_LINES
+            note(": ".join(filter(None, (title(line), amount(line)))))
+
+
+@contextmanager
+def _plain() -> Iterator[_View]:
+    yield _Lines()
+
+
+@contextmanager
+def _bar() -> Iterator[_View]:
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=30),
+        TextColumn("{task.fields[amount]}", markup=False),
+    )
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=None, amount="")
+
+        class Bar:
+            def show(self, line: Progress) -> None:
+                bars.update(
+                    task,
+                    description=title(line),
+                    total=line.total or None,
+                    completed=line.current,
+                    amount=amount(line),
+                )
+
+        yield Bar()

@@ -1,0 +1,30 @@
+"""Points in time as people say them."""
+
+from datetime import UTC, datetime
+
+_UNITS = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
+
+
+def span(seconds: float) -> str:
+    """The largest unit, rounded: "4 minutes"."""
+    for name, size in _UNITS:
+        count = round(seconds / size)
+        if count >= 1:
+            return f"{count} {name}" + ("s" if count > 1 else "")
+    return "now"
+
+
+def relative(moment: datetime, now: datetime) -> str:
+    """ "3 hours ago", "in 4 minutes", "now"."""
+    seconds = (moment - now).total_seconds()
+    text = span(abs(seconds))
+    return text if text == "now" else f"in {text}" if seconds > 0 else f"{text} ago"
+
+
+def ago(unix: float) -> str:
+    return relative(datetime.fromtimestamp(unix, UTC), datetime.now(UTC))
+
+
+def until(rfc3339: str | None) -> str:
+    """ "never" for None: what has no end."""
+    return relative(datetime.fromisoformat(rfc3339), datetime.now(UTC)) if rfc3339 else "never"
