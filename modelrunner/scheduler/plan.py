@@ -2,6 +2,7 @@
 out. The rules are those of docs/scheduling: a failed start answers everybody once; oldest request first; memory counts
 until the process is gone; the cheapest unleased runners go first, then busy ones are drained; a pin holds."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -143,7 +144,7 @@ class _Plan:
                 expires = slot.last_used + slot.keep_alive
                 if expires <= self._now:
                     self._stop(slot, Reason.IDLE)
-                else:
+                elif expires < math.inf:
                     self._wakes.append(expires)
 
     def _admit(self, group: Group) -> None:

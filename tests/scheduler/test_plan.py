@@ -1,0 +1,397 @@
+"""Decisions as values: a state in, actions out."""
+
+import math
+
+import pytest
+
+from modelrunner.errors import (
+    BackendUnavailable,
+    BackingOff,
+    EngineFailed,
+    InsufficientMemory,
+    ModelRunnerError,
+    ShuttingDown,
+    TimedOut,
+)
+from modelrunner.scheduler.plan import MAX_BACKOFF, is_full, is_warm, next_failure, plan
+from modelrunner.scheduler.state import (
+    Action,
+    Admit,
+    Drain,
+    Failure,
+    Forget,
+    Grant,
+    Group,
+    Phase,
+    Policy,
+    Reason,
+    Refuse,
+    Request,
+    Slot,
+    Start,
+    State,
+    Stop,
+    WakeAt,
+    reload_cost,
+)
+from modelrunner.types import Mode, RequiredMemory, RunnerKey
+
+NOW = 1000.0
+POLICY = Policy(max_wait=100.0, patience=5.0)
+
+
+def key(name: str) -> RunnerKey:
+    return RunnerKey("fake", name, Mode.COMPLETION)
+
+
+def group(name: str, need: int | None, *since: float, first: int = 1, vram: tuple[int, ...] = ()) -> Group:
+    waiting = tuple(Request(first + i, at) for i, at in enumerate(since or (NOW,)))
+    return Group(key(name), waiting, None if need is None else RequiredMemory(need, vram), name)
+
+
+def slot(
+    name: str,
+    size: int,
+    phase: Phase = Phase.READY,
+    *,
+    idle: float = 10.0,
+    leases: int = 0,
+    keep_alive: float = 300.0,
+    pinned: bool = False,
+    drain: Reason | None = None,
+    vram: tuple[int, ...] = (),
+    load: float = 1.0,
+) -> Slot:
+    return Slot(
+        key(name),
+        phase,
+        RequiredMemory(size, vram),
+        leases,
+        NOW - idle,
+        keep_alive,
+        pinned,
+        load,
+        drain,
+        phase is not Phase.STARTING,
+    )
+
+
+def ended(name: str, error: BaseException | None, was_ready: bool = False) -> Slot:
+    return Slot(key(name), Phase.ENDED, RequiredMemory(5), was_ready=was_ready, error=error)
+
+
+def decide(*parts: Group | Slot, budget: int = 10, vram: tuple[int, ...] = (), **more: object) -> list[Action]:
+    """The plan, without its wake-up."""
+    return [a for a in everything(*parts, budget=budget, vram=vram, **more) if not isinstance(a, WakeAt)]
+
+
+def everything(*parts: Group | Slot, budget: int = 10, vram: tuple[int, ...] = (), **more: object) -> list[Action]:
+    groups = tuple(p for p in parts if isinstance(p, Group))
+    slots = tuple(p for p in parts if isinstance(p, Slot))
+    state = State(groups, slots, RequiredMemory(budget, vram), **({"policy": POLICY} | more))  # type: ignore[arg-type]
+    return plan(state, NOW)
+
+
+def refusal(actions: list[Action]) -> ModelRunnerError:
+    [action] = actions
+    assert isinstance(action, Refuse)
+    assert isinstance(action.error, ModelRunnerError)
+    return action.error
+
+
+def wake(actions: list[Action]) -> float:
+    [at] = [a.time for a in actions if isinstance(a, WakeAt)]
+    return at
+
+
+# Oldest first
+
+
+def test_a_ready_runner_serves_everybody_who_waits_for_it() -> None:
+    assert decide(group("a", 4, 1, 2, 3), slot("a", 4)) == [Grant(key("a"), (1, 2, 3))]
+
+
+def test_many_waiters_are_one_start() -> None:
+    assert decide(group("a", 4, *[NOW] * 50)) == [Start(key("a"), RequiredMemory(4))]
+
+
+def test_a_load_in_progress_is_waited_for() -> None:
+    assert decide(group("a", 4), slot("a", 4, Phase.STARTING)) == []
+
+
+def test_nothing_is_started_before_the_estimate_is_known() -> None:
+    assert decide(group("a", None)) == []
+
+
+def test_two_that_fit_together_start_together() -> None:
+    assert decide(group("a", 4, 1.0 + NOW - 10), group("b", 6, NOW - 1, first=2)) == [
+        Start(key("a"), RequiredMemory(4)),
+        Start(key("b"), RequiredMemory(6)),
+    ]
+
+
+def test_the_older_request_starts_first_whatever_the_order_of_the_queues() -> None:
+    older, younger = group("old", 6, NOW - 2, first=9), group("young", 6, NOW - 1, first=1)
+    assert decide(younger, older) == [Start(key("old"), RequiredMemory(6))]
+
+
+def test_small_models_do_not_take_the_room_that_an_older_request_waits_for() -> None:
+    big, small = group("big", 9, NOW - 2), group("small", 3, NOW - 1, first=2)
+    assert decide(big, small, slot("leaving", 6, Phase.STOPPING)) == []
+
+
+def test_a_small_model_starts_in_the_room_that_the_older_request_leaves_over() -> None:
+    big, small = group("big", 7, NOW - 2), group("small", 3, NOW - 1, first=2)
+    assert decide(big, small, slot("leaving", 6, Phase.STOPPING)) == [Start(key("small"), RequiredMemory(3))]
+
+
+def test_never_a_second_runner_of_a_key_while_the_first_is_still_there() -> None:
+    assert decide(group("a", 4), slot("a", 4, Phase.STOPPING)) == []
+    assert decide(group("a", 4), slot("a", 4, Phase.DRAINING, leases=1, drain=Reason.UNLOAD)) == []
+
+
+# Keep-alive
+
+
+def test_an_unused_runner_stops_when_its_keep_alive_has_passed() -> None:
+    assert decide(slot("a", 4, idle=300, keep_alive=300)) == [Stop(key("a"), Reason.IDLE)]
+    assert everything(slot("a", 4, idle=299, keep_alive=300)) == [WakeAt(NOW + 1)]
+
+
+def test_a_used_runner_has_no_idle_timer() -> None:
+    assert everything(slot("a", 4, idle=500, leases=1)) == []
+
+
+def test_a_waiting_request_comes_before_the_idle_timer() -> None:
+    assert decide(group("a", 4), slot("a", 4, idle=500)) == [Grant(key("a"), (1,))]
+
+
+def test_keep_alive_zero_stops_at_once_and_infinite_never() -> None:
+    assert decide(slot("a", 4, idle=0, keep_alive=0)) == [Stop(key("a"), Reason.IDLE)]
+    assert everything(slot("a", 4, idle=1e9, keep_alive=math.inf)) == []
+
+
+def test_a_pinned_runner_has_no_idle_timer() -> None:
+    assert everything(slot("a", 4, idle=500, pinned=True)) == []
+
+
+# Room
+
+
+def test_memory_counts_until_the_process_is_gone() -> None:
+    assert decide(group("b", 6), slot("a", 6, Phase.STOPPING)) == []
+    assert decide(group("b", 6), slot("a", 6, Phase.ENDED)) == [Forget(key("a")), Start(key("b"), RequiredMemory(6))]
+
+
+def test_the_least_recently_used_runner_goes_and_no_other() -> None:
+    runners = [slot("new", 3, idle=1), slot("old", 3, idle=50), slot("middle", 3, idle=20)]
+    assert decide(group("x", 4), *runners) == [Stop(key("old"), Reason.ROOM)]
+
+
+def test_an_idle_burst_evicts_just_enough() -> None:
+    runners = [slot(f"m{i}", 2, idle=10 + i) for i in range(5)]
+    assert decide(group("x", 4), *runners) == [Stop(key("m4"), Reason.ROOM), Stop(key("m3"), Reason.ROOM)]
+
+
+def test_a_victim_that_turns_out_to_be_needless_stays() -> None:
+    assert decide(group("x", 9), slot("small", 1, idle=100), slot("big", 9, idle=90)) == [Stop(key("big"), Reason.ROOM)]
+
+
+def test_one_long_idle_runner_goes_rather_than_two() -> None:
+    runners = [slot("a", 2, idle=100), slot("b", 2, idle=90), slot("c", 4, idle=80)]
+    assert decide(group("x", 6), *runners) == [Stop(key("c"), Reason.ROOM)]
+
+
+def test_a_policy_may_weigh_the_time_of_loading_again() -> None:
+    runners = [slot("slow", 5, idle=50, load=60), slot("fast", 5, idle=20, load=0.5)]
+    policy = Policy(max_wait=100.0, patience=5.0, cost=reload_cost)
+    assert decide(group("x", 5), *runners) == [Stop(key("slow"), Reason.ROOM)]
+    assert decide(group("x", 5), *runners, policy=policy) == [Stop(key("fast"), Reason.ROOM)]
+
+
+def test_keep_alive_without_end_is_no_pin() -> None:
+    assert decide(group("x", 6), slot("a", 6, keep_alive=math.inf)) == [Stop(key("a"), Reason.ROOM)]
+
+
+def test_a_load_that_everybody_left_may_be_evicted_but_no_other_load() -> None:
+    abandoned = slot("a", 6, Phase.STARTING)
+    assert decide(group("x", 6), abandoned) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(group("x", 6, NOW - 50), group("a", 6, NOW, first=2), abandoned) == []
+
+
+def test_room_that_is_on_its_way_is_not_made_twice() -> None:
+    assert decide(group("x", 6), slot("a", 6, Phase.STOPPING), slot("b", 4)) == []
+
+
+def test_each_device_has_its_own_room() -> None:
+    first, second = slot("a", 1, vram=(8, 0), idle=99), slot("b", 1, vram=(0, 8))
+    actions = decide(group("x", 1, vram=(0, 8)), first, second, vram=(8, 8))
+    assert actions == [Stop(key("b"), Reason.ROOM)]
+    assert decide(group("x", 1, vram=(0, 8)), first, vram=(8, 8)) == [Start(key("x"), RequiredMemory(1, (0, 8)))]
+
+
+# Busy runners
+
+
+def test_a_busy_runner_is_drained_only_after_the_patience_of_who_waits() -> None:
+    busy = slot("a", 6, leases=1)
+    assert everything(group("x", 6, NOW - 4), busy) == [WakeAt(NOW + 1)]
+    assert decide(group("x", 6, NOW - 5), busy) == [Drain(key("a"), Reason.ROOM)]
+
+
+def test_idle_runners_go_before_busy_ones() -> None:
+    assert decide(group("x", 4, NOW - 50), slot("a", 5, leases=1), slot("b", 5, idle=0)) == [
+        Stop(key("b"), Reason.ROOM)
+    ]
+
+
+def test_the_least_recently_used_busy_runner_is_drained_with_the_idle_one_that_it_takes() -> None:
+    runners = [slot("a", 4, leases=1, idle=3), slot("b", 4, leases=1, idle=9), slot("c", 2)]
+    assert decide(group("x", 6, NOW - 50), *runners) == [Stop(key("c"), Reason.ROOM), Drain(key("b"), Reason.ROOM)]
+
+
+def test_a_drained_runner_stops_after_its_last_lease() -> None:
+    draining = slot("a", 6, Phase.DRAINING, leases=1, drain=Reason.ROOM)
+    assert decide(group("x", 6, NOW - 50), draining) == []
+    drained = slot("a", 6, Phase.DRAINING, drain=Reason.ROOM)
+    assert decide(group("x", 6, NOW - 50), drained) == [Stop(key("a"), Reason.ROOM)]
+
+
+def test_a_drain_is_taken_back_when_nobody_waits_for_the_room_any_more() -> None:
+    draining = slot("a", 6, Phase.DRAINING, leases=1, drain=Reason.ROOM)
+    assert decide(draining) == [Admit(key("a"))]
+    assert decide(group("a", 6), draining) == [Admit(key("a")), Grant(key("a"), (1,))]
+    unloaded = slot("a", 6, Phase.DRAINING, leases=1, drain=Reason.UNLOAD)
+    assert decide(group("a", 6), unloaded) == []
+
+
+def test_a_drain_that_an_older_request_needs_is_not_taken_back_for_the_runners_own_queue() -> None:
+    draining = slot("a", 6, Phase.DRAINING, leases=1, drain=Reason.ROOM)
+    assert decide(group("a", 6, NOW - 1, first=2), group("x", 6, NOW - 50), draining) == []
+
+
+# Pins
+
+
+def test_a_pinned_runner_is_never_evicted_and_who_needs_its_room_is_refused() -> None:
+    error = refusal(decide(group("x", 6, NOW - 99), slot("a", 6, pinned=True, keep_alive=math.inf)))
+    assert isinstance(error, InsufficientMemory)
+    assert "pinned" in error.message
+
+
+def test_a_pinned_model_that_was_unloaded_gives_its_room() -> None:
+    assert decide(group("x", 6), slot("a", 6, Phase.STOPPING, pinned=True)) == []
+
+
+def test_what_can_never_fit_is_refused_with_the_figures_and_evicts_nothing() -> None:
+    error = refusal(decide(group("x", 11), slot("a", 6)))
+    assert isinstance(error, InsufficientMemory)
+    assert "needed 11, free 4, budget 10 bytes" in error.message
+
+
+def test_a_device_that_is_too_small_is_named() -> None:
+    error = refusal(decide(group("x", 1, vram=(9,)), vram=(8,)))
+    assert "device 0: needed 9, free 8, budget 8 bytes" in error.message
+
+
+# Failures
+
+
+def test_a_failed_start_answers_everybody_once_and_starts_nothing() -> None:
+    fault = EngineFailed("no such tensor")
+    actions = decide(group("a", 5, *[NOW] * 50), ended("a", fault))
+    assert actions == [Refuse(key("a"), tuple(range(1, 51)), fault), Forget(key("a"), Failure(1, NOW + 1.0, fault))]
+    assert isinstance(actions[0], Refuse)
+    assert actions[0].error is fault
+
+
+def test_who_comes_during_the_pause_is_told_how_long_it_lasts() -> None:
+    failures = {key("a"): Failure(2, NOW + 1.5, EngineFailed("no such tensor"))}
+    error = refusal(decide(group("a", 5), failures=failures))
+    assert isinstance(error, BackingOff)
+    assert error.retry_after == 1.5
+    assert "no such tensor" in error.message
+
+
+def test_after_the_pause_it_is_tried_again() -> None:
+    failures = {key("a"): Failure(2, NOW, EngineFailed("x"))}
+    assert decide(group("a", 5), failures=failures) == [Start(key("a"), RequiredMemory(5))]
+
+
+def test_the_pauses_double_up_to_a_limit_and_are_forgotten() -> None:
+    failure, now, pauses = None, 0.0, []
+    for _ in range(9):
+        failure = next_failure(failure, EngineFailed("x"), now)
+        pauses.append(failure.until - now)
+        now = failure.until
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert next_failure(failure, EngineFailed("x"), now + MAX_BACKOFF).count == 1
+
+
+def test_an_engine_that_is_not_installed_is_no_failed_start() -> None:
+    fault = BackendUnavailable("install it")
+    assert decide(group("a", 5), ended("a", fault)) == [Refuse(key("a"), (1,), fault), Forget(key("a"))]
+
+
+def test_after_a_crash_the_waiting_get_a_new_runner() -> None:
+    crash = ended("a", EngineFailed("signal 11"), was_ready=True)
+    assert decide(group("a", 5), crash) == [Forget(key("a")), Start(key("a"), RequiredMemory(5))]
+
+
+def test_a_runner_that_we_stopped_while_it_started_refuses_nobody() -> None:
+    assert decide(group("a", 5), ended("a", None)) == [Forget(key("a")), Start(key("a"), RequiredMemory(5))]
+
+
+# Time and closing
+
+
+def test_who_waited_too_long_is_refused_alone() -> None:
+    actions = everything(group("x", 6, NOW - 100, NOW - 90), slot("x", 6, Phase.STARTING))
+    assert actions == [Refuse(key("x"), (1,), TimedOut("")), WakeAt(NOW + 10)]
+    assert isinstance(actions[0], Refuse)
+    assert isinstance(actions[0].error, TimedOut)
+    assert "load" in str(actions[0].error)
+
+
+def test_a_ready_runner_comes_before_the_limit() -> None:
+    assert decide(group("x", 6, NOW - 100), slot("x", 6)) == [Grant(key("x"), (1,))]
+
+
+def test_the_earliest_time_is_the_wake_up() -> None:
+    assert wake(everything(slot("a", 1, idle=295), slot("b", 1, idle=290))) == NOW + 5
+
+
+def test_closing_refuses_stops_and_drains() -> None:
+    runners = [slot("idle", 1), slot("busy", 1, leases=1), slot("loading", 1, Phase.STARTING)]
+    actions = decide(group("idle", 1), group("new", 1, first=2), *runners, closing=True)
+    refused = [a.error for a in actions if isinstance(a, Refuse)]
+    assert [type(e) for e in refused] == [ShuttingDown, ShuttingDown]
+    assert actions[2:] == [
+        Stop(key("idle"), Reason.SHUTDOWN),
+        Drain(key("busy"), Reason.SHUTDOWN),
+        Stop(key("loading"), Reason.SHUTDOWN),
+    ]
+
+
+# The two questions asked before queueing
+
+
+@pytest.mark.parametrize(
+    ("phase", "waiting", "in_use", "warm"),
+    [
+        (Phase.READY, 0, 3, True),
+        (Phase.READY, 1, 0, False),
+        (Phase.READY, 0, 4, False),
+        (Phase.STARTING, 0, 0, False),
+        (Phase.DRAINING, 0, 0, False),
+        (Phase.STOPPING, 0, 0, False),
+    ],
+)
+def test_warm_is_ready_unqueued_and_not_overrun(phase: Phase, waiting: int, in_use: int, warm: bool) -> None:
+    assert is_warm(phase, waiting, in_use, limit=4) is warm
+
+
+def test_requests_that_wait_inside_the_engine_count_as_waiting() -> None:
+    assert not is_full(waiting=0, in_use=4, parallel=4, max_queue=1)
+    assert is_full(waiting=0, in_use=5, parallel=4, max_queue=1)
+    assert is_full(waiting=1, in_use=0, parallel=4, max_queue=1)
