@@ -1,0 +1,72 @@
+"""After every test: no task, child process, socket or file descriptor is left.
+
+The test process is a subreaper, so that whatever outlives its own parent comes to us and is found.
+"""
+
+import asyncio
+import ctypes
+import gc
+import inspect
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+
+import psutil
+import pytest
+
+PR_SET_CHILD_SUBREAPER = 36
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Set up first and torn down last: what a test's own fixtures hold is closed by then, its event loop too."""
+    files, children, threads = open_files(), living_children(), set(threading.enumerate())
+    yield
+    survivors = {pid: what for pid, what in living_children().items() if pid not in children}
+    for pid in survivors:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    gc.collect()  # what closes itself only when it is collected is reported by its own ResourceWarning
+    left = [f"process {pid} {what}" for pid, what in survivors.items()]
+    left += [f"descriptor {fd} {what}" for fd, what in open_files().items() if files.get(fd) != what]
+    left += [f"thread {thread.name}" for thread in set(threading.enumerate()) - threads]
+    assert not left, "the test left behind: " + "; ".join(left)
+
+
+@pytest.fixture(autouse=True)
+def no_task_left_by_a_coroutine(request: pytest.FixtureRequest, nothing_left: None) -> None:
+    if inspect.iscoroutinefunction(getattr(request.node, "obj", None)):
+        request.getfixturevalue("no_task_left")
+
+
+@pytest.fixture
+async def no_task_left() -> AsyncIterator[None]:
+    before = asyncio.all_tasks()
+    yield
+    left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    assert not left, f"the test left tasks behind: {left}"
+
+
+def open_files() -> dict[int, str]:
+    """What each descriptor of this process is; the one that lists them is not among them."""
+    found = {}
+    for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
+        with suppress(FileNotFoundError):
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return found
+
+
+def living_children() -> dict[int, str]:
+    """Descendants, without those that have ended: an orphan that came to us and ended is nobody's leak."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            found[process.pid] = " ".join(process.cmdline())
+    return found
