@@ -46,9 +46,12 @@ def no_task_left_by_a_coroutine(request: pytest.FixtureRequest, nothing_left: No
 
 @pytest.fixture
 async def no_task_left() -> AsyncIterator[None]:
+    """A task that is on its way out, its connection closed by the other side, is given a second to end."""
     before = asyncio.all_tasks()
     yield
     left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    if left:
+        _, left = await asyncio.wait(left, timeout=1)
     assert not left, f"the test left tasks behind: {left}"
 
 

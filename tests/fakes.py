@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NoReturn
 
 from modelrunner import process
 from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, ProgressCallback
+from modelrunner.errors import BadRequest
 from modelrunner.types import (
     Bundle,
     Endpoint,
@@ -23,6 +24,7 @@ from modelrunner.types import (
 )
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
+KNOBS = frozenset(re.findall(r'"(--[a-z-]+)"', FAKE_ENGINE.read_text()))
 
 
 class FakeBackend(Backend):
@@ -67,7 +69,10 @@ class FakeBackend(Backend):
         return "1.0"
 
     def check_flags(self, flags: tuple[str, ...], mode: Mode) -> None:
-        """Every knob is allowed."""
+        """Every knob of the engine is allowed."""
+        for flag in flags[:1] + tuple(flag for flag in flags if flag.startswith("--")):
+            if flag.partition("=")[0] not in KNOBS:
+                raise BadRequest(f"{flag} is no knob of the fake engine", param="runtime-flags")
 
     def explain(self, tail: str) -> str | None:
         return "the fake engine threw up" if "fake::error" in tail else None

@@ -1,0 +1,191 @@
+"""The contract that every backend keeps, ours and anybody's, as a pytest class.
+
+A backend's test is a subclass with two fixtures:
+
+    from modelrunner.testing import BackendContract
+
+    class TestMyBackend(BackendContract):
+        @pytest.fixture
+        def backend(self, tmp_path):
+            return MyBackend(BackendContext(engines=tmp_path, cache=tmp_path, logs=tmp_path, settings={}))
+
+        @pytest.fixture
+        def spec(self, tmp_path):
+            return RunSpec("sha256:...", bundle, Mode.COMPLETION, 512, 1, ProcessOptions(tmp_path / "engine.log"))
+
+`backend` is installed already, `spec` is one that it can run. pytest-asyncio is needed, in whichever mode. Every test
+runs the backend through a `Runner`, as the daemon does. A subclass whose engine takes longer than two minutes to become
+ready sets `load_limit`, in seconds.
+"""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+import pytest
+
+from modelrunner.backend import Backend, BackendState, BackendStatus
+from modelrunner.errors import BackendExited, BadRequest, Misdirected
+from modelrunner.processtree import process_tree
+from modelrunner.runner import Runner, RunnerState
+from modelrunner.types import Endpoint, Mode, RunnerKey, RunSpec
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
+_REQUESTS: dict[Mode, tuple[str, dict[str, Any]]] = {
+    Mode.COMPLETION: ("/v1/completions", {"prompt": "Hello", "max_tokens": 4}),
+    Mode.EMBEDDING: ("/v1/embeddings", {"input": "Hello"}),
+    Mode.RERANKING: ("/v1/rerank", {"query": "Hello", "documents": ["Good day", "Goodbye"]}),
+    Mode.IMAGE_GENERATION: ("/v1/images/generations", {"prompt": "a dot", "n": 1}),
+}
+
+
+@pytest.mark.asyncio
+class BackendContract:
+    """See the module's text. The tests take `backend` and `spec`, nothing else."""
+
+    load_limit: ClassVar[float] = 120.0
+
+    async def test_name_fits_an_address(self, backend: Backend) -> None:
+        assert _NAME.fullmatch(backend.name), "lowercase, at most 32 characters, safe in a URL and in a socket's path"
+
+    async def test_says_what_it_runs(self, backend: Backend, spec: RunSpec) -> None:
+        assert spec.bundle.format in backend.formats
+        assert spec.mode in backend.modes
+        assert isinstance(backend.priority(spec.bundle), float | int)
+
+    async def test_status_is_running_and_reads_back(self, backend: Backend) -> None:
+        status = backend.status()
+        assert status.state is BackendState.RUNNING
+        assert BackendStatus.parse(str(status)) == status
+
+    async def test_disk_usage_is_a_number_of_bytes(self, backend: Backend) -> None:
+        assert await backend.disk_usage() >= 0
+
+    async def test_required_memory_is_positive_and_grows_with_the_context(
+        self, backend: Backend, spec: RunSpec
+    ) -> None:
+        small = await backend.required_memory(spec)
+        large = await backend.required_memory(replace(spec, context_size=spec.context_size * 4))
+        assert small.ram + sum(small.vram) > 0
+        assert small.ram + sum(small.vram) <= large.ram + sum(large.vram)
+
+    async def test_unknown_flags_are_refused(self, backend: Backend, spec: RunSpec) -> None:
+        for flag in ("--modelrunner-knows-no-such-flag", "positional"):
+            with pytest.raises(BadRequest):
+                backend.check_flags((flag,), spec.mode)
+
+    async def test_becomes_ready_and_answers(self, backend: Backend, spec: RunSpec) -> None:
+        async with running(backend, spec, self.load_limit) as (runner, _):
+            path, request = _REQUESTS[spec.mode]
+            body = json.dumps({"model": spec.bundle.references[0], **request}).encode()
+            status, answer = await runner.upstream.fetch("POST", path, body, timeout=self.load_limit)
+            assert status == 200, answer
+            assert isinstance(json.loads(answer), dict)
+
+    async def test_another_model_is_misdirected(self, backend: Backend, spec: RunSpec) -> None:
+        async with running(backend, spec, self.load_limit) as (runner, _):
+            runner.check_model(spec.model_id)
+            with pytest.raises(Misdirected) as caught:
+                runner.check_model("sha256:" + "f" * 64)
+            assert caught.value.status == 421
+
+    async def test_memory_can_be_measured(self, backend: Backend, spec: RunSpec) -> None:
+        async with running(backend, spec, self.load_limit) as (runner, _):
+            measured = await asyncio.to_thread(runner.measured_memory)
+            assert measured is not None
+            assert measured.ram > 0
+
+    async def test_cancelled_leaves_nothing(self, backend: Backend, spec: RunSpec) -> None:
+        async with running(backend, spec, self.load_limit) as (runner, task):
+            processes = tree(runner)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not alive(processes)
+            assert runner.state is RunnerState.STOPPING
+            assert runner.endpoint.path is None or not runner.endpoint.path.exists()
+
+    async def test_cancelled_while_starting_leaves_nothing(self, backend: Backend, spec: RunSpec) -> None:
+        runner = make_runner(backend, spec)
+        changed = asyncio.Event()
+        task = asyncio.create_task(runner.run(changed.set))
+        async with asyncio.timeout(self.load_limit):
+            await changed.wait()
+        processes = tree(runner)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not alive(processes)
+
+    async def test_killed_engine_is_reported_and_not_restarted(self, backend: Backend, spec: RunSpec) -> None:
+        async with running(backend, spec, self.load_limit) as (runner, task):
+            processes = tree(runner)
+            assert runner.pid is not None
+            os.kill(runner.pid, signal.SIGKILL)
+            async with asyncio.timeout(5):
+                with pytest.raises(BackendExited) as caught:
+                    await task
+            assert caught.value.returncode == -signal.SIGKILL
+            assert caught.value.tail, "the engine's last words"
+            assert not alive(processes)
+            assert runner.failure is caught.value
+
+
+@asynccontextmanager
+async def running(backend: Backend, spec: RunSpec, limit: float) -> AsyncIterator[tuple[Runner, "asyncio.Task[None]"]]:
+    """A runner that is ready, and its task. Fails with what the engine said if it does not get ready."""
+    runner = make_runner(backend, spec)
+    ready = asyncio.Event()
+    task = asyncio.create_task(runner.run(lambda: ready.set() if runner.state is RunnerState.READY else None))
+    is_ready = asyncio.create_task(ready.wait())
+    try:
+        await asyncio.wait([task, is_ready], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            await task
+        assert ready.is_set(), f"{backend.name} is not ready after {limit:g} seconds, but {runner.stage}"
+        yield runner, task
+    finally:
+        is_ready.cancel()
+        task.cancel()
+        await asyncio.wait([task, is_ready])
+        if not task.cancelled():
+            task.exception()
+
+
+def make_runner(backend: Backend, spec: RunSpec) -> Runner:
+    """On a Unix socket with a short path, or on a free port."""
+    key = RunnerKey(backend.name, spec.model_id, spec.mode)
+    return Runner(backend, spec, key, id="contract", endpoint=free_endpoint(backend))
+
+
+def free_endpoint(backend: Backend) -> Endpoint:
+    if not backend.uses_tcp:
+        return Endpoint(path=Path(tempfile.gettempdir()) / f"modelrunner-{os.urandom(6).hex()}.sock")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return Endpoint(host="127.0.0.1", port=probe.getsockname()[1])
+
+
+def tree(runner: Runner) -> list[psutil.Process]:
+    """The processes of its engine."""
+    return [] if runner.pid is None else process_tree(runner.pid)
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that are neither gone nor zombies of somebody else."""
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
