@@ -1,0 +1,93 @@
+"""Local files, through the public Puller into a real store."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound, ModelRunnerError
+from modelrunner.pull import Puller
+from modelrunner.pull.file import FileSource
+from modelrunner.store import Store
+from tests.pull.models import gguf, shards
+
+
+@pytest.fixture
+def puller(store: Store) -> Puller:
+    return Puller(store, [FileSource()])
+
+
+async def test_the_file_is_copied_and_stays_where_it_is(puller: Puller, store: Store, tmp_path: Path) -> None:
+    original = tmp_path / "my model %41.gguf"
+    original.write_bytes(gguf())
+    model = await puller.pull(f"file://{tmp_path}/my%20model%20%2541.gguf", lambda _: None, name="mine")
+    assert model.tags == ["mine"]
+    original.write_bytes(b"changed afterwards")
+    assert store.bundle("mine").model_file.read_bytes() == gguf()
+    assert list(store.partial.iterdir()) == []
+
+
+async def test_a_changed_file_is_taken_anew(puller: Puller, store: Store, tmp_path: Path) -> None:
+    original = tmp_path / "m.gguf"
+    original.write_bytes(gguf())
+    first = await puller.pull(original.as_uri(), lambda _: None, name="mine")
+    original.write_bytes(gguf(seed=1))
+    assert (await puller.pull(original.as_uri(), lambda _: None, name="mine")).id != first.id
+
+
+async def test_shards_come_along(puller: Puller, store: Store, tmp_path: Path) -> None:
+    for number, part in enumerate(shards(2), 1):
+        (tmp_path / f"m-{number:05}-of-00002.gguf").write_bytes(part)
+    await puller.pull(f"file://{tmp_path}/m-00001-of-00002.gguf", lambda _: None, name="mine")
+    assert [path.read_bytes() for path in store.bundle("mine").files.values()] == shards(2)
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _link(path: Path) -> None:
+    path.with_name("target").write_bytes(gguf())
+    path.symlink_to(path.with_name("target"))
+
+
+def _link_to_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (_fifo, BadRequest, "not a regular file"),
+        (Path.mkdir, BadRequest, "not a regular file"),
+        (_link, BadRequest, "symbolic link"),
+        (_link_to_device, BadRequest, "symbolic link"),
+        (lambda path: None, ModelNotFound, "there is no file"),
+        (lambda path: path.write_bytes(b"PK\3\4" * 100), InvalidModel, "does not begin with GGUF"),
+        (lambda path: path.write_bytes(b""), InvalidModel, "does not begin with GGUF"),
+        (lambda path: path.write_bytes(gguf()[:200]), InvalidModel, "invalid model"),
+    ],
+)
+async def test_what_is_no_model_file_is_refused_at_once(
+    puller: Puller, store: Store, tmp_path: Path, make: object, error: type[ModelRunnerError], message: str
+) -> None:
+    path = tmp_path / "m.gguf"
+    assert callable(make)
+    make(path)
+    with pytest.raises(error, match=message):
+        await puller.pull(path.as_uri(), lambda _: None, name="mine")
+    assert store.list() == []
+    assert list(store.partial.rglob("*.gguf")) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["file:///dev/zero", "file:///dev/null", "file:relative.gguf", "file://host/x", "file:///a%00b"]
+)
+async def test_devices_and_odd_texts(puller: Puller, text: str) -> None:
+    with pytest.raises(BadRequest):
+        await puller.pull(text, lambda _: None, name="mine")
+
+
+async def test_a_name_is_needed(puller: Puller) -> None:
+    with pytest.raises(BadRequest, match="a name"):
+        await puller.pull("file:///x.gguf", lambda _: None)
