@@ -81,7 +81,8 @@ class _Plan:
         self._stop_unused()
         for group in sorted(waiting, key=_age):
             self._admit(group)
-        self._take_back_drains()
+        if not self._state.closing:
+            self._take_back_drains()
         if self._wakes:
             self._actions.append(WakeAt(min(self._wakes)))
         return self._actions

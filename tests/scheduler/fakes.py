@@ -26,10 +26,14 @@ from modelrunner.types import (
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time stands still while something can run, and jumps to the next timer when nothing can."""
+    """Time stands still while something can run, and jumps to the next timer when nothing can. `turns` counts the turns
+    of the loop; in turn `interrupt_at` it calls `interrupt` first."""
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.turns = 0
+        self.interrupt_at: int | None = None
+        self.interrupt: Callable[[], object] = lambda: None
         super().__init__(_JumpingSelector(self))
 
     def time(self) -> float:
@@ -43,6 +47,10 @@ class _JumpingSelector(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
+        self._loop.turns += 1
+        if self._loop.turns == self._loop.interrupt_at:
+            self._loop.interrupt()
+            return ready
         if not ready and timeout is None:
             raise RuntimeError("deadlock: nothing can run and no timer is set")
         if not ready and timeout:

@@ -373,6 +373,10 @@ def test_closing_refuses_stops_and_drains() -> None:
     ]
 
 
+def test_closing_takes_no_drain_back() -> None:
+    assert decide(slot("a", 6, Phase.DRAINING, leases=1, drain=Reason.ROOM), closing=True) == []
+
+
 # The two questions asked before queueing
 
 

@@ -41,6 +41,7 @@ SIZES = {
     "huge": RequiredMemory(11),
 }
 POLICY = Policy(max_wait=30.0, patience=3.0)
+ROUNDING = 1e-6
 names = st.sampled_from(sorted(SIZES))
 
 
@@ -207,7 +208,7 @@ class PlanMachine(RuleBasedStateMachine):
             case Refuse(where, requests, error):
                 for id in requests:
                     waited = self.now - self.waiting.pop(id).since
-                    assert not isinstance(error, TimedOut) or waited >= POLICY.max_wait
+                    assert not isinstance(error, TimedOut) or waited >= POLICY.max_wait - ROUNDING
                     assert isinstance(error, InsufficientMemory) or where.model_id != "huge" or self.closing
                     self.answer(id)
             case WakeAt(at):
@@ -232,7 +233,7 @@ class PlanMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_beyond_the_limit(self) -> None:
-        assert all(self.now - w.since <= POLICY.max_wait for w in self.waiting.values())
+        assert all(self.now - w.since <= POLICY.max_wait + ROUNDING for w in self.waiting.values())
 
     @invariant()
     def nobody_waits_for_a_ready_runner(self) -> None:
@@ -249,7 +250,7 @@ class PlanMachine(RuleBasedStateMachine):
         oldest = min(blocked, key=lambda w: w.since)
         if any(w.since <= oldest.since and w.name != oldest.name for w in self.waiting.values()):
             return
-        if self.now - oldest.since >= POLICY.patience:
+        if self.now - oldest.since >= POLICY.patience + ROUNDING:
             staying = [s.memory for s in self.slots.values() if s.phase in (Phase.READY, Phase.STARTING)]
             assert (sum(staying, RequiredMemory(0)) + SIZES[oldest.name]).fits(BUDGET)
 
@@ -257,7 +258,7 @@ class PlanMachine(RuleBasedStateMachine):
     def nothing_unused_outlives_its_keep_alive(self) -> None:
         for slot in self.slots.values():
             if slot.phase is Phase.READY and not slot.leases and not slot.pinned:
-                assert self.now <= slot.last_used + slot.keep_alive
+                assert self.now <= slot.last_used + slot.keep_alive + ROUNDING
 
 
 TestPlan = PlanMachine.TestCase

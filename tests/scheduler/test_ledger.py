@@ -1,0 +1,94 @@
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from modelrunner.scheduler import Ledger
+from modelrunner.types import RequiredMemory
+from tests.scheduler.fakes import Engine, FakeBackend, target
+
+SPEC = target("a").spec
+
+
+@pytest.fixture
+def backend() -> FakeBackend:
+    return FakeBackend({"a": Engine(100), "b": Engine(50)})
+
+
+async def test_a_measurement_takes_the_place_of_the_estimate_and_survives(tmp_path: Path, backend: FakeBackend) -> None:
+    file = tmp_path / "state" / "memory.json"
+    ledger = Ledger(file)
+    assert await ledger.required(backend, SPEC) == RequiredMemory(100)
+    assert ledger.record(backend, SPEC, RequiredMemory(80)) == RequiredMemory(80)
+    assert await ledger.required(backend, SPEC) == RequiredMemory(80)
+    assert await Ledger(file).required(backend, SPEC) == RequiredMemory(80)
+    assert [f.name for f in file.parent.iterdir()] == ["memory.json"]
+
+
+async def test_the_largest_measurement_counts(tmp_path: Path, backend: FakeBackend) -> None:
+    ledger = Ledger(tmp_path / "memory.json")
+    ledger.record(backend, SPEC, RequiredMemory(90))
+    assert ledger.record(backend, SPEC, RequiredMemory(70)) == RequiredMemory(90)
+    assert await Ledger(tmp_path / "memory.json").required(backend, SPEC) == RequiredMemory(90)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(SPEC, context_size=4096),
+        replace(SPEC, parallel=4),
+        replace(SPEC, model_id="b"),
+        replace(SPEC, flags=("--cache-type-k", "q8_0")),
+        replace(SPEC, options={"gpu_layers": 3}),
+        replace(SPEC, draft=target("b").spec.bundle),
+    ],
+)
+async def test_it_says_nothing_about_another_combination(other: object, backend: FakeBackend) -> None:
+    ledger = Ledger()
+    ledger.record(backend, SPEC, RequiredMemory(7))
+    assert (await ledger.required(backend, other)).ram in (50, 100)  # type: ignore[arg-type]
+
+
+async def test_nor_about_another_version_of_the_engine(monkeypatch: pytest.MonkeyPatch, backend: FakeBackend) -> None:
+    ledger = Ledger()
+    ledger.record(backend, SPEC, RequiredMemory(7))
+    monkeypatch.setattr(backend, "version", lambda: "2.0")
+    assert await ledger.required(backend, SPEC) == RequiredMemory(100)
+
+
+async def test_devices_that_were_not_measured_keep_their_estimate(backend: FakeBackend) -> None:
+    class OnDevice(FakeBackend):
+        async def required_memory(self, spec: object) -> RequiredMemory:
+            return RequiredMemory(100, (500,))
+
+    ledger, device = Ledger(), OnDevice({})
+    await ledger.required(device, SPEC)
+    assert ledger.record(device, SPEC, RequiredMemory(80)) == RequiredMemory(80, (500,))
+    assert ledger.record(device, SPEC, RequiredMemory(80, (600,))) == RequiredMemory(80, (600,))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"format": 2, "measured": {}}', '{"format": 1, "measured": {"x": 3}}']
+)
+async def test_a_damaged_file_is_said_and_started_anew(
+    content: str, tmp_path: Path, backend: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "memory.json"
+    file.write_text(content)
+    with caplog.at_level(logging.WARNING):
+        ledger = Ledger(file)
+    assert "measured again" in caplog.text
+    ledger.record(backend, SPEC, RequiredMemory(80))
+    assert json.loads(file.read_text())["format"] == 1
+
+
+async def test_a_file_that_cannot_be_written_costs_the_memory_of_it_only(
+    tmp_path: Path, backend: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "state").write_text("a file where the folder should be")
+    ledger = Ledger(tmp_path / "state" / "memory.json")
+    assert ledger.record(backend, SPEC, RequiredMemory(80)) == RequiredMemory(80)
+    assert "cannot be written" in caplog.text
+    assert await ledger.required(backend, SPEC) == RequiredMemory(80)

@@ -1,0 +1,78 @@
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from modelrunner.scheduler import MemoryProbe
+from modelrunner.scheduler.memory import control_group_limits, private_bytes
+from modelrunner.types import RequiredMemory
+
+GIB = 1 << 30
+
+
+def lay(root: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content + "\n")
+    return root
+
+
+def test_a_fixed_budget_is_what_it_says() -> None:
+    assert MemoryProbe(8 * GIB)() == RequiredMemory(8 * GIB)
+    assert MemoryProbe(0)() == RequiredMemory(0)
+
+
+def test_by_default_it_is_what_is_free_less_a_tenth(tmp_path: Path) -> None:
+    machine = psutil.virtual_memory()
+    expected = machine.available - machine.total // 10
+    assert MemoryProbe(root=tmp_path)().ram == pytest.approx(max(0, expected), abs=GIB)
+    assert MemoryProbe(reserve=0, root=tmp_path)().ram == pytest.approx(machine.available, abs=GIB)
+    assert MemoryProbe(reserve=1 << 60, root=tmp_path)().ram == 0
+
+
+def test_what_our_own_processes_hold_counts_as_ours(tmp_path: Path) -> None:
+    own = private_bytes(os.getpid())
+    assert own > 1 << 20
+    probe = MemoryProbe(reserve=0, root=tmp_path)
+    assert probe([os.getpid()]).ram - probe([]).ram == pytest.approx(own, abs=GIB // 4)
+
+
+def test_a_process_that_is_gone_holds_nothing() -> None:
+    assert private_bytes(1 << 22 | 1) == 0
+
+
+VERSION_2 = {
+    "proc/self/cgroup": "0::/user.slice/box",
+    "sys/fs/cgroup/user.slice/box/memory.max": "max",
+    "sys/fs/cgroup/user.slice/box/memory.current": "5000",
+    "sys/fs/cgroup/user.slice/memory.max": "100000",
+    "sys/fs/cgroup/user.slice/memory.current": "60000",
+    "sys/fs/cgroup/user.slice/memory.stat": "anon 30000\ninactive_file 20000\nactive_file 10000",
+}
+VERSION_1 = {
+    "proc/self/cgroup": "12:cpu,cpuacct:/box\n4:memory:/box\n0::/",
+    "sys/fs/cgroup/memory/box/memory.limit_in_bytes": "100000",
+    "sys/fs/cgroup/memory/box/memory.usage_in_bytes": "60000",
+    "sys/fs/cgroup/memory/box/memory.stat": "inactive_file 1\ntotal_inactive_file 20000\ntotal_active_file 10000",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": "90000",
+}
+IN_A_CONTAINER = {
+    "proc/self/cgroup": "0::/docker/0123",
+    "sys/fs/cgroup/memory.max": "100000",
+    "sys/fs/cgroup/memory.current": "30000",
+}
+
+
+@pytest.mark.parametrize("files", [VERSION_2, VERSION_1, IN_A_CONTAINER], ids=["v2", "v1", "container"])
+def test_the_limits_of_control_groups_count(files: dict[str, str], tmp_path: Path) -> None:
+    root = lay(tmp_path, files)
+    assert control_group_limits(root) == [(100000, 30000)]
+    assert MemoryProbe(root=root)() == RequiredMemory(60000)
+    assert MemoryProbe(reserve=0, root=root)() == RequiredMemory(70000)
+
+
+def test_no_limit_is_none(tmp_path: Path) -> None:
+    assert control_group_limits(lay(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "max"})) == []
+    assert control_group_limits(tmp_path / "nowhere") == []
