@@ -8,19 +8,17 @@ needed. Ranges and their failures as RFC 9110, 14 and 15.5.17.
 import asyncio
 import contextlib
 import hashlib
-import ipaddress
 import os
 import re
-import socket
 import stat
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, cast
 
 from modelrunner.errors import ModelNotFound, SourceFailed
-from modelrunner.pull.source import in_thread
+from modelrunner.pull.source import discard, in_thread
 
 if TYPE_CHECKING:
     import httpx
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 _ATTEMPTS = 5
 _LONGEST_PAUSE = 60.0
-_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 
 
@@ -51,25 +48,23 @@ class _Interrupted(Exception):
 
 
 class PartialFile:
-    """The beginning of a file on disk, and the sha256 of it. Blocking: called from a thread."""
+    """The beginning of a file on disk, and the sha256 of it. Its methods block."""
 
-    def __init__(self, descriptor: int, limit: int) -> None:
-        self._descriptor, self._limit = descriptor, limit
+    def __init__(self, path: Path, limit: int) -> None:
+        """Opens what lies at `path`. What cannot be the beginning of `limit` bytes (longer, a link, no regular file) is
+        thrown away."""
+        if not _is_beginning(path, limit):
+            discard(path)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._limit = limit
         self._hash = hashlib.sha256()
         self.length = 0
 
-    @classmethod
-    def open(cls, path: Path, limit: int, stop: threading.Event) -> Self:
-        """Whatever lies at `path` is read through once. What cannot be a beginning of `limit` bytes (longer, a link,
-        no regular file) is thrown away."""
-        if not _is_beginning(path, limit):
-            path.unlink(missing_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        partial = cls(os.open(path, flags, 0o600), limit)
-        while not stop.is_set() and (chunk := os.read(partial._descriptor, _CHUNK)):
-            partial._hash.update(chunk)
-            partial.length += len(chunk)
-        return partial
+    def read_through(self, stop: threading.Event) -> None:
+        """Takes what is there into account, once, before anything is appended."""
+        while not stop.is_set() and (chunk := os.read(self._descriptor, _CHUNK)):
+            self._hash.update(chunk)
+            self.length += len(chunk)
 
     def append(self, data: bytes | bytearray) -> None:
         """What goes beyond the limit is not kept."""
@@ -120,8 +115,9 @@ class Downloader:
         """Returns when `path` holds the file and its digest matches. `advanced` is told the bytes that are there.
         Raises `SourceFailed`, `ModelNotFound`, and `OSError` for `path`."""
         for _ in range(2):  # a partial file with wrong bytes, or a flipped bit: once more from the start
-            partial = await in_thread(lambda stop: PartialFile.open(path, file.size, stop))
+            partial = PartialFile(path, file.size)
             try:
+                await in_thread(partial.read_through)
                 await self._fill(partial, file, advanced)
             finally:
                 partial.close()
@@ -139,7 +135,7 @@ class Downloader:
             before = partial.length
             try:
                 await self._attempt(partial, file, advanced)
-            except (httpx.TransportError, _Interrupted) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, _Interrupted) as error:
                 # A server that gives a few bytes each time must not hold us for ever.
                 failures = 0 if partial.length >= before + _CHUNK else failures + 1
                 asked = error.pause if isinstance(error, _Interrupted) else None
@@ -170,16 +166,18 @@ async def _receive(
     response: "httpx.Response", partial: PartialFile, size: int, advanced: Callable[[int], None]
 ) -> None:
     """Writes in large pieces and in a thread, but loses none of what has come when it is cut short."""
+    body = cast("AsyncGenerator[bytes, None]", response.aiter_raw())  # closed by us: left early, it would linger
     pending = bytearray()
     try:
-        async for data in response.aiter_raw():
-            pending += data
-            if len(pending) >= _CHUNK:
-                full, pending = pending, bytearray()
-                await in_thread(lambda stop, full=full: partial.append(full))  # type: ignore[misc]
-                advanced(partial.length)
-            if partial.length + len(pending) >= size:
-                break
+        async with contextlib.aclosing(body):
+            async for data in body:
+                pending += data
+                if len(pending) >= _CHUNK:
+                    full, pending = pending, bytearray()
+                    await in_thread(lambda stop, full=full: partial.append(full))  # type: ignore[misc]
+                    advanced(partial.length)
+                if partial.length + len(pending) >= size:
+                    break
     finally:
         partial.append(pending)
         advanced(partial.length)
@@ -211,47 +209,3 @@ def _check_status(response: "httpx.Response", file: RemoteFile) -> None:
 def _retry_after(response: "httpx.Response") -> float | None:
     text = response.headers.get("Retry-After", "")
     return float(text) if text.isdecimal() else None
-
-
-def new_client(endpoint: str, *, transport: "httpx.AsyncBaseTransport | None" = None) -> "httpx.AsyncClient":
-    """A client that follows redirects to public addresses only, unless the endpoint's own is not public: a hub, or
-    somebody who has taken it over, must not make the daemon talk to this machine's services. Takes some 50 ms (the
-    certificates): call it in a thread."""
-    import httpx
-
-    origin = httpx.URL(endpoint)
-
-    async def check(request: httpx.Request) -> None:
-        if request.url.host != origin.host or request.url.scheme != origin.scheme:
-            await _check_hop(request.url, origin)
-
-    return httpx.AsyncClient(
-        follow_redirects=True,
-        max_redirects=10,
-        timeout=httpx.Timeout(30.0, connect=10.0),
-        event_hooks={"request": [check]},
-        transport=transport,
-    )
-
-
-async def _check_hop(target: "httpx.URL", origin: "httpx.URL") -> None:
-    if target.scheme != "https" and origin.scheme == "https":
-        raise SourceFailed(f"the source redirects to {target.host} without TLS; this is not followed")
-    private_origin = any(map(_is_private, await _addresses(origin)))
-    for address in await _addresses(target):
-        if address.is_link_local or address.is_multicast or (_is_private(address) and not private_origin):
-            raise SourceFailed(
-                f"the source redirects to {target.host}, which is no public address; this is not followed"
-            )
-
-
-def _is_private(address: _Address) -> bool:
-    return not address.is_global
-
-
-async def _addresses(url: "httpx.URL") -> list[_Address]:
-    """None where the name cannot be resolved here: then a proxy resolves it, or the connection fails by itself."""
-    with contextlib.suppress(socket.gaierror):
-        found = await asyncio.get_running_loop().getaddrinfo(url.host, url.port or 443, type=socket.SOCK_STREAM)
-        return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
-    return []

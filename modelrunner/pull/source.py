@@ -1,4 +1,4 @@
-"""What a source of models is, and the two things that every source needs: room on the disk, and work in a thread that
+"""What a source of models is, and what every source needs: a clear folder, room on the disk, and work in a thread that
 can be stopped."""
 
 import asyncio
@@ -53,6 +53,14 @@ class Source(ABC):
         """What the source has now, as a text that changes with it; cheap to ask. None: it cannot be said without
         fetching. Raises as `fetch`."""
         return None
+
+
+def discard(path: Path) -> None:
+    """Removes whatever lies at `path`, if anything; a link, never what it points to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def require_space(folder: Path, needed: int) -> None:

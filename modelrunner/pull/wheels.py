@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from modelrunner.errors import InvalidModel
+from modelrunner.pull.source import discard
 
 _CHUNK = 1 << 20
 _SMALL = 4 << 20
@@ -112,7 +113,7 @@ def join(
 ) -> str:
     """Writes the members one after another into the new file `target`, which must begin as a GGUF does, and returns the
     sha256 of the whole. `written` is told the bytes so far. Raises `InvalidModel`, `OSError`."""
-    target.unlink(missing_ok=True)
+    discard(target)
     whole = hashlib.sha256()
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb", buffering=0) as output:

@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import logging
+import os
+import sys
 from pathlib import Path
 
 import httpx
@@ -222,6 +224,9 @@ async def _leave(client: Client, change: str) -> None:
             target.write_bytes(b"mine")
             path.unlink()
             path.symlink_to(target)
+        case "folder instead":
+            path.unlink()
+            (path / "deep").mkdir(parents=True)
         case "folder is a link":
             folder = path.parent.rename(client.store.data / "elsewhere")
             path.parent.symlink_to(folder)
@@ -231,7 +236,17 @@ async def _leave(client: Client, change: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["too long", "wrong bytes", "wrong beginning", "complete", "link", "folder is a link", "folder is a file"]
+    "change",
+    [
+        "too long",
+        "wrong bytes",
+        "wrong beginning",
+        "complete",
+        "link",
+        "folder instead",
+        "folder is a link",
+        "folder is a file",
+    ],
 )
 async def test_partial_files_are_healed_and_never_trusted(client: Client, change: str) -> None:
     await _leave(client, change)
@@ -283,6 +298,22 @@ async def test_the_download_stops_with_the_last_who_wanted_it(client: Client) ->
     assert client.content(await client.pull()) == MODEL
     _, resumed = client.hub.contents
     assert int(resumed.headers["Range"].removeprefix("bytes=").removesuffix("-")) >= 1 << 20
+
+
+async def test_the_environment_is_the_hubs_own(client: Client, tmp_path: Path) -> None:
+    client.repository.token = "hf_fromtheenvironment"
+    script = (
+        "import asyncio, pathlib, sys\n"
+        "from modelrunner.pull.huggingface import HuggingFaceSource\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "asyncio.run(HuggingFaceSource().fetch(sys.argv[2], folder, lambda line: None, None))"
+    )
+    settings = {"HF_ENDPOINT": client.hub.endpoint, "HF_TOKEN": "hf_fromtheenvironment", "HF_HOME": str(tmp_path)}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script, str(tmp_path), NAME), env={**os.environ, **settings}
+    )
+    assert await process.wait() == 0
+    assert (tmp_path / sha256(MODEL)).read_bytes() == MODEL
 
 
 async def test_an_unchanged_model_is_not_fetched_again(client: Client) -> None:
