@@ -157,15 +157,21 @@ class _Plan:
         error = self._refusal(group, need, slot)
         if error is not None:
             self._refuse(group.key, group.waiting, error)
-        elif slot is None and self._room.can_take(need):
-            self._room.take(need)
-            self._actions.append(Start(group.key, group.need))
         elif slot is not None and self._may_stay(slot):
             self._take_back(slot)
             self._grant(self._live[slot.key], group)
-        else:
-            self._room.claim(need)
-            self._make_room(group)
+        elif slot is not None or not self._start(group, need):
+            self._make_room(group, need)
+            if slot is not None or not self._start(group, need):
+                self._room.claim(need)
+
+    def _start(self, group: Group, need: Vector) -> bool:
+        """If there is room now that no older request waits for."""
+        if group.need is None or not self._room.can_take(need):
+            return False
+        self._room.take(need)
+        self._actions.append(Start(group.key, group.need))
+        return True
 
     def _refusal(self, group: Group, need: Vector, slot: Slot | None) -> Exception | None:
         failure = self._state.failures.get(group.key)
@@ -189,9 +195,9 @@ class _Plan:
             lines.append(f"device {i - 1}: needed {need}, free {max(0, free[i])}, budget {budget[i]} bytes")
         return InsufficientMemory(f"{_name(group)} needs {group.need}, {why} ({'; '.join(lines)})")
 
-    def _make_room(self, group: Group) -> None:
+    def _make_room(self, group: Group, need: Vector) -> None:
         """Frees just what is missing: idle runners, or, after the patience of the oldest request, busy ones too."""
-        shortage = tuple(max(0, -over) for over in self._room.over())
+        shortage = self._room.shortage(need)
         if not any(shortage):
             return  # it is on its way
         idle = [s for s in self._live.values() if self._is_idle(s)]

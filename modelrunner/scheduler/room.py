@@ -64,6 +64,10 @@ class Room:
         """What is left over once everything on its way has come and every claim is met; negative where it is not."""
         return subtract(add(self.free, self.coming), self.claimed)
 
+    def shortage(self, need: Vector) -> Vector:
+        """What is missing of `need` even then."""
+        return tuple(max(0, n - left) if n > 0 else 0 for n, left in zip(need, self.over(), strict=True))
+
     def can_take(self, need: Vector) -> bool:
         """Free now, and not what an older request waits for."""
         return covers(self.free, need) and covers(self.over(), need)

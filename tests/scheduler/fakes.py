@@ -2,8 +2,10 @@
 
 import asyncio
 import functools
+import itertools
 import selectors
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -100,19 +102,23 @@ class FakeRunner:
         self.ready_at: float | None = None
         self.failure: EngineFailed | None = None
         self._world = world
-        self._death: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
+        self._last_words = ""
+        self._died = asyncio.Event()
 
     async def run(self, changed: Callable[[], None]) -> NoReturn:
         engine = self._world.engines[self.key.model_id]
         self._world.begun(self)
         try:
-            await asyncio.sleep(engine.load_seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(engine.load_seconds):
+                    await self._died.wait()
             if engine.fails is not None:
                 raise engine.fails
-            self.ready_at = asyncio.get_running_loop().time()
-            changed()
-            await self._death
-            raise AssertionError
+            if not self._died.is_set():
+                self.ready_at = asyncio.get_running_loop().time()
+                changed()
+            await self._died.wait()
+            raise EngineFailed(self._last_words)
         except EngineFailed as error:
             self.failure = error
             raise
@@ -131,8 +137,8 @@ class FakeRunner:
 
     def die(self, message: str = "the engine was ended by signal 9") -> None:
         """By itself, as after a crash."""
-        if not self._death.done():
-            self._death.set_exception(EngineFailed(message))
+        self._last_words = message
+        self._died.set()
 
 
 class FakeBackend(Backend):
@@ -174,6 +180,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.backend = FakeBackend(self.engines)
+        self._ids = itertools.count()
 
     def scheduler(self, **settings: Any) -> Scheduler:
         async def measure(runner: Any) -> RequiredMemory | None:
@@ -191,7 +198,7 @@ class World:
         )
 
     def make_runner(self, key: RunnerKey, spec: RunSpec) -> Any:
-        return FakeRunner(self, key, spec, f"{len(self.started):08x}")
+        return FakeRunner(self, key, spec, f"{next(self._ids):08x}")
 
     def begun(self, runner: FakeRunner) -> None:
         assert runner.key not in self.running, "two runners of one key"

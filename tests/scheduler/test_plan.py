@@ -230,6 +230,18 @@ def test_each_device_has_its_own_room() -> None:
     assert decide(group("x", 1, vram=(0, 8)), first, vram=(8, 8)) == [Start(key("x"), RequiredMemory(1, (0, 8)))]
 
 
+def test_a_start_does_not_wait_for_room_that_only_an_older_request_waits_for() -> None:
+    big, small = group("big", 8, NOW - 2), group("small", 2, NOW - 1, first=2)
+    loads = [slot("a", 3, Phase.STOPPING), slot("b", 1)]
+    assert decide(big, small, *loads) == [Stop(key("b"), Reason.ROOM), Start(key("small"), RequiredMemory(2))]
+
+
+def test_a_shortage_on_one_device_does_not_hold_up_another() -> None:
+    first, second = group("x", 1, NOW - 2, vram=(8, 0)), group("y", 1, NOW - 1, first=2, vram=(0, 8))
+    busy, idle = slot("a", 1, leases=1, vram=(8, 0)), slot("b", 1, vram=(0, 8))
+    assert decide(first, second, busy, idle, vram=(8, 8)) == [Stop(key("b"), Reason.ROOM)]
+
+
 # Busy runners
 
 
