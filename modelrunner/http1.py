@@ -55,12 +55,13 @@ class ResponseHead:
                 raise EngineProtocolError("the engine's answer has a transfer encoding other than chunked")
         self.fields.append((name, value))
 
-    def body(self, decoded: bool) -> Body:
+    def body(self, *, splice: bool) -> Body:
+        """How to read the body; with `splice`, one of unknown length is handed on in chunks."""
         if self.length is not None:
             return Sized(self.length)
         if not self.chunked:
-            return UntilEnd(decoded)
-        return Decoded() if decoded else Spliced()
+            return UntilEnd(splice)
+        return Spliced() if splice else Decoded()
 
 
 class Sized:
@@ -82,10 +83,10 @@ class Sized:
 
 
 class UntilEnd:
-    """A body that ends with the connection, handed on in chunks unless `decoded`."""
+    """A body that ends with the connection, handed on in chunks if `splice`."""
 
-    def __init__(self, decoded: bool) -> None:
-        self._decoded = decoded
+    def __init__(self, splice: bool) -> None:
+        self._splice = splice
         self._tail = b"\n\n"
         self.done = False
 
@@ -93,11 +94,11 @@ class UntilEnd:
         if not data:
             return b""
         self._tail = (self._tail + data[-4:])[-4:]
-        return data if self._decoded else b"%x\r\n%b\r\n" % (len(data), data)
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._splice else data
 
     def end(self) -> bytes:
         self.done = True
-        return b"" if self._decoded else _END[2:]
+        return _END[2:] if self._splice else b""
 
     def at_event_boundary(self) -> bool:
         return self._tail.endswith(_EVENT_ENDS)

@@ -25,12 +25,12 @@ class Receiver(Protocol):
     """Who takes an answer. The calls come in the order of the methods; `on_failure` may come instead of any of them
     and is the last. All come from the event loop, none from inside `UpstreamPool.send`."""
 
-    decoded: bool
-    """True for a body without chunk framing."""
+    def splices(self, status: int) -> bool:
+        """Asked once the status is known: is a body of unknown length taken with its chunk framing?"""
 
     def on_head(self, status: int, headers: Sequence[tuple[bytes, bytes]], length: int | None, data: bytes) -> None:
-        """`length` is None for a body of unknown length: then `data` is in chunks unless `decoded`. `headers` have
-        names in lower case. `data` is what came of the body together with the head."""
+        """`length` is None for a body of unknown length: then `data` is in chunks if `splices` said so. `headers`
+        have names in lower case. `data` is what came of the body together with the head."""
 
     def on_data(self, data: bytes) -> None: ...
 
@@ -229,7 +229,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._read_head(receiver, rest)
             return
         self._keep = head.keep_alive
-        self._body = body = head.body(receiver.decoded)
+        self._body = body = head.body(splice=receiver.splices(head.status))
         receiver.on_head(head.status, head.fields, head.length, body.take(rest))
         if body.done:
             self._finish()
@@ -250,12 +250,13 @@ class UpstreamConnection(asyncio.Protocol):
 class _Collector:
     """Takes a small answer into a future."""
 
-    decoded = True
-
     def __init__(self) -> None:
         self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self._status = 0
         self._body = bytearray()
+
+    def splices(self, status: int) -> bool:
+        return False
 
     def on_head(self, status: int, headers: Sequence[tuple[bytes, bytes]], length: int | None, data: bytes) -> None:
         self._status = status

@@ -22,6 +22,9 @@ class Recorder:
         self.began = asyncio.Event()
         self.ended = asyncio.Event()
 
+    def splices(self, status: int) -> bool:
+        return not self.decoded
+
     def on_head(self, status: int, headers: list[tuple[bytes, bytes]], length: int | None, data: bytes) -> None:
         self.head = (status, dict(headers), length)
         self.body += data
@@ -93,10 +96,13 @@ async def test_fetch_over_tcp() -> None:
         writer.write(OK)
         await reader.read()
         writer.close()
+        left.set()
 
+    left = asyncio.Event()
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     assert (await UpstreamPool(Endpoint(host="127.0.0.1", port=port)).fetch("GET", "/health", timeout=5))[0] == 200
+    await left.wait()
     server.close()
     await server.wait_closed()
 

@@ -1,0 +1,270 @@
+"""One inference request from its decision to its last byte, whichever lane it came on.
+
+A warm request is callbacks only: `start` sends it to the engine, the engine's connection calls back, the sink writes.
+A task exists only while something is waited for: a runner, or the reason why an engine went away.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from modelrunner.errors import EngineFailed, EngineProtocolError, ModelRunnerError, Unavailable
+from modelrunner.proxy.inference import Inference, Sink
+from modelrunner.proxy.render import (
+    EVENT_STREAM,
+    JSON,
+    Header,
+    chunk,
+    engine_error,
+    engine_headers,
+    error_answer,
+    error_event,
+    progress_event,
+)
+from modelrunner.scheduler import Lease
+from modelrunner.upstream import UpstreamConnection, build_request
+
+if TYPE_CHECKING:
+    from modelrunner.proxy.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
+
+ERROR_BODY_LIMIT = 256 << 10
+_BLAME_WAIT = 0.25  # seconds for an engine whose connection broke to be found dead
+
+
+class Exchange:
+    """Made by `Pipeline.start`. `cancel` when the client is gone; `pause` and `resume` when it takes no more."""
+
+    def __init__(self, pipeline: "Pipeline", inference: Inference, sink: Sink) -> None:
+        self._pipeline = pipeline
+        self._ask = inference
+        self._sink = sink
+        self.on_data: Callable[[bytes], None] = sink.write
+        self._lease: Lease | None = None
+        self._upstream: UpstreamConnection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._comments: asyncio.TimerHandle | None = None
+        self._refusal: tuple[int, bytearray] | None = None  # an engine's error while it arrives
+        self._responded = False
+        self._held_open = False  # the head was sent while the request waited for its runner
+        self._sized_in_chunks = False
+        self._retried = False
+        self._over = False
+        self._asked_at = 0.0
+        self.status = 0
+        self.error: ModelRunnerError | None = None
+
+    def start(self) -> None:
+        try:
+            lease = self._pipeline.lease_now(self._ask)
+        except ModelRunnerError as error:
+            self._refuse(error)
+            return
+        if lease is not None:
+            self._begin(lease)
+        else:
+            self._do(self._wait())
+            if self._ask.stream and not self._ask.preload:
+                after = 0.0 if self._ask.progress else self._pipeline.limits.progress_after
+                self._comments = asyncio.get_running_loop().call_later(after, self._hold_open)
+
+    def pause(self) -> None:
+        if self._upstream is not None:
+            self._upstream.pause()
+
+    def resume(self) -> None:
+        if self._upstream is not None:
+            self._upstream.resume()
+
+    def cancel(self) -> None:
+        """The client is gone: the engine's connection closes now, a place in the queue is given up."""
+        if not self._over:
+            self.status = 499
+            self._close()
+
+    # waiting for a runner
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._guarded(work))
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except ModelRunnerError as error:
+            self._refuse(error)
+        except Exception:  # the edge of this request: a fault of ours is logged, and answered as one
+            log.exception("request %s", self._ask.request_id)
+            self._refuse(ModelRunnerError("a fault of modelrunner; its log says more under this request's ID"))
+
+    async def _wait(self) -> None:
+        lease = await self._pipeline.lease(self._ask)
+        if self._over:
+            lease.release()
+        else:
+            self._begin(lease)
+
+    def _hold_open(self) -> None:
+        """Called again and again while the request waits."""
+        waited = perf_counter() - self._ask.arrived
+        if self._ask.progress:
+            news = progress_event(self._pipeline.stage(self._ask), waited)
+        else:
+            news = b": waiting for the model, %.0f s\n\n" % waited
+        if not self._held_open:
+            self._held_open = True
+            self._respond(200, [*EVENT_STREAM, *self._own_headers()], None, self._framed(news))
+        else:
+            self._sink.write(self._framed(news))
+        every = 1.0 if self._ask.progress else self._pipeline.limits.comment_every
+        self._comments = asyncio.get_running_loop().call_later(every, self._hold_open)
+
+    def _framed(self, data: bytes) -> bytes:
+        return chunk(data) if self._sink.takes_chunks and data else data
+
+    def _begin(self, lease: Lease, *, fresh: bool = False) -> None:
+        if self._comments is not None:
+            self._comments.cancel()
+        self._lease = lease
+        self._asked_at = perf_counter()
+        if self._ask.preload:
+            self._respond(200, [JSON, *self._own_headers()], 2, b"{}")
+            self._finish()
+            return
+        headers = b"X-Request-ID: %b\r\n" % self._ask.request_id.encode()
+        request = build_request("POST", self._ask.route.path, self._ask.body, headers)
+        self._upstream = lease.runner.upstream.send(request, self, fresh=fresh)
+
+    def _own_headers(self) -> list[Header]:
+        lease = self._lease
+        waited, loaded = (lease.waited, lease.loaded) if lease is not None else (0.0, 0.0)
+        proxy = max(0.0, self._asked_at - self._ask.arrived - waited)
+        timing = b"queue;dur=%.1f, load;dur=%.1f, proxy;dur=%.3f" % ((waited - loaded) * 1e3, loaded * 1e3, proxy * 1e3)
+        return [(b"X-Request-ID", self._ask.request_id.encode()), (b"Server-Timing", timing), *self._ask.headers]
+
+    # modelrunner.upstream.Receiver
+
+    def splices(self, status: int) -> bool:
+        return self._sink.takes_chunks and status == 200
+
+    def on_head(self, status: int, headers: Sequence[Header], length: int | None, data: bytes) -> None:
+        if status != 200:
+            self._refusal = (status, bytearray())
+            self.on_data = self._collect
+            self._collect(data)
+        elif self._held_open:
+            if length is not None and self._sink.takes_chunks:
+                self._sized_in_chunks = True
+                self.on_data = self._write_chunk
+            self.on_data(data)
+        else:
+            self._respond(200, engine_headers(headers) + self._own_headers(), length, data)
+
+    def _collect(self, data: bytes) -> None:
+        assert self._refusal is not None
+        self._refusal[1].extend(data)
+        if len(self._refusal[1]) > ERROR_BODY_LIMIT:
+            raise EngineProtocolError("the engine's error is too large to pass on")
+
+    def _write_chunk(self, data: bytes) -> None:
+        self._sink.write(self._framed(data))
+
+    def on_end(self) -> None:
+        if self._refusal is not None:
+            self._refuse(engine_error(self._refusal[0], bytes(self._refusal[1])))
+            return
+        if self._sized_in_chunks:
+            self._sink.write(b"0\r\n\r\n")
+        self._finish()
+
+    def on_failure(self, error: OSError | EngineProtocolError) -> None:
+        upstream, lease = self._upstream, self._lease
+        assert upstream is not None
+        assert lease is not None
+        if upstream.reused and not upstream.answered:
+            self._begin(lease, fresh=True)  # it had been idle, and closed just as it was used: nothing was lost
+        elif self._responded and not (self._held_open and not upstream.answered):
+            self._do(self._break_off(error, upstream.at_event_boundary()))
+        else:
+            self._do(self._recover(error, lease, untouched=not upstream.answered))
+
+    # when things go wrong
+
+    async def _recover(self, error: OSError | EngineProtocolError, lease: Lease, *, untouched: bool) -> None:
+        """Nothing of an answer went out. An engine that died before its first byte is asked once more, anew."""
+        failure = await self._blame(error)
+        lease.release()
+        self._lease = None
+        if untouched and lease.runner.failure is not None and not self._retried and self._ask.route.runner is None:
+            self._retried = True
+            await self._wait()
+        else:
+            raise failure
+
+    async def _blame(self, error: OSError | EngineProtocolError) -> ModelRunnerError:
+        """The engine's last words, if it died; else what happened to the connection."""
+        assert self._lease is not None
+        if await self._lease.engine_ended(_BLAME_WAIT):
+            return self._lease.runner.failure or Unavailable("the model was unloaded before it answered")
+        return error if isinstance(error, EngineProtocolError) else EngineFailed(f"the request failed: {error}")
+
+    async def _break_off(self, error: OSError | EngineProtocolError, boundary: bool) -> None:
+        self.error = await self._blame(error)
+        if boundary:
+            self._sink.write(self._framed(error_event(self.error, self._ask.request_id)))
+        self._cut()
+
+    def _refuse(self, error: ModelRunnerError) -> None:
+        """Ends the request with an error, as its status or, if the head is out, as an event."""
+        if self._over:
+            return
+        self.error = error
+        if self._responded:
+            self._sink.write(self._framed(error_event(error, self._ask.request_id)))
+            self._cut()
+            return
+        headers, body = error_answer(error, self._ask.request_id)
+        self._respond(error.status, [*headers, *self._ask.headers], len(body), body)
+        self._finish()
+
+    # the end
+
+    def _respond(self, status: int, headers: list[Header], length: int | None, data: bytes) -> None:
+        self._responded = True
+        self.status = status
+        self._sink.respond(status, headers, length, data)
+        if self._pipeline.hooks is not None and (tap := self._pipeline.hooks.tap(self._ask.request_id)):
+            self._tap(tap, data)
+
+    def _tap(self, tap: Callable[[bytes], None], data: bytes) -> None:
+        onward = self.on_data
+
+        def both(piece: bytes) -> None:
+            tap(piece)
+            onward(piece)
+
+        tap(data)
+        self.on_data = both
+
+    def _finish(self) -> None:
+        self._close()
+        self._sink.finish()
+
+    def _cut(self) -> None:
+        self._close()
+        self._sink.cut()
+
+    def _close(self) -> None:
+        """Gives back what the request held. Called once, by whoever ends it."""
+        self._over = True
+        if self._comments is not None:
+            self._comments.cancel()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        if self._upstream is not None:
+            self._upstream.abort()
+        if self._lease is not None:
+            self._lease.release()
+        self._pipeline.over(self, self._ask, self._lease)

@@ -1,0 +1,271 @@
+"""The fast lane: a client's connection as an `asyncio.Protocol`. Inference requests are read, sent on and answered in
+callbacks; at the first request of any other kind the connection is handed to aiohttp for the rest of its life.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from modelrunner.errors import (
+    BadRequest,
+    HeadersTooLarge,
+    MethodNotAllowed,
+    ModelRunnerError,
+    Unavailable,
+)
+from modelrunner.proxy.exchange import Exchange
+from modelrunner.proxy.handover import HandedOver
+from modelrunner.proxy.head import RequestHead
+from modelrunner.proxy.listener import Listener, hung_up, peer_of
+from modelrunner.proxy.pipeline import Pipeline, request_id
+from modelrunner.proxy.reading import IncomingBody
+from modelrunner.proxy.render import Header, error_answer, new_request_id
+from modelrunner.proxy.routes import match
+from modelrunner.proxy.severing import sever
+from modelrunner.proxy.wire import cors, response_head
+
+_LINGER = 5.0  # seconds for a refused client to stop sending, so that it gets to read why
+_NEVER = float("inf")
+
+
+class FastLane:
+    """The protocol factory of a listening socket. `fallback` makes aiohttp's protocol for everything but inference."""
+
+    def __init__(self, pipeline: Pipeline, fallback: Callable[[], asyncio.Protocol], *, local: bool) -> None:
+        self.pipeline = pipeline
+        self.fallback = fallback
+        self.listener = Listener(pipeline.limits, local=local)
+
+    def __call__(self) -> asyncio.Protocol:
+        return ClientConnection(self)
+
+    def drain(self) -> None:
+        """Connections close as soon as they have nothing under way."""
+        self.listener.drain()
+
+
+def protocol_factory(pipeline: Pipeline, fallback: Callable[[], asyncio.Protocol], *, local: bool) -> FastLane:
+    """`local` is True for the Unix socket."""
+    return FastLane(pipeline, fallback, local=local)
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client. At any moment it reads a head, reads a body, waits for its exchange, or lingers after a refusal; it
+    is the sink of its exchange. Requests that come early wait in `_data`."""
+
+    def __init__(self, lane: FastLane) -> None:
+        self._lane = lane
+        self._pipeline = lane.pipeline
+        self._limits = lane.pipeline.limits
+        self._local = lane.listener.local
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made, before all else
+        self._peer = ""
+        self._data = b""
+        self._head: RequestHead | None = None
+        self._body: IncomingBody | None = None
+        self._exchange: Exchange | None = None
+        self._keep_alive = True
+        self._deadline = _NEVER
+        self._reading = True
+        self._half_closed = False
+        self._lingering = False
+        self.takes_chunks = True
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's transports derive from nothing of asyncio's
+        self._peer = peer_of(transport)
+        self._deadline = self._loop.time() + self._limits.header_timeout
+        if not self._lane.listener.enter(self, self._transport) or self._lane.listener.draining:
+            self._refuse(Unavailable("there are too many connections", retry_after=1.0), new_request_id())
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering:
+            return
+        if self._body is not None:
+            self._read_body(data)
+            return
+        self._data = self._data + data if self._data else data
+        if self._exchange is None:
+            self._advance()
+        elif len(self._data) > self._limits.pipelined:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        """On TCP a client that stops sending is taken to be gone; on the Unix socket it may wait for its answer."""
+        if self._exchange is not None and self._local:
+            self._half_closed = True
+            return True
+        self._leave()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lane.listener.leave(self, self._peer)
+        self._leave()
+
+    def pause_writing(self) -> None:
+        self._deadline = self._loop.time() + self._limits.write_stall
+        if self._exchange is not None:
+            self._exchange.pause()
+
+    def resume_writing(self) -> None:
+        self._deadline = _NEVER
+        if self._exchange is not None:
+            self._exchange.resume()
+
+    # Listener's side
+
+    def check(self, now: float) -> None:
+        if now > self._deadline or (
+            (self._half_closed or not self._reading) and hung_up(self._transport, half=not self._local)
+        ):
+            self._leave()
+            self._transport.abort()
+
+    def drain(self) -> None:
+        self._keep_alive = False
+        if self._exchange is None and self._body is None and not self._data:
+            self._transport.close()
+
+    def _leave(self) -> None:
+        """The client is gone, or is given up."""
+        if self._exchange is not None:
+            self._exchange.cancel()
+            self._exchange = None
+        if self._body is not None:
+            self._pipeline.buffer(-self._body.size)
+            self._body = None
+
+    # reading
+
+    def _advance(self) -> None:
+        """Takes requests from what was read, until one is under way or one is incomplete."""
+        while self._data and self._exchange is None and self._body is None and not self._lingering:
+            data = self._data
+            if data.startswith(b"\r\n"):  # RFC 9112, 2.2: one empty line before a request is forgiven
+                data = data[2:]
+            end = data.find(b"\r\n\r\n") + 4
+            if end < 4 or end > self._limits.head:
+                self._await_head(data)
+                return
+            self._data = data[end:]
+            self._read_head(data, end)
+
+    def _await_head(self, data: bytes) -> None:
+        if len(data) > self._limits.head:
+            self._refuse(HeadersTooLarge(f"the head is larger than {self._limits.head} bytes"), new_request_id())
+        elif b"\n\n" in data or b"\n\r\n" in data.replace(b"\r\n\r\n", b""):
+            self._refuse(BadRequest("lines must end in CR LF"), new_request_id())
+        elif self._deadline == _NEVER or len(data) == len(self._data):
+            self._deadline = min(self._deadline, self._loop.time() + self._limits.header_timeout)
+
+    def _read_head(self, data: bytes, end: int) -> None:
+        self._deadline = _NEVER
+        self._keep_alive = False
+        try:
+            head = RequestHead(data[:end], self._limits.header_count)
+        except ModelRunnerError as error:
+            self._refuse(error, new_request_id())
+            return
+        route = match(head.path) if head.method == b"POST" else None
+        if route is None or head.chunked:
+            self._hand_over(data)
+            return
+        self._keep_alive = head.keep_alive and not self._lane.listener.draining
+        self.takes_chunks = not head.http_1_0
+        try:
+            origin = self._pipeline.admit(head.get, head.authority, head.length, local=self._local)
+        except ModelRunnerError as error:
+            self._refuse(error, request_id(head.get))
+            return
+        self._body = IncomingBody(head, route, origin)
+        rest, self._data = self._data, b""
+        if head.get("expect") is not None and len(rest) < head.length:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._read_body(rest)
+
+    def _read_body(self, data: bytes) -> None:
+        body = self._body
+        assert body is not None
+        missing = body.head.length - body.size
+        if len(data) > missing:
+            self._data = data[missing:]
+            data = data[:missing]
+        try:
+            self._pipeline.buffer(len(data))
+        except ModelRunnerError as error:
+            self._leave()
+            self._refuse(error, request_id(body.head.get))
+            return
+        if body.add(data):
+            self._deadline = _NEVER
+            self._body = None
+            self._ask(body)
+        else:
+            now = self._loop.time()
+            self._deadline = body.deadline(now, self._limits.body_idle)
+
+    def _ask(self, body: IncomingBody) -> None:
+        ask_id = request_id(body.head.get)
+        try:
+            ask = self._pipeline.inference(body.route, body.whole(), body.head.get, ask_id, headers=cors(body.origin))
+        except ModelRunnerError as error:
+            self._pipeline.buffer(-body.size)
+            self._answer_error(error, ask_id, body.origin)
+            return
+        self._exchange = self._pipeline.exchange(ask, self)
+        self._exchange.start()
+
+    def _hand_over(self, data: bytes) -> None:
+        inner = HandedOver(self._lane.listener, self._transport, self._lane.fallback())
+        self._lane.listener.replace(self, inner)
+        self._data = b""
+        self._lingering = True  # nothing comes here any more
+        inner.take_over(data)
+
+    # answering: the sink of the exchange
+
+    def respond(self, status: int, headers: list[Header], length: int | None, data: bytes) -> None:
+        if length is None and not self.takes_chunks:
+            self._keep_alive = False
+        head = response_head(status, headers, length, http_1_0=not self.takes_chunks, keep_alive=self._keep_alive)
+        self._transport.write(head + data)
+
+    def write(self, data: bytes) -> None:
+        if data:
+            self._transport.write(data)
+
+    def finish(self) -> None:
+        self._exchange = None
+        if not self._keep_alive or (self._half_closed and not self._data):
+            self._transport.close()
+            return
+        self._deadline = self._loop.time() + self._limits.idle
+        if not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+        if self._data:
+            self._loop.call_soon(self._advance)
+
+    def cut(self) -> None:
+        self._exchange = None
+        sever(self._transport)
+
+    def _answer_error(self, error: ModelRunnerError, ask_id: str, origin: str | None) -> None:
+        headers, body = error_answer(error, ask_id)
+        self.respond(error.status, [*headers, *cors(origin)], len(body), body)
+        self.finish()
+
+    def _refuse(self, error: ModelRunnerError, ask_id: str) -> None:
+        """Answers, and closes: where the next request would begin cannot be known, or is not worth the reading."""
+        headers, body = error_answer(error, ask_id)
+        if isinstance(error, MethodNotAllowed):
+            headers.append((b"Allow", b"GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"))
+        self._keep_alive = False
+        self._data = b""
+        self._lingering = True
+        self._deadline = self._loop.time() + _LINGER
+        self.respond(error.status, headers, len(body), body)
+        self._transport.write_eof()

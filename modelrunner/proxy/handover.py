@@ -1,0 +1,52 @@
+"""A connection that was handed to aiohttp: its protocol gets everything, and we keep count and notice who leaves."""
+
+import asyncio
+
+from aiohttp import web
+
+from modelrunner.proxy.listener import Listener, hung_up, peer_of
+
+
+class HandedOver(asyncio.Protocol):
+    def __init__(self, listener: Listener, transport: asyncio.Transport, inner: asyncio.Protocol) -> None:
+        self._listener = listener
+        self._transport = transport
+        self._peer = peer_of(transport)
+        self._inner = inner
+        self._half_closed = False
+
+    def take_over(self, data: bytes) -> None:
+        """`data` is what was read and not yet answered."""
+        self._transport.set_protocol(self)
+        self._inner.connection_made(self._transport)
+        if data:
+            self._inner.data_received(data)
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool:
+        self._inner.eof_received()
+        if not self._listener.local:
+            return False
+        self._half_closed = True
+        self.drain()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._listener.leave(self, self._peer)
+        self._inner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    def check(self, now: float) -> None:
+        if self._half_closed and hung_up(self._transport, half=False):
+            self._transport.abort()
+
+    def drain(self) -> None:
+        if isinstance(self._inner, web.RequestHandler):
+            self._inner.close()

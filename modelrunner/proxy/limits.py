@@ -1,0 +1,32 @@
+"""What one client may take of the daemon."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes in bytes, times in seconds."""
+
+    body: int = 32 << 20
+    """Of one request."""
+    total_body: int = 512 << 20
+    """Of all requests under way together."""
+    head: int = 64 << 10
+    header_count: int = 128
+    header_timeout: float = 10.0
+    """From the first byte of a head (or from accept) to its last."""
+    body_idle: float = 30.0
+    """Between two pieces of a request's body."""
+    idle: float = 75.0
+    """Of a connection between two requests."""
+    write_stall: float = 60.0
+    """Of a client that takes nothing of its answer."""
+    connections: int = 4096
+    per_peer: int = 1024
+    """Connections from one address."""
+    pipelined: int = 256 << 10
+    """Read ahead while a request is being answered."""
+    progress_after: float = 10.0
+    """A streamed request that waits longer for its runner gets its head, and comments that keep the line alive."""
+    comment_every: float = 10.0
+    """Between two such comments."""
