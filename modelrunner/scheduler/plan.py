@@ -1,18 +1,25 @@
-"""Which runners exist and who gets them: one pure function, called after every change. `Scheduler` carries the actions
-out. The rules are those of docs/scheduling: a failed start answers everybody once; oldest request first; memory counts
-until the process is gone; the cheapest unleased runners go first, then busy ones are drained; a pin holds."""
+"""Which runners exist and who gets them: one pure function, called after every change.
+
+1. A failed start answers everybody who waited for it, once, and is held against the model for a short time.
+2. A runner that nobody holds stops when its keep-alive has passed.
+3. The oldest request comes first. Its runner is ready: grant; starting: wait; can never fit: refuse; fits: start; else
+   free just enough: the cheapest runners that nobody holds, and, once the request has been overtaken for as long as its
+   patience lasts, busy ones too, which then take nothing new and stop after their last lease.
+4. A runner's memory counts until its process is gone.
+5. A pinned runner is never stopped for room; who needs the room of pinned ones is refused.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from modelrunner.errors import BackendUnavailable, BackingOff, InsufficientMemory, ShuttingDown, TimedOut
-from modelrunner.scheduler.room import Room, Vector, choose, covers, subtract
+from modelrunner.errors import BackendUnavailable
+from modelrunner.scheduler import refusals
+from modelrunner.scheduler.room import Candidate, Pool, Room, Vector, add, choose, covers, subtract
 from modelrunner.scheduler.state import (
     Action,
     Admit,
     Drain,
-    Failure,
     Forget,
     Grant,
     Group,
@@ -27,9 +34,6 @@ from modelrunner.scheduler.state import (
     WakeAt,
 )
 from modelrunner.types import RunnerKey
-
-# Seconds: the longest pause between two starts of a model that fails, and how long after its pause a failure counts.
-MAX_BACKOFF = 60.0
 
 
 def is_warm(phase: Phase, waiting: int, in_use: int, limit: int) -> bool:
@@ -49,13 +53,6 @@ def plan(state: State, now: float) -> list[Action]:
     return _Plan(state, now).make()
 
 
-def next_failure(previous: Failure | None, error: BaseException, now: float) -> Failure:
-    """Pauses of 1, 2, 4 ... seconds, from the first again when the last failure is long past."""
-    recent = previous is not None and now < previous.until + MAX_BACKOFF
-    count = previous.count + 1 if previous is not None and recent else 1
-    return Failure(count, now + min(MAX_BACKOFF, 2.0 ** (count - 1)), error)
-
-
 class _Plan:
     """The making of one plan."""
 
@@ -64,6 +61,7 @@ class _Plan:
         self._actions: list[Action] = []
         self._wakes: list[float] = []
         self._wanted: set[RunnerKey] = set()
+        self._pools: tuple[Pool, Pool] | None = None
         self._live: dict[RunnerKey, Slot] = {s.key: s for s in state.slots if s.phase is not Phase.ENDED}
         needs = [g.need for g in state.groups if g.need is not None]
         self._room = Room(state.budget, list(self._live.values()), needs)
@@ -96,10 +94,9 @@ class _Plan:
                 continue
             failure = None
             if slot.error is not None and not slot.was_ready:
-                if not isinstance(
-                    slot.error, BackendUnavailable
-                ):  # nothing was started: installing it mends it at once
-                    failure = next_failure(self._state.failures.get(slot.key), slot.error, self._now)
+                # An engine that is not installed was not started: installing it mends that at once.
+                if not isinstance(slot.error, BackendUnavailable):
+                    failure = refusals.next_failure(self._state.failures.get(slot.key), slot.error, self._now)
                 self._refuse(slot.key, waiting.get(slot.key, ()), slot.error)
                 failed.add(slot.key)
             self._actions.append(Forget(slot.key, failure))
@@ -107,7 +104,7 @@ class _Plan:
 
     def _close(self, groups: Sequence[Group]) -> None:
         for group in groups:
-            self._refuse(group.key, group.waiting, ShuttingDown("modelrunner is shutting down"))
+            self._refuse(group.key, group.waiting, refusals.shutting_down())
         for slot in list(self._live.values()):
             if slot.phase is Phase.STARTING or (slot.phase is Phase.READY and not slot.leases):
                 self._stop(slot, Reason.SHUTDOWN)
@@ -122,13 +119,8 @@ class _Plan:
             return None
         late = sum(1 for r in group.waiting if r.since + self._policy.max_wait <= self._now)
         if late:
-            what = "load" if slot is not None and slot.phase is Phase.STARTING else "room in memory"
-            limit = f"{self._policy.max_wait:g} s"
-            self._refuse(
-                group.key,
-                group.waiting[:late],
-                TimedOut(f"{_name(group)} was not ready within {limit} (waiting for its {what}); try again later"),
-            )
+            loading = slot is not None and slot.phase is Phase.STARTING
+            self._refuse(group.key, group.waiting[:late], refusals.timed_out(group, self._policy.max_wait, loading))
         if late == len(group.waiting):
             return None
         self._wakes.append(group.waiting[late].since + self._policy.max_wait)
@@ -174,55 +166,53 @@ class _Plan:
         return True
 
     def _refusal(self, group: Group, need: Vector, slot: Slot | None) -> Exception | None:
+        """Why the group can have no runner, now or ever."""
         failure = self._state.failures.get(group.key)
         if slot is None and failure is not None and self._now < failure.until:
-            pause = failure.until - self._now
-            return BackingOff(
-                f"{_name(group)} failed to start a moment ago ({failure.error}); it is tried again in {pause:.1f} s",
-                retry_after=pause,
-            )
+            return refusals.backing_off(group, failure, self._now)
         if not covers(self._room.budget, need):
-            return self._too_large(group, "more than there is: choose a smaller model or context, or raise the budget")
+            return refusals.too_large(group, self._room.budget, self._room.free)
         if not covers(self._evictable, need):
-            return self._too_large(group, "and pinned models hold the rest: unpin one, or raise the budget")
+            return refusals.pinned_out(group, self._room.budget, self._room.free)
         return None
-
-    def _too_large(self, group: Group, why: str) -> InsufficientMemory:
-        assert group.need is not None
-        budget, free = self._room.budget, self._room.free
-        lines = [f"main memory: needed {group.need.ram}, free {max(0, free[0])}, budget {budget[0]} bytes"]
-        for i, need in enumerate(group.need.vram, start=1):
-            lines.append(f"device {i - 1}: needed {need}, free {max(0, free[i])}, budget {budget[i]} bytes")
-        return InsufficientMemory(f"{_name(group)} needs {group.need}, {why} ({'; '.join(lines)})")
 
     def _make_room(self, group: Group, need: Vector) -> None:
         """Frees just what is missing: idle runners, or, after the patience of the oldest request, busy ones too."""
         shortage = self._room.shortage(need)
         if not any(shortage):
             return  # it is on its way
-        idle = [s for s in self._live.values() if self._is_idle(s)]
-        victims = self._choose(idle, shortage)
-        if not victims:
-            busy = [s for s in self._live.values() if s.phase is Phase.READY and s.leases and not s.pinned]
-            victims = self._choose(idle + busy, shortage)
+        if self._pools is None:
+            self._pools = self._pool(self._is_idle), self._pool(_is_busy)
+        idle, busy = self._pools
+        if covers(idle.total, shortage):
+            victims = choose(idle.ranked, shortage)
+        elif covers(add(idle.total, busy.total), shortage):
             due = group.waiting[0].since + self._policy.patience
-            if victims and self._now < due:
+            if self._now < due:
                 self._wakes.append(due)
                 return
-        for slot in victims:
+            victims = choose(idle.ranked + busy.ranked, shortage)
+        else:
+            return  # until a load that others wait for is done
+        for pool in self._pools:
+            pool.remove(victims)
+        for _, _, slot in victims:
             if slot.leases:
                 self._drain(slot, Reason.ROOM)
             else:
                 self._stop(slot, Reason.ROOM)
 
-    def _choose(self, candidates: list[Slot], shortage: Vector) -> list[Slot]:
-        if not covers(self._room.total(candidates), shortage):
-            return []
-        return choose(candidates, shortage, self._cost, lambda s: self._room.vector(s.memory))
-
-    def _cost(self, slot: Slot) -> float:
-        """A busy runner is dearer than all idle ones together; an idle one's cost is the policy's."""
-        return self._policy.cost(slot, self._now) + (1e9 if slot.leases else 0.0)
+    def _pool(self, belongs: Callable[[Slot], bool]) -> Pool:
+        """A busy runner is dearer than all idle ones together."""
+        cost, now = self._policy.cost, self._now
+        return Pool(
+            (
+                Candidate(cost(s, now) + (1e9 if s.leases else 0.0), self._room.vector(s.memory), s)
+                for s in self._live.values()
+                if belongs(s)
+            ),
+            self._room.none,
+        )
 
     def _is_idle(self, slot: Slot) -> bool:
         """Unleased and wanted by nobody; a load that everybody left is too."""
@@ -244,6 +234,7 @@ class _Plan:
 
     def _take_back(self, slot: Slot) -> None:
         self._room.stays(slot)
+        self._pools = None
         self._live[slot.key] = replace(slot, phase=Phase.READY, drain=None)
         self._actions.append(Admit(slot.key))
 
@@ -267,9 +258,9 @@ class _Plan:
             self._actions.append(Refuse(key, tuple(r.id for r in requests), error))
 
 
+def _is_busy(slot: Slot) -> bool:
+    return slot.phase is Phase.READY and slot.leases > 0 and not slot.pinned
+
+
 def _age(group: Group) -> tuple[float, int]:
     return group.waiting[0].since, group.waiting[0].id
-
-
-def _name(group: Group) -> str:
-    return group.name or str(group.key)

@@ -1,6 +1,7 @@
 """The arithmetic of memory within one plan, and the choice of victims."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from modelrunner.scheduler.state import Phase, Slot
 from modelrunner.types import RequiredMemory
@@ -22,6 +23,10 @@ def covers(a: Vector, b: Vector) -> bool:
     return all(y <= 0 or y <= x for x, y in zip(a, b, strict=True))
 
 
+def total(vectors: Iterable[Vector], none: Vector) -> Vector:
+    return tuple(map(sum, zip(none, *vectors, strict=True)))
+
+
 class Room:
     """`free` is what no runner counts for, `coming` what leaving runners still hold, `claimed` what older requests wait
     for. A younger request starts only in what the older ones leave over, so that a large model is not starved by small
@@ -31,20 +36,15 @@ class Room:
         self._devices = max(len(m.vram) for m in (budget, *(s.memory for s in slots), *needs))
         self.budget = self.vector(budget)
         self.none = (0,) * (self._devices + 1)
-        self.free, self.coming, self.claimed = self.budget, self.none, self.none
-        for slot in slots:
-            self.free = subtract(self.free, self.vector(slot.memory))
-            if slot.phase in (Phase.DRAINING, Phase.STOPPING):
-                self.leaves(slot)
+        self.free, self.claimed = self.budget, self.none
+        self.free = subtract(self.free, self.total(slots))
+        self.coming = self.total(s for s in slots if s.phase in (Phase.DRAINING, Phase.STOPPING))
 
     def vector(self, memory: RequiredMemory) -> Vector:
         return (memory.ram, *memory.vram, *(0,) * (self._devices - len(memory.vram)))
 
     def total(self, slots: Iterable[Slot]) -> Vector:
-        total = self.none
-        for slot in slots:
-            total = add(total, self.vector(slot.memory))
-        return total
+        return total((self.vector(slot.memory) for slot in slots), self.none)
 
     def leaves(self, slot: Slot) -> None:
         """The slot's memory will be free in a while."""
@@ -73,29 +73,46 @@ class Room:
         return covers(self.free, need) and covers(self.over(), need)
 
 
-def choose(
-    candidates: Sequence[Slot], shortage: Vector, cost: Callable[[Slot], float], size: Callable[[Slot], Vector]
-) -> list[Slot]:
-    """The cheapest candidates that together cover `shortage`, none of which could be spared; empty if all of them do
-    not. Cheapest first until it is enough, then without those that turned out to be needless, the dearest first; or the
+class Candidate(NamedTuple):
+    """A runner that may have to go for another."""
+
+    cost: float
+    size: Vector
+    slot: Slot
+
+
+class Pool:
+    """Candidates, cheapest first, and what they hold together; for most groups a look at that is enough."""
+
+    def __init__(self, candidates: Iterable[Candidate], none: Vector) -> None:
+        self.ranked = sorted(candidates, key=lambda c: c.cost)
+        self.total = total((c.size for c in self.ranked), none)
+        self._none = none
+
+    def remove(self, victims: Sequence[Candidate]) -> None:
+        self.ranked = [c for c in self.ranked if c not in victims]
+        self.total = total((c.size for c in self.ranked), self._none)
+
+
+def choose(ranked: Sequence[Candidate], shortage: Vector) -> list[Candidate]:
+    """The cheapest candidates that together cover `shortage`, none of which could be spared; all of them together must.
+    Cheapest first until it is enough, then without those that turned out to be needless, the dearest first; or the
     single one that costs less than that set. Not always the optimum of the knapsack problem that this is, but never
     more victims than the shortage asks for."""
-    ranked = sorted(candidates, key=cost)
-    victims: list[Slot] = []
+    victims: list[Candidate] = []
     missing = shortage
-    for slot in ranked:
+    for candidate in ranked:
         if not any(m > 0 for m in missing):
             break
-        victims.append(slot)
-        missing = subtract(missing, size(slot))
-    if any(m > 0 for m in missing):
-        return []
-    for slot in reversed(victims.copy()):
-        without = add(missing, size(slot))
+        victims.append(candidate)
+        missing = subtract(missing, candidate.size)
+    for candidate in reversed(victims.copy()):
+        without = add(missing, candidate.size)
         if not any(m > 0 for m in without):
-            victims.remove(slot)
+            victims.remove(candidate)
             missing = without
-    single = next((slot for slot in ranked if covers(size(slot), shortage)), None)
-    if single is not None and cost(single) < sum(map(cost, victims)):
-        return [single]
+    if len(victims) > 1:
+        single = next((c for c in ranked if covers(c.size, shortage)), None)
+        if single is not None and single.cost < sum(c.cost for c in victims):
+            return [single]
     return victims

@@ -9,8 +9,8 @@ from typing import Literal
 
 from modelrunner import api
 from modelrunner.backend import BackendRegistry
-from modelrunner.errors import QueueFull, RunnerNotFound, ShuttingDown, Unavailable
-from modelrunner.scheduler import runners, views
+from modelrunner.errors import QueueFull, RunnerNotFound, Unavailable
+from modelrunner.scheduler import refusals, runners, views
 from modelrunner.scheduler.ledger import Ledger
 from modelrunner.scheduler.memory import MemoryProbe, Probe
 from modelrunner.scheduler.plan import is_full, is_warm
@@ -162,7 +162,7 @@ class Scheduler:
 
     def _check_open(self, target: Target) -> None:
         if self._table.closing:
-            raise ShuttingDown("modelrunner is shutting down")
+            raise refusals.shutting_down()
         slot, queue = self._table.slots.get(target.key), self._table.queues.get(target.key)
         in_use, waiting = slot.leases if slot else 0, len(queue.tickets) if queue else 0
         if is_full(waiting, in_use, target.spec.parallel, self._max_queue):

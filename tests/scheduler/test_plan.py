@@ -13,7 +13,8 @@ from modelrunner.errors import (
     ShuttingDown,
     TimedOut,
 )
-from modelrunner.scheduler.plan import MAX_BACKOFF, is_full, is_warm, next_failure, plan
+from modelrunner.scheduler.plan import is_full, is_warm, plan
+from modelrunner.scheduler.refusals import MAX_BACKOFF, next_failure
 from modelrunner.scheduler.state import (
     Action,
     Admit,
@@ -280,6 +281,13 @@ def test_a_drain_is_taken_back_when_nobody_waits_for_the_room_any_more() -> None
 def test_a_drain_that_an_older_request_needs_is_not_taken_back_for_the_runners_own_queue() -> None:
     draining = slot("a", 6, Phase.DRAINING, leases=1, drain=Reason.ROOM)
     assert decide(group("a", 6, NOW - 1, first=2), group("x", 6, NOW - 50), draining) == []
+
+
+def test_one_plan_drains_for_the_older_and_evicts_for_the_younger() -> None:
+    older, younger = group("x", 1, NOW - 50, vram=(8, 0)), group("y", 1, NOW - 40, first=2, vram=(0, 8))
+    busy, idle = slot("a", 1, leases=1, vram=(8, 0)), slot("b", 1, vram=(0, 8))
+    actions = decide(older, younger, busy, idle, vram=(8, 8))
+    assert actions == [Drain(key("a"), Reason.ROOM), Stop(key("b"), Reason.ROOM)]
 
 
 # Pins
