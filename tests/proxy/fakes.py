@@ -5,8 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from modelrunner.types import Endpoint
+from modelrunner.errors import EngineFailed, Misdirected, ModelNotFound, ModelRunnerError, RunnerNotFound
+from modelrunner.types import Endpoint, KeepAlive, Mode, RunnerKey
+from modelrunner.upstream import UpstreamPool
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n{"ok":true}'
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -137,3 +141,111 @@ async def scripted_engine(path: Path, script: Script = answer_ok) -> AsyncIterat
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await server.wait_closed()
+
+
+class FakeRunner:
+    """A ready runner on an engine of the test's making. `die` ends its process, with a failure that explains it."""
+
+    def __init__(self, endpoint: Endpoint, model: str = "m", mode: Mode = Mode.COMPLETION) -> None:
+        self.id = f"runner-{model}"
+        self.key = RunnerKey("fake", model, mode)
+        self.endpoint = endpoint
+        self.upstream = UpstreamPool(endpoint)
+        self.failure: EngineFailed | None = None
+        self.gone = asyncio.Event()
+
+    def die(self, message: str = "the engine ran out of luck") -> None:
+        self.failure = EngineFailed(message)
+        self.gone.set()
+
+    def check_model(self, model_id: str) -> None:
+        if model_id != self.key.model_id:
+            raise Misdirected(f"{self.id} serves {self.key.model_id}; ask /v1/ for {model_id}")
+
+
+class FakeLease:
+    def __init__(self, scheduler: "FakeScheduler", runner: FakeRunner, waited: float = 0.0) -> None:
+        self.runner, self.waited, self.loaded = runner, waited, waited / 2
+        self._scheduler = scheduler
+        self._held = True
+        scheduler.leases += 1
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self._scheduler.leases -= 1
+
+    async def engine_ended(self, within: float) -> bool:
+        try:
+            async with asyncio.timeout(within):
+                await self.runner.gone.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class FakeScheduler:
+    """Grants `runner` at once if `is_warm`, else when `gate` opens. `refusal` is raised instead of a grant. `leases`
+    are those held now; `granted` counts them all; `waiting` those that stand at the gate."""
+
+    def __init__(self, runner: FakeRunner) -> None:
+        self.runner = runner
+        self.is_warm = True
+        self.gate = asyncio.Event()
+        self.refusal: ModelRunnerError | None = None
+        self.leases = self.granted = self.waiting = 0
+        self.keep_alive: KeepAlive | None = None
+
+    def warm(self, target: Any, keep_alive: KeepAlive | None = None) -> FakeLease | None:
+        self.keep_alive = keep_alive
+        return self._grant() if self.is_warm and self.refusal is None else None
+
+    async def acquire(self, target: Any, keep_alive: KeepAlive | None = None) -> FakeLease:
+        self.waiting += 1
+        try:
+            if not self.is_warm:
+                await self.gate.wait()
+        finally:
+            self.waiting -= 1
+        if self.refusal is not None:
+            raise self.refusal
+        self.keep_alive = keep_alive
+        return self._grant(1.0)
+
+    def lease_runner(self, runner_id: str) -> FakeLease:
+        if runner_id != self.runner.id:
+            raise RunnerNotFound(f"there is no runner {runner_id}")
+        return self._grant()
+
+    def runners(self) -> list[Any]:
+        key = self.runner.key
+        return [SimpleNamespace(model_id=key.model_id, mode=key.mode, stage="loading weights", state="starting")]
+
+    def _grant(self, waited: float = 0.0) -> FakeLease:
+        self.granted += 1
+        return FakeLease(self, self.runner, waited)
+
+
+class FakeResolver:
+    """Knows the models m and other; m is known from the start, other after `prepare`."""
+
+    def __init__(self) -> None:
+        self.prepared = {"m"}
+
+    def known(self, backend: str | None, model: str, mode: Mode) -> Any:
+        return self._target(backend, model, mode) if model in self.prepared else None
+
+    async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
+        await asyncio.sleep(0)
+        if model in ("m", "other"):
+            self.prepared.add(model)
+
+    def __call__(self, backend: str | None, model: str, mode: Mode) -> Any:
+        if model not in ("m", "other"):
+            raise ModelNotFound(f"there is no model {model!r}", param="model")
+        return self._target(backend, model, mode)
+
+    def _target(self, backend: str | None, model: str, mode: Mode) -> Any:
+        if backend not in (None, "fake"):
+            raise Misdirected(f"{backend} cannot serve {model}")
+        return SimpleNamespace(key=RunnerKey("fake", model, mode), keep_alive=KeepAlive(300.0))
