@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelrunner.errors import BadRequest, InvalidReference, SourceFailed
+from modelrunner.errors import BadRequest, SourceFailed
 from modelrunner.store import files
 from modelrunner.store.digests import Digest
 
@@ -75,23 +75,28 @@ class Blobs:
         return [digest for digest, found in self._scan() if found.st_mtime < limit]
 
     def _scan(self) -> Iterator[tuple[Digest, os.stat_result]]:
-        for entry in os.scandir(self.folder):
-            with contextlib.suppress(InvalidReference):  # a stranger's file is none of ours
-                yield Digest(entry.name), entry.stat(follow_symlinks=False)
+        for digest in Digest.among(self.folder):
+            yield digest, os.lstat(self.path(digest))
 
 
 def verify(file: Path, expected: Digest | None) -> tuple[Digest, int]:
     """Digest and size in bytes of a file that is then synced to disk and read-only. Raises `BadRequest` for what is no
     regular file, `SourceFailed` for another digest than expected, `OSError`."""
-    # Without O_NONBLOCK the open of a FIFO would wait for a writer.
-    with open(file, "rb", buffering=0, opener=lambda p, f: os.open(p, f | os.O_NOFOLLOW | os.O_NONBLOCK)) as stream:
-        found = os.fstat(stream.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise BadRequest(f"{file.name!r} is not a regular file")
+    with files.open_regular(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
         digest = Digest(hashlib.file_digest(stream, "sha256").hexdigest())
         if expected is not None and digest != expected:
             raise SourceFailed(f"{file.name!r} arrived damaged: its digest is {digest}, not {expected}; pull again")
         os.fchmod(stream.fileno(), 0o444)
         os.utime(stream.fileno())  # the time of arrival, by which startup tells old leftovers
         files.sync(stream.fileno())
-        return digest, found.st_size
+        return digest, size
+
+
+def is_intact(file: Path, digest: Digest) -> bool:
+    """Raises `OSError`, but not for a file that is missing."""
+    try:
+        with files.open_regular(file) as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest() == digest.hex
+    except (FileNotFoundError, BadRequest):
+        return False

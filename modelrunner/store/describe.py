@@ -29,11 +29,15 @@ def arrange(headers: Mapping[str, ModelHeader]) -> dict[str, str]:
     if len(projectors) > 1:
         raise InvalidModel("it has more than one projector file (mmproj)")
     for name in weights:
-        if headers[name].metadata.get("general.type", "model") != "model":
-            raise InvalidModel(f"{name!r} is of the type {headers[name].metadata['general.type']!r}, not a model")
+        kind = str(headers[name].metadata.get("general.type", "model"))
+        if kind != "model":
+            raise InvalidModel(f"{name!r} is of the type {kind[:40]!r}, not a model")
     if not any(headers[name].tensors for name in weights):
         raise InvalidModel("there is no model file with tensors in it")
-    return _name_weights(weights, headers) | ({PROJECTOR: projectors[0]} if projectors else {})
+    named = _name_weights(weights, headers)
+    if not headers[next(iter(named.values()))].architecture:
+        raise InvalidModel("it does not say of which architecture it is")
+    return named | ({PROJECTOR: projectors[0]} if projectors else {})
 
 
 def _is_projector(header: ModelHeader) -> bool:
@@ -41,18 +45,23 @@ def _is_projector(header: ModelHeader) -> bool:
 
 
 def _name_weights(weights: list[str], headers: Mapping[str, ModelHeader]) -> dict[str, str]:
-    counts = {headers[name].metadata.get("split.count", 1) for name in weights}
+    counts = {_integer(headers[name], "split.count", 1) for name in weights}
     if counts <= {0, 1}:
         if len(weights) > 1:
             raise InvalidModel(f"it has {len(weights)} model files that are not shards of one model")
         return {"model.gguf": weights[0]}
-    by_number = {headers[name].metadata.get("split.no"): name for name in weights}
+    by_number = {_integer(headers[name], "split.no", -1): name for name in weights}
     count = counts.pop()
     if counts or count != len(weights) or set(by_number) != set(range(count)) or count > _MAX_SHARDS:
-        present = ", ".join(sorted(str(int(n) + 1) for n in by_number if isinstance(n, int)))
-        raise InvalidModel(f"it is split into {count} files, of which exactly these are needed and not: {present}")
+        present = ", ".join(str(number + 1) for number in sorted(by_number))
+        raise InvalidModel(f"it is split into {count} files, all of which are needed; these are here: {present}")
     # The engine finds the other shards by this pattern (llama.cpp's llama_split_path).
     return {f"model-{n + 1:05}-of-{count:05}.gguf": by_number[n] for n in range(count)}
+
+
+def _integer(header: ModelHeader, key: str, default: int) -> int:
+    value = header.metadata.get(key, default)
+    return value if isinstance(value, int) else default
 
 
 def merge(headers: Sequence[ModelHeader]) -> ModelHeader:
@@ -78,13 +87,13 @@ def configuration(weights: Sequence[ModelHeader], size: int) -> dict[str, Any]:
 
 def context_length(header: ModelHeader) -> int | None:
     """Tokens that the model was trained for, None if it does not say."""
-    value = header.metadata.get(f"{header.architecture}.context_length")
-    return value if isinstance(value, int) and value > 0 else None
+    length = _integer(header, f"{header.architecture}.context_length", 0)
+    return length if length > 0 else None
 
 
 def capabilities(header: ModelHeader, names: Iterable[str]) -> frozenset[str]:
     """`names` are those of the bundle's files."""
-    pooling = header.metadata.get(f"{header.architecture}.pooling_type", _POOLING_NONE)
+    pooling = _integer(header, f"{header.architecture}.pooling_type", _POOLING_NONE)
     if pooling == _POOLING_RANK:
         return frozenset({"reranking"})
     if pooling != _POOLING_NONE or header.architecture in _ENCODERS:
@@ -94,7 +103,7 @@ def capabilities(header: ModelHeader, names: Iterable[str]) -> frozenset[str]:
 
 def _quantization(header: ModelHeader) -> str:
     """By what the file says, or else by the type that most of its bytes have."""
-    named = FILE_TYPES.get(header.metadata.get("general.file_type", -1))
+    named = FILE_TYPES.get(_integer(header, "general.file_type", -1))
     if named:
         return named
     sizes: Counter[str] = Counter()

@@ -1,6 +1,8 @@
 """Digests: the only thing that becomes a file name in the store."""
 
+import contextlib
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,15 @@ class Digest:
     @classmethod
     def of(cls, data: bytes) -> Self:
         return cls(hashlib.sha256(data).hexdigest())
+
+    @classmethod
+    def among(cls, folder: Path) -> set[Self]:
+        """Those that files or folders in `folder` are named by; strangers' files are passed over."""
+        found = set()
+        for name in os.listdir(folder):
+            with contextlib.suppress(InvalidReference):
+                found.add(cls(name))
+        return found
 
     def within(self, folder: Path) -> Path:
         """The file or folder of this digest in `folder`."""

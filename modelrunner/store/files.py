@@ -7,10 +7,12 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
-from modelrunner.errors import InsufficientDisk, StorageFailed
+from modelrunner.errors import BadRequest, InsufficientDisk, StorageFailed
 from modelrunner.units import format_bytes
 
 _TEMPORARY = ".tmp"
@@ -33,6 +35,14 @@ def translated(what: str, folder: Path) -> Iterator[None]:
 
 def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def open_regular(path: Path) -> FileIO:
+    """For reading. Raises `BadRequest` for anything else, at once, and `OSError`."""
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise BadRequest(f"{path.name!r} is not a regular file")
+    # Without O_NONBLOCK the open of a FIFO that took its place would wait for a writer.
+    return FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK))
 
 
 def write(path: Path, data: bytes) -> None:

@@ -9,15 +9,17 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from modelrunner.errors import InvalidModel
+from modelrunner.errors import BadRequest, InvalidModel
+from modelrunner.store.files import open_regular
 from modelrunner.store.ggml import TENSOR_TYPES
-from modelrunner.store.window import U64, Window, open_window
+from modelrunner.store.window import U64, Window
 from modelrunner.types import ModelHeader, Tensor
 
 LONGEST_KEPT_ARRAY = 4096  # entries; ModelHeader says what becomes of longer ones
 LONGEST_KEPT_STRING = 1 << 20
-_MAX_KEPT = 64 << 20  # bytes of all strings and arrays that are kept
-_MAX_KEYS = 1 << 16
+_MAX_KEPT = 16 << 20  # bytes of all strings and arrays that are kept
+_ENTRY_SIZE = 32  # bytes that Python takes for an entry of a list
+_MAX_KEYS = 1 << 14
 _MAX_TENSORS = 1 << 16
 _MAX_STRINGS = 4 << 20  # entries of all arrays of strings: the largest vocabularies have 0.3 million, merges as many
 _MAX_KEY = (1 << 16) - 1
@@ -48,10 +50,10 @@ def read_header(path: Path) -> ModelHeader:
     """Takes about 0.1 µs per vocabulary entry and 3 µs per tensor. Raises `InvalidModel`, for a file that cannot be
     opened too."""
     try:
-        with open_window(path) as window:
-            return _Parser(window).parse()
-    except OSError as error:
-        raise InvalidModel(f"the file cannot be read ({error.strerror})") from error
+        with open_regular(path) as file:
+            return _Parser(Window(file)).parse()
+    except (OSError, BadRequest) as error:
+        raise InvalidModel(f"the file cannot be read ({error})") from error
 
 
 class _Parser:
@@ -98,11 +100,14 @@ class _Parser:
         if length > limit:
             window.skip(length)
             return length
-        self._kept += length
-        if self._kept > _MAX_KEPT:
-            raise InvalidModel(f"its metadata is over {_MAX_KEPT >> 20} MiB")
+        self._keep(length)
         # Only the engine needs the exact bytes; what is kept is shown to people.
         return window.take(length).decode("utf-8", "replace")
+
+    def _keep(self, size: int) -> None:
+        self._kept += size
+        if self._kept > _MAX_KEPT:
+            raise InvalidModel(f"its metadata is over {_MAX_KEPT >> 20} MiB")
 
     def _short_string(self, what: str, limit: int) -> str:
         text = self._string(limit)
@@ -142,6 +147,7 @@ class _Parser:
         if count > LONGEST_KEPT_ARRAY:
             self._window.skip(count * form.size)
             return int(count)
+        self._keep(count * _ENTRY_SIZE)
         return [self._scalar(key, code) for _ in range(count)]
 
     def _strings(self, count: int) -> list[Any] | int:
@@ -151,6 +157,7 @@ class _Parser:
         if count > LONGEST_KEPT_ARRAY:
             self._window.skip_strings(count)
             return count
+        self._keep(count * _ENTRY_SIZE)
         return [self._short_string("string of an array", LONGEST_KEPT_STRING) for _ in range(count)]
 
     def _tensor(self) -> tuple[Tensor, int]:

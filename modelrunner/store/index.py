@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from modelrunner.errors import InvalidReference
 from modelrunner.store import files
 from modelrunner.store.digests import Digest
 
@@ -41,11 +40,9 @@ class Index:
         return self._path.exists()
 
     def load(self) -> list[Record]:
-        """Records in the order they were written; each has a valid ID. Raises `OSError`."""
+        """Raises `OSError`."""
         records = _read(self._path)
-        if records is None:
-            records = self._rebuild()
-        return records
+        return self._rebuild() if records is None else records
 
     def save(self, records: Iterable[Record]) -> None:
         """Durable when it returns. Raises `OSError`; then the file is as before."""
@@ -56,32 +53,20 @@ class Index:
         files.write(self._path, msgspec.json.format(data, indent=2))
 
     def _rebuild(self) -> list[Record]:
-        names = sorted(entry.name for entry in os.scandir(self._manifests) if not entry.name.startswith("."))
         known = {record.id: record for record in _read(self._previous) or []}
         if self.exists:
             aside = self._path.with_name(f"index.json.corrupt-{time.time_ns()}")
             os.rename(self._path, aside)
             log.error("the index of models could not be read: it is now %s, and made again from the manifests", aside)
-        records = [Record(f"sha256:{name}", [], int(os.stat(self._manifests / name).st_mtime)) for name in names]
-        return [known.get(record.id, record) for record in _valid(records)]
+        return [known.get(str(id)) or self._nameless(id) for id in sorted(Digest.among(self._manifests))]
+
+    def _nameless(self, id: Digest) -> Record:
+        return Record(str(id), [], int(id.within(self._manifests).stat().st_mtime))
 
 
 def _read(path: Path) -> list[Record] | None:
     """None if it is not there or makes no sense."""
     try:
-        return _valid(msgspec.json.decode(path.read_bytes(), type=_File).models)
+        return msgspec.json.decode(path.read_bytes(), type=_File).models
     except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-
-
-def _valid(records: list[Record]) -> list[Record]:
-    """Without those whose ID would name a file elsewhere."""
-    return [record for record in records if _is_digest(record.id)]
-
-
-def _is_digest(text: str) -> bool:
-    try:
-        Digest.parse(text)
-    except InvalidReference:
-        return False
-    return True

@@ -51,7 +51,7 @@ class Reference:
         host, path = _split_host(name.lower())
         if host == HUB:
             _check_all(text, _HUB_COMPONENT, path.split("/"), "hf.co/ORG/REPO[:QUANT]", count=2)
-            tag = tag if tag.lower() == DEFAULT_TAG else tag.upper()
+            tag = DEFAULT_TAG if tag.lower() == DEFAULT_TAG else tag.upper()
         else:
             _check_all(text, _COMPONENT, path.split("/"), "[host/]name[:tag]")
         if not _HOST.fullmatch(host) or len(host) + len(path) >= _LONGEST_NAME:

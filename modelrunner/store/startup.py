@@ -1,9 +1,7 @@
 """What happens when a store is opened: its format is checked, what a killed daemon left half done is cleared away, and
 the models are looked up."""
 
-import contextlib
 import logging
-import os
 import time
 from pathlib import Path
 
@@ -43,10 +41,21 @@ def load(records: list[Record], manifest_folder: Path, blobs: Blobs) -> Catalog:
     entries = []
     taken: set[Reference] = set()
     for record in records:
+        id = _id(record)
+        if id is None:
+            continue
         tags = [tag for tag in _tags(record) if tag not in taken]
         taken.update(tags)
-        entries.append(_entry(Digest.parse(record.id), tuple(tags), record.created, manifest_folder, blobs))
+        entries.append(_entry(id, tuple(tags), record.created, manifest_folder, blobs))
     return Catalog(entries)
+
+
+def _id(record: Record) -> Digest | None:
+    try:
+        return Digest.parse(record.id)
+    except InvalidReference as error:
+        log.error("the index names a model %r: %s", record.id[:80], error.message)
+        return None
 
 
 def _tags(record: Record) -> list[Reference]:
@@ -81,11 +90,11 @@ def sweep(catalog: Catalog, data: Path, manifest_folder: Path, blobs: Blobs, bun
     try:
         for folder in (data, manifest_folder, blobs.folder):
             files.sweep_temporaries(folder)
-        for id in _digests(manifest_folder) - catalog.entries.keys():
+        for id in Digest.among(manifest_folder) - catalog.entries.keys():
             id.within(manifest_folder).unlink()
-        for id in _digests(bundles.folder) - catalog.entries.keys():
+        for id in Digest.among(bundles.folder) - catalog.entries.keys():
             bundles.remove(id)
-        for id in catalog.entries.keys() & _digests(bundles.folder):
+        for id in catalog.entries.keys() & Digest.among(bundles.folder):
             files.sweep_temporaries(id.within(bundles.folder))
         _sweep_blobs(catalog, blobs)
     except OSError as error:
@@ -99,11 +108,3 @@ def _sweep_blobs(catalog: Catalog, blobs: Blobs) -> None:
     for digest in blobs.arrived_before(time.time() - ORPHAN_GRACE):
         if digest not in used:
             blobs.remove(digest)
-
-
-def _digests(folder: Path) -> set[Digest]:
-    found = set()
-    for name in os.listdir(folder):
-        with contextlib.suppress(InvalidReference):
-            found.add(Digest(name))
-    return found

@@ -11,7 +11,7 @@ from pathlib import Path
 from modelrunner import api
 from modelrunner.errors import Conflict, InvalidModel, InvalidReference
 from modelrunner.store import describe, gguf, manifests, startup
-from modelrunner.store.blobs import Blob, Blobs, verify
+from modelrunner.store.blobs import Blob, Blobs, is_intact, verify
 from modelrunner.store.bundles import Bundles
 from modelrunner.store.catalog import Catalog, Entry
 from modelrunner.store.digests import Digest
@@ -31,8 +31,8 @@ class Store:
     """`get`, `list` and a second `bundle` of a model take microseconds and never wait for a writer, so the event loop
     may call them; everything else waits for the disk and belongs in a thread. Any number of threads may call at once.
 
-    What a call has answered is on disk. What failed or was cut off is not there at all. Calls raise `InsufficientDisk`
-    where space ran out and `StorageFailed` where the disk failed; nothing that was there before is lost then.
+    What a call has answered is on disk; what failed or was cut off is wholly done or not at all. Calls raise
+    `InsufficientDisk` where space ran out and `StorageFailed` where the disk failed; nothing else is lost then.
     """
 
     def __init__(self, data: Path) -> None:
@@ -175,6 +175,17 @@ class Store:
                     self._blobs.remove(digest)
         except OSError as error:
             log.warning("files of the removed model %s are still there: %s", entry.id, error)
+
+    def verify(self, text: str) -> tuple[Digest, ...]:
+        """Reads every byte of the model again. Those of its digests whose file is missing or damaged; pulling the model
+        again heals them."""
+        entry, _ = self._catalog.find(text)
+        if entry.contents is None:
+            return (entry.id,)
+        with translated("reading the model", self.data):
+            paths = {digest: self._blobs.path(digest) for digest in entry.contents.blobs}
+            paths[entry.id] = entry.id.within(self._manifests)
+            return tuple(digest for digest, path in paths.items() if not is_intact(path, digest))
 
     def disk_usage(self) -> DiskUsage:
         """Per model; bytes of all blobs, each counted once and those of unfinished pulls included; bytes of partial

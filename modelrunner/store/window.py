@@ -1,13 +1,9 @@
 """Reads a file forward through a small window, and checks every length against what is left of the file before anything
 is read or allocated."""
 
-import contextlib
 import os
-import stat
 import struct
-from collections.abc import Iterator
 from io import FileIO
-from pathlib import Path
 from typing import Any, NoReturn
 
 from modelrunner.errors import InvalidModel
@@ -16,23 +12,12 @@ U64 = struct.Struct("<Q")
 _CHUNK = 1 << 18
 
 
-@contextlib.contextmanager
-def open_window(path: Path) -> Iterator["Window"]:
-    """Raises `InvalidModel` for what is no regular file, `OSError`."""
-    # Without O_NONBLOCK the open of a FIFO would wait for a writer.
-    with open(path, "rb", buffering=0, opener=lambda p, f: os.open(p, f | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise InvalidModel("it is not a regular file")
-        yield Window(file, found.st_size)
-
-
 class Window:
     """`data[at:]` is what lies at position `start + at` of the file; `size` in bytes."""
 
-    def __init__(self, file: FileIO, size: int) -> None:
+    def __init__(self, file: FileIO) -> None:
         self._file = file
-        self.size = size
+        self.size = os.fstat(file.fileno()).st_size
         self.data = b""
         self.start = 0
         self.at = 0

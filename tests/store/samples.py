@@ -1,0 +1,71 @@
+"""Small models for the tests, written by the reference implementation (the `gguf` package)."""
+
+import contextlib
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from modelrunner.api import Model
+from modelrunner.store import Blob, Store
+
+PREAMBLE = struct.Struct("<4sIQQ")
+
+
+def write_gguf(
+    path: Path,
+    *,
+    architecture: str = "llama",
+    seed: int = 0,
+    vocabulary: int = 16,
+    metadata: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, np.ndarray] | None = None,
+    shard: tuple[int, int] | None = None,
+) -> Path:
+    """`shard` is the number and the count of a split model; shards after the first carry no other metadata."""
+    writer = gguf.GGUFWriter(path, architecture)
+    if shard:
+        writer.add_uint16("split.no", shard[0])
+        writer.add_uint16("split.count", shard[1])
+    writer.add_context_length(2048)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_token_list([f"token{n}" for n in range(vocabulary)])
+    writer.add_token_scores([0.5] * vocabulary)
+    for key, value in (metadata or {}).items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    for name, data in (tensors if tensors is not None else _tensors(seed, shard)).items():
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType.Q8_0 if data.dtype == np.uint8 else None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _tensors(seed: int, shard: tuple[int, int] | None) -> dict[str, np.ndarray]:
+    first = shard[0] * 2 if shard else 0
+    return {
+        f"blk.{first}.weight": np.full((32, 64), seed, dtype=np.float16),
+        f"blk.{first + 1}.weight": np.full((64,), seed, dtype=np.float32),
+    }
+
+
+def ingest(store: Store, seed: int = 0, **options: Any) -> Blob:
+    return store.ingest(write_gguf(store.partial / f"{seed}.gguf", seed=seed, **options))
+
+
+def add_model(store: Store, reference: str | None, seed: int = 0, **options: Any) -> Model:
+    return store.create({"any.gguf": ingest(store, seed, **options)}, reference)
+
+
+def files_under(folder: Path) -> dict[str, int]:
+    """Size by path, of everything but the reserve."""
+    found = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file() and path.name != "reserve":
+                found[str(path.relative_to(folder))] = path.stat().st_size
+    return found

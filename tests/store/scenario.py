@@ -1,0 +1,74 @@
+"""Run under strace by test_crashes.py: changes a store in many child processes, of which child N is struck at the Nth
+call of the traced system call. Each child reports what it was told is done, in a pipe that outlives it."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from modelrunner.errors import ModelRunnerError
+from modelrunner.store import Store
+from tests.store.samples import ingest
+
+
+def burn(call: str, count: int, folder: Path) -> None:
+    """strace counts calls per process: with `when=K`, a child that first makes K-N calls is struck at its own Nth."""
+    scratch = folder / "scratch"
+    descriptor = os.open(scratch, os.O_CREAT | os.O_RDWR)
+    actions: dict[str, Callable[[], object]] = {
+        "fsync": lambda: os.fsync(descriptor),
+        "rename": lambda: os.rename(scratch, scratch),
+        "link": lambda: _refused(lambda: os.link(scratch, scratch)),
+        "unlink": lambda: _refused(lambda: os.unlink(folder / "absent")),
+        "mkdir": lambda: _refused(lambda: os.mkdir(folder)),
+    }
+    for _ in range(count):
+        actions[call]()
+    os.close(descriptor)
+
+
+def _refused(action: Callable[[], object]) -> None:
+    try:
+        action()
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        pass
+
+
+def change(data: Path, report: int) -> None:
+    """Each step is reported before it begins and when it is acknowledged, or refused."""
+
+    def step(name: str, action: Callable[[], object]) -> None:
+        os.write(report, f"begin {name}\n".encode())
+        try:
+            action()
+        except ModelRunnerError as error:
+            os.write(report, f"refused {name} {error.code}\n".encode())
+        else:
+            os.write(report, f"done {name}\n".encode())
+
+    store = Store(data)
+    step("create", lambda: store.create({"m": ingest(store, 2)}, "new"))
+    step("tag", lambda: store.tag("kept", "second"))
+    step("untag", lambda: store.remove("second"))
+    step("remove", lambda: store.remove("doomed"))
+
+
+def main(call: str, when: int, root: Path) -> None:
+    for n in range(1, when + 1):
+        folder = root / str(n)
+        report = os.open(folder / "report", os.O_CREAT | os.O_WRONLY)
+        child = os.fork()
+        if not child:
+            try:
+                burn(call, when - n, folder)
+                change(folder / "data", report)
+            finally:
+                os._exit(0)
+        os.close(report)
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

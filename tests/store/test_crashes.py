@@ -1,0 +1,115 @@
+"""Every acknowledged change is wholly there, every other one wholly there or wholly absent, whichever system call the
+daemon is killed at or fails at."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from modelrunner.errors import ModelNotFound
+from modelrunner.store import Store
+from tests.store.samples import add_model
+
+STRACE = shutil.which("strace")
+pytestmark = pytest.mark.skipif(STRACE is None, reason="strace is not installed")
+KINDS = {"fsync": "fsync", "rename": "rename,renameat,renameat2", "link": "link,linkat", "unlink": "unlink,unlinkat"}
+STRUCK = 24  # more calls of any kind than the scenario makes
+
+
+def sweep(tmp_path, call: str, fault: str):
+    """The folders of all children; child N was struck at its Nth call."""
+    template = tmp_path / "template"
+    store = Store(template)
+    add_model(store, "kept", seed=0)
+    add_model(store, "doomed", seed=1)
+    folders = [tmp_path / "runs" / str(n) for n in range(1, STRUCK + 1)]
+    for folder in folders:
+        shutil.copytree(template, folder / "data", symlinks=True)
+    command = [STRACE, "-f", "-qq", "-o", tmp_path / "trace", "-e", f"trace={KINDS[call]}"]
+    command += ["-e", f"inject={KINDS[call]}:{fault}:when={STRUCK}"]
+    command += [sys.executable, "-m", "tests.store.scenario", call, str(STRUCK), tmp_path / "runs"]
+    subprocess.run(command, check=True, timeout=120)
+    assert "INJECTED" in (tmp_path / "trace").read_text() or "killed by SIGKILL" in (tmp_path / "trace").read_text()
+    return folders
+
+
+def check(folder) -> str:
+    """The report of one child, after its store was opened again and compared with it."""
+    report = (folder / "report").read_text()
+    store = Store(folder / "data")
+    present = {name: exists(store, name) for name in ("kept", "second", "new", "doomed")}
+    assert present["kept"], report
+    if "done create" in report:
+        assert present["new"], report
+    if "done tag" in report and "begin untag" not in report:
+        assert present["second"], report
+    if "done untag" in report or "begin tag" not in report:
+        assert not present["second"], report
+    if "done remove" in report:
+        assert not present["doomed"], report
+    if "begin remove" not in report:
+        assert present["doomed"], report
+    for name in (name for name, there in present.items() if there):
+        assert store.verify(name) == ()
+        assert store.bundle(name).model_file.exists()
+    leftovers = [path.name for path in (folder / "data").rglob("*.tmp")]
+    assert leftovers == []
+    add_model(store, "new", seed=2)  # the next try succeeds
+    assert store.bundle("new").model_file.exists()
+    return report
+
+
+def exists(store: Store, name: str) -> bool:
+    try:
+        store.get(name)
+    except ModelNotFound:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("call", KINDS)
+def test_killed_at_any_call(tmp_path, call):
+    reports = [check(folder) for folder in sweep(tmp_path, call, "signal=KILL")]
+    assert "begin create" not in reports[0] or "done remove" not in reports[0]
+    assert "done remove" in reports[-1]
+    assert len(set(reports)) > 2  # the blows fell at different places
+
+
+@pytest.mark.parametrize(
+    ("call", "fault", "code"),
+    [("fsync", "error=EIO", "storage_failed"), ("rename", "error=ENOSPC", "insufficient_disk")],
+)
+def test_failing_at_any_call(tmp_path, call, fault, code):
+    reports = [check(folder) for folder in sweep(tmp_path, call, fault)]
+    codes = set(re.findall(r"refused (?!untag)\w+ (\w+)", "".join(reports)))  # no name to take away if tag failed
+    assert codes == {code}
+
+
+def test_everything_is_synced_before_it_is_named_and_named_before_it_is_acknowledged(tmp_path):
+    store = Store(tmp_path / "runs/1/data")
+    add_model(store, "kept", seed=0)
+    add_model(store, "doomed", seed=1)
+    command = [STRACE, "-f", "-qq", "-y", "-o", tmp_path / "trace", "-e", "trace=fsync,rename,write"]
+    subprocess.run(
+        [*command, sys.executable, "-m", "tests.store.scenario", "fsync", "1", tmp_path / "runs"], check=True
+    )
+    synced: set[str] = set()
+    renamed: list[str] = []
+    unsynced_folders: set[str] = set()
+    for line in (tmp_path / "trace").read_text().splitlines():
+        if found := re.search(r"fsync\(\d+<(.*?)>\) += 0", line):
+            synced.add(found[1])
+            unsynced_folders.discard(found[1])
+        elif found := re.search(r'rename\("(.*?)", "(.*?)"\) += 0', line):
+            if "/bundles/" not in found[2]:  # can be made again
+                assert found[1] in synced, line
+                unsynced_folders.add(found[2].rpartition("/")[0])
+                renamed.append(found[2])
+            if found[2].endswith("index.json"):
+                assert unsynced_folders == {found[2].rpartition("/")[0]}, line
+        elif '"done' in line:
+            assert unsynced_folders == set(), line
+    kinds = [re.search(r"/(blobs|manifests|index)\b", path)[1] for path in renamed]
+    assert kinds == ["blobs", "blobs", "manifests", "index", "index", "index", "index"]

@@ -1,0 +1,176 @@
+"""What a store makes of a data directory that was damaged, or left by a daemon that was killed."""
+
+import json
+import os
+import stat
+import time
+
+import pytest
+
+from modelrunner.errors import InvalidModel, ModelNotFound, StorageFailed
+from modelrunner.store import Store
+from tests.store.samples import add_model, files_under, ingest
+
+
+@pytest.fixture
+def data(tmp_path):
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def store(data):
+    store = Store(data)
+    add_model(store, "a", seed=1)
+    add_model(store, "b", seed=2)
+    store.tag("a", "c")
+    return store
+
+
+def manifest_of(store, name):
+    return store.data / "manifests/sha256" / store.get(name).id[7:]
+
+
+def test_the_folders_are_private(store):
+    for path in [store.data, *store.data.rglob("*")]:
+        if path.is_dir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
+
+
+@pytest.mark.parametrize("text", ["2\n", "999", "", "one", "1.0"])
+def test_the_store_of_a_newer_release_is_left_untouched(store, text):
+    (store.data / "format").write_text(text)
+    (store.data / ".index.json.0.tmp").touch()
+    before = files_under(store.data)
+    with pytest.raises(StorageFailed, match="newer release"):
+        Store(store.data)
+    assert files_under(store.data) == before
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"{}", b'{"models": [{"id": 1}]}', b"\0" * 400, b"\xff\xfe", b'{"models": null}']
+)
+def test_an_unreadable_index_is_set_aside_and_made_again(store, content):
+    models = store.list()
+    (store.data / "index.json").write_bytes(content)
+    reopened = Store(store.data)
+    # The names are those of before the last change, which only the lost file knew.
+    assert {model.id: model.tags for model in reopened.list()} == {models[0].id: ["a"], models[1].id: ["b"]}
+    aside = list(store.data.glob("index.json.corrupt-*"))
+    assert [path.read_bytes() for path in aside] == [content]
+    assert Store(store.data).list() == reopened.list()
+    assert reopened.bundle("b").model_file.exists()
+
+
+def test_a_lost_index_is_made_again(store):
+    ids = {model.id for model in store.list()}
+    (store.data / "index.json").unlink()
+    (store.data / "index.json.old").unlink()
+    reopened = Store(store.data)
+    assert {model.id for model in reopened.list()} == ids
+    assert all(model.tags == [] for model in reopened.list())
+    assert add_model(reopened, "a", seed=1).id in ids
+    assert len(reopened.list()) == 2
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"\0" * 100, b'{"schemaVersion": 2, "layers": []}'])
+def test_a_corrupt_manifest_hides_no_other_model(store, content):
+    manifest = manifest_of(store, "a")
+    if content is None:
+        manifest.unlink()
+    else:
+        manifest.write_bytes(content)
+    reopened = Store(store.data)
+    assert [model.tags for model in reopened.list()] == [["b"]]
+    assert reopened.bundle("b").model_file.exists()
+    with pytest.raises(InvalidModel, match="pull it again, or remove it"):
+        reopened.get("a")
+    with pytest.raises(InvalidModel):
+        reopened.bundle("a")
+    assert [str(digest) for digest in reopened.verify("a")] == [f"sha256:{manifest.name}"]
+
+
+def test_a_corrupt_model_is_healed_by_the_next_pull(store):
+    manifest_of(store, "a").write_bytes(b"garbage")
+    reopened = Store(store.data)
+    assert add_model(reopened, "a", seed=1).tags == ["a", "c"]
+    assert reopened.bundle("c").model_file.exists()
+
+
+def test_a_corrupt_model_can_be_removed(store):
+    manifest_of(store, "a").write_bytes(b"garbage")
+    reopened = Store(store.data)
+    reopened.remove("a")
+    reopened.remove("c")
+    with pytest.raises(ModelNotFound):
+        reopened.get("a")
+
+
+def test_hostile_names_in_a_manifest_are_refused(store):
+    """A manifest of the right digest, as a registry could send it, with a path in its annotation."""
+    from modelrunner.store import Digest
+
+    manifest = json.loads(manifest_of(store, "a").read_bytes())
+    for name in ("../../escape", "/etc/x", "model.gguf\n", "a/b", "", "header"):
+        manifest["layers"][0]["annotations"] = {"org.cncf.model.filepath": name}
+        content = json.dumps(manifest).encode()
+        digest = Digest.of(content)
+        digest.within(store.data / "manifests/sha256").write_bytes(content)
+        index = {"models": [{"id": str(digest), "tags": ["hostile"], "created": 1}]}
+        (store.data / "index.json").write_text(json.dumps(index))
+        with pytest.raises(InvalidModel):
+            Store(store.data).bundle("hostile")
+
+
+def test_hostile_entries_of_the_index_are_passed_over(store):
+    path = store.data / "index.json"
+    index = json.loads(path.read_text())
+    index["models"][0]["tags"] += ["../x", "a\0", "B"]
+    index["models"] += [{"id": "sha256:../../../etc/passwd", "tags": ["evil"], "created": 1}]
+    path.write_text(json.dumps(index))
+    reopened = Store(store.data)
+    assert [model.tags for model in reopened.list()] == [["a", "c", "b"], []]
+    with pytest.raises(ModelNotFound):
+        reopened.get("evil")
+
+
+def test_leftovers_of_a_killed_daemon_are_cleared_away(store):
+    before = files_under(store.data)
+    hexadecimal = "ab" * 32
+    old = time.time() - 2 * 24 * 3600
+    for name in (".index.json.0.tmp", f"blobs/sha256/.{hexadecimal}.0.tmp", f"manifests/sha256/{hexadecimal}"):
+        (store.data / name).write_bytes(b"x")
+    (store.data / "bundles" / hexadecimal).mkdir()
+    (store.data / "bundles" / hexadecimal / "model.gguf").touch()
+    blob = store.data / "blobs/sha256" / hexadecimal
+    blob.touch()
+    os.utime(blob, (old, old))
+    Store(store.data)
+    assert files_under(store.data) == before
+
+
+def test_what_an_interrupted_pull_had_finished_is_kept_for_a_day(store):
+    blob = ingest(store, 9)
+    (store.partial / "part").write_bytes(b"half")
+    reopened = Store(store.data)
+    assert reopened.create({"m": blob}, "x").tags == ["x"]
+    assert (store.partial / "part").exists()
+
+
+def test_nothing_is_cleared_while_nobody_knows_what_is_used(store):
+    manifest_of(store, "a").write_bytes(b"garbage")
+    old = time.time() - 2 * 24 * 3600
+    for blob in (store.data / "blobs/sha256").iterdir():
+        os.utime(blob, (old, old))
+    before = files_under(store.data / "blobs")
+    Store(store.data)
+    assert files_under(store.data / "blobs") == before
+
+
+def test_strangers_files_do_no_harm(store):
+    for folder in ("blobs/sha256", "manifests/sha256", "bundles"):
+        (store.data / folder / ".DS_Store").touch()
+        (store.data / folder / "README").touch()
+    (store.data / "index.json").unlink()
+    reopened = Store(store.data)
+    assert len(reopened.list()) == 2
+    reopened.disk_usage()

