@@ -1,0 +1,112 @@
+"""A specification as the command line of each engine."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelrunner import BadRequest, Endpoint, Mode, RunSpec
+from modelrunner_llamacpp import args
+from modelrunner_llamacpp.engines import Engine, Kind
+from tests.llamacpp.models import MINILM, SMOLLM2, bundle, spec
+
+SOCKET = Endpoint(path=Path("/run/r1.sock"))
+NATIVE = Engine(Kind.NATIVE, Path("/bin/llama-server"), "1")
+WHEEL = Engine(Kind.WHEEL, Path("/engine/bin/python"), "1", devices=False)
+PYTHON = Engine(Kind.PYTHON, Path("/usr/bin/python3"), "1")
+
+
+def command(run: RunSpec, engine: Engine = NATIVE, endpoint: Endpoint = SOCKET, **settings: Any) -> list[str]:
+    return args.command(engine, args.effective(run, **settings) | args.owned(run, endpoint, engine))
+
+
+def values(words: list[str]) -> dict[str, str]:
+    """Flag -> the word after it."""
+    return dict(zip(words, [*words[1:], ""], strict=True))
+
+
+def test_native_command_line() -> None:
+    words = command(spec(bundle(SMOLLM2)))
+    assert words[0] == "/bin/llama-server"
+    found = values(words)
+    assert found["--model"] == "/models/model.gguf"
+    assert found["--alias"] == "docker.io/ai/model:latest"
+    assert found["--host"] == "/run/r1.sock"
+    assert (found["--ctx-size"], found["--parallel"], found["--cache-ram"]) == ("2048", "4", "0")
+    assert {"--kv-unified", "--no-slots", "--no-webui", "--metrics", "--jinja", "--offline"} <= set(words)
+    assert not {"--slots", "--props", "--threads", "--embeddings", "--port"} & set(words)
+
+
+def test_tcp_endpoint_has_a_port() -> None:
+    found = values(command(spec(bundle(SMOLLM2)), endpoint=Endpoint(host="127.0.0.1", port=4321)))
+    assert (found["--host"], found["--port"]) == ("127.0.0.1", "4321")
+
+
+def test_a_persons_flags_win_over_the_specification() -> None:
+    found = values(command(spec(bundle(SMOLLM2), "-c", "512", "-np", "1", "--cache-ram", "64"), cache_ram=8, threads=3))
+    assert (found["--ctx-size"], found["--parallel"], found["--cache-ram"]) == ("512", "1", "64")
+    assert found["--threads"] == "3"
+
+
+def test_an_encoder_takes_its_whole_context_in_one_batch() -> None:
+    found = values(command(spec(bundle(MINILM), mode=Mode.EMBEDDING, context=512)))
+    assert "--embeddings" in found
+    assert (found["--pooling"], found["--batch-size"], found["--ubatch-size"]) == ("mean", "512", "512")
+
+
+def test_a_causal_embedder_pools_the_last_token_and_needs_no_wide_batch() -> None:
+    found = values(command(spec(bundle(SMOLLM2), mode=Mode.EMBEDDING)))
+    assert found["--pooling"] == "last"
+    assert "--ubatch-size" not in found
+
+
+def test_context_and_pooling_of_flags_decide_the_batch() -> None:
+    found = values(command(spec(bundle(SMOLLM2), "--pooling", "mean", "-c", "1024", mode=Mode.EMBEDDING)))
+    assert (found["--pooling"], found["--ubatch-size"]) == ("mean", "1024")
+
+
+def test_reranking_pools_by_rank() -> None:
+    found = values(command(spec(bundle(MINILM), mode=Mode.RERANKING)))
+    assert (found["--pooling"], found["--ubatch-size"]) == ("rank", "2048")
+
+
+def test_projector_and_draft() -> None:
+    draft = bundle(SMOLLM2, Path("/draft"))
+    found = values(command(spec(bundle(SMOLLM2, mmproj=Path("/models/p.gguf")), draft=draft)))
+    assert found["--mmproj"] == "/models/p.gguf"
+    assert (found["--spec-draft-model"], found["--spec-type"]) == ("/draft/model.gguf", "draft-simple")
+
+
+def test_an_engine_without_devices_does_not_try_to_fit() -> None:
+    cpu = Engine(Kind.NATIVE, Path("/bin/llama-server"), "1", devices=False)
+    assert values(command(spec(bundle(SMOLLM2)), cpu))["--fit"] == "off"
+    assert "--fit" not in command(spec(bundle(SMOLLM2)), NATIVE)
+
+
+def test_the_wheel_gets_the_same_as_attributes() -> None:
+    words = command(spec(bundle(SMOLLM2), "--temp", "0.5", "--no-kv-offload", "-fa", "on", "-ts", "3,1"), WHEEL)
+    assert words[:2] == ["/engine/bin/python", "-I"]
+    assert words[2].endswith("serve.py")
+    given = json.loads(words[4])
+    found = given["attributes"]
+    assert found["model.path"] == "/models/model.gguf"
+    assert (found["n_ctx"], found["n_parallel"], found["kv_unified"], found["cache_ram_mib"]) == (2048, 4, True, 0)
+    assert (found["endpoint_slots"], found["endpoint_props"], found["endpoint_metrics"]) == (False, False, True)
+    assert (found["ui"], found["offline"], found["fit_params"]) == (False, True, False)
+    assert (found["no_kv_offload"], found["flash_attn_type"]) == (True, "LLAMA_FLASH_ATTN_TYPE_ENABLED")
+    assert (found["sampling.temp"], found["tensor_split"]) == (0.5, [3.0, 1.0])
+    assert given["pinned"] == ["TEMP"]
+
+
+def test_llama_cpp_python_gets_its_settings() -> None:
+    given = json.loads(command(spec(bundle(SMOLLM2), "-ctk", "q8_0"), PYTHON)[4])
+    assert given["host"] == "/run/r1.sock"
+    assert given["settings"]["model"] == "/models/model.gguf"
+    assert (given["settings"]["n_ctx"], given["settings"]["type_k"]) == (2048, 8)
+
+
+@pytest.mark.parametrize("flags", [("--swa-full",), ("--temp", "0.5")])
+def test_llama_cpp_python_refuses_what_it_cannot_do(flags: tuple[str, ...]) -> None:
+    with pytest.raises(BadRequest, match=f"{flags[0]} needs llama.cpp's own server"):
+        command(spec(bundle(SMOLLM2), *flags), PYTHON)

@@ -1,0 +1,98 @@
+"""Runtime flags: ordinary ones pass, whatever could reach past the daemon does not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelrunner import BadRequest
+from modelrunner_llamacpp import flags
+from modelrunner_llamacpp.options import ALLOWED, OPTIONS, OWNED
+
+
+@pytest.mark.parametrize(
+    ("words", "parsed"),
+    [
+        ((), {}),
+        (("--temp", "0.7", "--top-k", "20"), {"--temp": "0.7", "--top-k": "20"}),
+        (("-c", "4096", "-ngl", "all"), {"--ctx-size": "4096", "--n-gpu-layers": "all"}),
+        (("--seed", "-1", "--presence-penalty", "-1.5"), {"--seed": "-1", "--presence-penalty": "-1.5"}),
+        (("--no-kv-offload", "--swa-full"), {"--kv-offload": "off", "--swa-full": "on"}),
+        (("-fa", "on", "-ctk", "q8_0"), {"--flash-attn": "on", "--cache-type-k": "q8_0"}),
+        (("--tensor-split", "3,1"), {"--tensor-split": "3,1"}),
+        (("--samplers", "top_k;temperature"), {"--samplers": "top_k;temperature"}),
+        (("--no-mmap",), {"--load-mode": "none"}),
+        (("--temp", "1", "--temp", "2"), {"--temp": "2"}),
+    ],
+)
+def test_ordinary_flags_pass(words: tuple[str, ...], parsed: dict[str, str]) -> None:
+    assert flags.parse(words) == parsed
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--temp=0.7",), "--temp"),
+        (("--temperatur", "0.7"), "--temperatur"),
+        (("--ctx", "512"), "--ctx"),
+        (("--verbose",), "--verbose"),
+        (("/etc/passwd",), "/etc/passwd"),
+        (("--swa-full", "true"), "true"),
+        (("--temp",), "--temp"),
+        (("--temp", ""), "--temp"),
+        (("--temp", "--top-k", "20"), "--temp"),
+        (("--temp", "nan"), "--temp"),
+        (("--temp", "inf"), "--temp"),
+        (("--temp", "1_0"), "--temp"),
+        (("--temp", "-1"), "--temp"),
+        (("--top-k", "1.5"), "--top-k"),
+        (("--top-k", "٣"), "--top-k"),
+        (("--ctx-size", "9" * 5000), "--ctx-size"),
+        (("--ctx-size", "0"), "--ctx-size"),
+        (("--parallel", "-1"), "--parallel"),
+        (("--cache-type-k", "q2_K"), "--cache-type-k"),
+        (("--tensor-split", "1,,2"), "--tensor-split"),
+        (("--tensor-split", "1,nan"), "--tensor-split"),
+        (("--samplers", "top_k;rm"), "--samplers"),
+        (("--chat-template", "{{ x }}"), "--chat-template"),
+        (("",), "''"),
+        (("-",), "'-'"),
+        (("--",), "'--'"),
+    ],
+)
+def test_others_are_refused_by_name(words: tuple[str, ...], named: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        flags.parse(words)
+    assert named in caught.value.message
+    assert caught.value.param == "runtime-flags"
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--model", "-m", "--host", "--port", "--api-key", "--log-file", "--slots", "--no-slots", "--props"),
+        *("--metrics", "--alias", "-a", "--mmproj", "--rpc", "--hf-repo", "--slot-save-path", "--media-path"),
+        *("--tools", "--embeddings", "--reranking", "--webui", "--model-draft", "--offline"),
+    ],
+)
+@pytest.mark.parametrize("form", [("{}",), ("{}", "x"), ("{}=x",)])
+def test_what_the_daemon_owns_cannot_be_given(flag: str, form: tuple[str, ...]) -> None:
+    with pytest.raises(BadRequest, match=f"{flag} is set by modelrunner"):
+        flags.parse([word.format(flag) for word in form])
+
+
+@given(st.lists(st.one_of(st.sampled_from([o.flag for o in ALLOWED]), st.text(max_size=8), st.integers().map(str))))
+def test_only_known_flags_with_checked_values_come_out(words: list[str]) -> None:
+    try:
+        parsed = flags.parse(words)
+    except BadRequest:
+        return
+    assert not parsed.keys() & {option.flag for option in OWNED}
+    for flag, text in parsed.items():
+        OPTIONS[flag].kind.check(text)
+        OPTIONS[flag].kind.attribute(text)
+        assert OPTIONS[flag].native(text)
+
+
+def test_no_spelling_means_two_things() -> None:
+    names = [name for option in (*ALLOWED, *OWNED) for name in (option.flag, *option.aliases)]
+    assert len(names) == len(set(names))
