@@ -2,6 +2,7 @@
 what the fast lane does."""
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import AsyncIterator
 
@@ -64,19 +65,17 @@ class _Handlers:
 
     async def _read(self, request: web.Request) -> Inference:
         """The request with its whole body, which is counted as buffered."""
-        if "request_id" not in request:
-            request["request_id"] = request_id(request.headers.get)
         route = match(request.path)
         if route is None:
             raise RouteNotFound(f"there is no {request.path}")
-        body = bytearray()
+        body, header = bytearray(), request.headers.get
         try:
             async for data in self._pieces(request):
                 self._pipeline.buffer(len(data))
                 body += data
                 if len(body) > self._pipeline.limits.body:
                     raise PayloadTooLarge(f"the body has more than the {self._pipeline.limits.body} bytes allowed")
-            return self._pipeline.inference(route, bytes(body), request.headers.get, request["request_id"])
+            return self._pipeline.inference(route, bytes(body), header, request_id(header))
         except BaseException:
             self._pipeline.buffer(-len(body))
             raise
@@ -96,8 +95,6 @@ class _Handlers:
 
 
 def _is_unix(transport: asyncio.Transport) -> bool:
-    import socket
-
     sock = transport.get_extra_info("socket")
     return sock is not None and sock.family == socket.AF_UNIX
 

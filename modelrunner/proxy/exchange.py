@@ -172,6 +172,7 @@ class Exchange:
         self._sink.write(self._framed(data))
 
     def on_end(self) -> None:
+        self._upstream = None  # the next request may have it
         if self._refusal is not None:
             self._refuse(engine_error(self._refusal[0], bytes(self._refusal[1])))
             return

@@ -21,3 +21,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
+
+
+# libuv opens two pipes for the whole process with its first loop: before any test looks at what is open.
+uvloop.new_event_loop().close()

@@ -1,0 +1,192 @@
+"""The engine fails: before a byte, in the middle, between two requests. Both lanes; I4: a request reaches an engine at
+most once, unless nothing had come back."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.proxy.fakes import OK, SSE, Call, FakeRunner, answer_ok, chunk, event, scripted_engine
+from tests.proxy.harness import proxy, request
+
+
+async def test_a_dead_engine_is_asked_once_more_anew(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        served.runner.die()
+        served.scheduler.runner = spare
+        call.reset()
+
+    async with proxy(folder, kind, script) as served, scripted_engine(folder / "spare.sock") as second:
+        spare = FakeRunner(second.endpoint)
+        answer = await served.ask()
+        assert (answer.status, answer.body) == (200, b'{"ok":true}')
+        assert (len(served.engine.received), len(second.received), served.scheduler.granted) == (1, 1, 2)
+        spare.upstream.close()
+
+
+async def test_a_second_death_is_told_with_the_last_words(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        served.runner.die("the engine ran out of memory")
+        call.reset()
+
+    async with proxy(folder, kind, script) as served:
+        answer = await served.ask()
+        assert (answer.status, answer.error["message"]) == (502, "the engine ran out of memory")
+        assert len(served.engine.received) == 2
+
+
+async def test_a_runner_addressed_by_its_id_is_not_replaced(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        served.runner.die()
+        call.reset()
+
+    async with proxy(folder, kind, script) as served:
+        assert (await served.ask(request("/runners/runner-m/v1/completions"))).status == 502
+        assert (len(served.engine.received), served.scheduler.granted) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"HTTP/1.1 200 OK\r\nContent-", b"HTTP/1.1 500 X\r\nContent-Length: 9\r\n\r\noo", b"garbage\r\n\r\n"]
+)
+async def test_a_living_engine_that_drops_the_request(folder: Path, kind: str, sent: bytes) -> None:
+    async def script(call: Call) -> None:
+        await call.send(sent)
+        call.close()
+
+    async with proxy(folder, kind, script) as served:
+        answer = await served.ask()
+        assert (answer.status, answer.error["code"][:6]) == (502, "engine")
+        assert len(served.engine.received) == 1
+
+
+async def test_an_idle_connection_that_closes_as_it_is_used_costs_nothing(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        if len(served.engine.received) == 2:
+            call.reset()
+        else:
+            await call.send(OK)
+
+    async with proxy(folder, kind, script) as served:
+        assert [(await served.ask()).status for _ in range(3)] == [200, 200, 200]
+        assert len(served.engine.received) == 4
+
+
+async def test_an_idle_connection_is_not_taken_for_stale_after_a_byte(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(OK if len(served.engine.received) == 1 else b"H")
+        if len(served.engine.received) == 2:
+            call.reset()
+
+    async with proxy(folder, kind, script) as served:
+        assert [(await served.ask()).status for _ in range(2)] == [200, 502]
+        assert len(served.engine.received) == 2
+
+
+@pytest.mark.parametrize("died", [False, True])
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"", True),
+        (event("a"), True),
+        (event("a") + event("€"), True),
+        (event("a") + chunk(b"data: half"), False),
+        (event("a") + chunk(b"data: \xe2\x82"), False),
+        (chunk(b"data: a\n"), False),
+    ],
+)
+async def test_a_stream_that_breaks_off(folder: Path, kind: str, sent: bytes, told: bool, died: bool) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE + sent)
+        if died:
+            served.runner.die("the engine was killed")
+        call.close()
+
+    async with proxy(folder, kind, script) as served:
+        answer = await served.ask(request(stream=True))
+        assert not answer.complete
+        assert b"[DONE]" not in answer.body
+        assert (b"event: error\ndata: {" in answer.body) is told
+        if told:
+            assert (b'"message":"the engine was killed"' in answer.body) is died
+            assert answer.body.endswith(b"\n\n")
+
+
+async def test_a_break_inside_a_chunk_gets_no_event(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE + event("a") + b"20\r\ndata: half")
+        call.close()
+
+    async with proxy(folder, kind, script) as served:
+        answer = await served.ask(request(stream=True))
+        assert (answer.complete, b"error" in answer.body) == (False, False)
+
+
+async def test_a_sized_answer_that_breaks_off(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc")
+        call.close()
+
+    async with proxy(folder, kind, script) as served:
+        answer = await served.ask()
+        assert (answer.status, answer.body, answer.complete) == (200, b"abc", False)
+
+
+async def test_a_stream_of_http_1_0_that_breaks_off_is_reset(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE + event("a"))
+        call.close()
+
+    async with proxy(folder, kind, script) as served:
+        client = await served.connect(tcp=True)
+        await client.send(request(stream=True, http="1.0", Host=served.host()))
+        with pytest.raises(ConnectionResetError):
+            await client.reader.read()
+
+
+async def test_an_engine_that_answers_twice_harms_nobody(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(OK + OK)
+
+    async with proxy(folder, kind, script) as served:
+        client = await served.connect()
+        answer = await client.ask()
+        assert (answer.status, answer.complete) == (502, True)
+        served.engine.script = answer_ok
+        assert (await client.ask()).body == b'{"ok":true}'
+
+
+async def test_an_endless_error_is_cut(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(b"HTTP/1.1 400 X\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            await call.send(chunk(b"x" * 65536))
+
+    async with proxy(folder, kind, script) as served:
+        assert (await served.ask()).status == 502
+        await served.engine.until(lambda e: e.open == 0)
+
+
+async def test_no_engine_listens(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind) as served:
+        (folder / "engine.sock").unlink()
+        answer = await served.ask()
+        assert (answer.status, answer.error["code"]) == (502, "engine_failed")
+
+
+async def test_one_crash_ends_many_requests_once_each(folder: Path, kind: str) -> None:
+    arrived = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        if len(served.engine.received) == 8:
+            served.runner.die()
+            served.scheduler.runner = spare
+            arrived.set()
+        await arrived.wait()
+        call.reset()
+
+    async with proxy(folder, kind, script) as served, scripted_engine(folder / "spare.sock") as second:
+        spare = FakeRunner(second.endpoint)
+        answers = await asyncio.gather(*(served.ask() for _ in range(8)))
+        assert [a.status for a in answers] == [200] * 8
+        assert len(second.received) == 8
+        spare.upstream.close()
