@@ -12,6 +12,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from modelrunner.errors import BackendUnavailable
 from modelrunner.scheduler import refusals
@@ -117,7 +118,7 @@ class _Plan:
         if slot is not None and slot.phase is Phase.READY:
             self._grant(slot, group)
             return None
-        late = sum(1 for r in group.waiting if r.since + self._policy.max_wait <= self._now)
+        late = len(list(takewhile(lambda r: r.since + self._policy.max_wait <= self._now, group.waiting)))
         if late:
             loading = slot is not None and slot.phase is Phase.STARTING
             self._refuse(group.key, group.waiting[:late], refusals.timed_out(group, self._policy.max_wait, loading))

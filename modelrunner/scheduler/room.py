@@ -20,7 +20,10 @@ def subtract(a: Vector, b: Vector) -> Vector:
 
 def covers(a: Vector, b: Vector) -> bool:
     """True if every figure of `b` that asks for something is at most the one of `a`."""
-    return all(y <= 0 or y <= x for x, y in zip(a, b, strict=True))
+    for x, y in zip(a, b, strict=True):  # noqa: SIM110 - all() takes twice as long, and this is most of a plan's time
+        if y > 0 and y > x:
+            return False
+    return True
 
 
 def total(vectors: Iterable[Vector], none: Vector) -> Vector:
@@ -36,8 +39,8 @@ class Room:
         self._devices = max(len(m.vram) for m in (budget, *(s.memory for s in slots), *needs))
         self.budget = self.vector(budget)
         self.none = (0,) * (self._devices + 1)
-        self.free, self.claimed = self.budget, self.none
-        self.free = subtract(self.free, self.total(slots))
+        self.claimed = self.none
+        self.free = subtract(self.budget, self.total(slots))
         self.coming = self.total(s for s in slots if s.phase in (Phase.DRAINING, Phase.STOPPING))
 
     def vector(self, memory: RequiredMemory) -> Vector:

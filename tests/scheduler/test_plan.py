@@ -1,6 +1,7 @@
 """Decisions as values: a state in, actions out."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -198,6 +199,11 @@ def test_a_victim_that_turns_out_to_be_needless_stays() -> None:
     assert decide(group("x", 9), slot("small", 1, idle=100), slot("big", 9, idle=90)) == [Stop(key("big"), Reason.ROOM)]
 
 
+def test_of_several_victims_none_is_needless() -> None:
+    runners = [slot("small", 1, idle=100), slot("big", 4, idle=90), slot("large", 5, idle=80)]
+    assert decide(group("x", 9), *runners) == [Stop(key("big"), Reason.ROOM), Stop(key("large"), Reason.ROOM)]
+
+
 def test_one_long_idle_runner_goes_rather_than_two() -> None:
     runners = [slot("a", 2, idle=100), slot("b", 2, idle=90), slot("c", 4, idle=80)]
     assert decide(group("x", 6), *runners) == [Stop(key("c"), Reason.ROOM)]
@@ -263,6 +269,16 @@ def test_the_least_recently_used_busy_runner_is_drained_with_the_idle_one_that_i
     assert decide(group("x", 6, NOW - 50), *runners) == [Stop(key("c"), Reason.ROOM), Drain(key("b"), Reason.ROOM)]
 
 
+def test_one_busy_runner_is_drained_rather_than_two() -> None:
+    runners = [slot("a", 3, leases=1, idle=99), slot("b", 3, leases=1, idle=98), slot("c", 4, leases=1, idle=0)]
+    assert decide(group("x", 4, NOW - 50), *runners) == [Drain(key("c"), Reason.ROOM)]
+
+
+def test_what_a_drained_runner_gives_counts_once() -> None:
+    drained = slot("a", 6, Phase.DRAINING, drain=Reason.ROOM)
+    assert decide(group("x", 9), drained, slot("b", 4)) == [Stop(key("a"), Reason.ROOM), Stop(key("b"), Reason.ROOM)]
+
+
 def test_a_drained_runner_stops_after_its_last_lease() -> None:
     draining = slot("a", 6, Phase.DRAINING, leases=1, drain=Reason.ROOM)
     assert decide(group("x", 6, NOW - 50), draining) == []
@@ -299,6 +315,13 @@ def test_a_pinned_runner_is_never_evicted_and_who_needs_its_room_is_refused() ->
     assert "pinned" in error.message
 
 
+def test_a_pinned_runner_is_neither_evicted_nor_drained_where_another_can_go() -> None:
+    pinned, other = slot("a", 5, pinned=True, idle=99), slot("b", 5, idle=1)
+    assert decide(group("x", 5), pinned, other) == [Stop(key("b"), Reason.ROOM)]
+    pinned, other = replace(pinned, leases=1), replace(other, leases=1)
+    assert decide(group("x", 5, NOW - 50), pinned, other) == [Drain(key("b"), Reason.ROOM)]
+
+
 def test_a_pinned_model_that_was_unloaded_gives_its_room() -> None:
     assert decide(group("x", 6), slot("a", 6, Phase.STOPPING, pinned=True)) == []
 
@@ -307,6 +330,7 @@ def test_what_can_never_fit_is_refused_with_the_figures_and_evicts_nothing() -> 
     error = refusal(decide(group("x", 11), slot("a", 6)))
     assert isinstance(error, InsufficientMemory)
     assert "needed 11, free 4, budget 10 bytes" in error.message
+    assert "more than there is" in error.message
 
 
 def test_a_device_that_is_too_small_is_named() -> None:
