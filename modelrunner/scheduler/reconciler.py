@@ -231,11 +231,12 @@ class Reconciler:
     async def _measure_now(self, slot: RunnerSlot) -> None:
         """Once when loaded and once after the first use: engines touch some of their buffers only then."""
         measured = await self._measure(slot.runner)
-        if measured is not None and not slot.ended:
-            backend = self._registry.get(slot.target.key.backend)
-            slot.memory = self._ledger.record(backend, slot.target.spec, measured)
-            slot.measured = measured
-            self.changed()
+        if measured is None or slot.phase not in (Phase.READY, Phase.DRAINING):
+            return  # a process on its way out holds less than it did
+        backend = self._registry.get(slot.target.key.backend)
+        slot.memory = self._ledger.record(backend, slot.target.spec, measured)
+        slot.measured = measured
+        self.changed()
 
     async def _estimate(self, queue: Queue) -> None:
         """A fault of the backend's is the answer to all who wait; the server logs it as it does any other."""

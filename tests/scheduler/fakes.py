@@ -192,9 +192,8 @@ class World:
             runtime_dir=Path("/nowhere"),
             probe=lambda pids: RequiredMemory(self.budget),
             make_runner=self.make_runner,
-            measure=measure,
             clock=asyncio.get_running_loop().time,
-            **settings,
+            **{"measure": measure} | settings,
         )
 
     def make_runner(self, key: RunnerKey, spec: RunSpec) -> Any:

@@ -230,6 +230,14 @@ def test_room_that_is_on_its_way_is_not_made_twice() -> None:
     assert decide(group("x", 6), slot("a", 6, Phase.STOPPING), slot("b", 4)) == []
 
 
+def test_one_victim_makes_room_for_one_request_only() -> None:
+    first, second = group("x", 5, NOW - 2), group("y", 5, NOW - 1, first=2)
+    assert decide(first, second, slot("a", 5, idle=20), slot("b", 5)) == [
+        Stop(key("a"), Reason.ROOM),
+        Stop(key("b"), Reason.ROOM),
+    ]
+
+
 def test_each_device_has_its_own_room() -> None:
     first, second = slot("a", 1, vram=(8, 0), idle=99), slot("b", 1, vram=(0, 8))
     actions = decide(group("x", 1, vram=(0, 8)), first, second, vram=(8, 8))

@@ -443,6 +443,23 @@ async def test_what_was_measured_counts_from_then_on() -> None:
 
 
 @virtual
+async def test_what_is_measured_of_a_process_on_its_way_out_does_not_count() -> None:
+    world = World(10, {"a": Engine(6, stop_seconds=5.0)})
+    ledger = Ledger()
+
+    async def slowly(runner: object) -> RequiredMemory:
+        await asyncio.sleep(1.0)
+        return RequiredMemory(1)
+
+    scheduler = world.scheduler(ledger=ledger, measure=slowly)
+    (await scheduler.acquire(target("a"), KeepAlive(0))).release()
+    await asyncio.sleep(2.0)
+    assert scheduler.memory()["used"] == 6
+    await scheduler.close(0)
+    assert await ledger.required(world.backend, target("a").spec) == RequiredMemory(6)
+
+
+@virtual
 async def test_the_estimate_is_asked_for_once() -> None:
     world = World(10, {"a": Engine(6)})
     scheduler = world.scheduler()

@@ -1,0 +1,79 @@
+"""The scheduler with the runners that it makes by default: real processes of the fake engine."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from modelrunner.backend import BackendRegistry
+from modelrunner.errors import BackingOff, EngineFailed
+from modelrunner.scheduler import Ledger, MemoryProbe, Scheduler, Target
+from modelrunner.types import KeepAlive, RequiredMemory
+from tests.fakes import FakeBackend, FakeTcpBackend, fake_key, fake_spec
+
+MIB = 1 << 20
+
+
+async def not_measured(runner: object) -> None:
+    """So that the estimate stays, whatever Python needs on this machine."""
+
+
+def make(folder: Path, backend: FakeBackend, **settings: Any) -> Scheduler:
+    return Scheduler(
+        BackendRegistry({backend.name: backend}),
+        runtime_dir=folder,
+        probe=MemoryProbe(100 * MIB),
+        ledger=Ledger(folder / "memory.json"),
+        **settings,
+    )
+
+
+def target(folder: Path, backend: FakeBackend, name: str, *flags: str) -> Target:
+    spec = fake_spec(folder, *flags, name=name)
+    return Target(fake_key(spec, backend), spec, KeepAlive(300))
+
+
+@pytest.mark.parametrize("kind", [FakeBackend, FakeTcpBackend])
+async def test_two_models_take_turns_under_a_budget_for_one(kind: type[FakeBackend], tmp_path: Path) -> None:
+    backend = kind(tmp_path, memory=RequiredMemory(64 * MIB))
+    scheduler = make(tmp_path, backend, measure=not_measured)
+    seen = set()
+    for name in ("one", "two", "one"):
+        with await scheduler.acquire(target(tmp_path, backend, name)) as lease:
+            assert (await lease.runner.upstream.fetch("GET", "/health", timeout=5.0))[0] == 200
+            assert [r.model_name for r in scheduler.runners()] == [f"docker.io/ai/{name}:latest"]
+            assert scheduler.runners()[0].endpoint.startswith("http://" if backend.uses_tcp else "unix://")
+            assert not [pid for pid in seen if psutil.pid_exists(pid)], "the one before is gone"
+            assert lease.runner.pid is not None
+            seen.add(lease.runner.pid)
+    assert len(seen) == backend.runs == 3
+    await scheduler.close(0)
+    assert scheduler.runners() == []
+
+
+async def test_what_a_process_holds_is_measured_and_remembered(tmp_path: Path) -> None:
+    backend = FakeBackend(tmp_path, memory=RequiredMemory(90 * MIB))
+    scheduler = make(tmp_path, backend)
+    wanted = target(tmp_path, backend, "one", "--allocate", "40")
+    with await scheduler.acquire(wanted):
+        async with asyncio.timeout(10):
+            while (measured := scheduler.runners()[0].memory.measured) is None:  # noqa: ASYNC110 - a thread measures
+                await asyncio.sleep(0.01)
+    assert 40 * MIB < measured.ram < 80 * MIB
+    assert scheduler.memory()["used"] == measured.ram
+    await scheduler.close(0)
+    assert (await Ledger(tmp_path / "memory.json").required(backend, wanted.spec)).ram >= measured.ram
+
+
+async def test_an_engine_that_cannot_start_says_why_to_all_and_rests(tmp_path: Path) -> None:
+    backend = FakeBackend(tmp_path)
+    scheduler = make(tmp_path, backend)
+    wanted = target(tmp_path, backend, "one", "--crash", "fake::error: unknown architecture")
+    errors = await asyncio.gather(*(scheduler.acquire(wanted) for _ in range(20)), return_exceptions=True)
+    assert all(isinstance(e, EngineFailed) and "the fake engine threw up" in e.message for e in errors)
+    with pytest.raises(BackingOff, match="threw up"):
+        await scheduler.acquire(wanted)
+    assert backend.runs == 1
+    await scheduler.close(0)
