@@ -172,7 +172,7 @@ class Pipeline:
         """Called once for every exchange."""
         self.active -= 1
         self.buffered -= len(ask.body)
-        if self.hooks is not None or log.isEnabledFor(logging.INFO):
+        if self.hooks is not None or log.isEnabledFor(logging.DEBUG):
             self._report(exchange, ask, lease)
 
     def _report(self, exchange: Exchange, ask: Inference, lease: Lease | None) -> None:
@@ -188,7 +188,7 @@ class Pipeline:
             error=exchange.error.code if exchange.error is not None else None,
             body=ask.body,
         )
-        log.info(
+        log.debug(
             "%s %s %s %d %.3fs%s",
             record.request_id,
             record.path,

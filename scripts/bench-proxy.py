@@ -1,0 +1,202 @@
+"""`scripts/bench proxy`: the same engine reached directly, through nginx and through the warm daemon, in turn, in one run.
+
+--rounds N (3)  --seconds N (3) per measurement  --streams 256,1000  --also NAME=PORT for a further proxy on that port.
+Needs gcc, nginx and wrk. Prints medians, and their ratio to nginx: the speed of a machine drifts, a ratio less.
+"""
+
+import argparse
+import json
+import os
+import re
+import resource
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+HERE = Path(__file__).resolve().parent / "proxybench"
+CHAT = "/v1/chat/completions"
+SHAPES = [
+    ("1 connection, p50 in us", 1, False),
+    ("32 connections, requests/s", 32, False),
+    ("16 connections, streams/s", 16, True),
+]
+TARGETS = {SHAPES[0][0]: "<= 1.5", SHAPES[1][0]: ">= 0.6", SHAPES[2][0]: ">= 0.8"}
+NGINX = """
+{user} worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.err; worker_rlimit_nofile 16384;
+events {{ worker_connections 8192; }}
+http {{ access_log off; keepalive_requests 1000000000; client_body_temp_path {folder}/body; proxy_temp_path {folder}/temp;
+  fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+  upstream engine {{ server unix:{folder}/engine.sock; keepalive 512; }}
+  server {{ listen 127.0.0.1:{port}; location / {{
+    proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off; }} }} }}
+"""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something on a port, and the process whose CPU time is its own (none: not measured)."""
+
+    name: str
+    port: int
+    process: psutil.Process | None = None
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@contextmanager
+def running(*argv: object, **options: object) -> Iterator[psutil.Process]:
+    process = subprocess.Popen([str(a) for a in argv], **options)  # type: ignore[call-overload]
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def wait_for(port: int) -> None:
+    """Until a chat on the port is answered: the model is loaded by then."""
+    data = json.dumps({"model": "bench", "messages": []}).encode()
+    for _ in range(200):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{CHAT}", data, timeout=20) as answer:
+                answer.read()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise SystemExit(f"nothing answers on port {port}")
+
+
+@contextmanager
+def subjects(folder: Path, also: list[str]) -> Iterator[list[Subject]]:
+    for program in ("engine", "listen"):
+        subprocess.run(["gcc", "-O2", "-o", folder / program, HERE / f"{program}.c", "-lpthread"], check=True)
+    direct, nginx, daemon = free_port(), free_port(), free_port()
+    user = "user root;" if os.geteuid() == 0 else ""
+    (folder / "nginx.conf").write_text(NGINX.format(user=user, folder=folder, port=nginx))
+    with ExitStack() as stack:
+        stack.enter_context(running(folder / "engine", folder / "engine.sock", direct))
+        master = stack.enter_context(running("nginx", "-c", folder / "nginx.conf", "-g", "daemon off;"))
+        ours = stack.enter_context(running(sys.executable, HERE / "daemon.py", folder, folder / "engine", daemon))
+        for port in (direct, nginx, daemon):
+            wait_for(port)
+        others = [Subject(name, int(port)) for name, port in (text.split("=") for text in also)]
+        yield [
+            Subject("direct", direct),
+            Subject("nginx", nginx, master.children()[0]),
+            Subject("modelrunner", daemon, ours),
+            *others,
+        ]
+
+
+def wrk(subject: Subject, connections: int, stream: bool, seconds: int) -> tuple[float, float]:
+    """Median latency in microseconds, and answers per second. An answer other than 200 ends the bench."""
+    url = f"http://127.0.0.1:{subject.port}{CHAT}"
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "-s", str(HERE / "ask.lua"), url]
+    environment = os.environ | {"MODEL": "bench", "STREAM": "true" if stream else "false"}
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    if "Non-2xx" in printed or "Socket errors" in printed:
+        raise SystemExit(f"{subject.name} failed:\n{printed}")
+    latency = re.search(r"50%\s+([\d.]+)(us|ms|s)", printed)
+    rate = re.search(r"Requests/sec:\s+([\d.]+)", printed)
+    assert latency
+    assert rate
+    return float(latency[1]) * {"us": 1.0, "ms": 1e3, "s": 1e6}[latency[2]], float(rate[1])
+
+
+def closed_loop(all_subjects: list[Subject], rounds: int, seconds: int) -> None:
+    figures: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for _ in range(rounds):
+        for shape, connections, stream in SHAPES:
+            for subject in all_subjects:
+                latency, rate = wrk(subject, connections, stream, seconds)
+                figures[shape, subject.name].append(latency if connections == 1 else rate)
+    for shape, _, _ in SHAPES:
+        print(f"\n{shape} (target {TARGETS[shape]} of nginx)")
+        for subject in all_subjects:
+            mine, base = figures[shape, subject.name], figures[shape, "nginx"]
+            ratio = statistics.median(a / b for a, b in zip(mine, base, strict=True))
+            print(f"  {subject.name:12} {statistics.median(mine):10,.0f}   {ratio:6.2f} of nginx")
+
+
+@dataclass(frozen=True)
+class Paced:
+    chunks: int
+    p50: int
+    p99: int
+    cpu: float
+    memory: int
+
+
+def paced(subject: Subject, folder: Path, streams: int, seconds: int) -> Paced:
+    """`streams` streams of 50 chunks a second: delay of a chunk and CPU time for it in microseconds, memory (PSS) in bytes."""
+    process = subject.process
+    assert process is not None
+    command = [str(folder / "listen"), str(subject.port), str(streams), str(seconds), "bench"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listening:
+        assert listening.stdout is not None
+        listening.stdout.readline()
+        time.sleep(1)
+        before = process.cpu_times()
+        time.sleep(seconds - 0.5)
+        after = process.cpu_times()
+        memory = process.memory_full_info().pss
+        chunks, p50, p99, _, still = map(int, listening.stdout.readline().split())
+    if still != streams:
+        raise SystemExit(f"{subject.name} lost {streams - still} of {streams} streams")
+    cpu = (after.user + after.system - before.user - before.system) / (seconds - 0.5) * seconds
+    return Paced(chunks, p50, p99, cpu / chunks * 1e6, memory)
+
+
+def open_loop(all_subjects: list[Subject], folder: Path, streams: int, rounds: int, seconds: int) -> None:
+    measured = [s for s in all_subjects if s.process is not None]
+    figures: dict[str, list[Paced]] = defaultdict(list)
+    for _ in range(rounds):
+        for subject in measured:
+            figures[subject.name].append(paced(subject, folder, streams, seconds))
+    print(f"\n{streams} streams of 50 chunks a second (targets: CPU <= 1.5 of nginx; 1,000 streams under 150 MB)")
+    for subject in measured:
+        mine = figures[subject.name]
+        ratio = statistics.median(a.cpu / b.cpu for a, b in zip(mine, figures["nginx"], strict=True))
+        share = statistics.median(p.chunks for p in mine) / (streams * seconds * 50)
+        print(
+            f"  {subject.name:12} {statistics.median(p.cpu for p in mine):6.1f} us a chunk, {ratio:5.2f} of nginx;"
+            f" delay p50 {statistics.median(p.p50 for p in mine):,.0f} us, p99 {statistics.median(p.p99 for p in mine):,.0f} us;"
+            f" {max(p.memory for p in mine) / 1e6:.0f} MB; {share:.0%} of the chunks"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench proxy", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=3)
+    parser.add_argument("--streams", default="256,1000")
+    parser.add_argument("--also", action="append", default=[])
+    options = parser.parse_args()
+    missing = [program for program in ("gcc", "nginx", "wrk") if shutil.which(program) is None]
+    if missing:
+        raise SystemExit(f"not here: {', '.join(missing)} (Debian: gcc, nginx-light, wrk)")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 16384)), hard))
+    with tempfile.TemporaryDirectory() as name, subjects(Path(name), options.also) as found:
+        closed_loop(found, options.rounds, options.seconds)
+        for streams in filter(None, options.streams.split(",")):
+            open_loop(found, Path(name), int(streams), options.rounds, options.seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+-- What wrk sends: a chat of about 500 bytes. MODEL and STREAM come from the environment.
+local question = string.rep("Tell me about Paris. ", 20)
+wrk.method = "POST"
+wrk.headers["Content-Type"] = "application/json"
+wrk.body = string.format(
+  '{"model":"%s","messages":[{"role":"user","content":"%s"}],"stream":%s}',
+  os.getenv("MODEL"), question, os.getenv("STREAM")
+)

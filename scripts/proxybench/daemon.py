@@ -1,0 +1,70 @@
+"""The daemon with one model and a backend that runs the bench's engine: `daemon.py FOLDER ENGINE`. Prints its port."""
+
+import struct
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import uvloop
+
+from modelrunner import process
+from modelrunner.backend import Backend, BackendContext, BackendRegistry, BackendState, BackendStatus, ProgressCallback
+from modelrunner.config import Settings
+from modelrunner.locations import Locations
+from modelrunner.server.app import serve
+from modelrunner.store import Store
+from modelrunner.types import Endpoint, ModelFormat, RequiredMemory, RunSpec
+
+
+class BenchBackend(Backend):
+    name = "bench"
+    formats = frozenset({ModelFormat.GGUF})
+    engine = ""
+
+    async def install(self, progress: ProgressCallback, **options: Any) -> None:
+        return
+
+    async def uninstall(self) -> None:
+        return
+
+    async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
+        await process.run([self.engine, str(endpoint.path)], env=process.scrubbed_environment(), options=spec.process)
+
+    def status(self) -> BackendStatus:
+        return BackendStatus(BackendState.RUNNING, "bench")
+
+    async def disk_usage(self) -> int:
+        return 0
+
+    async def required_memory(self, spec: RunSpec) -> RequiredMemory:
+        return RequiredMemory(1 << 20)
+
+
+def _text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def smallest_gguf() -> bytes:
+    """GGUF version 3 with one value and one tensor of 32 floats."""
+    metadata = _text("general.architecture") + struct.pack("<I", 8) + _text("llama")
+    tensor = _text("t") + struct.pack("<IQIQ", 1, 32, 0, 0)
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + metadata + tensor
+    return head + bytes(-len(head) % 32) + bytes(128)
+
+
+def main(folder: Path, engine: str, port: str) -> None:
+    environ = {f"MODELRUNNER_{name.upper()}": str(folder / name) for name in ("data_dir", "cache_dir", "runtime_dir")}
+    locations = Locations.find(environ | {"MODELRUNNER_CONFIG": str(folder / "none.toml")})
+    settings = Settings.load(locations, listen=f"127.0.0.1:{port}", keep_alive="-1")
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    store = Store(settings.data_dir)
+    file = store.partial / "bench.gguf"
+    file.write_bytes(smallest_gguf())
+    store.create({"model.gguf": store.ingest(file)}, "bench")
+    BenchBackend.engine = engine
+    backend = BenchBackend(BackendContext(engines=folder, cache=folder, logs=folder, settings={}))
+    uvloop.run(serve(settings, registry=BackendRegistry({"bench": backend})))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
