@@ -83,7 +83,6 @@ class _Child:
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._program = argv[0]
         self._observer = options.observer
-        self._mark = new_mark()
         self._reports = b""
         self._failure = 0
         self._returncode: int | None = None
@@ -93,12 +92,12 @@ class _Child:
         try:
             with ExitStack() as undo:
                 undo.callback(self._log.close)
+                self._mark = new_mark()
                 self._spawn(undo, _order(argv, {**env, MARK: self._mark}), cwd)
                 undo.pop_all()
         except OSError as error:
             raise _start_error(self._program, error.errno or 0) from error
         self._loop.add_reader(self._control, self._read_reports)
-        self._loop.add_reader(self._output, self._read_log)
 
     def _spawn(self, undo: ExitStack, order: bytes, cwd: Path | None) -> None:
         self._control, theirs = socket.socketpair()
@@ -193,6 +192,7 @@ class _Child:
             case "started":
                 if self._observer:
                     self._observer.started(int(value))
+                self._loop.add_reader(self._output, self._read_log)  # now, so that nothing is heard of it before
             case "failed":
                 self._failure = int(value)
             case "exited":
@@ -204,11 +204,8 @@ class _Child:
         if len(chunk) == _LOG_CHUNK or not chunk:
             self._loop.remove_reader(self._output)
         if len(chunk) == _LOG_CHUNK:
-            self._resume = self._loop.call_later(_FLOOD_PAUSE, self._resume_log)
+            self._resume = self._loop.call_later(_FLOOD_PAUSE, self._loop.add_reader, self._output, self._read_log)
         self._log.feed(chunk)
-
-    def _resume_log(self) -> None:
-        self._loop.add_reader(self._output, self._read_log)
 
     def _drain_log(self) -> None:
         """What is left in the pipe; all who wrote to it are gone."""

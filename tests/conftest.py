@@ -16,10 +16,14 @@ from contextlib import suppress
 
 import psutil
 import pytest
+import uvloop
 
 PR_SET_CHILD_SUBREAPER = 36
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+uvloop.run(asyncio.sleep(0))  # the first loop opens a pipe for signals that it never closes
 
 
 @pytest.fixture(autouse=True)
