@@ -70,11 +70,12 @@ def _managed(context: BackendContext, kind: Kind) -> Engine | None:
 
 def usable(folder: Path, kind: Kind) -> Engine | None:
     """The finished engine in `folder`, None for anything else: an interpreter that it needs may be gone by now."""
+    folder = folder.resolve()  # an update may point the link elsewhere between now and the start of the program
     try:
         marker = json.loads((folder / MARKER).read_text("utf-8"))
         program = folder / ("bin/python" if kind is Kind.WHEEL else "bin/llama-server")
         if marker["kind"] == kind and os.access(program, os.X_OK):
-            return Engine(kind, program, marker["version"], marker["devices"], folder.resolve())
+            return Engine(kind, program, marker["version"], marker["devices"], folder)
     except (OSError, ValueError, KeyError):
         pass
     return None

@@ -13,9 +13,11 @@ _CAUSES = [
      r"kIOGPUCommandBufferCallbackErrorOutOfMemory|Insufficient Memory \(",
      "the model does not fit in the GPU's memory: use a smaller context size, fewer GPU layers (--n-gpu-layers) or a "
      "smaller quantization"),
-    (r"failed to allocate (?:\S+ )?buffer|unable to allocate|std::bad_alloc|Cannot allocate memory|"
-     r"failed to create (?:context|llama_context)|mmap failed|failed to mlock",
+    (r"failed to allocate (?:compute )?(?:\S+ )?buffers?|unable to allocate|std::bad_alloc|Cannot allocate memory|"
+     r"MemoryError|mmap failed|failed to mlock",
      "there is not enough memory for the model: use a smaller context size, or stop other models first"),
+    (r"quantized V cache (?:requires|was requested)",
+     "a quantized cache for V (--cache-type-v) needs flash attention (--flash-attn on)"),
     (r"(?:failed to load|could not load|unable to load) (?:CLIP|clip|multimodal|mmproj)[^\n]*|clip_init: [^\n]*failed",
      "the multimodal projector (mmproj) does not fit this model or is damaged: pull the model again"),
     (r"missing tensor '([^']*)'", "the model lacks the tensor {0!r}. " + _LOCAL),

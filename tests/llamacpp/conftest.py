@@ -1,0 +1,71 @@
+"""The real engines that are here, and the starter model."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelrunner import BackendContext, Bundle
+from modelrunner.locations import Locations
+from modelrunner.store import Store
+from modelrunner_llamacpp import LlamaCppBackend, engines
+from modelrunner_llamacpp.engines import Kind
+from tests.e2e.conftest import SMOLLM2, prepared
+
+__all__ = ["prepared"]
+
+
+@pytest.fixture(scope="session")
+def smollm2(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    data = tmp_path_factory.mktemp("models") / "data"
+    shutil.copytree(prepared, data, copy_function=os.link)
+    return Store(data).bundle(SMOLLM2)
+
+
+def _cached(context: BackendContext, kind: Kind) -> dict[str, Any]:
+    """Links the newest finished engine of a kind in the cache."""
+    cache = Locations.find().cache
+    entries = [entry for entry in cache.glob(f"llama.cpp-{kind}-*") if engines.usable(entry, kind)]
+    if not entries:
+        pytest.skip(f"no {kind} engine in {cache}: scripts/install-engine{' --build' if kind is Kind.NATIVE else ''}")
+    engines.link(context, kind).symlink_to(max(entries, key=lambda entry: entry.stat().st_mtime))
+    return {}
+
+
+def _explicit(context: BackendContext) -> dict[str, Any]:
+    named = os.environ.get("MODELRUNNER_LLAMA_SERVER") or shutil.which("llama-server")
+    if named is None:
+        pytest.skip("no llama-server on PATH or in MODELRUNNER_LLAMA_SERVER")
+    return {"llama_server": named}
+
+
+def _python(context: BackendContext) -> dict[str, Any]:
+    named = os.environ.get("TEST_LLAMA_CPP_PYTHON")
+    if named is None and not all(find_spec(name) for name in ("llama_cpp", "uvicorn", "fastapi")):
+        pytest.skip("llama-cpp-python[server] is not installed, and TEST_LLAMA_CPP_PYTHON names no Python with it")
+    return {"python": named} if named else {}
+
+
+_HOW: dict[str, Callable[[BackendContext], dict[str, Any]]] = {
+    "wheel": lambda context: _cached(context, Kind.WHEEL),
+    "native": lambda context: _cached(context, Kind.NATIVE),
+    "llama-server": _explicit,
+    "llama-cpp-python": _python,
+}
+
+
+@pytest.fixture(scope="module", params=list(_HOW))
+def real_backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaCppBackend]:
+    """Every engine that is there, in turn. One on PATH is hidden from the others, which it would come before."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "engines").mkdir()
+    context = BackendContext(folder / "engines", Locations.find().cache, folder / "logs", {})
+    settings = _HOW[request.param](context)
+    path = [entry for entry in os.environ["PATH"].split(os.pathsep) if not Path(entry, "llama-server").exists()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", os.pathsep.join(path))
+        yield LlamaCppBackend(BackendContext(context.engines, context.cache, context.logs, settings))

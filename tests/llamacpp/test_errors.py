@@ -1,0 +1,96 @@
+"""Last words of real failures, and the stages of a start. The logs are llama.cpp's own."""
+
+import pytest
+
+from modelrunner_llamacpp.errors import explain, stage
+
+UNKNOWN = """\
+0.00.009.431 E llama_model_load: error loading model: unknown model architecture: 'nonsense'
+0.00.009.432 E llama_model_load_from_file_impl: failed to load model
+0.00.009.434 E srv    load_model: failed to load model, '/m/odd.gguf'
+error: Failed to init server, please check the input params.
+"""
+TORN = """\
+0.00.006.971 E common_fit_params: encountered an error while trying to fit params to free device memory: failed to load
+0.00.007.019 E gguf_init_from_reader: failed to read key-value pairs
+0.00.007.054 E llama_model_load: error loading model: llama_model_loader: failed to load model from cut.gguf
+0.00.007.132 E srv    load_model: failed to load model, 'cut.gguf'
+"""
+CUT = """\
+E llama_model_load: error loading model: tensor 'blk.16.ffn_down.weight' data is not within the file bounds, model is \
+corrupted or incomplete
+E srv    load_model: failed to load model, '/m/cut.gguf'
+"""
+PROJECTOR = """\
+0.03.800.478 E mtmd_init_from_file: error: Failed to load CLIP model from /m/mmproj.gguf
+
+0.03.800.491 E srv    load_model: failed to load multimodal model, '/m/mmproj.gguf'
+"""
+MEMORY = """\
+0.00.207.872 E llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache
+0.00.207.912 E cmn  common_init_: failed to create context with model '/m/model.gguf'
+0.00.208.360 E srv  llama_server: exiting due to model loading error
+"""
+CUDA = """\
+E ggml_backend_cuda_buffer_type_alloc_buffer: allocating 4096.00 MiB on device 0: cudaMalloc failed: out of memory
+E alloc_tensor_range: failed to allocate CUDA0 buffer of size 4294967296
+E srv    load_model: failed to load model, '/m/model.gguf'
+"""
+METAL = "ggml_metal_graph_compute: error: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)\n"
+SOCKET = """\
+0.00.002.443 E srv         start: couldn't bind HTTP server socket, hostname: /nowhere/x.sock, port: 0
+0.00.004.191 E srv          init: exiting due to HTTP server error
+"""
+LOADER = """\
+llama-server: error while loading shared libraries: libcudart.so.12: cannot open shared object file: No such file
+"""
+IMPORT = "ImportError: libvulkan.so.1: cannot open shared object file: No such file or directory\n"
+MISSING = "E llama_model_load: error loading model: missing tensor 'output_norm.weight'\n"
+ARGUMENT = "error: invalid argument: --load-mode\n"
+
+
+@pytest.mark.parametrize(
+    ("tail", "words"),
+    [
+        (UNKNOWN, ("architecture 'nonsense'", "choose another model")),
+        (TORN, ("not a GGUF file", "pull it again")),
+        (CUT, ("damaged or incomplete", "pull it again")),
+        (MISSING, ("output_norm.weight", "pull it again")),
+        (PROJECTOR, ("mmproj", "pull the model again")),
+        (MEMORY, ("not enough memory", "smaller context")),
+        (CUDA, ("GPU's memory", "--n-gpu-layers")),
+        (METAL, ("GPU's memory",)),
+        ("E llama_init_from_model: quantized V cache requires flash_attn to be enabled\n", ("--flash-attn on",)),
+        (SOCKET, ("listen on its socket",)),
+        (LOADER, ("libcudart.so.12", "install")),
+        (IMPORT, ("libvulkan.so.1", "install")),
+        (ARGUMENT, ("--load-mode", "too old")),
+        ("E srv    load_model: failed to load model, 'x'\n", ("could not load the model",)),
+    ],
+)
+def test_explains(tail: str, words: tuple[str, ...]) -> None:
+    sentence = explain("0.00.008.037 I srv          init: initializing ...\n" + tail)
+    assert sentence is not None
+    assert all(word in sentence for word in words), sentence
+
+
+@pytest.mark.parametrize("tail", ["", "0.00.413.910 I srv          init: model loaded\n", "Killed\n", "{0} {x!r}\n"])
+def test_nothing_known(tail: str) -> None:
+    assert explain(tail) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("0.00.001.004 I srv  llama_server: initializing ...", "starting"),
+        ("0.00.008.037 I srv          init: initializing ...", "starting"),
+        ("0.00.016.100 I srv    load_model: loading model '/m/model.gguf'", "loading model"),
+        ("0.00.346.129 I cmn          init: llama threadpool init, n_threads = 2", "warming up"),
+        ("0.00.412.333 I srv    load_model: initializing, n_slots = 4, n_ctx_slot = 2048", "preparing slots"),
+        ("load_tensors: loading model tensors, this can take a while... (mmap = true)", "loading weights"),
+        ("0.50.338.795 I slot      release: id  2 | task 2 | stop processing", None),
+        ("", None),
+    ],
+)
+def test_stages_of_a_start(line: str, name: str | None) -> None:
+    assert stage(line) == name

@@ -1,0 +1,137 @@
+"""Installing the wheel by real pip, from an index made for the test; and what is said where nothing can be had."""
+
+import hashlib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from modelrunner import BackendContext, BackendState, BackendUnavailable, InstallProgress
+from modelrunner_llamacpp import LlamaCppBackend
+from modelrunner_llamacpp.versions import SOURCE, WHEEL, WHEEL_VERSION
+
+MakeBackend = Callable[..., LlamaCppBackend]
+
+
+@pytest.fixture
+def make_backend(tmp_path: Path) -> MakeBackend:
+    def make(data: str = "data", **settings: object) -> LlamaCppBackend:
+        folder = tmp_path / data
+        return LlamaCppBackend(BackendContext(folder / "engines", tmp_path / "cache", folder / "logs", settings))
+
+    return make
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> str:
+    """An index with one wheel that imports."""
+    return make_index(tmp_path / "index", "")
+
+
+def make_index(root: Path, code: str) -> str:
+    folder = root / WHEEL
+    folder.mkdir(parents=True)
+    name, info = f"{WHEEL}-{WHEEL_VERSION}-py3-none-any.whl", f"{WHEEL}-{WHEEL_VERSION}.dist-info"
+    with zipfile.ZipFile(folder / name, "w") as wheel:
+        wheel.writestr(f"{WHEEL}.py", code)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {WHEEL}\nVersion: {WHEEL_VERSION}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    (folder / "index.html").write_text(f'<a href="{name}">{name}</a>')
+    return root.as_uri()
+
+
+@pytest.fixture
+def isolated_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other index or folder than the test's."""
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+
+
+async def test_installed_used_again_and_removed(make_backend: MakeBackend, index: str, isolated_pip: None) -> None:
+    backend, said = make_backend(wheel_index=index), list[InstallProgress]()
+    await backend.install(said.append)
+    assert str(backend.status()) == f"Running: llama.cpp {WHEEL_VERSION} (wheel)"
+    assert f"installing {WHEEL} {WHEEL_VERSION}" in [step.message for step in said]
+    assert await backend.disk_usage() > 0
+    said.clear()
+    again = make_backend("other", wheel_index=index)
+    await again.install(said.append)
+    assert said == []
+    assert again.status() == backend.status()
+    await again.uninstall()
+    assert again.status().state is not BackendState.RUNNING
+    assert backend.status().state is BackendState.RUNNING
+    await backend.uninstall()
+    assert await backend.disk_usage() == 0
+
+
+async def test_status_while_installing(make_backend: MakeBackend, index: str, isolated_pip: None) -> None:
+    backend, states = make_backend(wheel_index=index), list[str]()
+    await backend.install(lambda _: states.append(str(backend.status())))
+    assert states[0] == f"Installing: installing {WHEEL} {WHEEL_VERSION}"
+
+
+async def test_another_digest_is_refused(make_backend: MakeBackend, index: str, isolated_pip: None) -> None:
+    digest = hashlib.sha256(b"another file").hexdigest()
+    backend = make_backend(wheel_index=index, wheel_sha256=[digest])
+    with pytest.raises(BackendUnavailable, match="HASH"):
+        await backend.install(lambda _: None)
+    assert backend.status().state is BackendState.NOT_INSTALLED
+    assert "HASH" in backend.status().details
+
+
+async def test_a_wheel_that_does_not_load_is_not_installed(
+    make_backend: MakeBackend, tmp_path: Path, isolated_pip: None
+) -> None:
+    index = make_index(tmp_path / "broken", "raise ImportError('libcudart.so.12: cannot open shared object file')")
+    backend = make_backend(wheel_index=index)
+    with pytest.raises(BackendUnavailable, match=r"libcudart\.so\.12"):
+        await backend.install(lambda _: None)
+    assert backend.status().state is BackendState.NOT_INSTALLED
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+
+
+@pytest.fixture
+def empty_index(tmp_path: Path) -> str:
+    (tmp_path / "empty").mkdir()
+    return (tmp_path / "empty").as_uri()
+
+
+async def test_no_wheel_and_no_compiler(
+    make_backend: MakeBackend, empty_index: str, isolated_pip: None, no_compiler: None
+) -> None:
+    with pytest.raises(BackendUnavailable, match=r"no prebuilt .* no C\+\+ compiler .* install one .*--build"):
+        await make_backend(wheel_index=empty_index).install(lambda _: None)
+
+
+async def test_no_wheel_but_a_compiler_builds(
+    make_backend: MakeBackend, empty_index: str, isolated_pip: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index that has no wheel has no source either, and there the build ends."""
+    monkeypatch.setenv("PIP_INDEX_URL", empty_index)
+    said = list[InstallProgress]()
+    with pytest.raises(BackendUnavailable, match=rf"(?s)pip.*{SOURCE}|{SOURCE}"):
+        await make_backend(wheel_index=empty_index).install(said.append)
+    assert any("building it" in step.message for step in said)
+
+
+async def test_a_build_without_a_compiler(make_backend: MakeBackend, no_compiler: None) -> None:
+    with pytest.raises(BackendUnavailable, match=r"needs a C\+\+ compiler.*build-essential"):
+        await make_backend().install(lambda _: None, build=True)
+
+
+async def test_the_log_is_kept(
+    make_backend: MakeBackend, empty_index: str, isolated_pip: None, no_compiler: None
+) -> None:
+    backend = make_backend(wheel_index=empty_index)
+    with pytest.raises(BackendUnavailable):
+        await backend.install(lambda _: None)
+    assert "No matching distribution" in (backend.context.logs / "install-llama.cpp.log").read_text()

@@ -1,0 +1,185 @@
+"""Every llama.cpp engine that is here, with a real model, run as the daemon runs it."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelrunner import BackendExited, BadRequest, Bundle, Mode, ProcessOptions, RunSpec
+from modelrunner.runner import Runner
+from modelrunner.testing import BackendContract, running
+from modelrunner_llamacpp import LlamaCppBackend
+
+pytestmark = pytest.mark.engine
+FRANCE = [
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "What is the capital of France?"},
+]
+
+
+@pytest.fixture
+def spec(smollm2: Bundle, tmp_path: Path) -> RunSpec:
+    options = ProcessOptions(tmp_path / "engine.log")
+    return RunSpec(smollm2.model_id, smollm2, Mode.COMPLETION, 512, 2, options)
+
+
+@pytest.fixture
+def backend(real_backend: LlamaCppBackend) -> LlamaCppBackend:
+    return real_backend
+
+
+@pytest.fixture
+def own_server(backend: LlamaCppBackend) -> None:
+    if "llama-cpp-python" in backend.version():
+        pytest.skip("only llama.cpp's own server can do this")
+
+
+class TestLlamaCpp(BackendContract):
+    """The fixtures above are what it takes."""
+
+
+@asynccontextmanager
+async def serving(backend: LlamaCppBackend, spec: RunSpec) -> AsyncIterator[Runner]:
+    async with running(backend, spec, 60) as (runner, _):
+        yield runner
+
+
+async def ask(runner: Runner, path: str, **body: Any) -> tuple[int, Any]:
+    status, answer = await runner.upstream.fetch("POST", path, json.dumps(body).encode(), timeout=60)
+    return status, json.loads(answer)
+
+
+async def test_chat(backend: LlamaCppBackend, spec: RunSpec) -> None:
+    async with serving(backend, spec) as runner:
+        status, answer = await ask(runner, "/v1/chat/completions", messages=FRANCE, temperature=0, max_tokens=16)
+    assert status == 200
+    assert "Paris" in answer["choices"][0]["message"]["content"]
+
+
+async def test_stream(backend: LlamaCppBackend, spec: RunSpec) -> None:
+    body = {"messages": FRANCE, "temperature": 0, "max_tokens": 16, "stream": True}
+    async with serving(backend, spec) as runner:
+        sent = json.dumps(body).encode()
+        status, raw = await runner.upstream.fetch("POST", "/v1/chat/completions", sent, timeout=60)
+    events = [line.removeprefix("data: ") for line in raw.decode().splitlines() if line.startswith("data: ")]
+    assert (status, events[-1]) == (200, "[DONE]")
+    deltas = [choice["delta"] for event in events[:-1] for choice in json.loads(event)["choices"]]
+    assert len(deltas) > 3
+    assert "Paris" in "".join(delta.get("content") or "" for delta in deltas)
+
+
+async def test_what_leaks_or_changes_the_engine_is_off(
+    backend: LlamaCppBackend, spec: RunSpec, own_server: None
+) -> None:
+    async with serving(backend, spec) as runner:
+        slots, _ = await runner.upstream.fetch("GET", "/slots", timeout=10)
+        props, _ = await ask(runner, "/props", x=1)
+        page, _ = await runner.upstream.fetch("GET", "/", timeout=10)
+        metrics, text = await runner.upstream.fetch("GET", "/metrics", timeout=10)
+    assert slots >= 400
+    assert props >= 400
+    assert page == 404
+    assert metrics == 200
+    assert b"llamacpp:" in text
+
+
+async def test_a_request_that_is_broken_off_frees_its_slot(
+    backend: LlamaCppBackend, spec: RunSpec, own_server: None
+) -> None:
+    """With one slot and a generation without end, the next request is answered only if the first one was ended."""
+    endless = {"prompt": "Once upon a time", "n_predict": -1, "ignore_eos": True, "stream": True}
+    request = json.dumps(endless).encode()
+    async with serving(backend, replace(spec, parallel=1, context_size=8192)) as runner:
+        reader, writer = await asyncio.open_unix_connection(str(runner.endpoint.path))
+        head = f"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: {len(request)}\r\n\r\n"
+        writer.write(head.encode() + request)
+        await reader.readuntil(b"data: ")
+        writer.close()
+        async with asyncio.timeout(10):
+            status, _ = await ask(runner, "/v1/completions", prompt="Hello", max_tokens=1)
+        assert status == 200
+
+
+async def test_one_sequence_may_use_the_whole_context(
+    backend: LlamaCppBackend, spec: RunSpec, own_server: None
+) -> None:
+    async with serving(backend, replace(spec, parallel=4)) as runner:
+        fits, answer = await ask(runner, "/v1/completions", prompt=" word" * 450, max_tokens=1)
+        too_long, error = await ask(runner, "/v1/completions", prompt=" word" * 600, max_tokens=1)
+    assert (fits, answer["usage"]["prompt_tokens"]) == (200, 450)
+    assert (too_long, error["error"]["type"]) == (400, "exceed_context_size_error")
+
+
+async def test_embeddings_of_a_causal_model(backend: LlamaCppBackend, spec: RunSpec, own_server: None) -> None:
+    """One vector for each text, longer than a batch too."""
+    run = replace(spec, mode=Mode.EMBEDDING, context_size=2048)
+    texts = ["The cat sleeps.", "A cat is asleep.", " word" * 1500]
+    async with serving(backend, run) as runner:
+        status, answer = await ask(runner, "/v1/embeddings", input=texts)
+        too_long, error = await ask(runner, "/v1/embeddings", input=" word" * 3000)
+    assert status == 200
+    vectors = [entry["embedding"] for entry in answer["data"]]
+    assert all(math.isclose(sum(x * x for x in vector), 1, rel_tol=1e-3) for vector in vectors)
+    near, far = (sum(a * b for a, b in zip(vectors[0], other, strict=True)) for other in vectors[1:])
+    assert near > far
+    assert (too_long, error["error"]["type"]) == (400, "exceed_context_size_error")
+
+
+async def test_embeddings_need_their_mode(backend: LlamaCppBackend, spec: RunSpec, own_server: None) -> None:
+    async with serving(backend, spec) as runner:
+        status, answer = await ask(runner, "/v1/embeddings", input="Hello")
+    assert status == 501
+    assert "--embeddings" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--temp", "0.5", "--top-k", "20", "--seed", "-1", "--samplers", "top_k;temperature"),
+        ("-ctk", "q8_0", "-ctv", "q8_0", "-fa", "on", "-b", "256", "-ub", "128", "--no-mmap"),
+        ("--no-warmup", "--swa-full", "--no-repack", "-ngl", "0", "-sm", "none", "--numa", "distribute"),
+        ("--rope-scaling", "yarn", "--rope-scale", "2", "--yarn-orig-ctx", "8192", "--reasoning", "off"),
+        ("--chat-template", "chatml", "--mirostat", "2", "--cache-ram", "16", "--no-context-shift", "-ts", "1,1"),
+    ],
+)
+async def test_flags_are_taken_by_the_engine(
+    backend: LlamaCppBackend, spec: RunSpec, flags: tuple[str, ...], own_server: None
+) -> None:
+    backend.check_flags(flags, spec.mode)
+    async with serving(backend, replace(spec, flags=flags)) as runner:
+        status, _ = await ask(runner, "/v1/completions", prompt="Hello", max_tokens=1)
+    assert status == 200
+
+
+async def test_the_estimate_is_near_what_is_used(backend: LlamaCppBackend, spec: RunSpec, own_server: None) -> None:
+    """After a load; the wheel's process holds a Python too."""
+    run = replace(spec, context_size=4096, parallel=4)
+    estimate = await backend.required_memory(run)
+    async with serving(backend, run) as runner:
+        measured = await asyncio.to_thread(runner.measured_memory)
+    assert measured is not None
+    assert measured.ram == pytest.approx(estimate.ram, rel=0.2)
+
+
+async def test_a_damaged_model_is_explained(backend: LlamaCppBackend, spec: RunSpec, tmp_path: Path) -> None:
+    torn = tmp_path / "torn.gguf"
+    torn.write_bytes(spec.bundle.model_file.read_bytes()[: 50 << 20])
+    bundle = replace(spec.bundle, files={"model.gguf": torn})
+    with pytest.raises(BackendExited) as caught:
+        async with serving(backend, replace(spec, bundle=bundle)):
+            pass
+    assert "pull it again" in caught.value.message
+
+
+async def test_llama_cpp_python_says_what_it_cannot_do(backend: LlamaCppBackend, spec: RunSpec) -> None:
+    if "llama-cpp-python" not in backend.version():
+        pytest.skip("the other engines can")
+    with pytest.raises(BadRequest, match="--swa-full"):
+        async with serving(backend, replace(spec, flags=("--swa-full",))):
+            pass
