@@ -16,7 +16,8 @@ from modelrunner.errors import InvalidReference
 from modelrunner.locations import ConfigurationError, private_directory
 from modelrunner.proxy import aiolane, fastlane
 from modelrunner.proxy.access import Access
-from modelrunner.proxy.pipeline import Limits, Pipeline
+from modelrunner.proxy.limits import Limits
+from modelrunner.proxy.pipeline import Pipeline
 from modelrunner.pull import Puller
 from modelrunner.scheduler import Ledger, MemoryProbe, Scheduler
 from modelrunner.server import daemon, logs
@@ -43,9 +44,12 @@ def run(settings: Settings) -> None:
     uvloop.run(serve(settings))
 
 
-async def serve(settings: Settings, *, ready: Callable[[], None] | None = None) -> None:
+async def serve(
+    settings: Settings, *, ready: Callable[[], None] | None = None, registry: BackendRegistry | None = None
+) -> None:
     """Holds the data directory, serves until a signal or `POST /shutdown`, drains, and leaves nothing behind. `ready`
-    is called once both listeners answer. Raises `AlreadyRunning`, `ConfigurationError`, `StorageFailed`."""
+    is called once both listeners answer; `registry` replaces the installed backends. Raises `AlreadyRunning`,
+    `ConfigurationError`, `StorageFailed`."""
     path = settings.socket or settings.runtime_dir / "modelrunner.sock"
     with daemon.hold(settings.data_dir, path), logs.logging_to(settings.data_dir / "logs", settings.log_level):
         daemon.remove_dead_sockets(private_directory(settings.runtime_dir))
@@ -54,7 +58,7 @@ async def serve(settings: Settings, *, ready: Callable[[], None] | None = None) 
         with closing(daemon.UnixListener(path)) as unix:
             addresses = Addresses(path, daemon.address(tcp), settings.data_dir)
             lifecycle = daemon.Lifecycle()
-            parts = await asyncio.to_thread(build, settings)
+            parts = await asyncio.to_thread(build, settings, registry)
             with lifecycle.on_signals():
                 await _listen(settings, parts, addresses, lifecycle, unix, tcp, ready)
 
@@ -72,13 +76,13 @@ class Parts:
     installer: Installer
 
 
-def build(settings: Settings) -> Parts:
+def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
     """Opens the store and finds the backends; nothing runs yet."""
     data = settings.data_dir
     state = data / "state"
     state.mkdir(mode=0o700, exist_ok=True)
     store = Store(data)
-    registry = BackendRegistry.discover(lambda name: _context(settings, name))
+    registry = registry or BackendRegistry.discover(lambda name: _context(settings, name))
     configurations = Configurations(state / "configurations.json")
     resolver = Resolver(
         store,
@@ -136,12 +140,10 @@ async def _listen(
     assert runner.server is not None
     fallback = connections(runner.server, access_log=None, keepalive_timeout=_IDLE_CONNECTION)
     loop = asyncio.get_running_loop()
-    servers = [
-        await loop.create_unix_server(fastlane.protocol_factory(pipeline, fallback, local=True), sock=unix.socket)
-    ]
+    lanes = [fastlane.protocol_factory(pipeline, fallback, local=local) for local in (True, False)]
+    servers = [await loop.create_unix_server(lanes[0], sock=unix.socket)]
     if tcp:
-        factory = fastlane.protocol_factory(pipeline, fallback, local=False)
-        servers.append(await loop.create_server(factory, sock=tcp))
+        servers.append(await loop.create_server(lanes[1], sock=tcp))
     unix.publish()
     log.info("modelrunner %s serves unix://%s %s", __version__, addresses.socket, addresses.listen)
     try:
@@ -153,6 +155,8 @@ async def _listen(
         await _drain(parts.scheduler, lifecycle, settings.drain_limit)
         for server in servers:
             server.close()
+        for lane in lanes:
+            lane.drain()
         await parts.installer.close()
         await runner.cleanup()
         log.info("ended")

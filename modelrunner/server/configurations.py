@@ -21,9 +21,12 @@ from modelrunner.types import KeepAlive
 log = logging.getLogger(__name__)
 
 MAX_PARALLEL = 256
+_WIRE_NAMES = {"context_size": "context-size", "runtime_flags": "runtime-flags"}
 
 
-class ModelConfiguration(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, rename="kebab"):
+class ModelConfiguration(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, rename=_WIRE_NAMES
+):
     """None: not set. `context_size` in tokens; `keep_alive` is a Go duration or "-1"."""
 
     backend: str | None = None

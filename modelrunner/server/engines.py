@@ -50,14 +50,17 @@ class EngineRoutes:
         ]
 
     async def status(self, request: web.Request) -> web.Response:
-        return json_response({name: str(status) for name, status in self._registry.statuses().items()})
+        statuses = await asyncio.to_thread(self._registry.statuses)  # a backend may ask its engine for its version
+        return json_response({name: str(status) for name, status in statuses.items()})
 
     async def ps(self, request: web.Request) -> web.Response:
         return json_response(self._scheduler.runners())
 
     async def df(self, request: web.Request) -> web.Response:
         models, total, partial = await asyncio.to_thread(self._store.disk_usage)
-        backends = [api.BackendUsage(b.name, b.version(), await b.disk_usage()) for b in self._registry]
+        backends = [
+            api.BackendUsage(b.name, await asyncio.to_thread(b.version), await b.disk_usage()) for b in self._registry
+        ]
         size = sum(backend.size for backend in backends)
         return json_response(api.DiskUsage(models, backends, total, size, partial))
 

@@ -2,11 +2,9 @@
 Origin with the CORS headers that follow from it."""
 
 import logging
-import re
-import secrets
 import socket
 from asyncio import AbstractEventLoop
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from aiohttp import web
@@ -24,11 +22,11 @@ from modelrunner.errors import (
     UnsupportedMediaType,
 )
 from modelrunner.proxy.access import Access
-from modelrunner.server.messages import json_response
+from modelrunner.proxy.render import Header, error_answer, new_request_id
+from modelrunner.proxy.wire import cors
 
 log = logging.getLogger(__name__)
 
-_CLIENT_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
 _RESTART_RETRY = 5.0  # seconds, for Retry-After
 _CORS_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
@@ -45,8 +43,7 @@ _OF_STATUS: dict[int, type[ModelRunnerError]] = {
 def request_id_of(request: web.BaseRequest) -> str:
     """The client's own where it sent a harmless one, else a new one; the same for the whole request."""
     if "request_id" not in request:
-        given = request.headers.get("X-Request-ID", "")
-        request["request_id"] = given if _CLIENT_REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        request["request_id"] = new_request_id(request.headers.get("X-Request-ID"))
     return str(request["request_id"])
 
 
@@ -59,11 +56,12 @@ def is_local(request: web.BaseRequest) -> bool:
 
 
 def error_response(error: ModelRunnerError, request_id: str) -> web.Response:
-    response = json_response(error.as_dict(request_id), status=error.status)
-    response.headers["X-Request-ID"] = request_id
-    if error.retry_after is not None:
-        response.headers["Retry-After"] = str(max(1, round(error.retry_after)))
-    return response
+    headers, body = error_answer(error, request_id)
+    return web.Response(status=error.status, headers=_text(headers), body=body)
+
+
+def _text(headers: Iterable[Header]) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
 
 
 def translated(error: web.HTTPException, request: web.BaseRequest) -> ModelRunnerError:
@@ -116,11 +114,9 @@ def envelope(access: Access, is_ending: Callable[[], bool]) -> Middleware:
 async def finish_head(request: web.Request, response: web.StreamResponse) -> None:
     """An `on_response_prepare` signal: streams have their head sent inside the handler, so it is completed here."""
     request["started"] = True
+    response.headers["Server"] = "modelrunner"
     response.headers.setdefault("X-Request-ID", request_id_of(request))
-    response.headers.add("Vary", "Origin")
-    if origin := request.get("origin"):
-        response.headers["Access-Control-Allow-Origin"] = origin
-        response.headers["Access-Control-Expose-Headers"] = "X-Request-ID, Server-Timing, Retry-After"
+    response.headers.update(_text(cors(request.get("origin"))))
 
 
 def connections(server: web.Server, **options: Any) -> Callable[[], web.RequestHandler]:

@@ -73,11 +73,10 @@ class Resolver:
         return self._targets.get((backend, model, mode))
 
     async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
-        """Does the reading of model files that a first call would do, off the event loop. Raises as a call does."""
+        """Does what a first call would wait for (reading a model's files, looking for an engine) off the event loop.
+        Raises as a call does."""
         if self.known(backend, model, mode) is None:
-            if backend is not None:
-                self._registry.get(backend)
-            await asyncio.to_thread(self._store.bundle, model)
+            await asyncio.to_thread(self._target, backend, model, mode)
 
     def forget(self) -> None:
         """After a backend was changed or removed."""

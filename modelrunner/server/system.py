@@ -1,5 +1,6 @@
 """The daemon about itself: health, version, logs, the end."""
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -68,7 +69,7 @@ class SystemRoutes:
 
     async def version(self, request: web.Request) -> web.Response:
         where = self._addresses
-        backends = {name: str(status) for name, status in self._registry.statuses().items()}
+        statuses = await asyncio.to_thread(self._registry.statuses)
         return json_response(
             api.Status(
                 pid=os.getpid(),
@@ -76,7 +77,7 @@ class SystemRoutes:
                 socket=str(where.socket),
                 listen=where.listen,
                 data_dir=str(where.data),
-                backends=backends,
+                backends={name: str(status) for name, status in statuses.items()},
                 memory=self._scheduler.memory(),
             )
         )

@@ -1,0 +1,148 @@
+"""Imports go one way: what each part may use of the others, read from the source and not from what happens to be
+loaded."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "modelrunner"
+
+# The values, errors and helpers that everybody may use.
+SHARED = {"modelrunner", "errors", "types", "units", "locations", "api"}
+# Part -> what else it may use. A part is a subpackage or a module of the package.
+ALLOWED = {
+    "__init__": {"backend"},
+    "__main__": {"cli"},
+    "api": set(),
+    "backend": set(),
+    "cli": {"client", "config", "server"},
+    "client": set(),
+    "config": set(),
+    "enginelog": set(),
+    "errors": set(),
+    "guardian": set(),
+    "http1": set(),
+    "locations": set(),
+    "process": {"enginelog", "guardian", "processtree"},
+    "processtree": set(),
+    "proxy": {"scheduler", "runner", "upstream", "http1"},
+    "pull": {"store", "process"},  # pip is a child process like any other
+    "readiness": {"backend", "processtree", "upstream"},
+    "runner": {"backend", "process", "processtree", "readiness", "upstream"},
+    "scheduler": {"runner", "backend", "processtree"},
+    "server": {"scheduler", "proxy", "pull", "store", "backend", "config"},  # config: see below
+    "store": set(),
+    "testing": {"backend", "process", "processtree", "runner", "upstream"},
+    "types": set(),
+    "units": set(),
+    "upstream": {"http1"},
+}
+# What a backend may use.
+PUBLIC = {"modelrunner", "modelrunner.process", "modelrunner.units"}
+
+
+def imported(file: Path) -> Iterator[tuple[str, str]]:
+    """(module, name) of every import in the file, wherever it stands; the name is "" for a plain import."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case ast.Import(names=names):
+                yield from ((alias.name, "") for alias in names)
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                yield from ((module, alias.name) for alias in names)
+            case ast.ImportFrom(level=level) if level:
+                raise AssertionError(f"{file}: imports are absolute here")
+
+
+def parts(file: Path) -> set[str]:
+    """The parts of modelrunner that the file imports."""
+    found = set()
+    for module, name in imported(file):
+        first, _, rest = module.partition(".")
+        if first == "modelrunner":
+            inside = rest.partition(".")[0] or name
+            found.add(inside if (PACKAGE / inside).is_dir() or (PACKAGE / f"{inside}.py").exists() else "modelrunner")
+    return found
+
+
+def part_of(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+BACKENDS = sorted((ROOT / "backends").rglob("*.py"))
+
+
+def name_of(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def test_every_part_has_its_row() -> None:
+    assert {part_of(file) for file in SOURCES} == set(ALLOWED)
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=name_of)
+def test_imports_go_one_way(file: Path) -> None:
+    part = part_of(file)
+    assert parts(file) <= SHARED | ALLOWED[part] | {part}
+
+
+def test_no_two_parts_use_each_other() -> None:
+    """The table itself has no circle."""
+    order: list[str] = []
+
+    def visit(part: str, above: tuple[str, ...]) -> None:
+        assert part not in above, f"a circle: {' -> '.join((*above, part))}"
+        for below in ALLOWED[part] - {part}:
+            visit(below, (*above, part))
+        order.append(part)
+
+    for part in ALLOWED:
+        visit(part, ())
+
+
+def test_the_plan_knows_nothing_but_values() -> None:
+    for name in ("plan", "room", "state"):
+        file = PACKAGE / "scheduler" / f"{name}.py"
+        assert parts(file) <= {"errors", "types", "units", "scheduler"}
+        names = {f"{module}.{what}".split(".")[2] for module, what in imported(file) if ".scheduler" in module}
+        assert names <= {"plan", "room", "state"}
+
+
+def test_settings_are_read_by_the_command_line_and_one_module_of_the_server() -> None:
+    users = {name_of(file) for file in SOURCES if "config" in parts(file) and part_of(file) not in ("cli", "config")}
+    assert users == {"modelrunner/server/app.py"}
+
+
+def test_the_data_plane_and_the_scheduler_know_no_web_framework_but_at_the_edge() -> None:
+    users = {
+        name_of(file)
+        for file in SOURCES
+        if part_of(file) != "server" and any(module.split(".")[0] == "aiohttp" for module, _ in imported(file))
+    }
+    assert users <= {"modelrunner/proxy/aiolane.py", "modelrunner/proxy/handover.py", "modelrunner/proxy/severing.py"}
+
+
+@pytest.mark.parametrize("file", BACKENDS, ids=name_of)
+def test_backends_use_the_public_names(file: Path) -> None:
+    used = {module for module, _ in imported(file) if module.split(".")[0] == "modelrunner"}
+    assert used <= PUBLIC
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=name_of)
+def test_nothing_imports_a_backend(file: Path) -> None:
+    names = {folder.name for folder in (ROOT / "backends").iterdir()}
+    assert not {module.split(".")[0] for module, _ in imported(file)} & names
+
+
+def test_the_daemon_stays_light() -> None:
+    """What only one command or source needs is imported on first use; numbers and tensors never."""
+    heavy = {"numpy", "torch", "huggingface_hub", "pip", "rich", "prompt_toolkit", "llama_cpp", "vllm"}
+    for file in SOURCES:
+        if part_of(file) != "cli":
+            top = ast.parse(file.read_text()).body
+            plain = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
+            named = {node.module or "" for node in top if isinstance(node, ast.ImportFrom)}
+            assert not {name.split(".")[0] for name in plain | named} & heavy, name_of(file)
