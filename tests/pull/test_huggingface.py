@@ -1,7 +1,6 @@
 """Pulls from a hub, through the public Puller into a real store."""
 
 import asyncio
-import hashlib
 import logging
 import os
 import sys
@@ -13,6 +12,8 @@ import pytest
 from modelrunner import api
 from modelrunner.errors import InsufficientDisk, InvalidReference, ModelNotFound, SourceFailed, UnsupportedModel
 from modelrunner.pull import Puller
+from modelrunner.pull.download import Downloader, RemoteFile
+from modelrunner.pull.http import new_client
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.store import Store
 from tests.pull.hub import Fault, Hub, Repository, sha256
@@ -337,28 +338,41 @@ async def test_without_the_hub_the_local_model_stays_usable(client: Client) -> N
     assert [line.type for line in client.lines[-2:]] == ["warning", "progress"]
 
 
+PUBLIC, PRIVATE = "https://93.184.216.34", "http://127.0.0.1:8080"
+
+
 @pytest.mark.parametrize(
-    "target",
+    ("origin", "target"),
     [
-        "http://169.254.169.254/latest",
-        "https://169.254.169.254/latest",
-        "https://127.0.0.1/x",
-        "https://[::1]/x",
-        "http://cdn.example/x",
+        (PUBLIC, "http://169.254.169.254/latest"),
+        (PUBLIC, "https://169.254.169.254/latest"),
+        (PUBLIC, "https://127.0.0.1/x"),
+        (PUBLIC, "https://[::1]/x"),
+        (PUBLIC, "https://10.1.2.3/x"),
+        (PUBLIC, "http://93.184.216.35/x"),
+        (PRIVATE, "http://169.254.169.254/latest"),
     ],
 )
-async def test_redirects_to_places_inside_are_not_followed(tmp_path: Path, target: str) -> None:
-    from modelrunner.pull.download import Downloader, RemoteFile
-    from modelrunner.pull.http import new_client
-
-    asked: list[httpx.URL] = []
+async def test_redirects_to_places_inside_are_not_followed(tmp_path: Path, origin: str, target: str) -> None:
+    asked: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url)
+        asked.append(str(request.url))
         return httpx.Response(302, headers={"Location": target})
 
-    file = RemoteFile("x.gguf", "https://93.184.216.34/x.gguf", 4, hashlib.sha256(b"GGUF").hexdigest())
-    async with new_client("https://93.184.216.34", transport=httpx.MockTransport(answer)) as client:
+    file = RemoteFile("x.gguf", f"{origin}/x.gguf", 4, sha256(b"GGUF"))
+    async with new_client(origin, transport=httpx.MockTransport(answer)) as client:
         with pytest.raises(SourceFailed, match="not followed"):
-            await Downloader(client, {"Authorization": "Bearer x"}).fetch(file, tmp_path / "x", lambda _: None)
-    assert [url.host for url in asked] == ["93.184.216.34"]
+            await Downloader(client, {}).fetch(file, tmp_path / "x", lambda _: None)
+    assert asked == [file.url]
+
+
+async def test_redirects_in_a_circle_end(tmp_path: Path) -> None:
+    async def no_pause(seconds: float) -> None:
+        """Time is not what is tested."""
+
+    circle = httpx.MockTransport(lambda request: httpx.Response(302, headers={"Location": str(request.url)}))
+    file = RemoteFile("x.gguf", f"{PUBLIC}/x.gguf", 4, sha256(b"GGUF"))
+    async with new_client(PUBLIC, transport=circle) as client:
+        with pytest.raises(SourceFailed, match="could not be fetched"):
+            await Downloader(client, {}, pause=no_pause).fetch(file, tmp_path / "x", lambda _: None)

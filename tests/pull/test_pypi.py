@@ -173,7 +173,17 @@ def test_a_wheel_cut_anywhere_is_no_wheel(tmp_path: Path, cut: int) -> None:
             "ERROR: No matching distribution found for x",
             SourceFailed,
         ),
-        ("Killed", SourceFailed),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If you have", SourceFailed),
+        (
+            "error: incomplete-download\n\n\N{MULTIPLICATION SIGN} Download failed after 6 attempts\n╰─> URL: https://x",
+            SourceFailed,
+        ),
+        (
+            "ERROR: Exception:\nTraceback (most recent call last):\n  ...\nProtocolError: Connection broken",
+            SourceFailed,
+        ),
+        ("/usr/bin/python3: No module named pip", SourceFailed),
+        ("", SourceFailed),
     ],
 )
 def test_what_pip_says_becomes_one_sentence_without_secrets(line: str, expected: type[Exception]) -> None:
