@@ -1,0 +1,62 @@
+"""Run by test_full_disk.py with a small file system of its own: what a store can still do when nothing is free."""
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from modelrunner.errors import InsufficientDisk
+from modelrunner.store import Store
+from tests.store.samples import add_model, files_under, ingest
+
+
+def fill(folder: Path, name: str) -> None:
+    with suppress(OSError), open(folder / name, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    assert os.statvfs(folder).f_bavail == 0
+
+
+def refused(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except InsufficientDisk as error:
+        return error.message
+    raise AssertionError("it fitted after all")
+
+
+def main(root: Path) -> None:
+    store = Store(root / "data")
+    for seed, name in enumerate(("a", "b", "c")):
+        add_model(store, name, seed=seed)
+    store.tag("a", "a2")
+    blob = ingest(store, 9)
+    (store.data / "index.json.old").unlink()  # giving it up would make a little room too
+    models, before = store.list(), files_under(store.data)
+    fill(root, "one")
+
+    message = refused(lambda: store.create({"m": blob}, "d"))
+    assert "256KiB are needed and 0B free" in message, message
+    assert "modelrunner rm" in message
+    refused(lambda: Store(root / "another"))
+    assert store.list() == models
+    assert files_under(store.data) == before
+    assert Store(store.data).list() == models
+
+    store.remove("a2")
+    fill(root, "two")  # what the reserve gave is not kept back again by anybody else
+    store.remove("b")
+    assert [model.tags for model in Store(store.data).list()] == [["a"], ["c"]]
+    fill(root, "three")
+    store.remove("c")
+    store.remove("a")
+    assert Store(store.data).list() == []
+
+    for name in ("one", "two", "three"):
+        (root / name).unlink()
+    assert store.create({"m": blob}, "d").tags == ["d"]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
