@@ -91,6 +91,16 @@ def _memory(process: psutil.Process) -> int:
         return 0
 
 
+def oom_kills() -> int:
+    """How many processes the kernel has killed since boot because memory ran out, of a control group or of the machine
+    (Linux, /proc/vmstat); 0 where it does not say."""
+    try:
+        with open("/proc/vmstat", "rb") as counters:
+            return next((int(line.split()[1]) for line in counters if line.startswith(b"oom_kill ")), 0)
+    except OSError:
+        return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Activity:
     """What an engine has done so far: seconds of processor time, bytes read from disk."""

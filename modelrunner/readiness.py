@@ -11,7 +11,7 @@ _HEALTH_TIMEOUT = 5.0
 
 
 class Readiness:
-    """Watches one engine from its start. Told by the runner of its process (`pid`) and of each line that it logs."""
+    """Watches one engine from its start. The runner tells it of the process (`pid`) and when a line was logged."""
 
     def __init__(self, upstream: UpstreamPool, stall_limit: float, clock: Callable[[], float]) -> None:
         self.pid: int | None = None
@@ -21,10 +21,9 @@ class Readiness:
         self._began = self._progressed = self._sampled = clock()
         self._activity = Activity(0.0, 0)
 
-    def heard(self, line: str) -> None:
-        """A line of its log is progress, unless it is only the echo of our own asking."""
-        if "/health" not in line:
-            self._progressed = self._clock()
+    def heard(self) -> None:
+        """It logged something."""
+        self._progressed = self._clock()
 
     async def wait(self) -> None:
         """Returns once the engine answers `GET /health` with 200. Asks every 10 ms at first, later after a hundredth of
@@ -69,3 +68,8 @@ class Readiness:
             self._activity, self._sampled = activity, now
         if now - self._progressed >= self._stall_limit:
             raise TimedOut(f"the engine made no progress for {self._stall_limit:g} seconds")
+
+
+def is_echo(line: str) -> bool:
+    """True for a log line that only our own asking has caused: no sign of progress, and nobody's last words."""
+    return "/health" in line

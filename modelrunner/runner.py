@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -11,8 +12,8 @@ from typing import Any, NoReturn
 
 from modelrunner.backend import Backend
 from modelrunner.errors import BackendExited, EngineFailed, Misdirected, ModelRunnerError, TimedOut
-from modelrunner.processtree import memory_of
-from modelrunner.readiness import Readiness
+from modelrunner.processtree import memory_of, oom_kills
+from modelrunner.readiness import Readiness, is_echo
 from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec
 from modelrunner.upstream import UpstreamPool
 
@@ -52,6 +53,7 @@ class Runner:
         endpoint: Endpoint,
         stall_limit: float = 300.0,
         clock: Callable[[], float] = time.monotonic,
+        oom_kills: Callable[[], int] = oom_kills,
     ) -> None:
         self.id = id
         self.key = key
@@ -66,6 +68,8 @@ class Runner:
         self.upstream = UpstreamPool(endpoint)
         self._backend = backend
         self._clock = clock
+        self._oom_kills = oom_kills
+        self._oom_kills_before = 0
         self._changed: Callable[[], None] = lambda: None
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._readiness = Readiness(self.upstream, stall_limit, clock)
@@ -83,12 +87,15 @@ class Runner:
         """
         self._changed = changed
         self.started = self._clock()
+        self._oom_kills_before = self._oom_kills()
         self._remove_socket()
+        engine: asyncio.Task[Any]
         engine = asyncio.create_task(self._backend.run(self.spec, self.endpoint), name=f"engine of runner {self.id}")
         try:
             await self._become_ready(engine)
             await asyncio.wait([engine])
             await engine
+            raise EngineFailed(f"the backend {self.key.backend} returned instead of keeping its engine")
         except asyncio.CancelledError:
             if self.ready_at is not None and not engine.done():
                 await self._let_go()
@@ -129,7 +136,7 @@ class Runner:
         milliseconds."""
         return None if self.pid is None else memory_of(self.pid)
 
-    async def _become_ready(self, engine: "asyncio.Task[NoReturn]") -> None:
+    async def _become_ready(self, engine: "asyncio.Task[Any]") -> None:
         """Returns when it is ready or its engine has ended."""
         ready = asyncio.create_task(self._readiness.wait())
         try:
@@ -155,7 +162,9 @@ class Runner:
         """`error`, with what the engine said about it."""
         match error:
             case BackendExited():
-                return BackendExited(error.returncode, error.tail, message=self._message(error.message, error.tail))
+                killed = error.returncode == -signal.SIGKILL and self._oom_kills() > self._oom_kills_before
+                what = "the engine was killed by the system because memory ran out" if killed else error.message
+                return BackendExited(error.returncode, error.tail, message=self._message(what, error.tail))
             case TimedOut():
                 return TimedOut(self._message(error.message, "\n".join(self._lines)))
             case ModelRunnerError():
@@ -174,10 +183,10 @@ class Runner:
         self._changed()
 
     def _process_said(self, line: str) -> None:
-        if self.ready_at is not None:
+        if self.ready_at is not None or is_echo(line):
             return
         self._lines.append(line)
-        self._readiness.heard(line)
+        self._readiness.heard()
         stage = self._backend.progress(line)
         if stage is not None and stage != self.stage:
             self.stage = stage
@@ -210,7 +219,8 @@ class _Observer:
 
 def last_words(tail: str) -> str:
     """The last lines of a log, in one line that a terminal can print."""
-    lines = [" ".join("".join(c if c.isprintable() else " " for c in line).split()) for line in tail.splitlines()]
+    told = [line for line in tail.splitlines() if not is_echo(line)]
+    lines = [" ".join("".join(c if c.isprintable() else " " for c in line).split()) for line in told]
     return " | ".join([line for line in lines if line][-_LAST_LINES:])[-_LAST_WORDS:]
 
 

@@ -1,4 +1,4 @@
-"""The tests of processes and runners run on both event loops: the daemon's and the one that every Python has."""
+"""The loop that the daemon uses; for the process alone, which meets the loop most closely, plain asyncio's as well."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,4 +10,5 @@ import uvloop
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    factories = {"uvloop": uvloop.new_event_loop}
+    return factories | ({"asyncio": asyncio.new_event_loop} if item.path.name == "test_process.py" else {})

@@ -1,0 +1,68 @@
+"""The daemon is killed with SIGKILL: no engine, and nothing that an engine started, is left."""
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from modelrunner.processtree import sweep_orphans
+from tests.fakes import FAKE_ENGINE
+
+ROOT = Path(__file__).parents[2]
+STUBBORN = ["--ignore-term", "--grandchild", "plain", "--grandchild", "setsid", "--grandchild", "double-fork"]
+
+
+def living() -> list[psutil.Process]:
+    """Orphans come to the test process, which is a subreaper."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def survivors(seconds: float) -> list[list[str]]:
+    """The command lines of what still lives after so many seconds; returns as soon as nothing does."""
+    deadline = time.monotonic() + seconds
+    while (found := living()) and time.monotonic() < deadline:
+        psutil.wait_procs(found, timeout=0.01)
+    return [process.cmdline() for process in found]
+
+
+def start_daemon(tmp_path: Path, *arguments: str, knobs: Sequence[str] = STUBBORN) -> psutil.Popen:
+    engine = [sys.executable, "-I", "-S", str(FAKE_ENGINE), "--socket", str(tmp_path / "e.sock"), *knobs]
+    command = [sys.executable, "-m", "tests.processes.keeper", *arguments, str(tmp_path / "log"), *engine]
+    return psutil.Popen(command, cwd=ROOT)
+
+
+@pytest.mark.parametrize("milliseconds", [0, 1, 3, 6, 10, 14, 17, 20, 25, 40, 80, 300])
+def test_nothing_survives(tmp_path, milliseconds):
+    """From before the guardian runs, over the engine's exec and its start, to when it serves."""
+    assert start_daemon(tmp_path, str(milliseconds / 1000), "daemon").wait() == -signal.SIGKILL
+    assert not survivors(3)
+
+
+def test_survivors_of_a_killed_guardian_are_swept_by_the_next_daemon(tmp_path):
+    assert start_daemon(tmp_path, "0.3", "all").wait() == -signal.SIGKILL
+    assert living(), "grandchildren that only a guardian could have killed"
+    assert sweep_orphans() >= 2
+    assert not survivors(3)
+
+
+def test_the_sweep_spares_the_engines_of_living_daemons(tmp_path):
+    daemon = start_daemon(tmp_path, "60", "daemon", knobs=[])
+    while not (tmp_path / "e.sock").exists():
+        assert daemon.poll() is None
+        time.sleep(0.01)
+    before = {process.pid for process in living()}
+    sweep_orphans()
+    assert {process.pid for process in living()} == before
+    daemon.kill()
+    daemon.wait()
+    assert not survivors(3)

@@ -1,0 +1,335 @@
+"""A runner with the fake engine as a real process: readiness, failure, stopping."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from modelrunner import process
+from modelrunner.errors import BackendExited, BackendUnavailable, EngineFailed, Misdirected, TimedOut
+from modelrunner.runner import Runner, RunnerState, last_words
+from modelrunner.types import Endpoint, ProcessOptions
+from tests.fakes import FakeBackend, FakeTcpBackend, Observer, fake_key, fake_spec
+
+
+class Watched:
+    """A runner in a task, and what it reported."""
+
+    def __init__(self, backend, spec, endpoint, **options) -> None:
+        self.runner = Runner(backend, spec, fake_key(spec, backend), id="r1", endpoint=endpoint, **options)
+        self.seen: list[tuple[RunnerState, str]] = []
+        self._changed = asyncio.Event()
+        self.task = asyncio.create_task(self.runner.run(self._note))
+
+    def _note(self) -> None:
+        self.seen.append((self.runner.state, self.runner.stage))
+        self._changed.set()
+
+    async def until(self, condition) -> Runner:
+        """`condition(runner)`, which may only become true with a reported change."""
+        async with asyncio.timeout(10):
+            while not condition(self.runner):
+                self._changed.clear()
+                waiting = asyncio.create_task(self._changed.wait())
+                await asyncio.wait([waiting, self.task], return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+                if self.task.done():
+                    await self.task
+        return self.runner
+
+    async def ready(self) -> Runner:
+        return await self.until(lambda runner: runner.state is RunnerState.READY)
+
+    async def stop(self) -> float:
+        began = time.monotonic()
+        self.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await self.task
+        return time.monotonic() - began
+
+
+@pytest.fixture
+def watch(tmp_path):
+    def watch(*knobs: str, backend=None, endpoint=None, stop_grace=2.0, **options) -> Watched:
+        spec = fake_spec(tmp_path, *knobs, stop_grace=stop_grace)
+        return Watched(
+            backend or FakeBackend(tmp_path), spec, endpoint or Endpoint(path=tmp_path / "r.sock"), **options
+        )
+
+    return watch
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+async def test_states_and_stages_are_reported(watch, tmp_path):
+    watched = watch("--gate", str(tmp_path / "gate"))
+    runner = await watched.until(lambda runner: runner.stage == "loading model")
+    assert runner.pid is not None
+    assert runner.ready_at is None
+    (tmp_path / "gate").touch()
+    await watched.ready()
+    assert runner.ready_at >= runner.started
+    await watched.stop()
+    states = [state for state, _ in watched.seen]
+    assert states == sorted(states, key=list(RunnerState).index)
+    assert states[-2:] == [RunnerState.READY, RunnerState.STOPPING]
+    assert (runner.pid, runner.failure) == (None, None)
+
+
+@pytest.mark.parametrize("early", [True, False])
+async def test_ready_within_a_moment_of_the_engine(watch, tmp_path, early):
+    """The engine answers 503 before that, or does not listen at all."""
+    watched = watch("--gate", str(tmp_path / "gate"), *([] if early else ["--gate-before-listening"]))
+    await watched.until(lambda runner: runner.stage == "loading model")
+    opened = time.monotonic()
+    (tmp_path / "gate").touch()
+    runner = await watched.ready()
+    assert 0 < runner.ready_at - opened < 0.25
+    await watched.stop()
+
+
+async def test_crash_at_start_is_told_in_the_engine_s_words(watch):
+    watched = watch("--crash", "error: the\x1b[31m model is\x07 broken")
+    with pytest.raises(BackendExited) as caught:
+        await watched.task
+    assert caught.value.message == "the engine exited with 1 while it was starting: error: the [31m model is broken"
+    assert caught.value.returncode == 1
+    assert watched.runner.failure is caught.value
+    assert watched.runner.state is RunnerState.STOPPING
+
+
+async def test_crash_while_serving_is_explained_by_the_backend(watch):
+    watched = watch("--die", "before-headers")
+    runner = await watched.ready()
+    with pytest.raises(OSError, match=r".*"):
+        await runner.upstream.fetch("POST", "/v1/completions", b"{}", timeout=5)
+    with pytest.raises(BackendExited, match=r"^the engine was ended by signal 9: the fake engine threw up$"):
+        await watched.task
+    assert not runner.endpoint.path.exists()
+
+
+@pytest.mark.parametrize(("kills", "said"), [([3, 4], "memory ran out"), ([3, 3], "ended by signal 9")])
+async def test_killed_for_memory_is_told_apart(watch, kills, said):
+    watched = watch(oom_kills=iter(kills).__next__)
+    runner = await watched.ready()
+    os.kill(runner.pid, signal.SIGKILL)
+    with pytest.raises(BackendExited, match=said):
+        await watched.task
+
+
+async def test_missing_engine(watch, tmp_path):
+    backend = FakeBackend(tmp_path)
+    backend.executable = ("/nonexistent/engine",)
+    with pytest.raises(BackendUnavailable, match="/nonexistent/engine"):
+        await watch(backend=backend).task
+
+
+@pytest.mark.parametrize(
+    "knobs", [["--never-ready"], ["--never-ready", "--access-log"], ["--gate-before-listening", "--never-ready"]]
+)
+async def test_engine_that_never_gets_ready(watch, knobs):
+    """The echo of our own health checks in its log is no progress."""
+    began = time.monotonic()
+    watched = watch(*knobs, stall_limit=0.5)
+    with pytest.raises(
+        TimedOut, match=r"no progress for 0.5 seconds while it was loading model: .*loading model"
+    ) as caught:
+        await watched.task
+    assert time.monotonic() - began < 3
+    assert watched.runner.failure is caught.value
+
+
+@pytest.mark.parametrize("noise", [["--log-every", "0.05"], ["--spin"]])
+async def test_a_slow_start_that_makes_progress_is_no_stall(watch, noise):
+    watched = watch("--ready-after", "1.5", *noise, stall_limit=0.75)
+    await watched.ready()
+    await watched.stop()
+
+
+async def test_a_health_check_that_is_not_answered_with_http(watch, tmp_path):
+    backend = FakeBackend(tmp_path)
+    program = tmp_path / "engine"
+    program.write_text("#!/bin/sh\necho up; exec sleep 100\n")
+    program.chmod(0o755)
+    backend.executable = (str(program),)
+    with pytest.raises(TimedOut, match="up"):
+        await watch(backend=backend, stall_limit=0.3).task
+
+
+async def test_engine_on_tcp(watch, tmp_path, port):
+    watched = watch(backend=FakeTcpBackend(tmp_path), endpoint=Endpoint(host="127.0.0.1", port=port))
+    runner = await watched.ready()
+    assert (await runner.upstream.fetch("GET", "/v1/models", timeout=5))[0] == 200
+    await watched.stop()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("knobs", [[], ["--gate-before-listening", "--never-ready"]])
+async def test_a_stranger_that_answers_health_is_not_taken_for_the_engine(watch, tmp_path, port, address, knobs):
+    """Whether the engine gives up, or waits without listening."""
+    there = Observer()
+    argv = [*FakeBackend.executable, "--host", address, "--port", str(port)]
+    options = ProcessOptions(tmp_path / "stranger.log", there)
+    stranger = asyncio.create_task(process.run(argv, env=process.scrubbed_environment(), options=options))
+    await there.line("ready")
+    watched = watch(*knobs, backend=FakeTcpBackend(tmp_path), endpoint=Endpoint(host="127.0.0.1", port=port))
+    with pytest.raises(
+        EngineFailed, match="is taken by process" if knobs else "is taken by process|Address already in use"
+    ):
+        await watched.task
+    assert RunnerState.READY not in [state for state, _ in watched.seen]
+    assert not stranger.done()
+    stranger.cancel()
+    await asyncio.wait([stranger])
+
+
+async def test_a_listener_of_a_worker_process_is_the_engine_s(watch, tmp_path, port):
+    """An engine may listen from a process that has left its session."""
+    backend = FakeTcpBackend(tmp_path)
+    backend.executable = ("sh", "-c", 'setsid -f "$@"; exec sleep 100', "sh", *FakeTcpBackend.executable)
+    watched = watch(backend=backend, endpoint=Endpoint(host="127.0.0.1", port=port))
+    await watched.ready()
+    await watched.stop()
+
+
+async def test_leftover_socket_file_does_no_harm(watch, tmp_path):
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "r.sock"))
+    watched = watch()
+    await watched.ready()
+    await watched.stop()
+    assert not (tmp_path / "r.sock").exists()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55])
+async def test_cancelled_at_any_moment(watch, turns):
+    watched = watch()
+    for _ in range(turns):
+        await asyncio.sleep(0.001)
+    assert await watched.stop() < 1
+    assert watched.runner.pid is None
+
+
+async def test_cancelled_twice_does_not_wait_for_the_grace(watch):
+    watched = watch("--ignore-term", stop_grace=60.0)
+    await watched.ready()
+    watched.task.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert await watched.stop() < 1
+
+
+class Parting(FakeBackend):
+    """Notes its last exchange with the engine."""
+
+    parted = False
+    hangs = False
+
+    async def before_stop(self, endpoint: Endpoint) -> None:
+        self.parted = endpoint.path.exists()
+        if self.hangs:
+            await asyncio.Event().wait()
+
+
+async def test_the_backend_is_heard_before_a_stop(watch, tmp_path):
+    backend = Parting(tmp_path)
+    watched = watch(backend=backend)
+    await watched.ready()
+    await watched.stop()
+    assert backend.parted
+
+
+async def test_the_backend_is_not_heard_before_readiness_or_after_the_end(watch, tmp_path):
+    backend = Parting(tmp_path)
+    watched = watch("--never-ready", backend=backend)
+    await watched.until(lambda runner: runner.pid is not None)
+    await watched.stop()
+    watched = watch(backend=backend)
+    os.kill((await watched.ready()).pid, signal.SIGKILL)
+    with pytest.raises(BackendExited):
+        await watched.task
+    assert not backend.parted
+
+
+async def test_a_backend_that_cannot_part_holds_up_for_the_grace_at_most(watch, tmp_path, caplog):
+    backend = Parting(tmp_path)
+    backend.hangs = True
+    watched = watch(backend=backend, stop_grace=0.2)
+    await watched.ready()
+    assert 0.2 <= await watched.stop() < 2
+    assert "was not done" in caplog.text
+
+
+async def test_a_backend_with_a_bug(watch, tmp_path, caplog):
+    class Broken(FakeBackend):
+        async def run(self, spec, endpoint):
+            raise KeyError("argv")
+
+    with pytest.raises(EngineFailed, match="the backend fake failed: KeyError: 'argv'"):
+        await watch(backend=Broken(tmp_path)).task
+    assert "Traceback" in caplog.text
+
+
+async def test_a_backend_that_returns(watch, tmp_path):
+    class Returning(FakeBackend):
+        async def run(self, spec, endpoint):
+            return
+
+    with pytest.raises(EngineFailed, match="returned"):
+        await watch(backend=Returning(tmp_path)).task
+
+
+async def test_the_guard(watch):
+    watched = watch()
+    watched.runner.check_model(watched.runner.spec.model_id)
+    with pytest.raises(Misdirected, match=r"runner r1 serves docker.io/ai/fake:latest"):
+        watched.runner.check_model("sha256:" + "0" * 64)
+    await watched.stop()
+
+
+async def test_draining_and_its_limits(watch):
+    watched = watch()
+    with pytest.raises(RuntimeError, match="cannot become draining"):
+        watched.runner.drain()
+    runner = await watched.ready()
+    runner.drain()
+    assert runner.state is RunnerState.DRAINING
+    runner.admit()
+    assert runner.state is RunnerState.READY
+    runner.mark_stopping()
+    runner.mark_stopping()
+    with pytest.raises(RuntimeError, match="cannot become ready"):
+        runner.admit()
+    await watched.stop()
+
+
+async def test_a_runner_told_to_stop_never_becomes_ready(watch, tmp_path):
+    watched = watch("--gate", str(tmp_path / "gate"))
+    await watched.until(lambda runner: runner.pid is not None)
+    watched.runner.mark_stopping()
+    (tmp_path / "gate").touch()
+    await watched.stop()
+    assert RunnerState.READY not in [state for state, _ in watched.seen]
+
+
+async def test_measured_memory_is_that_of_all_its_processes(watch):
+    watched = watch("--allocate", "64", "--grandchild", "setsid")
+    runner = await watched.ready()
+    measured = await asyncio.to_thread(runner.measured_memory)
+    assert 64 << 20 < measured.ram < 128 << 20
+    await watched.stop()
+    assert runner.measured_memory() is None
+
+
+def test_last_words_are_the_last_lines_without_controls():
+    assert last_words("a\nb\n\n\x1b[1mc\td\x00\n   \ne\n") == "b | [1mc d | e"
+    assert len(last_words("x" * 10_000)) == 400
+    assert last_words("") == ""
