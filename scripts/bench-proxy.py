@@ -1,4 +1,4 @@
-"""`scripts/bench proxy`: the same engine reached directly, through nginx and through the warm daemon, in turn, in one run.
+"""`scripts/bench proxy`: the same engine reached directly, through nginx and through the warm daemon, in turn in one run.
 
 --rounds N (3)  --seconds N (3) per measurement  --streams 256,1000  --also NAME=PORT for a further proxy on that port.
 Needs gcc, nginx and wrk. Prints medians, and their ratio to nginx: the speed of a machine drifts, a ratio less.

@@ -38,24 +38,25 @@ _BLAME_WAIT = 0.25  # seconds for an engine whose connection broke to be found d
 class Exchange:
     """Made by `Pipeline.start`. `cancel` when the client is gone; `pause` and `resume` when it takes no more."""
 
+    _lease: Lease | None = None  # defaults live in the class: most requests never set most of these
+    _upstream: UpstreamConnection | None = None
+    _task: asyncio.Task[None] | None = None
+    _comments: asyncio.TimerHandle | None = None
+    _refusal: tuple[int, bytearray] | None = None  # an engine's error while it arrives
+    _responded = False
+    _held_open = False  # the head was sent while the request waited for its runner
+    _sized_in_chunks = False
+    _retried = False
+    _over = False
+    _asked_at = 0.0
+    status = 0
+    error: ModelRunnerError | None = None
+
     def __init__(self, pipeline: "Pipeline", inference: Inference, sink: Sink) -> None:
         self._pipeline = pipeline
         self._ask = inference
         self._sink = sink
         self.on_data: Callable[[bytes], None] = sink.write
-        self._lease: Lease | None = None
-        self._upstream: UpstreamConnection | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._comments: asyncio.TimerHandle | None = None
-        self._refusal: tuple[int, bytearray] | None = None  # an engine's error while it arrives
-        self._responded = False
-        self._held_open = False  # the head was sent while the request waited for its runner
-        self._sized_in_chunks = False
-        self._retried = False
-        self._over = False
-        self._asked_at = 0.0
-        self.status = 0
-        self.error: ModelRunnerError | None = None
 
     def start(self) -> None:
         try:
@@ -138,11 +139,15 @@ class Exchange:
         self._upstream = lease.runner.upstream.send(request, self, fresh=fresh)
 
     def _own_headers(self) -> list[Header]:
-        lease = self._lease
-        waited, loaded = (lease.waited, lease.loaded) if lease is not None else (0.0, 0.0)
-        proxy = max(0.0, self._asked_at - self._ask.arrived - waited)
-        timing = b"queue;dur=%.1f, load;dur=%.1f, proxy;dur=%.3f" % ((waited - loaded) * 1e3, loaded * 1e3, proxy * 1e3)
-        return [(b"X-Request-ID", self._ask.request_id.encode()), (b"Server-Timing", timing), *self._ask.headers]
+        ask, lease = self._ask, self._lease
+        waited = lease.waited if lease is not None else 0.0
+        proxy = max(0.0, self._asked_at - ask.arrived - waited) * 1e3
+        if lease is None or not waited:
+            timing = b"queue;dur=0.0, load;dur=0.0, proxy;dur=%.3f" % proxy
+        else:
+            queue, load = (waited - lease.loaded) * 1e3, lease.loaded * 1e3
+            timing = b"queue;dur=%.1f, load;dur=%.1f, proxy;dur=%.3f" % (queue, load, proxy)
+        return [(b"X-Request-ID", ask.request_id.encode()), (b"Server-Timing", timing), *ask.headers]
 
     # modelrunner.upstream.Receiver
 

@@ -1,15 +1,15 @@
 """What passes between a lane and an exchange: the request that was found good, and the way back to the client."""
 
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from modelrunner.proxy.render import Header
 from modelrunner.proxy.routes import Route
 from modelrunner.types import KeepAlive
 
 
-@dataclass(frozen=True, slots=True)
-class Inference:
+class Inference(msgspec.Struct, frozen=True, gc=False):
     """A request that was found good. `arrived` is in seconds of `perf_counter`; `headers` are added to the answer."""
 
     route: Route

@@ -8,6 +8,8 @@ from modelrunner.proxy.render import Header
 
 _STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 
+_VARY: tuple[Header, ...] = ((b"Vary", b"Origin"),)
+
 
 def response_head(status: int, headers: list[Header], length: int | None, *, http_1_0: bool, keep_alive: bool) -> bytes:
     """With its empty line. A `length` of None means chunks, or for HTTP/1.0 a body until the end of the connection."""
@@ -29,9 +31,9 @@ def response_head(status: int, headers: list[Header], length: int | None, *, htt
 def cors(origin: str | None) -> tuple[Header, ...]:
     """What a browser asks of an answer to an allowed `origin`."""
     if origin is None:
-        return ((b"Vary", b"Origin"),)
+        return _VARY
     return (
-        (b"Vary", b"Origin"),
+        *_VARY,
         (b"Access-Control-Allow-Origin", origin.encode("latin-1")),
         (b"Access-Control-Expose-Headers", b"X-Request-ID, Server-Timing, Retry-After"),
     )
