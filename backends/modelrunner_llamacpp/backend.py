@@ -95,9 +95,7 @@ class LlamaCppBackend(Backend):
         return await asyncio.to_thread(cache.disk_usage, self._folders())
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
-        engine = engines.find(self.context, self.settings)
-        devices = engine is not None and engine.devices is True
-        return memory.required(spec.bundle, spec.draft, self._options(spec), devices=devices)
+        return memory.required(spec.bundle, spec.draft, self._options(spec))
 
     def check_flags(self, flags_: tuple[str, ...], mode: Mode) -> None:
         flags.parse(flags_)

@@ -118,7 +118,7 @@ async def _make(entry: Path, make: Callable[[Path], Awaitable[Engine]]) -> None:
         made.rename(entry)
         _sync_folder(entry.parent)
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
 
 
 def _beside(entry: Path) -> Path:

@@ -27,8 +27,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`program` is llama-server, or the interpreter that runs serve.py. `devices` says if it was made for a GPU, None
-    where we did not install it. `folder` is a managed engine's entry in the cache."""
+    """`program` is llama-server, or the interpreter that runs serve.py. `devices` is False where it can use no GPU,
+    None where nobody knows. `folder` is a managed engine's entry in the cache."""
 
     kind: Kind
     program: Path
@@ -53,7 +53,7 @@ def find(context: BackendContext, settings: LlamaCppSettings) -> Engine | None:
     if (managed := _managed(context, Kind.NATIVE)) is not None:
         return managed
     if (on_path := shutil.which("llama-server")) is not None:
-        return Engine(Kind.NATIVE, Path(on_path), _native_version(on_path, _stamp(on_path)))
+        return _native(on_path)
     return _managed(context, Kind.WHEEL) or _python(settings)
 
 
@@ -61,7 +61,7 @@ def _explicit(path: Path) -> Engine:
     program = shutil.which(path.expanduser())
     if program is None:
         raise BackendUnavailable(f"llama_server is set to {path}, which is not a program: correct it or leave it out")
-    return Engine(Kind.NATIVE, Path(program), _native_version(program, _stamp(program)))
+    return _native(program)
 
 
 def _managed(context: BackendContext, kind: Kind) -> Engine | None:
@@ -96,14 +96,18 @@ def _stamp(program: str) -> int:
     return os.stat(program).st_mtime_ns
 
 
+def _native(program: str) -> Engine:
+    version, devices = _about(program, _stamp(program))
+    return Engine(Kind.NATIVE, Path(program), version, devices)
+
+
 @functools.lru_cache(maxsize=8)
-def _native_version(program: str, _stamp: int) -> str:
-    """From `llama-server --version` ("version: b6123 (build ...)"), asked once for each file (about 10 ms)."""
-    output = _ask(program, "--version")
-    for line in output.splitlines():
-        if line.startswith("version:"):
-            return line.removeprefix("version:").split("(")[0].strip()
-    return "of unknown version"
+def _about(program: str, _stamp: int) -> tuple[str, bool | None]:
+    """From `llama-server --version` ("version: b6123 (build ...)") and `--list-devices`, asked once for each file
+    (about 10 ms each)."""
+    said = (line for line in _ask(program, "--version").splitlines() if line.startswith("version:"))
+    version = next(said, "version: of unknown version").removeprefix("version:").split("(")[0].strip()
+    return version, False if "(none)" in _ask(program, "--list-devices") else None
 
 
 @functools.lru_cache(maxsize=8)

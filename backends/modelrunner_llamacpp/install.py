@@ -47,7 +47,8 @@ async def _make(folder: Path, log: Path, settings: LlamaCppSettings, progress: P
         raise
     progress(InstallProgress("trying the engine"))
     await steps.execute([folder / "bin/python", "-I", "-c", f"import {WHEEL}"], log=log)
-    return Engine(Kind.WHEEL, folder / "bin/python", WHEEL_VERSION, devices=settings.wheel_index is not None)
+    devices = settings.wheel_index is not None or sys.platform == "darwin"  # macOS wheels have Metal
+    return Engine(Kind.WHEEL, folder / "bin/python", WHEEL_VERSION, devices)
 
 
 def _requirement(settings: LlamaCppSettings) -> str:

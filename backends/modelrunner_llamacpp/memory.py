@@ -85,36 +85,19 @@ class Header:
         return {int(match[1]) for entry in self._header.tensors if (match := tensor.fullmatch(entry.name))}
 
 
-def required(bundle: Bundle, draft: Bundle | None, options: Mapping[str, str], *, devices: bool) -> RequiredMemory:
-    """`options` as args.effective gives them; `devices` if the engine puts the model on a GPU, the first of which is
-    counted."""
+def required(bundle: Bundle, draft: Bundle | None, options: Mapping[str, str]) -> RequiredMemory:
+    """`options` as args.effective gives them. All of it is counted as main memory: how much of a model lands on a GPU
+    is decided by llama.cpp when it loads, by what the device has free then (`--fit`)."""
     shape = Shape.of(options)
-    fixed = RequiredMemory(_PROCESS + int(options["--cache-ram"]) * MIB)
-    embeds = options.get("--embeddings") == "on"
-    total = fixed + _model(bundle, shape, options, embeds=embeds, devices=devices)
-    return total + _model(draft, shape, options, embeds=False, devices=devices) if draft else total
+    total = _PROCESS + int(options["--cache-ram"]) * MIB + _model(bundle, shape)
+    if options.get("--embeddings") == "on":
+        total += _pooled_batch(Header(bundle.header), shape)
+    return RequiredMemory(total + _model(draft, shape) if draft else total)
 
 
-def _model(bundle: Bundle, shape: Shape, options: Mapping[str, str], *, embeds: bool, devices: bool) -> RequiredMemory:
+def _model(bundle: Bundle, shape: Shape) -> int:
     header = Header(bundle.header)
-    cache = kv_cache(header, shape)
-    words = header.vocabulary * _PER_WORD
-    if not devices:
-        return RequiredMemory(bundle.size + cache + words + (_pooled_batch(header, shape) if embeds else 0))
-    share = _offloaded(options.get("--n-gpu-layers", "auto"), header.layers)
-    on_device = bundle.size * share + (cache * share if options.get("--kv-offload") != "off" else 0)
-    host = bundle.size + cache - on_device + words
-    return RequiredMemory(int(host), (int(on_device) + _compute(header, shape),))
-
-
-def _offloaded(layers: str, known: int) -> float:
-    """The share of the model on the device; the output layer counts as one more than there are blocks."""
-    return min(int(layers) / (known + 1), 1.0) if layers.isdecimal() else 1.0
-
-
-def _compute(header: Header, shape: Shape) -> int:
-    """The scratch buffer of a device, which is taken whole: mostly one row of logits for each token of a batch."""
-    return min(shape.ubatch, shape.context) * max(header.vocabulary, 4 * header.embedding) * 4
+    return bundle.size + kv_cache(header, shape) + header.vocabulary * _PER_WORD
 
 
 def _pooled_batch(header: Header, shape: Shape) -> int:

@@ -1,16 +1,21 @@
 """The programs that an installation runs: pip, cmake, ninja, each under the guardian that keeps engines too."""
 
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from modelrunner import BackendExited, BackendUnavailable, ProcessOptions
-from modelrunner.process import run
+from modelrunner.process import run, scrubbed_environment
 
-# Left out of an installer's environment: what would make a pip or a compiler work for somebody else's environment.
-_FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
+# What pip, cmake and a compiler read besides what an engine gets: index, proxy, certificates, toolchain. A token or
+# key that is in the environment for somebody else stays out of third-party build scripts.
+_KEPT = (
+    *("PIP_*", "*_PROXY", "*_proxy", "NETRC", "XDG_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO"),
+    *("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CMAKE_*", "CUDACXX", "SDKROOT", "DEVELOPER_DIR", "CPATH"),
+    *("LIBRARY_PATH", "PKG_CONFIG_PATH", "VULKAN_SDK"),
+)
+_ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")  # would install in another place
 _LOG_LIMIT = 64 << 20
 
 
@@ -47,7 +52,8 @@ async def execute(
     """Runs one program to its end with all output in `log`. Raises `StepFailed` if it fails. When the caller is
     cancelled, or this process dies, everything that the program started is ended."""
     words = [str(word) for word in argv]
-    environment = {k: v for k, v in os.environ.items() if k not in _FOREIGN} | dict(env or {})
+    kept = scrubbed_environment(keep=_KEPT) | dict(env or {})
+    environment = {name: value for name, value in kept.items() if name not in _ELSEWHERE}
     lines = _Lines(on_line)
     try:
         await run(words, env=environment, options=ProcessOptions(log, lines, 3.0, _LOG_LIMIT), cwd=cwd)

@@ -15,6 +15,7 @@ from modelrunner.store import Store
 from modelrunner_llamacpp import LlamaCppBackend, engines
 from modelrunner_llamacpp.engines import Kind
 from tests.e2e.conftest import SMOLLM2, prepared
+from tests.llamacpp.tiny_bert import write_tiny_bert
 
 __all__ = ["prepared"]
 
@@ -69,3 +70,18 @@ def real_backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", os.pathsep.join(path))
         yield LlamaCppBackend(BackendContext(context.engines, context.cache, context.logs, settings))
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Bundle]:
+    """An encoder for embeddings, or one that reranks, laid out by the store."""
+    store = Store(tmp_path_factory.mktemp("encoders") / "data")
+
+    def make(reranks: bool) -> Bundle:
+        file = store.partial / f"bert-{reranks}.gguf"
+        write_tiny_bert(file, reranks=reranks)
+        name = f"test/bert-{'rerank' if reranks else 'embed'}"
+        store.create({"model.gguf": store.ingest(file)}, name)
+        return store.bundle(name)
+
+    return make

@@ -12,7 +12,7 @@ from tests.llamacpp.models import GEMMA3, MINILM, SMOLLM2, bundle, header, spec
 
 def estimate(metadata: dict[str, Any], context: int, parallel: int, *flags: str, mode: Mode = Mode.COMPLETION) -> float:
     run = spec(bundle(metadata), *flags, mode=mode, context=context, parallel=parallel)
-    return memory.required(run.bundle, None, args.effective(run), devices=False).ram / MIB
+    return memory.required(run.bundle, None, args.effective(run)).ram / MIB
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_the_prompt_cache_is_counted() -> None:
 
 def test_a_draft_model_is_counted_once_more_without_the_process() -> None:
     run = spec(bundle(SMOLLM2), draft=bundle(SMOLLM2))
-    alone = memory.required(run.bundle, None, args.effective(run), devices=False).ram
-    both = memory.required(run.bundle, run.draft, args.effective(run), devices=False).ram
+    alone = memory.required(run.bundle, None, args.effective(run)).ram
+    both = memory.required(run.bundle, run.draft, args.effective(run)).ram
     assert both == 2 * alone - 19 * MIB
 
 
@@ -113,16 +113,7 @@ def test_latent_attention_keeps_the_compressed_keys() -> None:
     assert kv_cache(Header(header(deepseek)), Shape(4096, 1)) == 27 * 4096 * 576 * 2
 
 
-def test_on_a_gpu_the_model_counts_there() -> None:
-    run = spec(bundle(SMOLLM2), context=8192, parallel=1)
-    everything = memory.required(run.bundle, None, args.effective(run), devices=True)
-    assert everything.vram[0] > run.bundle.size + 180 * MIB
-    assert everything.ram < 40 * MIB
-    none = spec(bundle(SMOLLM2), "-ngl", "0", context=8192, parallel=1)
-    assert memory.required(none.bundle, None, args.effective(none), devices=True).ram > run.bundle.size + 180 * MIB
-
-
 def test_a_header_that_says_nothing_still_gives_a_figure() -> None:
     empty = bundle(SMOLLM2 | {"llama.block_count": 0, "llama.attention.head_count": 0, "llama.embedding_length": 0})
     run = spec(empty)
-    assert memory.required(run.bundle, None, args.effective(run), devices=False).ram >= run.bundle.size
+    assert memory.required(run.bundle, None, args.effective(run)).ram >= run.bundle.size

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +129,32 @@ async def test_embeddings_of_a_causal_model(backend: LlamaCppBackend, spec: RunS
     near, far = (sum(a * b for a, b in zip(vectors[0], other, strict=True)) for other in vectors[1:])
     assert near > far
     assert (too_long, error["error"]["type"]) == (400, "exceed_context_size_error")
+
+
+async def test_embeddings_of_an_encoder_up_to_the_whole_context(
+    backend: LlamaCppBackend, spec: RunSpec, tiny_bert: Callable[[bool], Bundle], own_server: None
+) -> None:
+    bundle = tiny_bert(False)
+    run = replace(spec, bundle=bundle, mode=Mode.EMBEDDING, context_size=512, parallel=4)
+    async with serving(backend, run) as runner:
+        status, answer = await ask(runner, "/v1/embeddings", input=["the cat", "word " * 505])
+        too_long, error = await ask(runner, "/v1/embeddings", input="word " * 600)
+        chat, refused = await ask(runner, "/v1/chat/completions", messages=FRANCE, max_tokens=1)
+    assert status == 200
+    assert answer["usage"]["prompt_tokens"] > 507
+    # The proxy tells the client's faults among the engine's 500s by these words.
+    assert (too_long, "too large to process" in error["error"]["message"]) == (500, True)
+    assert (chat, "does not support logits" in refused["error"]["message"]) == (500, True)
+
+
+async def test_reranking(
+    backend: LlamaCppBackend, spec: RunSpec, tiny_bert: Callable[[bool], Bundle], own_server: None
+) -> None:
+    run = replace(spec, bundle=tiny_bert(True), mode=Mode.RERANKING)
+    async with serving(backend, run) as runner:
+        status, answer = await ask(runner, "/v1/rerank", query="cat", documents=["the cat", "dog", "word"])
+    assert status == 200
+    assert sorted(result["index"] for result in answer["results"]) == [0, 1, 2]
 
 
 async def test_embeddings_need_their_mode(backend: LlamaCppBackend, spec: RunSpec, own_server: None) -> None:
