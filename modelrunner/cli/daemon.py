@@ -67,14 +67,12 @@ def logs(client: Client, name: str | None, follow: bool) -> None:
 @click.option("--socket", metavar="PATH", help="The Unix socket.")
 def serve(listen: str | None, socket: str | None) -> None:
     """Run the daemon in the foreground."""
-    import uvloop
-
     from modelrunner.config import Settings
     from modelrunner.locations import Locations
-    from modelrunner.server.app import serve as run_daemon
+    from modelrunner.server.app import run
 
     settings = Settings.load(Locations.find(), listen=listen, socket=os.path.abspath(socket) if socket else None)
-    uvloop.run(run_daemon(settings))
+    run(settings)
 
 
 @click.command()

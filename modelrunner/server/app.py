@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +55,10 @@ async def serve(
     with daemon.hold(settings.data_dir, path), logs.logging_to(settings.data_dir / "logs", settings.log_level):
         daemon.remove_dead_sockets(private_directory(settings.runtime_dir))
         logs.prune_engine_logs(settings.data_dir / "logs")
-        tcp = daemon.bind_tcp(settings.listen)
-        with closing(daemon.UnixListener(path)) as unix:
+        with ExitStack() as sockets:
+            if tcp := daemon.bind_tcp(settings.listen):
+                sockets.enter_context(tcp)
+            unix = sockets.enter_context(closing(daemon.UnixListener(path)))
             addresses = Addresses(path, daemon.address(tcp), settings.data_dir)
             lifecycle = daemon.Lifecycle()
             parts = await asyncio.to_thread(build, settings, registry)
@@ -127,7 +130,7 @@ async def _listen(
     addresses: Addresses,
     lifecycle: daemon.Lifecycle,
     unix: daemon.UnixListener,
-    tcp: Any,
+    tcp: socket.socket | None,
     ready: Callable[[], None] | None,
 ) -> None:
     port = tcp.getsockname()[1] if tcp else 0

@@ -33,6 +33,7 @@ class EngineRoutes:
         self._configurations = configurations
         self._resolver = resolver
         self._installer = installer
+        self._retiring: set[asyncio.Task[api.UnloadResponse]] = set()
 
     def routes(self) -> list[web.RouteDef]:
         configure = [
@@ -81,7 +82,10 @@ class EngineRoutes:
         settings = changed(self._configurations.get(bundle.model_id).configuration, wanted)
         backend = self._resolver.backend_of(settings.backend, bundle)
         check_settings(backend, bundle, main_mode(bundle), settings)
+        before = self._configurations.get(bundle.model_id).revision
         entry = await asyncio.shield(self._configurations.configure(bundle.model_id, wanted))
+        if entry.revision != before:
+            self._retire(bundle.model_id)
         return json_response(self._shown(bundle.model_id, str(main_mode(bundle)), entry), status=202)
 
     async def configurations(self, request: web.Request) -> web.Response:
@@ -114,6 +118,12 @@ class EngineRoutes:
             return api.Progress("success", await self._installer.run(action, wanted.backend, options, step))
 
         return await stream_progress(request, work, mode="install")
+
+    def _retire(self, model_id: str) -> None:
+        """Nothing asks for the runners of an older revision any more: they end after their last request."""
+        task = asyncio.create_task(self._scheduler.unload(model_ids=[model_id]))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
 
     def _shown(self, model_id: str, mode: str, entry: Entry) -> api.Configuration:
         model = self._store.get(model_id)

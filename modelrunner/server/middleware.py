@@ -1,9 +1,9 @@
 """What every answer of the control plane has in common: a request ID, errors in one shape, and the check of Host and
 Origin with the CORS headers that follow from it."""
 
+import asyncio
 import logging
 import socket
-from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -122,7 +122,7 @@ async def finish_head(request: web.Request, response: web.StreamResponse) -> Non
 def connections(server: web.Server, **options: Any) -> Callable[[], web.RequestHandler]:
     """A protocol factory like `server`'s own whose connections answer what no handler ever sees, such as a request
     that cannot be parsed, in our shape too."""
-    loop: AbstractEventLoop = server._loop
+    loop = asyncio.get_running_loop()
     return lambda: _Connection(server, loop=loop, **options)
 
 
