@@ -273,16 +273,14 @@ async def test_guardian_is_stopped(start, tmp_path):
 
 
 async def test_flood_does_not_block_the_engine(start, tmp_path):
-    task, observer = start(*engine(tmp_path, "--flood", str(20 << 20)), log_limit=1 << 20)
+    task, observer = start(*engine(tmp_path, "--flood", str(8 << 20)), log_limit=1 << 20)
     await observer.line("ready", timeout=20)
     await stop(task)
     log = tmp_path / "logs" / "engine.log"
     size = log.stat().st_size + log.with_name("engine.log.1").stat().st_size
     assert size <= 1 << 20
     assert b"ready" in log.read_bytes()
-    assert [line for line in observer.lines if line.startswith("line ")][-1].startswith(
-        f"line {(20 << 20) // 100 - 1} "
-    )
+    assert [line for line in observer.lines if line.startswith("line ")][-1].startswith(f"line {(8 << 20) // 100 - 1} ")
 
 
 async def test_endless_flood_leaves_the_loop_alive_and_can_be_stopped(start, tmp_path):
