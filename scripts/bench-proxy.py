@@ -1,4 +1,4 @@
-"""`scripts/bench proxy`: the same engine reached directly, through nginx and through the warm daemon, in turn in one run.
+"""`scripts/bench proxy`: one engine reached directly, through nginx and through the warm daemon, in turn in one run.
 
 --rounds N (3)  --seconds N (3) per measurement  --streams 256,1000  --also NAME=PORT for a further proxy on that port.
 Needs gcc, nginx and wrk. Prints medians, and their ratio to nginx: the speed of a machine drifts, a ratio less.
@@ -36,7 +36,8 @@ TARGETS = {SHAPES[0][0]: "<= 1.5", SHAPES[1][0]: ">= 0.6", SHAPES[2][0]: ">= 0.8
 NGINX = """
 {user} worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.err; worker_rlimit_nofile 16384;
 events {{ worker_connections 8192; }}
-http {{ access_log off; keepalive_requests 1000000000; client_body_temp_path {folder}/body; proxy_temp_path {folder}/temp;
+http {{ access_log off; keepalive_requests 1000000000;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/temp;
   fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   upstream engine {{ server unix:{folder}/engine.sock; keepalive 512; }}
   server {{ listen 127.0.0.1:{port}; location / {{
@@ -143,7 +144,8 @@ class Paced:
 
 
 def paced(subject: Subject, folder: Path, streams: int, seconds: int) -> Paced:
-    """`streams` streams of 50 chunks a second: delay of a chunk and CPU time for it in microseconds, memory (PSS) in bytes."""
+    """`streams` streams of 50 chunks a second: delay of and CPU time for a chunk in microseconds, memory (PSS) in
+    bytes."""
     process = subject.process
     assert process is not None
     command = [str(folder / "listen"), str(subject.port), str(streams), str(seconds), "bench"]
@@ -173,9 +175,10 @@ def open_loop(all_subjects: list[Subject], folder: Path, streams: int, rounds: i
         mine = figures[subject.name]
         ratio = statistics.median(a.cpu / b.cpu for a, b in zip(mine, figures["nginx"], strict=True))
         share = statistics.median(p.chunks for p in mine) / (streams * seconds * 50)
+        p50, p99 = statistics.median(p.p50 for p in mine), statistics.median(p.p99 for p in mine)
         print(
             f"  {subject.name:12} {statistics.median(p.cpu for p in mine):6.1f} us a chunk, {ratio:5.2f} of nginx;"
-            f" delay p50 {statistics.median(p.p50 for p in mine):,.0f} us, p99 {statistics.median(p.p99 for p in mine):,.0f} us;"
+            f" delay p50 {p50:,.0f} us, p99 {p99:,.0f} us;"
             f" {max(p.memory for p in mine) / 1e6:.0f} MB; {share:.0%} of the chunks"
         )
 

@@ -19,7 +19,7 @@ from modelrunner.proxy.listener import Listener, hung_up, peer_of
 from modelrunner.proxy.pipeline import Pipeline, request_id
 from modelrunner.proxy.reading import IncomingBody
 from modelrunner.proxy.render import Header, error_answer, new_request_id
-from modelrunner.proxy.routes import match
+from modelrunner.proxy.routes import Route, match
 from modelrunner.proxy.severing import sever
 from modelrunner.proxy.wire import cors, response_head
 
@@ -84,7 +84,7 @@ class ClientConnection(asyncio.Protocol):
         if self._lingering:
             return
         if self._body is not None:
-            self._read_body(data)
+            self._read_body(self._body, data)
             return
         self._data = self._data + data if self._data else data
         if self._exchange is None:
@@ -95,7 +95,7 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """On TCP a client that stops sending is taken to be gone; on the Unix socket it may wait for its answer."""
-        if self._exchange is not None and self._local:
+        if self._local and (self._exchange is not None or self._data):
             self._half_closed = True
             return True
         self._leave()
@@ -111,7 +111,7 @@ class ClientConnection(asyncio.Protocol):
             self._exchange.pause()
 
     def resume_writing(self) -> None:
-        self._deadline = _NEVER
+        self._deadline = _NEVER if self._exchange is not None else self._loop.time() + self._limits.idle
         if self._exchange is not None:
             self._exchange.resume()
 
@@ -156,9 +156,9 @@ class ClientConnection(asyncio.Protocol):
     def _await_head(self, data: bytes) -> None:
         if len(data) > self._limits.head:
             self._refuse(HeadersTooLarge(f"the head is larger than {self._limits.head} bytes"), new_request_id())
-        elif b"\n\n" in data or b"\n\r\n" in data.replace(b"\r\n\r\n", b""):
+        elif data.count(b"\n") != data.count(b"\r\n"):
             self._refuse(BadRequest("lines must end in CR LF"), new_request_id())
-        elif self._deadline == _NEVER or len(data) == len(self._data):
+        else:
             self._deadline = min(self._deadline, self._loop.time() + self._limits.header_timeout)
 
     def _read_head(self, data: bytes, end: int) -> None:
@@ -180,40 +180,46 @@ class ClientConnection(asyncio.Protocol):
         except ModelRunnerError as error:
             self._refuse(error, request_id(head.get))
             return
+        rest = self._data
+        if len(rest) >= head.length:
+            self._data = rest[head.length :]
+            if self._buffered(head, head.length):
+                self._ask(head, route, origin, rest[: head.length])
+            return
+        self._data = b""
         self._body = IncomingBody(head, route, origin)
-        rest, self._data = self._data, b""
-        if head.get("expect") is not None and len(rest) < head.length:
+        if head.get("expect") is not None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._read_body(rest)
+        self._read_body(self._body, rest)
 
-    def _read_body(self, data: bytes) -> None:
-        body = self._body
-        assert body is not None
+    def _read_body(self, body: IncomingBody, data: bytes) -> None:
         missing = body.head.length - body.size
-        if len(data) > missing:
-            self._data = data[missing:]
-            data = data[:missing]
+        self._data, data = data[missing:], data[:missing]
+        if not self._buffered(body.head, len(data)):
+            return
+        if not body.add(data):
+            self._deadline = body.deadline(self._loop.time(), self._limits.body_idle)
+            return
+        self._deadline = _NEVER
+        self._body = None
+        self._ask(body.head, body.route, body.origin, body.whole())
+
+    def _buffered(self, head: RequestHead, size: int) -> bool:
         try:
-            self._pipeline.buffer(len(data))
+            self._pipeline.buffer(size)
         except ModelRunnerError as error:
             self._leave()
-            self._refuse(error, request_id(body.head.get))
-            return
-        if body.add(data):
-            self._deadline = _NEVER
-            self._body = None
-            self._ask(body)
-        else:
-            now = self._loop.time()
-            self._deadline = body.deadline(now, self._limits.body_idle)
+            self._refuse(error, request_id(head.get))
+            return False
+        return True
 
-    def _ask(self, body: IncomingBody) -> None:
-        ask_id = request_id(body.head.get)
+    def _ask(self, head: RequestHead, route: Route, origin: str | None, body: bytes) -> None:
+        ask_id = request_id(head.get)
         try:
-            ask = self._pipeline.inference(body.route, body.whole(), body.head.get, ask_id, headers=cors(body.origin))
+            ask = self._pipeline.inference(route, body, head.get, ask_id, headers=cors(origin))
         except ModelRunnerError as error:
-            self._pipeline.buffer(-body.size)
-            self._answer_error(error, ask_id, body.origin)
+            self._pipeline.buffer(-len(body))
+            self._answer_error(error, ask_id, origin)
             return
         self._exchange = self._pipeline.exchange(ask, self)
         self._exchange.start()
@@ -239,10 +245,12 @@ class ClientConnection(asyncio.Protocol):
 
     def finish(self) -> None:
         self._exchange = None
+        now = self._loop.time()
         if not self._keep_alive or (self._half_closed and not self._data):
+            self._deadline = now + self._limits.write_stall
             self._transport.close()
             return
-        self._deadline = self._loop.time() + self._limits.idle
+        self._deadline = now + self._limits.idle
         if not self._reading:
             self._reading = True
             self._transport.resume_reading()
@@ -251,6 +259,7 @@ class ClientConnection(asyncio.Protocol):
 
     def cut(self) -> None:
         self._exchange = None
+        self._deadline = self._loop.time() + self._limits.write_stall
         sever(self._transport)
 
     def _answer_error(self, error: ModelRunnerError, ask_id: str, origin: str | None) -> None:
