@@ -27,6 +27,10 @@ from modelrunner.proxy.wire import cors
 
 log = logging.getLogger(__name__)
 
+_REQUEST_ID = web.RequestKey("request_id", str)
+_ORIGIN: web.RequestKey[str | None] = web.RequestKey("origin")
+_STARTED = web.RequestKey("started", bool)
+
 _LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
 _RESTART_RETRY = 5.0  # seconds, for Retry-After
 _CORS_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
@@ -42,9 +46,9 @@ _OF_STATUS: dict[int, type[ModelRunnerError]] = {
 
 def request_id_of(request: web.BaseRequest) -> str:
     """The client's own where it sent a harmless one, else a new one; the same for the whole request."""
-    if "request_id" not in request:
-        request["request_id"] = new_request_id(request.headers.get("X-Request-ID"))
-    return str(request["request_id"])
+    if _REQUEST_ID not in request:
+        request[_REQUEST_ID] = new_request_id(request.headers.get("X-Request-ID"))
+    return request[_REQUEST_ID]
 
 
 def is_local(request: web.BaseRequest) -> bool:
@@ -83,7 +87,7 @@ def envelope(access: Access, is_ending: Callable[[], bool]) -> Middleware:
     @web.middleware
     async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            request["origin"] = _allowed_origin(access, request)
+            request[_ORIGIN] = _allowed_origin(access, request)
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
                 return _preflight(request)
             if is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
@@ -102,9 +106,9 @@ def envelope(access: Access, is_ending: Callable[[], bool]) -> Middleware:
         except Exception as fault:  # a bug of ours: logged with its request ID, and not a word of it to the client
             log.exception("request %s: %s %s", request_id_of(request), request.method, request.path)
             response = error_response(_internal(request), request_id_of(request))
-            if request.get("started"):
+            if request.get(_STARTED):
                 raise ConnectionAbortedError from fault
-        if request.get("started"):  # a second head would be read as part of the body: cut instead
+        if request.get(_STARTED):  # a second head would be read as part of the body: cut instead
             raise ConnectionAbortedError
         return response
 
@@ -113,10 +117,10 @@ def envelope(access: Access, is_ending: Callable[[], bool]) -> Middleware:
 
 async def finish_head(request: web.Request, response: web.StreamResponse) -> None:
     """An `on_response_prepare` signal: streams have their head sent inside the handler, so it is completed here."""
-    request["started"] = True
+    request[_STARTED] = True
     response.headers["Server"] = "modelrunner"
     response.headers.setdefault("X-Request-ID", request_id_of(request))
-    response.headers.update(_text(cors(request.get("origin"))))
+    response.headers.update(_text(cors(request.get(_ORIGIN))))
 
 
 def connections(server: web.Server, **options: Any) -> Callable[[], web.RequestHandler]:
