@@ -124,20 +124,30 @@ class Client:
         """An answer that has begun well; to be read within the block, at whose end the connection is closed."""
         connection = self._connect()
         try:
-            yield self._exchange(connection, method, path, body, headers or {}, timeout)
+            response = self._exchange(connection, method, path, body, headers or {}, timeout)
+            try:
+                yield response
+            finally:
+                response.close()  # it holds the socket too
         finally:
             connection.close()
 
     def lines(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
         """As they come, until the answer is complete; one that breaks off is `AnswerBroken`."""
-        while True:
-            try:
-                line = response.readline()
-            except (OSError, http.client.HTTPException) as error:
-                raise self._broken(error) from error
-            if not line:
-                return
-            yield line
+        rest = b""
+        while piece := self._piece(response):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                yield line + b"\n"
+        if rest:
+            yield rest
+
+    def _piece(self, response: http.client.HTTPResponse) -> bytes:
+        """What there is, at least a byte, b"" at the end. (`readline` of http.client takes a break for the end.)"""
+        try:
+            return response.read1()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._broken(error) from error
 
     def _connect(self) -> http.client.HTTPConnection:
         made: http.client.HTTPConnection

@@ -33,7 +33,6 @@ class _Chunk(msgspec.Struct):
 
 
 class _Stage(msgspec.Struct):
-    message: str = ""
     stage: str = ""
 
 
@@ -77,8 +76,8 @@ class Screen:
 
     def text(self, text: str) -> None:
         self._end_thinking()
+        self._at_line_start = text.endswith("\n")  # first: Ctrl-C may come between the two
         self._write(shown(text, sys.stdout))
-        self._at_line_start = text.endswith("\n")
 
     def finish(self) -> None:
         """Ends the line and every style, after the last word or the last before an interruption."""
@@ -111,15 +110,16 @@ def stream(client: Client, body: dict[str, Any], screen: Screen, answer: Answer)
     try:
         with client.open("POST", "/v1/chat/completions", body, headers=headers) as response:
             answer.server_timing = response.getheader("Server-Timing", "")
+            complete = False
             for event in client.events(response):
                 if event.data == "[DONE]":
-                    return
-                if event.name == PROGRESS_EVENT:
-                    progress = decode(event.data, _Stage)
-                    screen.stage(progress.message or progress.stage)
+                    complete = True  # read on to the end: a client that leaves here would be taken for one that gave up
+                elif event.name == PROGRESS_EVENT:
+                    screen.stage(decode(event.data, _Stage).stage)
                 else:
                     _take(decode(event.data, _Chunk), screen, answer, begin)
-        raise AnswerBroken("the answer ended before it was complete; see `modelrunner logs`")
+        if not complete:
+            raise AnswerBroken("the answer ended before it was complete; see `modelrunner logs`")
     finally:
         answer.total = time.monotonic() - begin
         screen.finish()

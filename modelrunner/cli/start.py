@@ -25,7 +25,6 @@ def ensure_running(locations: Locations, client: Client) -> None:
         return
     with _turn(private_directory(locations.runtime) / "start.lock"):
         if not _answers(client):  # nobody else started it while we waited for our turn
-            note("starting the daemon")
             _start(locations, client)
 
 
@@ -65,6 +64,7 @@ def _start(locations: Locations, client: Client) -> None:
             start_new_session=True,
         )
     try:
+        note("starting the daemon")
         _wait(daemon, client, log, begin)
     except BaseException:
         daemon.terminate()

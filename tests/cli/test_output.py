@@ -1,0 +1,114 @@
+import io
+import unicodedata
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelrunner.api import Progress
+from modelrunner.cli import output
+from modelrunner.cli.progress import amount, follow
+from modelrunner.cli.times import relative
+from modelrunner.errors import ModelRunnerError
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@given(st.text())
+def test_nothing_that_a_terminal_acts_upon_is_left(text: str) -> None:
+    left = [c for c in output.clean(text) if unicodedata.category(c) == "Cc" and c not in "\n\t"]
+    assert left == []
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cf"])))
+def test_ordinary_text_is_not_touched(text: str) -> None:
+    assert output.clean(text) == text
+
+
+def test_what_is_shown_for_them() -> None:
+    assert output.clean("a\x1b[31mb\x07\x9b\r\n\t\u202ec") == "a\\x1b[31mb\\x07\\x9b\n\t\\u202ec"
+
+
+def test_only_a_terminal_is_protected() -> None:
+    assert output.shown("\x1b[0m", Terminal()) == "\\x1b[0m"
+    assert output.shown("\x1b[0m", io.StringIO()) == "\x1b[0m"
+
+
+def test_styles_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert output.styled("x", output.RED, Terminal()) == "\x1b[31mx\x1b[0m"
+    assert output.styled("x", output.RED, io.StringIO()) == "x"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert output.styled("x", output.RED, Terminal()) == "x"
+
+
+def test_a_table_has_columns_and_one_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table(("NAME", "SIZE"), [("a", "1"), ("long\nname", "22")])
+    assert capsys.readouterr().out == "NAME       SIZE\na          1\nlong name  22\n"
+    output.table(("NAME", "SIZE"), [])
+    assert capsys.readouterr().out == "NAME  SIZE\n"
+
+
+def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    output.report("it failed\nbadly: do this", retry_after=2)
+    assert capsys.readouterr().err == "error: it failed badly: do this; try again in 2 s\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (Progress("progress", "", total=92 << 20, current=12 << 20, rate=4 << 20), "12MiB of 92MiB, 4MiB/s, 20s left"),
+        (Progress("progress", "", total=92 << 20, current=92 << 20, rate=4 << 20), "92MiB of 92MiB, 4MiB/s"),
+        (Progress("progress", "", total=92 << 20), "0B of 92MiB"),
+        (Progress("progress", "", total=7, current=3), "step 3 of 7"),
+        (Progress("progress", "", current=2048), "2KiB"),
+        (Progress("progress", ""), ""),
+    ],
+)
+def test_amounts(line: Progress, text: str) -> None:
+    assert amount(line) == text
+
+
+def test_progress_into_a_pipe_is_a_line_for_each_phase(capsys: pytest.CaptureFixture[str]) -> None:
+    many = [Progress("progress", "Downloading x", total=5000, current=n, phase="downloading") for n in range(1000)]
+    last = Progress("success", "x is here")
+    assert follow([Progress("progress", "Looking up x"), *many, Progress("warning", "slow"), last]) == last
+    assert capsys.readouterr().err == ("Looking up x\nDownloading x: 0B of 4.88KiB\nwarning: slow\nx is here\n")
+
+
+def test_progress_on_a_terminal_is_a_bar_and_escapes_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    follow([Progress("progress", "Downloading [b]x\x1b]0;title\x07", total=92 << 20, current=46 << 20, rate=1 << 20)])
+    assert "Downloading [b]x\\x1b]0;title\\x07" in terminal.getvalue()
+    assert "46MiB of 92MiB, 1MiB/s, 46s left" in terminal.getvalue()
+    assert "\x1b]0;title" not in terminal.getvalue()
+
+
+def test_an_error_in_the_middle_of_progress_is_raised() -> None:
+    def broken() -> Iterator[Progress]:
+        yield Progress("progress", "x")
+        raise ModelRunnerError("no")
+
+    with pytest.raises(ModelRunnerError, match="no"):
+        follow(broken())
+
+
+def test_times_as_people_say_them() -> None:
+    now = datetime(2025, 1, 1, tzinfo=UTC)
+    said = {
+        timedelta(0): "now",
+        timedelta(seconds=-1): "1 second ago",
+        timedelta(minutes=4, seconds=50): "in 5 minutes",
+        timedelta(hours=-3): "3 hours ago",
+        timedelta(days=400): "in 400 days",
+    }
+    assert {delta: relative(now + delta, now) for delta in said} == said

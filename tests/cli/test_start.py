@@ -1,0 +1,93 @@
+"""Commands that need the daemon start it: the real one, in folders of the test's own."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from modelrunner.cli.start import ensure_running
+from modelrunner.client import Client
+from modelrunner.locations import Locations
+from tests.cli.conftest import Cli
+from tests.cli.fake_daemon import READY, Text, fake_daemon
+
+
+@pytest.fixture
+def home(folders: Path) -> Iterator[Path]:
+    """Nothing runs afterwards, whatever the test did."""
+    yield folders
+    Cli.process("shutdown")
+
+
+def daemons(data: Path) -> list[psutil.Process]:
+    living = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in living if process.environ().get("MODELRUNNER_DATA_DIR") == str(data)]
+
+
+def test_a_command_starts_it_another_uses_it_and_shutdown_waits_for_its_end(home: Path) -> None:
+    first = Cli.process("list")
+    assert (first.code, first.err) == (0, "starting the daemon\n")
+    status = json.loads(Cli.process("status", "--json").out)
+    assert {"pid", "version", "socket", "listen", "data_dir", "backends", "memory"} <= status.keys()
+    assert status["data_dir"] == str(home / "data")
+    [daemon] = daemons(home / "data")
+    assert daemon.pid == status["pid"]
+    assert os.getsid(daemon.pid) == daemon.pid, "it must outlive the terminal that it was started from"
+    assert Cli.process("list").err == ""
+    assert Cli.process("shutdown").code == 0
+    assert daemons(home / "data") == []
+    assert Cli.process("ps").code == 3
+
+
+def test_two_commands_at_once_get_one_daemon(home: Path) -> None:
+    commands = [Cli.start("list") for _ in range(3)]
+    results = [(command.communicate(timeout=60)[1], command.returncode) for command in commands]
+    assert [code for _, code in results] == [0, 0, 0]
+    assert sorted(err for err, _ in results) == [b"", b"", b"starting the daemon\n"]
+    assert len(daemons(home / "data")) == 1
+
+
+def test_its_last_words_are_shown_when_it_does_not_start(home: Path) -> None:
+    (home / "config.toml").write_text('max_queue = "many"\n')
+    result = Cli.process("list")
+    assert result.code == 3
+    error = result.err.splitlines()[-1]
+    assert error.startswith("error: the daemon did not start: ")
+    assert "max_queue" in error
+    assert str(home / "data" / "logs" / "daemon.log") in error
+    assert daemons(home / "data") == []
+
+
+def test_what_somebody_else_names_is_not_started(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = f"unix://{home}/elsewhere.sock"
+    assert Cli.process("list", "--host", elsewhere).code == 3
+    monkeypatch.setenv("MODELRUNNER_HOST", elsewhere)
+    assert Cli.process("list").code == 3
+    assert not (home / "data").exists()
+
+
+def test_ctrl_c_while_it_starts_leaves_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon is held before its first step, by a module that its interpreter loads."""
+    (home / "sitecustomize.py").write_text("import signal, sys\nif 'serve' in sys.orig_argv:\n    signal.pause()\n")
+    monkeypatch.setenv("PYTHONPATH", str(home))
+    with Cli.start("list") as command:
+        assert command.stderr is not None
+        assert command.stderr.readline() == b"starting the daemon\n"
+        result = Cli.interrupt(command)
+    assert result.code == 130
+    assert daemons(home / "data") == []
+
+
+def test_one_that_is_shutting_down_is_waited_for(folders: Path) -> None:
+    (folders / "run").mkdir(mode=0o700)
+    with fake_daemon(folders / "run" / "modelrunner.sock") as daemon:
+        ending, ready = (
+            Text(json.dumps({**READY, "status": status}).encode()) for status in ("shutting_down", "ready")
+        )
+        daemon.answers["GET /health"] = [ending, ending, ready]
+        locations = Locations.find()
+        ensure_running(locations, Client(locations.host))
+        assert len(daemon.requests) == 3
