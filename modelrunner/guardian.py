@@ -126,9 +126,11 @@ def become_engine(argv: list[bytes], env: dict[bytes, bytes], writer: int, guard
 
 
 def raise_oom_score() -> None:
-    if LINUX:
+    try:
         with open("/proc/self/oom_score_adj", "wb", buffering=0) as score:
             score.write(ENGINE_OOM_SCORE)
+    except OSError:
+        pass  # no /proc, or one that is read-only: the engine runs without it
 
 
 def watch(control: int, ended: int, engine: int) -> int | None:
@@ -172,17 +174,27 @@ def kill_group(engine: int, number: int) -> None:
 
 
 def sweep(ended: int) -> None:
-    """Kills children until there are none: each one's death hands us its own."""
+    """Kills children until there are none: each one's death hands us its own. Only what has become another user's, and
+    so cannot be killed, is given up."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return
         if pid == 0:
-            for child in children():
-                os.kill(child, signal.SIGKILL)
+            killed = [child for child in children() if kill(child)]
+            if not killed:
+                return
             if select.select([ended], [], [], SWEEP_INTERVAL)[0]:
                 os.read(ended, 4096)
+
+
+def kill(child: int) -> bool:
+    try:
+        os.kill(child, signal.SIGKILL)
+    except PermissionError:
+        return False
+    return True
 
 
 def children() -> list[int]:

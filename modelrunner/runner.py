@@ -102,6 +102,8 @@ class Runner:
             raise
         except Exception as error:  # whatever a backend raises, this runner has failed with it
             self.failure = self._explained(error)
+            if self.failure is error:
+                raise
             raise self.failure from error
         finally:
             try:

@@ -158,28 +158,28 @@ async def test_surroundings_of_the_engine(start, monkeypatch):
 async def test_stop_is_graceful(start):
     task, observer = start("sh", "-c", "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.01; done")
     await observer.line("up")
-    assert await stop(task) < 1
+    assert await stop(task) < 2
     assert "bye" in observer.lines
 
 
 async def test_term_is_ignored(start, tmp_path):
     task, observer = start(*engine(tmp_path, "--ignore-term"), grace=0.3)
     await observer.line("ready")
-    assert 0.3 <= await stop(task) < 1.3
+    assert 0.3 <= await stop(task) < 2.3
 
 
 async def test_stopped_process_ends_gracefully(start, tmp_path):
     task, observer = start(*engine(tmp_path), grace=5)
     await observer.line("ready")
     os.kill(observer.pid, signal.SIGSTOP)
-    assert await stop(task) < 1
+    assert await stop(task) < 2
 
 
 async def test_stopped_process_that_ignores_term(start, tmp_path):
     task, observer = start(*engine(tmp_path, "--ignore-term"), grace=0.2)
     await observer.line("ready")
     os.kill(observer.pid, signal.SIGSTOP)
-    assert await stop(task) < 1.2
+    assert await stop(task) < 2.2
 
 
 async def test_second_cancellation_skips_the_grace(start, tmp_path):
@@ -191,7 +191,7 @@ async def test_second_cancellation_skips_the_grace(start, tmp_path):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 2
     assert not is_alive(observer.pid)
 
 
@@ -291,7 +291,7 @@ async def test_endless_flood_leaves_the_loop_alive_and_can_be_stopped(start, tmp
         began = time.monotonic()
         await asyncio.sleep(0.001)
         longest = max(longest, time.monotonic() - began)
-    assert longest < 0.25
+    assert longest < 1
     assert await stop(task) < 2
 
 
