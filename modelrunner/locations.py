@@ -29,17 +29,15 @@ class ConfigurationError(ModelRunnerError):
 
 @dataclass(frozen=True, slots=True)
 class Locations:
-    """Absolute paths; nothing is created by looking. `host` is the daemon that the command line talks to."""
+    """Absolute paths; nothing is created by looking. `socket` is where the daemon of this data directory listens;
+    `host` is the daemon that the command line talks to, which may be another."""
 
     data: Path
     cache: Path
     config_file: Path
     runtime: Path
+    socket: Path
     host: str
-
-    @property
-    def socket(self) -> Path:
-        return self.runtime / "modelrunner.sock"
 
     @classmethod
     def find(cls, environ: Mapping[str, str] = os.environ) -> Self:
@@ -55,8 +53,9 @@ class Locations:
 
         data = setting("data_dir", dirs.user_data_path)
         runtime = setting("runtime_dir", _default_runtime(data, dirs))
-        host = environ.get("MODELRUNNER_HOST") or file.get("host") or f"unix://{runtime / 'modelrunner.sock'}"
-        return cls(data, setting("cache_dir", dirs.user_cache_path), config_file, runtime, str(host))
+        socket = setting("socket", runtime / "modelrunner.sock")
+        host = environ.get("MODELRUNNER_HOST") or file.get("host") or f"unix://{socket}"
+        return cls(data, setting("cache_dir", dirs.user_cache_path), config_file, runtime, socket, str(host))
 
 
 def read_config_file(path: Path) -> dict[str, Any]:

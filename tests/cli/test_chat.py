@@ -78,7 +78,7 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(
     assert daemon.asked(*CHAT)[0].keys() == {"model", "messages", "stream", "stream_options"}
 
 
-def test_thinking_and_timings_are_switched(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+def test_timings_are_switched_on(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.answers[ANSWER] = words("one")
     converse(daemon, "/set verbose on", "q")
     assert "first token:" in capsys.readouterr().err

@@ -61,6 +61,12 @@ def test_its_last_words_are_shown_when_it_does_not_start(home: Path) -> None:
     assert daemons(home / "data") == []
 
 
+def test_the_socket_of_the_configuration_is_found(home: Path) -> None:
+    (home / "config.toml").write_text(f'socket = "{home}/other.sock"\n')
+    assert Cli.process("list").code == 0
+    assert json.loads(Cli.process("status", "--json").out)["socket"] == f"{home}/other.sock"
+
+
 def test_what_somebody_else_names_is_not_started(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = f"unix://{home}/elsewhere.sock"
     assert Cli.process("list", "--host", elsewhere).code == 3
