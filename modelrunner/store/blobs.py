@@ -4,8 +4,6 @@ import contextlib
 import hashlib
 import os
 import stat
-import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,21 +12,20 @@ from modelrunner.store import files
 from modelrunner.store.digests import Digest
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Blob:
-    """A claim on a stored file: as long as this object lives, the file is not removed, whoever removes models.
-    `size` in bytes."""
+    """A file that is verified and synced, and waits at `path` for a model that it becomes part of. `size` in bytes."""
 
     digest: Digest
     size: int
+    path: Path
 
 
 class Blobs:
-    """Writers to one folder of blobs. Not locked: `Store` serialises `publish` and `remove`."""
+    """One folder of blobs. Not locked: `Store` sees to it that one call at a time changes it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._claims: weakref.WeakValueDictionary[Digest, Blob] = weakref.WeakValueDictionary()
 
     def path(self, digest: Digest) -> Path:
         return digest.within(self.folder)
@@ -41,26 +38,31 @@ class Blobs:
             return None
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
-    def claim(self, digest: Digest, size: int) -> Blob:
-        return self._claims.setdefault(digest, Blob(digest, size))
+    def locate(self, blob: Blob) -> Path:
+        """Where it is now: waiting, or stored already."""
+        return blob.path if blob.path.exists() else self.path(blob.digest)
 
-    def is_claimed(self, digest: Digest) -> bool:
-        return digest in self._claims
-
-    def put(self, data: bytes) -> Blob:
+    def put(self, data: bytes) -> None:
         """Stores a small blob. Raises `OSError`."""
         digest = Digest.of(data)
-        path = self.path(digest)
-        if self.size(digest) != len(data) or path.read_bytes() != data:
-            files.write(path, data)
-        return self.claim(digest, len(data))
+        if not is_intact(self.path(digest), digest):
+            files.write(self.path(digest), data)
 
-    def publish(self, file: Path, digest: Digest, size: int) -> Blob:
-        """Moves a file whose content is verified and synced to its place, over one that may have decayed there.
-        Raises `OSError`."""
-        os.rename(file, self.path(digest))
-        files.sync_folder(self.folder)
-        return self.claim(digest, size)
+    def adopt(self, blob: Blob) -> None:
+        """Stores a file in place of one that has decayed. It stays where it waits as well, so that a pull which is cut
+        off now need not fetch it again, until `settle`. Raises `OSError`."""
+        path = self.path(blob.digest)
+        if not is_intact(path, blob.digest):
+            temporary = files.temporary_name(path)
+            os.link(blob.path, temporary)
+            os.rename(temporary, path)
+            files.sync_folder(self.folder)
+
+    def settle(self, blob: Blob) -> None:
+        """After `adopt`, when a model has it for good."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(blob.path)
+        os.chmod(self.path(blob.digest), 0o444)
 
     def remove(self, digest: Digest) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -68,29 +70,22 @@ class Blobs:
 
     def total(self) -> int:
         """Bytes of everything stored, whether a model refers to it or not."""
-        return sum(found.st_size for _, found in self._scan())
+        return sum(os.lstat(self.path(digest)).st_size for digest in self.all())
 
-    def arrived_before(self, limit: float) -> list[Digest]:
-        """`limit` in Unix seconds."""
-        return [digest for digest, found in self._scan() if found.st_mtime < limit]
-
-    def _scan(self) -> Iterator[tuple[Digest, os.stat_result]]:
-        for digest in Digest.among(self.folder):
-            yield digest, os.lstat(self.path(digest))
+    def all(self) -> set[Digest]:
+        return Digest.among(self.folder)
 
 
-def verify(file: Path, expected: Digest | None) -> tuple[Digest, int]:
-    """Digest and size in bytes of a file that is then synced to disk and read-only. Raises `BadRequest` for what is no
-    regular file, `SourceFailed` for another digest than expected, `OSError`."""
+def verify(file: Path, expected: Digest | None) -> Blob:
+    """A blob of a file whose content is then synced to disk. Raises `BadRequest` for what is no regular file,
+    `SourceFailed` for another digest than expected, `OSError`."""
     with files.open_regular(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         digest = Digest(hashlib.file_digest(stream, "sha256").hexdigest())
         if expected is not None and digest != expected:
             raise SourceFailed(f"{file.name!r} arrived damaged: its digest is {digest}, not {expected}; pull again")
-        os.fchmod(stream.fileno(), 0o444)
-        os.utime(stream.fileno())  # the time of arrival, by which startup tells old leftovers
         files.sync(stream.fileno())
-        return digest, size
+        return Blob(digest, size, file)
 
 
 def is_intact(file: Path, digest: Digest) -> bool:

@@ -4,7 +4,6 @@ header. All of it can be made again from the blobs, so nothing is synced, and al
 import hashlib
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -52,12 +51,10 @@ class Bundles:
                 os.link(self._blobs.path(file.digest), temporary)
                 os.rename(temporary, folder / name)
 
-    def remember(self, id: Digest, headers: Sequence[ModelHeader]) -> ModelHeader:
+    def remember(self, id: Digest, header: ModelHeader) -> None:
         """Keeps the parsed header beside the files, so that no later load parses it."""
-        header = describe.merge(headers)
         data = msgspec.msgpack.encode(header)
         (id.within(self.folder) / _HEADER).write_bytes(hashlib.sha256(data).digest() + data)
-        return header
 
     def remove(self, id: Digest) -> None:
         self._made.pop(id, None)
@@ -89,7 +86,9 @@ class Bundles:
 
     def _parse(self, id: Digest, contents: Contents) -> ModelHeader:
         folder = id.within(self.folder)
-        return self.remember(id, [gguf.read_header(folder / name) for name in contents.files])
+        header = describe.merge([gguf.read_header(folder / name) for name in contents.files])
+        self.remember(id, header)
+        return header
 
     def _describe(self, entry: Entry, contents: Contents, header: ModelHeader) -> Bundle:
         folder = entry.id.within(self.folder)

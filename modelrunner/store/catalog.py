@@ -27,6 +27,11 @@ class Entry:
     damage: str = ""
 
     @property
+    def blobs(self) -> dict[Digest, int]:
+        """Every blob with its size in bytes; none are known of a damaged model."""
+        return self.contents.blobs if self.contents else {}
+
+    @property
     def names(self) -> list[str]:
         return [tag.short for tag in self.tags]
 

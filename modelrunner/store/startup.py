@@ -2,7 +2,7 @@
 the models are looked up."""
 
 import logging
-import time
+import stat
 from pathlib import Path
 
 import msgspec
@@ -17,8 +17,6 @@ from modelrunner.store.index import Record
 from modelrunner.store.references import Reference
 
 FORMAT = 1
-# Blobs of no model may belong to a pull that goes on after the restart, which then need not fetch them again.
-ORPHAN_GRACE = 24 * 3600.0
 log = logging.getLogger(__name__)
 
 
@@ -97,6 +95,7 @@ def sweep(catalog: Catalog, data: Path, manifest_folder: Path, blobs: Blobs, bun
         for id in catalog.entries.keys() & Digest.among(bundles.folder):
             files.sweep_temporaries(id.within(bundles.folder))
         _sweep_blobs(catalog, blobs)
+        _sweep_shared(data / "partial")
     except OSError as error:
         log.warning("leftovers in %s could not be removed: %s", data, error)
 
@@ -104,7 +103,13 @@ def sweep(catalog: Catalog, data: Path, manifest_folder: Path, blobs: Blobs, bun
 def _sweep_blobs(catalog: Catalog, blobs: Blobs) -> None:
     if any(entry.contents is None for entry in catalog.entries.values()):
         return  # nobody knows what a damaged manifest refers to
-    used = {digest for entry in catalog.entries.values() if entry.contents for digest in entry.contents.blobs}
-    for digest in blobs.arrived_before(time.time() - ORPHAN_GRACE):
-        if digest not in used:
-            blobs.remove(digest)
+    for digest in blobs.all() - {digest for entry in catalog.entries.values() for digest in entry.blobs}:
+        blobs.remove(digest)
+
+
+def _sweep_shared(partial: Path) -> None:
+    """Finished downloads that a model has for good: whoever wrote into one of them would write into the store."""
+    for path in partial.rglob("*"):
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+            path.unlink()

@@ -4,22 +4,23 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from modelrunner import api
 from modelrunner.errors import Conflict, InvalidModel, InvalidReference
-from modelrunner.store import describe, gguf, manifests, startup
+from modelrunner.store import gguf, startup
 from modelrunner.store.blobs import Blob, Blobs, is_intact, verify
 from modelrunner.store.bundles import Bundles
 from modelrunner.store.catalog import Catalog, Entry
 from modelrunner.store.digests import Digest
+from modelrunner.store.draft import Draft
 from modelrunner.store.files import Reserve, is_full, make_folder, translated, write
 from modelrunner.store.index import Index, Record
-from modelrunner.store.manifests import Contents, StoredFile
+from modelrunner.store.manifests import Contents
 from modelrunner.store.references import Reference
-from modelrunner.types import Bundle, ModelHeader
+from modelrunner.types import Bundle
 
 # Outside the class, whose method `list` hides the type.
 Removed = list[api.Untagged | api.Deleted]
@@ -89,45 +90,45 @@ class Store:
             return self._bundles.make(entry, contents)
 
     def ingest(self, file: Path, *, digest: str | None = None) -> Blob:
-        """Moves a file from the same file system (`partial`) into the store once it is verified and synced. The blob is
-        safe from removal as long as the answer lives. Raises `SourceFailed` if its sha256 is not `digest` (the file
-        stays where it is), `BadRequest` for what is no regular file."""
-        expected = Digest.parse(digest) if digest is not None else None
+        """Verifies and syncs a file on the store's file system (in `partial`), which `create` then takes from there.
+        Raises `SourceFailed` if its sha256 is not `digest`, `BadRequest` for what is no regular file."""
         with translated("storing a file", self.data):
-            found, size = verify(file, expected)
-            with self._lock:
-                return self._blobs.publish(file, found, size)
+            return verify(file, Digest.parse(digest) if digest is not None else None)
 
     def create(self, files: Mapping[str, Blob], reference: str | None) -> api.Model:
         """Makes a model of ingested files and gives it the name `reference`, which another model that has it loses. The
-        same files always make the same model. Raises `InvalidModel` for files that are not a model's."""
+        same files always make the same model. On any failure the files are where they were. Raises `InvalidModel` for
+        files that are not a model's."""
         tag = _tag(reference) if reference is not None else None
-        headers = {name: gguf.read_header(self._blobs.path(blob.digest)) for name, blob in files.items()}
-        layout = describe.arrange(headers)
-        stored = {name: StoredFile(files[given].digest, files[given].size) for name, given in layout.items()}
-        ordered = {name: headers[given] for name, given in layout.items()}
+        headers = {name: gguf.read_header(self._blobs.locate(blob)) for name, blob in files.items()}
+        draft = Draft.of(files, headers)
         with self._lock, translated("storing the model", self.data):
-            return self._create(stored, ordered, tag)
+            self._write(draft, files.values())
+            before = self._catalog.entries.get(draft.id)
+            self._commit(self._catalog.with_entry(draft.entry(before, tag, int(time.time()))))
+            self._settle(files.values())
+            return self._catalog.models[draft.id]
 
-    def _create(
-        self, stored: dict[str, StoredFile], headers: dict[str, ModelHeader], tag: Reference | None
-    ) -> api.Model:
-        """Blobs, manifest, bundle, index: each is durable before the next refers to it."""
-        weights = [header for name, header in headers.items() if name != manifests.PROJECTOR]
-        config = describe.configuration(weights, sum(file.size for file in stored.values()))
-        blob = self._blobs.put(manifests.encode_config(config, stored))
-        contents = Contents(StoredFile(blob.digest, blob.size), stored)
-        manifest = manifests.encode(contents)
-        id = Digest.of(manifest)
-        write(id.within(self._manifests), manifest)
-        self._bundles.lay_out(id, contents)
-        self._bundles.remember(id, list(headers.values()))
-        before = self._catalog.entries.get(id)
-        tags = before.tags if before else ()
-        created = before.created if before else int(time.time())
-        new_tags = (*tags, tag) if tag and tag not in tags else tags
-        self._commit(self._catalog.with_entry(Entry(id, new_tags, created, config, contents)))
-        return self._catalog.models[id]
+    def _write(self, draft: Draft, blobs: Iterable[Blob]) -> None:
+        """Blobs, manifest, bundle: each is durable before the next refers to it; the index comes after all of them."""
+        try:
+            for blob in blobs:
+                self._blobs.adopt(blob)
+            self._blobs.put(draft.config_data)
+            write(draft.id.within(self._manifests), draft.manifest)
+            self._bundles.lay_out(draft.id, draft.contents)
+            self._bundles.remember(draft.id, draft.header)
+        except BaseException:
+            if draft.id not in self._catalog.entries:
+                self._delete(draft.id, draft.contents.blobs)
+            raise
+
+    def _settle(self, blobs: Iterable[Blob]) -> None:
+        try:
+            for blob in blobs:
+                self._blobs.settle(blob)
+        except OSError as error:
+            log.warning("finished downloads are still in %s: %s", self.partial, error)
 
     def tag(self, source: str, target: str) -> None:
         """Gives the model `source` one more name; another model that has it loses it."""
@@ -161,20 +162,19 @@ class Store:
 
     def _remove(self, entry: Entry) -> Removed:
         self._commit_smaller(self._catalog.without(entry))
-        self._delete(entry)
+        self._delete(entry.id, entry.blobs)
         return [*(api.Untagged(name) for name in entry.names), api.Deleted(str(entry.id))]
 
-    def _delete(self, entry: Entry) -> None:
-        """The files of an entry that is in the index no more: what cannot be deleted now is swept at the next start."""
-        self._bundles.remove(entry.id)
-        used = {digest for other in self._catalog.entries.values() if other.contents for digest in other.contents.blobs}
+    def _delete(self, id: Digest, blobs: Iterable[Digest]) -> None:
+        """The files of a model that is not in the index: what cannot be deleted now is swept at the next start."""
+        self._bundles.remove(id)
+        used = {digest for entry in self._catalog.entries.values() for digest in entry.blobs}
         try:
-            entry.id.within(self._manifests).unlink(missing_ok=True)
-            for digest in entry.contents.blobs if entry.contents else ():
-                if digest not in used and not self._blobs.is_claimed(digest):
-                    self._blobs.remove(digest)
+            id.within(self._manifests).unlink(missing_ok=True)
+            for digest in set(blobs) - used:
+                self._blobs.remove(digest)
         except OSError as error:
-            log.warning("files of the removed model %s are still there: %s", entry.id, error)
+            log.warning("files of the model %s are still there: %s", id, error)
 
     def verify(self, text: str) -> tuple[Digest, ...]:
         """Reads every byte of the model again. Those of its digests whose file is missing or damaged; pulling the model
@@ -188,10 +188,9 @@ class Store:
             return tuple(digest for digest, path in paths.items() if not is_intact(path, digest))
 
     def disk_usage(self) -> DiskUsage:
-        """Per model; bytes of all blobs, each counted once and those of unfinished pulls included; bytes of partial
-        downloads."""
+        """Per model; bytes of all blobs, each counted once; bytes of partial downloads."""
         entries = [entry for entry in self._catalog.entries.values() if entry.contents]
-        users = Counter(digest for entry in entries for digest in _contents(entry).blobs)
+        users = Counter(digest for entry in entries for digest in entry.blobs)
         with translated("measuring the store", self.data):
             partial = sum(p.lstat().st_size for p in self.partial.rglob("*") if p.is_file())
             return [_usage(entry, users) for entry in entries], self._blobs.total(), partial

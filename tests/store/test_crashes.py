@@ -54,6 +54,8 @@ def check(folder) -> str:
     for name in (name for name, there in present.items() if there):
         assert store.verify(name) == ()
         assert store.bundle(name).model_file.exists()
+    if "begin create" in report:  # what was fetched is never fetched again
+        assert present["new"] != (folder / "data/partial/2.gguf").exists(), report
     leftovers = [path.name for path in (folder / "data").rglob("*.tmp")]
     assert leftovers == []
     add_model(store, "new", seed=2)  # the next try succeeds
@@ -91,7 +93,7 @@ def test_everything_is_synced_before_it_is_named_and_named_before_it_is_acknowle
     store = Store(tmp_path / "runs/1/data")
     add_model(store, "kept", seed=0)
     add_model(store, "doomed", seed=1)
-    command = [STRACE, "-f", "-qq", "-y", "-o", tmp_path / "trace", "-e", "trace=fsync,rename,write"]
+    command = [STRACE, "-f", "-qq", "-y", "-o", tmp_path / "trace", "-e", "trace=fsync,link,rename,write"]
     subprocess.run(
         [*command, sys.executable, "-m", "tests.store.scenario", "fsync", "1", tmp_path / "runs"], check=True
     )
@@ -102,6 +104,8 @@ def test_everything_is_synced_before_it_is_named_and_named_before_it_is_acknowle
         if found := re.search(r"fsync\(\d+<(.*?)>\) += 0", line):
             synced.add(found[1])
             unsynced_folders.discard(found[1])
+        elif found := re.search(r'link\("(.*?)", "(.*?)"\) += 0', line):
+            synced.update({found[2]} if found[1] in synced else ())
         elif found := re.search(r'rename\("(.*?)", "(.*?)"\) += 0', line):
             if "/bundles/" not in found[2]:  # can be made again
                 assert found[1] in synced, line

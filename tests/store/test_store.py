@@ -177,7 +177,7 @@ def test_a_shared_file_stays_while_another_model_has_it(store):
     assert store.disk_usage() == ([], 0, 0)
 
 
-def test_a_file_that_was_just_ingested_survives_a_removal(store):
+def test_a_file_that_was_ingested_survives_a_removal(store):
     """A pull that shares a file with a model that is removed before the pull ends."""
     add_model(store, "a", seed=1)
     blob = ingest(store, 1)
@@ -191,14 +191,26 @@ def test_unfinished_downloads_are_counted(store):
     assert store.disk_usage() == ([], 0, 5)
 
 
-def test_ingest_moves_a_verified_file(store):
+def test_create_takes_the_files_that_were_ingested(store):
     path = write_gguf(store.partial / "m.gguf")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     blob = store.ingest(path, digest=f"sha256:{digest}")
-    assert (blob.digest.hex, path.exists()) == (digest, False)
+    assert (blob.digest.hex, blob.size) == (digest, path.stat().st_size)
+    store.create({"m.gguf": blob}, "a")
+    assert not path.exists()
     stored = store.data / "blobs/sha256" / digest
     assert stored.stat().st_mode & 0o777 == 0o444
     assert stored.stat().st_size == blob.size
+
+
+def test_a_create_that_fails_leaves_the_files_where_they_were(store):
+    good, cut = write_gguf(store.partial / "m.gguf"), write_gguf(store.partial / "n.gguf", seed=1)
+    os.truncate(cut, 300)
+    with pytest.raises(InvalidModel):
+        store.create({"m.gguf": store.ingest(good), "n.gguf": store.ingest(cut)}, "a")
+    assert good.exists()
+    assert cut.exists()
+    assert store.disk_usage()[1] == 0
 
 
 def test_ingest_refuses_another_digest_and_leaves_the_file(store):
@@ -318,10 +330,10 @@ def test_readers_never_wait_for_a_writer(store):
 
 
 def test_many_threads_change_it_at_once(store):
-    blobs = [ingest(store, seed) for seed in range(4)]
+    paths = [write_gguf(store.partial / f"{n}.gguf", seed=n % 4) for n in range(16)]
 
     def work(n: int) -> None:
-        store.create({"m": blobs[n % 4]}, f"m{n}")
+        store.create({"m": store.ingest(paths[n])}, f"m{n}")
         store.tag(f"m{n}", f"n{n}")
         store.remove(f"m{n}")
 
