@@ -4,6 +4,7 @@ header. All of it can be made again from the blobs, so nothing is synced, and al
 import hashlib
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -23,19 +24,22 @@ class Bundles:
     def __init__(self, folder: Path, blobs: Blobs) -> None:
         self.folder = folder
         self._blobs = blobs
-        self._made: dict[Digest, tuple[Entry, Bundle]] = {}
+        self._made: dict[Digest, Bundle] = {}
 
     def ready(self, entry: Entry, contents: Contents) -> Bundle | None:
         """The bundle if it was made before in this process and its files are still in place; a few microseconds."""
-        entry_then, bundle = self._made.get(entry.id, (None, None))
-        return bundle if entry_then is entry and self._in_place(entry.id, contents) else None
+        bundle = self._made.get(entry.id)
+        if bundle is None or not self._in_place(entry.id, contents):
+            return None
+        names = tuple(entry.names)
+        return bundle if bundle.references == names else replace(bundle, references=names)
 
     def make(self, entry: Entry, contents: Contents) -> Bundle:
         """Puts in place what is missing or damaged. Raises `InvalidModel` if a blob is, and `OSError`."""
         self.lay_out(entry.id, contents)
         header = self._remembered(entry.id) or self._parse(entry.id, contents)
         bundle = self._describe(entry, contents, header)
-        self._made[entry.id] = (entry, bundle)
+        self._made[entry.id] = bundle
         return bundle
 
     def lay_out(self, id: Digest, contents: Contents) -> None:

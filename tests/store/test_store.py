@@ -310,6 +310,7 @@ def test_quantization_of_a_file_that_does_not_say(store):
 def test_readers_never_wait_for_a_writer(store):
     add_model(store, "a")
     store.bundle("a")
+    store.tag("a", "b")
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -321,9 +322,9 @@ def test_readers_never_wait_for_a_writer(store):
     writer.start()
     held.wait()
     try:
-        assert store.get("a").tags == ["a"]
+        assert store.get("a").tags == ["a", "b"]
         assert len(store.list()) == 1
-        assert store.bundle("a").references == ("a",)
+        assert store.bundle("a").references == ("a", "b")
     finally:
         release.set()
         writer.join()
