@@ -14,9 +14,12 @@ _SERVE = Path(__file__).with_name("serve.py")
 _POOLING = ("none", "mean", "cls", "last", "rank")  # llama_pooling_type's numbers, as in `ARCH.pooling_type`
 
 
-def effective(spec: RunSpec, *, cache_ram: int = 0, threads: int | None = None) -> dict[str, str]:
+def effective(
+    spec: RunSpec, *, cache_ram: int = 0, threads: int | None = None, batch: int | None = None
+) -> dict[str, str]:
     """What decides memory and speed: the specification, then the person's own flags, which win. Keys are llama-server's
-    flags; `cache_ram` in MiB. Raises `BadRequest` as `flags.parse` does."""
+    flags; `cache_ram` in MiB, `batch` in tokens (llama.cpp's own default where None). Raises `BadRequest` as
+    `flags.parse` does."""
     options = {
         "--ctx-size": str(spec.context_size),
         "--parallel": str(spec.parallel),
@@ -27,6 +30,9 @@ def effective(spec: RunSpec, *, cache_ram: int = 0, threads: int | None = None) 
     }
     if threads is not None:
         options |= {"--threads": str(threads)}
+    if batch is not None:
+        size = str(max(batch, spec.parallel))
+        options |= {"--batch-size": size, "--ubatch-size": size}
     own = flags.parse(spec.flags)
     return options | _mode(spec, options | own) | own
 

@@ -32,6 +32,9 @@ from modelrunner_llamacpp.settings import LlamaCppSettings
 
 _INSTALL = "install it with `modelrunner install llama.cpp`"
 _MANAGED = (Kind.NATIVE, Kind.WHEEL)
+# llama.cpp notices that a client has left between two batches only, and 2,048 tokens take a processor many seconds.
+# Smaller ones were not measurably slower there (docs/performance.md); on a device they are.
+_CPU_BATCH = 64
 _KEPT_VARIABLES = ("GGML_*", "LLAMA_CPP_LIB_PATH")  # never LLAMA_ARG_*, which would be flags past the allow-list
 
 
@@ -118,7 +121,9 @@ class LlamaCppBackend(Backend):
     def _options(self, spec: RunSpec) -> dict[str, str]:
         """Without what depends on the endpoint and the engine."""
         threads = self.settings.threads or limited_threads()
-        return args.effective(spec, cache_ram=self.settings.prompt_cache >> 20, threads=threads)
+        engine = engines.find(self.context, self.settings)
+        batch = _CPU_BATCH if engine is not None and engine.devices is False else None
+        return args.effective(spec, cache_ram=self.settings.prompt_cache >> 20, threads=threads, batch=batch)
 
     def _folders(self) -> list[Path]:
         """Where the managed engines that this data directory uses lie."""
