@@ -27,7 +27,7 @@ def translated(what: str, folder: Path) -> Iterator[None]:
         if is_full(error):
             free = shutil.disk_usage(folder).free
             raise InsufficientDisk(
-                f"{what} failed: the disk is full. {format_bytes(Reserve.SIZE)} are needed and {format_bytes(free)} "
+                f"{what} failed: the disk is full. At least {format_bytes(Reserve.SIZE)} are needed and {format_bytes(free)} "
                 f"free in {folder}: make room, for example with `modelrunner rm MODEL`"
             ) from error
         raise StorageFailed(f"{what} failed: {error.strerror} ({error.filename or folder})") from error
