@@ -27,8 +27,8 @@ def translated(what: str, folder: Path) -> Iterator[None]:
         if is_full(error):
             free = shutil.disk_usage(folder).free
             raise InsufficientDisk(
-                f"{what} failed: the disk is full. At least {format_bytes(Reserve.SIZE)} are needed and {format_bytes(free)} "
-                f"free in {folder}: make room, for example with `modelrunner rm MODEL`"
+                f"{what} failed: the disk is full. At least {format_bytes(Reserve.SIZE)} are needed and "
+                f"{format_bytes(free)} free in {folder}: make room, for example with `modelrunner rm MODEL`"
             ) from error
         raise StorageFailed(f"{what} failed: {error.strerror} ({error.filename or folder})") from error
 
