@@ -10,8 +10,9 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 
-from modelrunner.errors import BadRequest, ModelRunnerError, PayloadTooLarge, RouteNotFound
+from modelrunner.errors import BadRequest, ModelRunnerError, PayloadTooLarge, RouteNotFound, UpgradeRefused
 from modelrunner.proxy.exchange import Exchange
+from modelrunner.proxy.head import check_method
 from modelrunner.proxy.inference import Inference
 from modelrunner.proxy.pipeline import HEADERS, Pipeline, request_id
 from modelrunner.proxy.render import Header
@@ -26,6 +27,16 @@ def routes(pipeline: Pipeline) -> list[web.RouteDef]:
     render. The server must be made with `handler_cancellation=True`: that is how a client's leaving is noticed."""
     handlers = _Handlers(pipeline)
     return [web.post(path, handlers.answer, expect_handler=handlers.expect) for path in patterns()]
+
+
+def refuse_oddities(request: web.BaseRequest) -> None:
+    """What aiohttp's parser lets through and the fast lane does not, for a middleware to call first. Raises
+    `BadRequest`, `MethodNotAllowed`, `NotImplementedHere`, `UpgradeRefused`."""
+    check_method(request.method)
+    if request.version not in ((1, 0), (1, 1)):
+        raise BadRequest("the request line is not HTTP/1.1")
+    if hdrs.UPGRADE in request.headers:
+        raise UpgradeRefused("this server speaks HTTP/1.1 and nothing else on a connection")
 
 
 class _Handlers:
@@ -61,7 +72,8 @@ class _Handlers:
         length = None if chunked else request.content_length if request.content_length is not None else -1
         authority = None if request.raw_path.startswith("/") else request.url.authority
         local = request.transport is not None and _is_unix(request.transport)
-        self._pipeline.admit(request.headers.get, authority, length, local=local)
+        self._pipeline.origin(request.headers.get, authority, local=local)
+        self._pipeline.admit(request.headers.get, length)
 
     async def _read(self, request: web.Request) -> Inference:
         """The request with its whole body, which is counted as buffered."""

@@ -169,16 +169,18 @@ class ClientConnection(asyncio.Protocol):
         except ModelRunnerError as error:
             self._refuse(error, new_request_id())
             return
-        route = match(head.path) if head.method == b"POST" else None
+        route = match(head.path) if head.method == "POST" else None
         if route is None or head.chunked:
             self._hand_over(data)
             return
         self._keep_alive = head.keep_alive and not self._lane.listener.draining
         self.takes_chunks = not head.http_1_0
+        origin = None
         try:
-            origin = self._pipeline.admit(head.get, head.authority, head.length, local=self._local)
+            origin = self._pipeline.origin(head.get, head.authority, local=self._local)
+            self._pipeline.admit(head.get, head.length)
         except ModelRunnerError as error:
-            self._refuse(error, request_id(head.get))
+            self._refuse(error, request_id(head.get), origin)
             return
         rest = self._data
         if len(rest) >= head.length:
@@ -267,9 +269,10 @@ class ClientConnection(asyncio.Protocol):
         self.respond(error.status, [*headers, *cors(origin)], len(body), body)
         self.finish()
 
-    def _refuse(self, error: ModelRunnerError, ask_id: str) -> None:
+    def _refuse(self, error: ModelRunnerError, ask_id: str, origin: str | None = None) -> None:
         """Answers, and closes: where the next request would begin cannot be known, or is not worth the reading."""
         headers, body = error_answer(error, ask_id)
+        headers += cors(origin)
         if isinstance(error, MethodNotAllowed):
             headers.append((b"Allow", b"GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"))
         self._keep_alive = False

@@ -9,9 +9,17 @@ from modelrunner.proxy.pipeline import HEADERS
 
 _LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-~]+) HTTP/1\.([01])\r\n")
 _ABSOLUTE = re.compile(r"http://([^/?#]*)(/[^#]*)?", re.IGNORECASE)
-_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"))
-_REFUSED = frozenset((b"CONNECT", b"TRACE"))
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
+_REFUSED = frozenset(("CONNECT", "TRACE"))
 _WANTED = {name.encode(): name for name in HEADERS}
+
+
+def check_method(method: str) -> None:
+    """Raises `MethodNotAllowed` or `NotImplementedHere` for what no route here takes."""
+    if method in _REFUSED:
+        raise MethodNotAllowed(f"{method} is not taken here")
+    if method not in _METHODS:
+        raise NotImplementedHere(f"the method {method[:40]} is not known here")
 
 
 class RequestHead:
@@ -22,11 +30,8 @@ class RequestHead:
         line = _LINE.match(data)
         if line is None:
             raise BadRequest("the request line is not HTTP/1.1")
-        self.method = line[1]
-        if self.method in _REFUSED:
-            raise MethodNotAllowed(f"{self.method.decode()} is not taken here")
-        if self.method not in _METHODS:
-            raise NotImplementedHere(f"the method {self.method.decode()[:40]} is not known here")
+        self.method = line[1].decode()
+        check_method(self.method)
         self.http_1_0 = line[3] == b"0"
         self.authority: str | None = None
         self.path = self._path(line[2].decode("ascii"))
@@ -38,7 +43,7 @@ class RequestHead:
         self._parse(data)
 
     def _path(self, target: str) -> str:
-        if not target.startswith("/") and not (target == "*" and self.method == b"OPTIONS"):
+        if not target.startswith("/") and not (target == "*" and self.method == "OPTIONS"):
             found = _ABSOLUTE.fullmatch(target)
             if found is None:
                 raise BadRequest("the request target is neither a path nor an http:// URL")

@@ -30,3 +30,5 @@ class Limits:
     """A streamed request that waits longer for its runner gets its head, and comments that keep the line alive."""
     comment_every: float = 10.0
     """Between two such comments."""
+    check_every: float = 0.5
+    """How often the times above are looked at, and whether a client has left where only asking shows it."""

@@ -8,8 +8,6 @@ from typing import Protocol
 
 from modelrunner.proxy.limits import Limits
 
-_EVERY = 0.5  # seconds; what a client's leaving may go unnoticed for, where only asking shows it
-
 
 class Connection(Protocol):
     def check(self, now: float) -> None:
@@ -40,7 +38,7 @@ class Listener:
             self._peers[peer] += 1
             full = full or self._peers[peer] > self.limits.per_peer
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_EVERY, self._sweep)
+            self._timer = asyncio.get_running_loop().call_later(self.limits.check_every, self._sweep)
         return not full
 
     def replace(self, old: Connection, new: Connection) -> None:
@@ -65,7 +63,7 @@ class Listener:
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(_EVERY, self._sweep)
+        self._timer = loop.call_later(self.limits.check_every, self._sweep)
         now = loop.time()
         for connection in list(self._connections):
             connection.check(now)

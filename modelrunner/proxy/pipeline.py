@@ -64,13 +64,13 @@ class Pipeline:
 
     # what a lane asks, in this order
 
-    def admit(
-        self, header: Callable[[str], str | None], authority: str | None, length: int | None, *, local: bool
-    ) -> str | None:
-        """Judges a head before its body is read: the allowed Origin, if it has one. `length` is None for a body in
-        chunks, -1 for none at all. Raises `Forbidden`, `UpgradeRefused`, `ExpectationFailed`, `LengthRequired`,
-        `PayloadTooLarge`, `UnsupportedMediaType`."""
-        origin = self._access.check(header("host"), header("origin"), authority, local=local)
+    def origin(self, header: Callable[[str], str | None], authority: str | None, *, local: bool) -> str | None:
+        """The allowed Origin of the request, if it has one. Raises `Forbidden`."""
+        return self._access.check(header("host"), header("origin"), authority, local=local)
+
+    def admit(self, header: Callable[[str], str | None], length: int | None) -> None:
+        """Judges a head before its body is read. `length` is None for a body in chunks, -1 for none at all. Raises
+        `UpgradeRefused`, `ExpectationFailed`, `LengthRequired`, `PayloadTooLarge`, `UnsupportedMediaType`."""
         if header("upgrade") is not None:
             raise UpgradeRefused("this server speaks HTTP/1.1 and nothing else on a connection")
         if (header("expect") or "100-continue").lower() != "100-continue":
@@ -82,9 +82,8 @@ class Pipeline:
         if header("content-encoding") not in (None, "identity"):
             raise UnsupportedMediaType("compressed bodies are not taken: send the JSON as it is")
         # A page can send other types without asking first; programs (curl -d) say what they like.
-        if origin is not None and not _is_json(header("content-type")):
+        if header("origin") is not None and not _is_json(header("content-type")):
             raise UnsupportedMediaType("send the body as application/json")
-        return origin
 
     def buffer(self, size: int) -> None:
         """Counts bytes of a body in (or out, below 0). Raises `Unavailable` where all bodies together are too much."""

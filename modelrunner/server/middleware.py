@@ -22,6 +22,7 @@ from modelrunner.errors import (
     UnsupportedMediaType,
 )
 from modelrunner.proxy.access import Access
+from modelrunner.proxy.aiolane import refuse_oddities
 from modelrunner.proxy.render import Header, error_answer, new_request_id
 from modelrunner.proxy.wire import cors
 
@@ -87,6 +88,7 @@ def envelope(access: Access, is_ending: Callable[[], bool]) -> Middleware:
     @web.middleware
     async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            refuse_oddities(request)
             request[_ORIGIN] = _allowed_origin(access, request)
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
                 return _preflight(request)

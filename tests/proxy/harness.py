@@ -184,7 +184,7 @@ async def proxy(
         port = listening.sockets[0].getsockname()[1]
         listening.close()
         access = Access.for_listener(port, (), origins)
-        pipeline = Pipeline(FakeResolver(), scheduler, access, limits or Limits())  # type: ignore[arg-type]
+        pipeline = Pipeline(FakeResolver(), scheduler, access, limits or Limits(check_every=0.05))  # type: ignore[arg-type]
         app = web.Application(middlewares=[envelope(access, lambda: False)])
         app.on_response_prepare.append(finish_head)
         app.add_routes([*aiolane.routes(pipeline), web.get("/health", _health), web.post("/other", _health)])
