@@ -13,6 +13,7 @@ the engine (PR_SET_PDEATHSIG) and the daemon sweeps the rest. Elsewhere the proc
 """
 
 import ctypes
+import errno
 import marshal
 import os
 import resource
@@ -120,7 +121,9 @@ def become_engine(argv: list[bytes], env: dict[bytes, bytes], writer: int, guard
         raise_oom_score()
         os.execvpe(argv[0], argv, env)
     except OSError as error:
-        os.write(writer, str(error.errno or 1).encode())
+        os.write(writer, str(error.errno or errno.EPERM).encode())
+    except ValueError:  # a NUL in an argument or a variable
+        os.write(writer, str(errno.EINVAL).encode())
     finally:
         os._exit(127)
 

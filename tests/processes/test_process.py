@@ -130,6 +130,12 @@ async def test_command_line_that_is_too_long(start):
         await task
 
 
+async def test_command_line_with_a_nul(start):
+    task, _ = start("true", "a\0b")
+    with pytest.raises(BackendUnavailable, match="Invalid argument"):
+        await task
+
+
 async def test_surroundings_of_the_engine(start, monkeypatch):
     """Nothing of the daemon's: descriptors, terminal, signal settings, environment, core dumps."""
     reader, writer = os.pipe()
