@@ -55,15 +55,21 @@ class UpstreamPool:
     def send(self, request: bytes, receiver: Receiver, *, fresh: bool = False) -> "UpstreamConnection":
         """Sends a whole request on an idle connection, or on a new one (always with `fresh`). Never raises: a failure
         goes to the receiver."""
-        if self._idle and not fresh:
-            connection = self._idle.pop()
-            connection.reused = True
-        else:
+        connection = None if fresh else self._take_idle()
+        if connection is None:
             connection = UpstreamConnection(self)
             self._open.add(connection)
             connection.dial(self.endpoint)
         connection.start(request, receiver)
         return connection
+
+    def _take_idle(self) -> "UpstreamConnection | None":
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closing():
+                connection.reused = True
+                return connection
+        return None
 
     async def fetch(self, method: str, path: str, body: bytes = b"", *, timeout: float) -> tuple[int, bytes]:
         """One small control exchange on a connection of its own: status and body. `timeout` in seconds is for all of
@@ -148,12 +154,16 @@ class UpstreamConnection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Takes no more of the answer until `resume`."""
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def is_closing(self) -> bool:
+        """True too before it is open. uvloop's transports raise in most methods once they are closing."""
+        return self._transport is None or self._transport.is_closing()
 
     def abort(self) -> None:
         """Closes the connection at once, and the engine stops generating. The receiver hears nothing more."""

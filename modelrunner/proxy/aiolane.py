@@ -5,6 +5,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -101,7 +102,9 @@ class _Handlers:
                     return
                 yield data
         except TimeoutError:
-            raise ConnectionAbortedError("the body stopped coming") from None
+            if request.transport is not None:
+                request.transport.abort()
+            await _cancellation()
         except (web.RequestPayloadError, HttpProcessingError) as error:
             raise BadRequest(f"the body is not framed as HTTP says: {error}") from None
 
@@ -180,6 +183,12 @@ async def _send(request: web.Request, pipe: _Pipe) -> web.StreamResponse:
     if pipe.was_cut:
         if request.transport is not None:
             sever(request.transport)
-        raise ConnectionAbortedError("the answer broke off")
+        await _cancellation()
     await response.write_eof()
     return response
+
+
+async def _cancellation() -> NoReturn:
+    """After the connection was closed here: aiohttp then cancels the handler, and takes that for no fault of ours."""
+    while True:
+        await asyncio.get_running_loop().create_future()

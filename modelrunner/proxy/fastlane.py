@@ -95,9 +95,10 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """On TCP a client that stops sending is taken to be gone; on the Unix socket it may wait for its answer."""
-        if self._local and (self._exchange is not None or self._data):
+        if self._local:
             self._half_closed = True
-            return True
+            self._advance()
+            return self._exchange is not None
         self._leave()
         return False
 
@@ -149,9 +150,12 @@ class ClientConnection(asyncio.Protocol):
             end = data.find(b"\r\n\r\n") + 4
             if end < 4 or end > self._limits.head:
                 self._await_head(data)
-                return
+                break
             self._data = data[end:]
             self._read_head(data, end)
+        if self._half_closed and self._exchange is None:  # what is missing will not come
+            self._leave()
+            self._transport.close()
 
     def _await_head(self, data: bytes) -> None:
         if len(data) > self._limits.head:
@@ -191,7 +195,7 @@ class ClientConnection(asyncio.Protocol):
         self._data = b""
         self._body = IncomingBody(head, route, origin)
         if head.get("expect") is not None:
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._read_body(self._body, rest)
 
     def _read_body(self, body: IncomingBody, data: bytes) -> None:
@@ -239,10 +243,10 @@ class ClientConnection(asyncio.Protocol):
         if length is None and not self.takes_chunks:
             self._keep_alive = False
         head = response_head(status, headers, length, http_1_0=not self.takes_chunks, keep_alive=self._keep_alive)
-        self._transport.write(head + data)
+        self.write(head + data)
 
     def write(self, data: bytes) -> None:
-        if data:
+        if data and not self._transport.is_closing():  # uvloop raises on one that broke and has not said so yet
             self._transport.write(data)
 
     def finish(self) -> None:
@@ -253,7 +257,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
             return
         self._deadline = now + self._limits.idle
-        if not self._reading:
+        if not self._reading and not self._transport.is_closing():
             self._reading = True
             self._transport.resume_reading()
         if self._data:
@@ -280,4 +284,5 @@ class ClientConnection(asyncio.Protocol):
         self._lingering = True
         self._deadline = self._loop.time() + _LINGER
         self.respond(error.status, headers, len(body), body)
-        self._transport.write_eof()
+        if not self._transport.is_closing():
+            self._transport.write_eof()

@@ -27,11 +27,17 @@ class HandedOver(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._inner.eof_received()
-        if not self._listener.local:
+        if not self._listener.local or self._in_a_body():
             return False
         self._half_closed = True
         self.drain()
         return True
+
+    def _in_a_body(self) -> bool:
+        """Does the request under way still lack a part of its body? aiohttp itself always closes at the end of input,
+        so it offers no way to ask."""
+        request = self._inner._current_request if isinstance(self._inner, web.RequestHandler) else None
+        return request is not None and not request.content.is_eof()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._listener.leave(self, self._peer)
@@ -44,7 +50,7 @@ class HandedOver(asyncio.Protocol):
         self._inner.resume_writing()
 
     def check(self, now: float) -> None:
-        if self._half_closed and hung_up(self._transport, half=False):
+        if self._half_closed and (self._in_a_body() or hung_up(self._transport, half=False)):
             self._transport.abort()
 
     def drain(self) -> None:

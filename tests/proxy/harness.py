@@ -191,7 +191,7 @@ async def proxy(
         served = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await served.setup()
         assert served.server is not None
-        fallback = connections(served.server, access_log=None)
+        fallback = connections(served.server, access_log=None, lingering_time=0.5)
         lanes = {name: protocol_factory(pipeline, fallback, local=name == "unix") for name in ("unix", "tcp")}
         servers = [
             await loop.create_unix_server(lanes["unix"], str(folder / "proxy.sock")),

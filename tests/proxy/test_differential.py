@@ -81,7 +81,10 @@ async def statuses(client: Client) -> list[int]:
     parser.receive_data(raw)
     parser.receive_data(b"")
     while True:
-        event = parser.next_event()
+        try:
+            event = parser.next_event()
+        except h11.RemoteProtocolError:  # closed without an answer, or in the middle of one
+            return found
         if isinstance(event, h11.Response):
             found.append(event.status_code)
         elif isinstance(event, h11.EndOfMessage):
@@ -116,10 +119,13 @@ async def test_never_more_lenient_than_h11(folder: Path, kind: str, seed: int) -
             seen.clear()
             client = await served.connect()
             await client.send(data)
-            found = await statuses(client)
+            try:
+                found = await statuses(client)
+            except TimeoutError:
+                pytest.fail(f"never closed: {seed}, {number}, {data!r}")
             await client.leave()
             served.clients.clear()
-            allowed = [body for _, body in requests_by_h11(data)]
+            allowed = [body for _, body in requests_by_h11(data.lstrip(b"\r\n"))]  # RFC 9112, 2.2
             reached = [body for _, body in seen]
             assert found.count(200) == len(seen), (seed, number, data)
             assert all(body in allowed for body in reached), (seed, number, data, reached, allowed)
