@@ -131,7 +131,8 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     def _leave(self) -> None:
-        """The client is gone, or is given up."""
+        """The client is gone, or is given up; so is what it sent ahead."""
+        self._data = b""
         if self._exchange is not None:
             self._exchange.cancel()
             self._exchange = None
