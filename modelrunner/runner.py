@@ -26,14 +26,12 @@ _LAST_WORDS = 400
 class RunnerState(StrEnum):
     STARTING = "starting"
     READY = "ready"
-    DRAINING = "draining"  # serves what it has, takes nothing new
     STOPPING = "stopping"  # its process ends, or has ended
 
 
 _NEXT = {
     RunnerState.STARTING: {RunnerState.READY, RunnerState.STOPPING},
-    RunnerState.READY: {RunnerState.DRAINING, RunnerState.STOPPING},
-    RunnerState.DRAINING: {RunnerState.READY, RunnerState.STOPPING},
+    RunnerState.READY: {RunnerState.STOPPING},
     RunnerState.STOPPING: set[RunnerState](),
 }
 
@@ -119,14 +117,6 @@ class Runner:
                 f"runner {self.id} serves {mine} and no other model; ask /v1 without a runner for {model_id}",
                 param="model",
             )
-
-    def drain(self) -> None:
-        """Takes nothing new from now on."""
-        self._move(RunnerState.DRAINING)
-
-    def admit(self) -> None:
-        """Takes requests again after all."""
-        self._move(RunnerState.READY)
 
     def mark_stopping(self) -> None:
         """The decision to stop it has been made; its task is cancelled next."""

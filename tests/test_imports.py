@@ -33,7 +33,7 @@ ALLOWED = {
     "readiness": {"backend", "processtree", "upstream"},
     "runner": {"backend", "process", "processtree", "readiness", "upstream"},
     "scheduler": {"runner", "backend", "processtree"},
-    "server": {"scheduler", "proxy", "pull", "store", "backend", "config"},  # config: see below
+    "server": {"scheduler", "proxy", "pull", "store", "backend", "config", "processtree"},  # config: see below
     "store": set(),
     "testing": {"backend", "process", "processtree", "runner", "upstream"},
     "types": set(),

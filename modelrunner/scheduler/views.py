@@ -41,7 +41,7 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> api.Runner
         started_at=_time(wall - now + slot.started),
         last_used=_time(wall - now + slot.last_used) if slot.ready_at is not None else None,
         expires_at=_time(wall - now + slot.expires) if idle and finite else None,
-        keep_alive="forever" if slot.keep_alive.seconds == float("inf") else str(slot.keep_alive),
+        keep_alive=str(slot.keep_alive),
         pinned=target.pinned,
         in_use=slot.leases > 0,
         loading=phase is Phase.STARTING,

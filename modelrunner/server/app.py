@@ -15,6 +15,7 @@ from modelrunner.backend import BackendContext, BackendRegistry
 from modelrunner.config import ModelSettings, Settings
 from modelrunner.errors import InvalidReference
 from modelrunner.locations import ConfigurationError, private_directory
+from modelrunner.processtree import sweep_orphans
 from modelrunner.proxy import aiolane, fastlane
 from modelrunner.proxy.access import Access
 from modelrunner.proxy.limits import Limits
@@ -53,6 +54,7 @@ async def serve(
     `ConfigurationError`, `StorageFailed`."""
     path = settings.socket or settings.runtime_dir / "modelrunner.sock"
     with daemon.hold(settings.data_dir, path), logs.logging_to(settings.data_dir / "logs", settings.log_level):
+        await asyncio.to_thread(sweep_orphans)
         daemon.remove_dead_sockets(private_directory(settings.runtime_dir))
         logs.prune_engine_logs(settings.data_dir / "logs")
         with ExitStack() as sockets:

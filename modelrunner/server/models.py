@@ -106,12 +106,15 @@ class ModelRoutes:
         return json_response({"message": f"{source} is tagged {target}", "target": target}, status=201)
 
     async def _remove(self, reference: str, *, force: bool) -> Removed:
-        """Untags; with the last tag the model goes too, unless it is in use. Raises `Conflict`."""
+        """Untags; with the last tag the model goes too, unless it is in use. `force` lets its requests end, as long as
+        a drain may take, and cuts those that have not. Raises `Conflict`."""
         model = self._store.get(reference)
         if len(model.tags) <= 1 or _is_id(reference, model):
             if not force and self._scheduler.uses(model.id):
                 raise Conflict(f"{reference} is answering a request: wait, or remove it with force", param="model")
-            await self._scheduler.unload(model_ids=[model.id], force=force)
+            await self._scheduler.unload(model_ids=[model.id])  # drains
+            if force:
+                await self._scheduler.unload(model_ids=[model.id], force=True)
         removed = await asyncio.to_thread(lambda: self._store.remove(reference, force=force))
         if any(isinstance(item, api.Deleted) for item in removed):
             await self._configurations.forget(model.id)

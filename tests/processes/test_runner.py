@@ -295,22 +295,6 @@ async def test_the_guard(watch):
     await watched.stop()
 
 
-async def test_draining_and_its_limits(watch):
-    watched = watch()
-    with pytest.raises(RuntimeError, match="cannot become draining"):
-        watched.runner.drain()
-    runner = await watched.ready()
-    runner.drain()
-    assert runner.state is RunnerState.DRAINING
-    runner.admit()
-    assert runner.state is RunnerState.READY
-    runner.mark_stopping()
-    runner.mark_stopping()
-    with pytest.raises(RuntimeError, match="cannot become ready"):
-        runner.admit()
-    await watched.stop()
-
-
 async def test_a_runner_told_to_stop_never_becomes_ready(watch, tmp_path):
     watched = watch("--gate", str(tmp_path / "gate"))
     await watched.until(lambda runner: runner.pid is not None)

@@ -618,7 +618,7 @@ async def test_the_list_of_runners_says_what_each_is_doing() -> None:
     waiting = [asyncio.create_task(scheduler.acquire(target("b"))) for _ in range(2)]
     await settle()
     a, b = scheduler.runners()
-    assert (a.state, a.leases, a.pinned, a.keep_alive, a.expires_at) == ("ready", 0, True, "forever", None)
+    assert (a.state, a.leases, a.pinned, a.keep_alive, a.expires_at) == ("ready", 0, True, "-1", None)
     assert (b.state, b.loading, b.queued, b.last_used) == ("starting", True, 2, None)
     for lease in await asyncio.gather(*waiting):
         lease.release()

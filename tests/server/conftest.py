@@ -18,7 +18,11 @@ from tests.store.samples import add_model
 
 
 def make_settings(folder: Path, **overrides: object) -> Settings:
-    places = {name: str(folder / name) for name in ("data_dir", "cache_dir", "runtime_dir")}
+    places = {
+        "data_dir": str(folder / "data_dir"),
+        "cache_dir": str(folder / "cache_dir"),
+        "runtime_dir": str(folder / "r"),
+    }
     environ = {f"MODELRUNNER_{name.upper()}": path for name, path in places.items()}
     locations = Locations.find(environ | {"MODELRUNNER_CONFIG": str(folder / "config.toml")})
     return Settings.load(locations, **{"listen": "127.0.0.1:0", "drain_limit": 5.0, "stop_grace": 2.0} | overrides)

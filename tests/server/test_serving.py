@@ -132,7 +132,7 @@ async def test_the_end_waits_for_answers_and_refuses_what_is_new(start_daemon: S
             assert int(refused.headers["Retry-After"]) > 0
         assert b"[DONE]" in await answer.content.read()
     await daemon.task
-    assert list((tmp_path / "runtime_dir").iterdir()) == []
+    assert list((tmp_path / "r").iterdir()) == []
 
 
 async def test_asked_twice_the_end_does_not_wait(start_daemon: StartDaemon) -> None:
