@@ -47,13 +47,13 @@ class ResponseHead:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
+        self.fields.append((name, value))
         if name == b"content-length":
             self.length = int(value)
         elif name == b"transfer-encoding":
             self.chunked = True
             if value.lower() != b"chunked":
                 raise EngineProtocolError("the engine's answer has a transfer encoding other than chunked")
-        self.fields.append((name, value))
 
     def body(self, *, splice: bool) -> Body:
         """How to read the body; with `splice`, one of unknown length is handed on in chunks."""

@@ -19,7 +19,7 @@ from modelrunner.proxy.listener import Listener, hung_up, peer_of
 from modelrunner.proxy.pipeline import Pipeline, request_id
 from modelrunner.proxy.reading import IncomingBody
 from modelrunner.proxy.render import Header, error_answer, new_request_id
-from modelrunner.proxy.routes import Route, match
+from modelrunner.proxy.routes import Route
 from modelrunner.proxy.severing import sever
 from modelrunner.proxy.wire import cors, response_head
 
@@ -174,15 +174,16 @@ class ClientConnection(asyncio.Protocol):
         except ModelRunnerError as error:
             self._refuse(error, new_request_id())
             return
-        route = match(head.path) if head.method == "POST" else None
+        line = head.line
+        route = line.route
         if route is None or head.chunked:
             self._hand_over(data)
             return
         self._keep_alive = head.keep_alive and not self._lane.listener.draining
-        self.takes_chunks = not head.http_1_0
+        self.takes_chunks = not line.http_1_0
         origin = None
         try:
-            origin = self._pipeline.origin(head.get, head.authority, local=self._local)
+            origin = self._pipeline.origin(head.get, line.authority, local=self._local)
             self._pipeline.admit(head.get, head.length)
         except ModelRunnerError as error:
             self._refuse(error, request_id(head.get), origin)

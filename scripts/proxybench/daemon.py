@@ -55,7 +55,7 @@ def smallest_gguf() -> bytes:
 def main(folder: Path, engine: str, port: str) -> None:
     environ = {f"MODELRUNNER_{name.upper()}": str(folder / name) for name in ("data_dir", "cache_dir", "runtime_dir")}
     locations = Locations.find(environ | {"MODELRUNNER_CONFIG": str(folder / "none.toml")})
-    settings = Settings.load(locations, listen=f"127.0.0.1:{port}", keep_alive="-1")
+    settings = Settings.load(locations, listen=f"127.0.0.1:{port}", keep_alive="-1", max_queue=8192)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.data_dir)
     file = store.partial / "bench.gguf"

@@ -78,6 +78,7 @@ int main(int count, char **arguments) {
         continue;
       }
       data[got] = 0;
+      if (!strncmp(data, "HTTP/1.1 ", 9) && strncmp(data + 9, "200", 3)) return fprintf(stderr, "%.300s\n", data), 1;
       total += note(data, got, warm);
     }
   }
