@@ -96,7 +96,7 @@ async def test_a_new_configuration_retires_the_old_runner_and_a_new_keep_alive_d
 
 
 async def test_a_model_in_use_is_not_removed_unless_forced(start_daemon: StartDaemon) -> None:
-    daemon = await start_daemon(models={"smol": 0})
+    daemon = await start_daemon(models={"smol": 0}, drain_limit=0.2)
     async with Stream(daemon) as answer:
         async with daemon.unix.delete("/models/smol") as refused:
             assert refused.status == 409
