@@ -4,6 +4,7 @@ llhttp reads the head and checks the chunks. The bytes of a chunked body can be 
 all: then llhttp only has to find the end, and a proxy's work per chunk is one call.
 """
 
+from functools import lru_cache
 from typing import Protocol
 
 import httptools
@@ -28,32 +29,30 @@ class Body(Protocol):
 
 
 class ResponseHead:
-    """A complete head. `fields` have names in lower case; `length` is None for a body of unknown length. Raises
-    `httptools.HttpParserError` or `EngineProtocolError`."""
+    """A complete head. `fields` have names in lower case; `length` is None for a body of unknown length."""
 
     def __init__(self, data: bytes) -> None:
-        self.fields: list[tuple[bytes, bytes]] = []
-        self.length: int | None = None
-        self.chunked = False
+        self._found: list[tuple[bytes, bytes]] = []
         parser = httptools.HttpResponseParser(self)
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             raise EngineProtocolError("the engine switched protocols unasked") from None
+        except httptools.HttpParserError as error:
+            raise EngineProtocolError(f"the engine's answer is not HTTP: {error}") from None
+        self.fields = tuple(self._found)
         self.status: int = parser.get_status_code()
         self.keep_alive: bool = parser.should_keep_alive()
+        values = dict(self._found)
+        self.chunked = b"transfer-encoding" in values
+        if values.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            raise EngineProtocolError("the engine's answer has a transfer encoding other than chunked")
+        self.length: int | None = int(values[b"content-length"]) if b"content-length" in values else None
         if self.status in (204, 304):
-            self.length, self.chunked = 0, False
+            self.length = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        self.fields.append((name, value))
-        if name == b"content-length":
-            self.length = int(value)
-        elif name == b"transfer-encoding":
-            self.chunked = True
-            if value.lower() != b"chunked":
-                raise EngineProtocolError("the engine's answer has a transfer encoding other than chunked")
+        self._found.append((name.lower(), value))
 
     def body(self, *, splice: bool) -> Body:
         """How to read the body; with `splice`, one of unknown length is handed on in chunks."""
@@ -62,6 +61,13 @@ class ResponseHead:
         if not self.chunked:
             return UntilEnd(splice)
         return Spliced() if splice else Decoded()
+
+
+@lru_cache(maxsize=256)
+def response_head(data: bytes) -> ResponseHead:
+    """Engines send the same few heads again and again (that of a stream is always the same), so they are remembered.
+    Raises `EngineProtocolError`."""
+    return ResponseHead(data)
 
 
 class Sized:

@@ -6,13 +6,12 @@ with its framing (or without it, for a receiver that wants the bare body).
 """
 
 import asyncio
-from collections.abc import Sequence
 from typing import Protocol
 
 import httptools
 
 from modelrunner.errors import EngineProtocolError
-from modelrunner.http1 import Body, ResponseHead, Sized, UntilEnd
+from modelrunner.http1 import Body, Sized, UntilEnd, response_head
 from modelrunner.types import Endpoint
 
 HEAD_LIMIT = 64 << 10
@@ -28,7 +27,7 @@ class Receiver(Protocol):
     def splices(self, status: int) -> bool:
         """Asked once the status is known: is a body of unknown length taken with its chunk framing?"""
 
-    def on_head(self, status: int, headers: Sequence[tuple[bytes, bytes]], length: int | None, data: bytes) -> None:
+    def on_head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], length: int | None, data: bytes) -> None:
         """`length` is None for a body of unknown length: then `data` is in chunks if `splices` said so. `headers`
         have names in lower case. `data` is what came of the body together with the head."""
 
@@ -232,7 +231,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._head = data
             return
         self._head = b""
-        head = ResponseHead(data[:end])
+        head = response_head(data[:end])
         rest = data[end:]
         if head.status < 200:
             if rest:
@@ -268,7 +267,7 @@ class _Collector:
     def splices(self, status: int) -> bool:
         return False
 
-    def on_head(self, status: int, headers: Sequence[tuple[bytes, bytes]], length: int | None, data: bytes) -> None:
+    def on_head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], length: int | None, data: bytes) -> None:
         self._status = status
         self.on_data(data)
 

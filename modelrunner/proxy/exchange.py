@@ -6,7 +6,7 @@ A task exists only while something is waited for: a runner, or the reason why an
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +154,7 @@ class Exchange:
     def splices(self, status: int) -> bool:
         return self._sink.takes_chunks and status == 200
 
-    def on_head(self, status: int, headers: Sequence[Header], length: int | None, data: bytes) -> None:
+    def on_head(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
         if status != 200:
             self._refusal = (status, bytearray())
             self.on_data = self._collect
@@ -165,7 +165,7 @@ class Exchange:
                 self.on_data = self._write_chunk
             self.on_data(data)
         else:
-            self._respond(200, engine_headers(headers) + self._own_headers(), length, data)
+            self._respond(200, [*engine_headers(headers), *self._own_headers()], length, data)
 
     def _collect(self, data: bytes) -> None:
         assert self._refusal is not None

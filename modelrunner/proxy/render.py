@@ -3,7 +3,7 @@
 import itertools
 import re
 import secrets
-from collections.abc import Iterable
+from functools import lru_cache
 
 import msgspec
 
@@ -74,12 +74,13 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def engine_headers(headers: Iterable[Header]) -> list[Header]:
+@lru_cache(maxsize=256)
+def engine_headers(headers: tuple[Header, ...]) -> tuple[Header, ...]:
     """Of an engine's answer, what the client may see."""
     found = [(_HANDED_ON[name], value) for name, value in headers if name in _HANDED_ON]
     if (b"Content-Type", b"text/event-stream") in found:
         found += EVENT_STREAM[1:]
-    return found
+    return tuple(found)
 
 
 def engine_error(status: int, body: bytes) -> ModelRunnerError:
