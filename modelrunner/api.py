@@ -1,4 +1,4 @@
-"""The wire models of the control plane (docs/api: Shapes), shared by server and client. msgspec structs: they check as
+"""The wire models of the control plane (docs/api.md), shared by server and client. msgspec structs: they check as
 they decode, and the command line, which starts in every command, loads them in a few milliseconds."""
 
 from typing import Any, Literal

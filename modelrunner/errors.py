@@ -1,4 +1,4 @@
-"""Every error that modelrunner raises on purpose, with the HTTP status it becomes (docs/api: one shape for all).
+"""Every error that modelrunner raises on purpose, with the HTTP status it becomes (docs/api.md: one shape for all).
 
 ModelRunnerError 500
 ├── BadRequest 400 ── InvalidReference
@@ -16,6 +16,7 @@ ModelRunnerError 500
 ├── Unavailable 503 ── ShuttingDown, BackingOff
 ├── TimedOut 504
 ├── InsufficientMemory 507, InsufficientDisk 507
+├── StorageFailed 500          the disk failed, or the data is of a newer version
 └── DaemonUnreachable, AnswerBroken           the client's own: nothing came back, or not to its end
 
 A class knows its `status`, its `code` (stable, for programs) and its `type` (OpenAI's families). Handlers raise; one
