@@ -26,6 +26,10 @@ if sys.platform == "linux":
 uvloop.run(asyncio.sleep(0))  # the first loop opens a pipe for signals that it never closes
 
 
+# A job that a shell runs in the background ignores Ctrl-C, and so would every command that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_collection_finish() -> None:
     """What the imports made stays for good: left out of later collections, which take a tenth of the time then."""
     gc.collect()
