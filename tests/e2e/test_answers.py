@@ -3,21 +3,27 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from openai import OpenAI
 
 from tests.e2e.conftest import GEMMA3, SMOLLM2
 from tests.e2e.daemons import Daemon
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 QUESTION = "What is the capital of France?"
 MESSAGES = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": QUESTION}]
 
 
 @pytest.fixture(params=["tcp", "unix"])
-def client(daemon: Daemon, request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
-    """The official client, with nothing but its base URL changed."""
+def client(daemon: Daemon, request: pytest.FixtureRequest) -> "Iterator[OpenAI]":
+    """The official client, with nothing but its base URL changed. It takes a second to import."""
+    from openai import OpenAI
+
     address = daemon.get("/version").json()["listen"] if request.param == "tcp" else "http://localhost"
     transport = httpx.HTTPTransport(uds=str(daemon.socket)) if request.param == "unix" else None
     with httpx.Client(transport=transport) as http:
@@ -48,14 +54,14 @@ def test_curl_on_the_unix_socket(daemon: Daemon) -> None:
     assert "Paris" in answer["choices"][0]["message"]["content"]
 
 
-def test_the_official_client_chats(client: OpenAI) -> None:
+def test_the_official_client_chats(client: "OpenAI") -> None:
     answer = client.chat.completions.create(model=SMOLLM2, messages=MESSAGES, temperature=0)  # type: ignore[arg-type]
     assert "The capital of France is Paris." in (answer.choices[0].message.content or "")
     assert answer.usage is not None
     assert answer.usage.completion_tokens > 0
 
 
-def test_the_official_client_streams(client: OpenAI) -> None:
+def test_the_official_client_streams(client: "OpenAI") -> None:
     events = list(
         client.chat.completions.create(model=SMOLLM2, messages=MESSAGES, temperature=0, stream=True)  # type: ignore[call-overload]
     )
@@ -64,20 +70,20 @@ def test_the_official_client_streams(client: OpenAI) -> None:
     assert "The capital of France is Paris." in "".join(pieces)
 
 
-def test_the_official_client_completes(client: OpenAI) -> None:
+def test_the_official_client_completes(client: "OpenAI") -> None:
     prompt = "Question: What is the capital of France?\nAnswer:"
     answer = client.completions.create(model=GEMMA3, prompt=prompt, temperature=0, max_tokens=4)
     assert "Paris" in answer.choices[0].text
 
 
-def test_the_official_client_lists_models(client: OpenAI) -> None:
+def test_the_official_client_lists_models(client: "OpenAI") -> None:
     models = {model.id: model for model in client.models.list()}
     assert SMOLLM2 in models
     assert models[SMOLLM2].object == "model"
     assert client.models.retrieve(SMOLLM2).id == SMOLLM2
 
 
-def test_the_official_client_embeds(client: OpenAI) -> None:
+def test_the_official_client_embeds(client: "OpenAI") -> None:
     answer = client.embeddings.create(model=SMOLLM2, input=["Paris", "London"], encoding_format="float")
     assert [len(item.embedding) for item in answer.data] == [576, 576]
 
