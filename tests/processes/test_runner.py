@@ -12,7 +12,7 @@ from modelrunner import process
 from modelrunner.errors import BackendExited, BackendUnavailable, EngineFailed, Misdirected, TimedOut
 from modelrunner.runner import Runner, RunnerState, last_words
 from modelrunner.types import Endpoint, ProcessOptions
-from tests.fakes import FakeBackend, FakeTcpBackend, Observer, fake_key, fake_spec
+from tests.fakes import FakeBackend, FakeClock, FakeTcpBackend, Observer, fake_key, fake_spec
 
 
 class Watched:
@@ -137,19 +137,29 @@ async def test_missing_engine(watch, tmp_path):
 )
 async def test_engine_that_never_gets_ready(watch, knobs):
     """The echo of our own health checks in its log is no progress."""
-    began = time.monotonic()
-    watched = watch(*knobs, stall_limit=0.5)
+    clock = FakeClock()
+    watched = watch(*knobs, stall_limit=30.0, clock=clock)
+    await watched.until(lambda runner: runner.stage == "loading model")
+    await pass_time(clock, watched.task)
     with pytest.raises(
-        TimedOut, match=r"no progress for 0.5 seconds while it was loading model: .*loading model"
+        TimedOut, match=r"no progress for 30 seconds while it was loading model: .*loading model"
     ) as caught:
         await watched.task
-    assert time.monotonic() - began < 3
     assert watched.runner.failure is caught.value
+
+
+async def pass_time(clock: FakeClock, task: asyncio.Task) -> None:
+    """A second of the runner's time for each look that it takes, from what was waited for until it has ended."""
+    began = clock.now
+    while not task.done():
+        clock.advance(1.0)
+        assert clock.now < began + 600, "it should have been given up long ago"
+        await asyncio.wait([task], timeout=0.01)
 
 
 @pytest.mark.parametrize("noise", [["--log-every", "0.05"], ["--spin"]])
 async def test_a_slow_start_that_makes_progress_is_no_stall(watch, noise):
-    watched = watch("--ready-after", "1.5", *noise, stall_limit=0.75)
+    watched = watch("--ready-after", "2.0", *noise, stall_limit=1.5)
     await watched.ready()
     await watched.stop()
 
@@ -157,11 +167,15 @@ async def test_a_slow_start_that_makes_progress_is_no_stall(watch, noise):
 async def test_a_health_check_that_is_not_answered_with_http(watch, tmp_path):
     backend = FakeBackend(tmp_path)
     program = tmp_path / "engine"
-    program.write_text("#!/bin/sh\necho up; exec sleep 100\n")
+    program.write_text("#!/bin/sh\necho loading up; exec sleep 100\n")
     program.chmod(0o755)
     backend.executable = (str(program),)
-    with pytest.raises(TimedOut, match="up"):
-        await watch(backend=backend, stall_limit=0.3).task
+    clock = FakeClock()
+    watched = watch(backend=backend, stall_limit=30.0, clock=clock)
+    await watched.until(lambda runner: runner.stage == "loading up")
+    await pass_time(clock, watched.task)
+    with pytest.raises(TimedOut, match="loading up"):
+        await watched.task
 
 
 async def test_engine_on_tcp(watch, tmp_path, port):
