@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         RequiredMemory,
         RunSpec,
         Tensor,
+        Variant,
     )
 
 __version__ = "0.1.0"
@@ -35,7 +36,7 @@ _HOMES = {
     "modelrunner.backend": "Backend BackendContext BackendState BackendStatus InstallProgress ProgressCallback",
     "modelrunner.errors": "BackendExited BackendUnavailable BadRequest ModelRunnerError",
     "modelrunner.types": "Bundle Endpoint Mode ModelFormat ModelHeader ProcessObserver ProcessOptions "
-    "RequiredMemory RunSpec Tensor",
+    "RequiredMemory RunSpec Tensor Variant",
 }
 __all__ = [
     "Backend",
@@ -58,6 +59,7 @@ __all__ = [
     "RequiredMemory",
     "RunSpec",
     "Tensor",
+    "Variant",
 ]
 
 

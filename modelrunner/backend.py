@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import entry_points
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn, Self
 from pydantic import BaseModel, ConfigDict
 
 from modelrunner.errors import BackendNotFound, BackendUnavailable, BadRequest, UnsupportedModel
-from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, RequiredMemory, RunSpec
+from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, RequiredMemory, RunSpec, Variant
 
 ENTRY_POINT_GROUP = "modelrunner.backends"
 log = logging.getLogger(__name__)
@@ -98,6 +98,8 @@ class Backend(ABC):
     uses_tcp: ClassVar[bool] = False
     uses_external_model_management: ClassVar[bool] = False
     settings_model: ClassVar[type[BaseModel]] = NoSettings
+    options_model: ClassVar[type[BaseModel]] = NoSettings
+    """What can be set per model for this backend alone; `RunSpec.options` holds what it validated."""
 
     def __init__(self, context: BackendContext) -> None:
         self.context = context
@@ -138,6 +140,17 @@ class Backend(ABC):
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
         """From the model's own header; never starts the engine."""
 
+    async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
+        """The ways to run the model on a machine with this budget, the one that was asked for first and then, where the
+        model's settings allow it, smaller ones (fewer layers on a device, less context), ever smaller in what they
+        need. Never empty; never starts the engine."""
+        return [Variant(spec, await self.required_memory(spec))]
+
+    async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:
+        """What the engine itself says that the run needs, without loading the model; None where it cannot say. May take
+        a second, and is never waited for by a load."""
+        return None
+
     def version(self) -> str:
         """Of the engine that `run` would start, "" if none."""
         return ""
@@ -163,7 +176,12 @@ class Backend(ABC):
         """The stage of starting ("loading weights") that a log line announces, or None."""
         return None
 
-    async def before_stop(self, endpoint: Endpoint) -> None:
+    async def after_ready(self, spec: RunSpec, endpoint: Endpoint) -> None:
+        """Called once the engine answers, before it gets its first request: a place to restore what `before_stop`
+        saved. A failure is logged and the runner serves without it."""
+        return
+
+    async def before_stop(self, spec: RunSpec, endpoint: Endpoint) -> None:
         """Called with the engine still alive, before it is asked to end."""
         return
 

@@ -138,15 +138,24 @@ class Runner:
             await ready
         finally:
             await _stopped(ready)
-        if self.state is RunnerState.STARTING:
+        await self._prepare()
+        if self.state is RunnerState.STARTING and not engine.done():
             self.ready_at, self.stage = self._clock(), ""
             self._move(RunnerState.READY)
+
+    async def _prepare(self) -> None:
+        """The backend's first exchange with its engine."""
+        try:
+            async with asyncio.timeout(self.spec.process.stop_grace):
+                await self._backend.after_ready(self.spec, self.endpoint)
+        except (OSError, ModelRunnerError) as error:  # a timeout is an OSError
+            log.warning("runner %s: %s did not prepare its engine: %s", self.id, self.key.backend, error)
 
     async def _let_go(self) -> None:
         """The backend's last exchange with its living engine, within the grace that a stop has."""
         try:
             async with asyncio.timeout(self.spec.process.stop_grace):
-                await self._backend.before_stop(self.endpoint)
+                await self._backend.before_stop(self.spec, self.endpoint)
         except (OSError, ModelRunnerError) as error:  # a timeout is an OSError
             log.warning("runner %s: %s was not done with its engine: %s", self.id, self.key.backend, error)
 

@@ -164,7 +164,9 @@ class RunSpec:
 
     `context_size` is in tokens and shared by the `parallel` sequences, any one of which may use it all. `flags` were
     checked by `Backend.check_flags`. `options` are the model's backend-specific settings, already validated.
-    `environment` is added to the scrubbed environment that the backend gives its engine.
+    `environment` is added to the scrubbed environment that the backend gives its engine. `gpu_layers` is how many
+    layers go to devices, None for as many as fit. `min_context_size`, if set, allows less context than was asked for
+    where memory is short, down to this many tokens.
     """
 
     model_id: str
@@ -177,6 +179,18 @@ class RunSpec:
     draft: Bundle | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    gpu_layers: int | None = None
+    min_context_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to run a model: `spec`, and the bytes that it needs. `label` says in a few words how it differs from what
+    was asked for ("20 of 32 layers on the GPU", "context 4096 of 8192"), "" where it does not."""
+
+    spec: RunSpec
+    memory: RequiredMemory
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 from modelrunner import process
 from modelrunner.errors import BackendExited, BackendUnavailable, EngineFailed, Misdirected, TimedOut
 from modelrunner.runner import Runner, RunnerState, last_words
-from modelrunner.types import Endpoint, ProcessOptions
+from modelrunner.types import Endpoint, ProcessOptions, RunSpec
 from tests.fakes import FakeBackend, FakeClock, FakeTcpBackend, Observer, fake_key, fake_spec
 
 
@@ -247,7 +247,7 @@ class Parting(FakeBackend):
     parted = False
     hangs = False
 
-    async def before_stop(self, endpoint: Endpoint) -> None:
+    async def before_stop(self, spec: RunSpec, endpoint: Endpoint) -> None:
         self.parted = endpoint.path.exists()
         if self.hangs:
             await asyncio.Event().wait()
