@@ -86,6 +86,19 @@ class Runner(msgspec.Struct, frozen=True):
     loading: bool
 
 
+class Event(msgspec.Struct, frozen=True):
+    """What happened, of `GET /engines/events`: `event` is its name there, `id` grows. `time` is RFC 3339 in UTC;
+    `runner` an ID, "" without one; `reason` a sentence."""
+
+    id: int
+    event: str
+    time: str
+    runner: str
+    model: str
+    reason: str
+    details: dict[str, Any] = {}
+
+
 class UnloadRequest(msgspec.Struct, frozen=True):
     all: bool = False
     backend: str | None = None

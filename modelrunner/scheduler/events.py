@@ -1,0 +1,71 @@
+"""What happened, in order: the last events, and a feed of those to come that no slow reader can hold up."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from modelrunner import api
+
+Kind = Literal["load", "ready", "evict", "stop", "crash", "refuse", "pull", "configure", "install"]
+_KEPT = 1000
+
+
+class Events:
+    """The last `kept` events. IDs are consecutive, and begin with the time of day in microseconds, so that they go on
+    growing when the daemon starts anew. Used from the event loop's thread; `wall` is the time of day in Unix seconds.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time, kept: int = _KEPT) -> None:
+        self._wall = wall
+        self._ring: deque[api.Event] = deque(maxlen=kept)
+        self._last = int(wall() * 1e6)
+        self._news = asyncio.Event()
+        self._closed = False
+
+    def emit(self, kind: Kind, *, model: str = "", runner: str = "", reason: str = "", **details: Any) -> None:
+        """Notes an event; returns at once. `model` is what people call it, `runner` an ID, `reason` a sentence,
+        `details` what JSON can hold."""
+        self._last += 1
+        now = datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        self._ring.append(api.Event(self._last, kind, now, runner, model, reason, details))
+        self._tell()
+
+    def recent(self, model: str | None = None) -> list[api.Event]:
+        """The events that are kept, oldest first; those about `model` if one is given."""
+        return [event for event in self._ring if model in (None, event.model)]
+
+    def subscribe(self, after: int | None = None, idle: float | None = None) -> AsyncIterator[api.Event | None]:
+        """The events from now on, or from those after the ID `after` on, as far as they are kept. With `idle`, None
+        whenever nothing has happened for so many seconds. Ends when the daemon does, and for a reader that fell behind
+        by more than is kept: it may come back with the last ID it saw."""
+        if after is None:
+            return self._follow(self._last, idle)
+        oldest = self._last - len(self._ring)
+        return self._follow(after if oldest <= after <= self._last else oldest, idle)
+
+    def close(self) -> None:
+        """Ends every feed once it has given what is there."""
+        self._closed = True
+        self._tell()
+
+    async def _follow(self, seen: int, idle: float | None) -> AsyncIterator[api.Event | None]:
+        while (behind := self._last - seen) <= len(self._ring):
+            for event in list(self._ring)[len(self._ring) - behind :]:
+                seen = event.id
+                yield event
+            if self._last > seen:
+                continue  # more came while the reader was busy
+            if self._closed:
+                return
+            try:
+                async with asyncio.timeout(idle):
+                    await self._news.wait()
+            except TimeoutError:
+                yield None
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
