@@ -199,9 +199,9 @@ class _Plan:
             pool.remove(victims)
         for _, _, slot in victims:
             if slot.leases:
-                self._drain(slot, Reason.ROOM)
+                self._drain(slot, Reason.ROOM, group.name)
             else:
-                self._stop(slot, Reason.ROOM)
+                self._stop(slot, Reason.ROOM, group.name)
 
     def _pool(self, belongs: Callable[[Slot], bool]) -> Pool:
         """A busy runner is dearer than all idle ones together."""
@@ -243,16 +243,16 @@ class _Plan:
         self._live[slot.key] = replace(slot, leases=slot.leases + len(group.waiting), last_used=self._now)
         self._actions.append(Grant(slot.key, tuple(r.id for r in group.waiting)))
 
-    def _stop(self, slot: Slot, reason: Reason) -> None:
+    def _stop(self, slot: Slot, reason: Reason, room_for: str = "") -> None:
         if slot.phase is not Phase.DRAINING:
             self._room.leaves(slot)
         self._live[slot.key] = replace(slot, phase=Phase.STOPPING)
-        self._actions.append(Stop(slot.key, reason))
+        self._actions.append(Stop(slot.key, reason, room_for))
 
-    def _drain(self, slot: Slot, reason: Reason) -> None:
+    def _drain(self, slot: Slot, reason: Reason, room_for: str = "") -> None:
         self._room.leaves(slot)
         self._live[slot.key] = replace(slot, phase=Phase.DRAINING, drain=reason)
-        self._actions.append(Drain(slot.key, reason))
+        self._actions.append(Drain(slot.key, reason, room_for))
 
     def _refuse(self, key: RunnerKey, requests: Sequence[Request], error: BaseException) -> None:
         if requests:

@@ -10,6 +10,7 @@ from typing import Any, assert_never
 
 from modelrunner.backend import BackendRegistry
 from modelrunner.errors import EngineFailed, ModelRunnerError
+from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.ledger import Ledger
 from modelrunner.scheduler.memory import Probe
 from modelrunner.scheduler.plan import plan
@@ -24,6 +25,7 @@ from modelrunner.scheduler.state import (
     Grant,
     Phase,
     Policy,
+    Reason,
     Refuse,
     Request,
     Start,
@@ -50,6 +52,7 @@ class Reconciler:
         policy: Policy,
         make_runner: MakeRunner,
         measure: Measure,
+        events: Events,
         clock: Callable[[], float],
     ) -> None:
         self.slots: dict[RunnerKey, RunnerSlot] = {}
@@ -62,6 +65,7 @@ class Reconciler:
         self._policy = policy
         self._make_runner = make_runner
         self._measure = measure
+        self._events = events
         self._failures: dict[RunnerKey, Failure] = {}
         self._ids = itertools.count(1)
         self._budget, self._probed = RequiredMemory(0), -math.inf
@@ -113,10 +117,11 @@ class Reconciler:
         elif slot.leases == 0:
             self._wake_by(slot.expires)
 
-    def end(self, slot: RunnerSlot) -> None:
-        """Asks the runner's process to end, whoever uses it."""
+    def end(self, slot: RunnerSlot, reason: Reason, room_for: str = "") -> None:
+        """Asks the runner's process to end, whoever uses it. `room_for` names the model that gets its room."""
         if slot.task is not None and not slot.stopping:
             slot.stopping = True
+            self._tell_end(slot, reason, room_for or slot.room_for)
             slot.runner.mark_stopping()
             slot.task.cancel()
 
@@ -124,7 +129,7 @@ class Reconciler:
         """Answers everybody who waits for the key."""
         queue = self.queues.get(key)
         if queue is not None:
-            self._answer(self._take(tuple(queue.tickets), key), error)
+            self._refuse(key, tuple(queue.tickets), error)
 
     def budget(self) -> RequiredMemory:
         """What all runners together may hold, as it was at most a second ago."""
@@ -168,20 +173,19 @@ class Reconciler:
                     )
             case Start(key, memory):
                 self._start(key, memory)
-            case Stop(key, reason):
-                log.info("stopping %s: %s", self.slots[key].target.name, reason)
-                self.end(self.slots[key])
-            case Drain(key, reason):
+            case Stop(key, reason, room_for):
+                self.end(self.slots[key], reason, room_for)
+            case Drain(key, reason, room_for):
                 log.info("no new requests for %s: %s", self.slots[key].target.name, reason)
-                self.slots[key].drain = reason
+                self.slots[key].drain, self.slots[key].room_for = reason, room_for
             case Admit(key):
-                self.slots[key].drain = None
+                self.slots[key].drain, self.slots[key].room_for = None, ""
             case Forget(key, failure):
                 del self.slots[key]
                 if failure is not None:
                     self._failures[key] = failure
             case Refuse(key, requests, error):
-                self._answer(self._take(requests, key), error)
+                self._refuse(key, requests, error)
             case WakeAt(at):
                 self._wake_by(at)
             case _:
@@ -198,9 +202,22 @@ class Reconciler:
         # One that was cancelled in this very turn of the loop has not left yet.
         return [ticket for ticket in taken if not ticket.granted.done()]
 
-    def _answer(self, tickets: Collection[Ticket], error: BaseException) -> None:
-        for ticket in tickets:
+    def _refuse(self, key: RunnerKey, requests: Collection[int], error: BaseException) -> None:
+        name = self.queues[key].target.name if key in self.queues else ""
+        refused = self._take(requests, key)
+        for ticket in refused:
             ticket.granted.set_exception(error)
+        if refused:
+            self._events.emit("refuse", model=name, reason=str(error), requests=len(refused))
+
+    def _tell_end(self, slot: RunnerSlot, reason: Reason, room_for: str) -> None:
+        name = slot.target.name
+        log.info("stopping %s: %s%s", name, reason, room_for and f" ({room_for})")
+        if reason is Reason.ROOM:
+            why = f"{room_for or 'another model'} needs the room"
+            self._events.emit("evict", model=name, runner=slot.runner.id, reason=why, room_for=room_for)
+        else:
+            self._events.emit("stop", model=name, runner=slot.runner.id, reason=reason)
 
     def _start(self, key: RunnerKey, memory: RequiredMemory) -> None:
         target = self.queues[key].target
@@ -210,6 +227,7 @@ class Reconciler:
             self.refuse(key, error)
             return
         log.info("starting %s (%s)", target.name, runner.id)
+        self._events.emit("load", model=target.name, runner=runner.id, ram=memory.ram, vram=list(memory.vram))
         slot = self.slots[key] = RunnerSlot(runner, target, memory, self.time())
         slot.task = asyncio.get_running_loop().create_task(runner.run(self.changed), name=f"runner {runner.id}")
         slot.task.add_done_callback(partial(self._ended, slot))
@@ -219,12 +237,15 @@ class Reconciler:
         if error is not None and not slot.stopping:
             slot.error = error
             log.warning("%s ended: %s", slot.target.name, error)
+            self._events.emit("crash", model=slot.target.name, runner=slot.runner.id, reason=str(error))
         slot.ended = True
         self.changed()  # before those who wait for its end go on: they see it forgotten
         slot.gone.set()
 
     def _became_ready(self, slot: RunnerSlot, now: float) -> None:
         slot.ready_at = slot.last_used = now
+        loaded = round(now - slot.started, 3)
+        self._events.emit("ready", model=slot.target.name, runner=slot.runner.id, seconds=loaded)
         self._failures.pop(slot.target.key, None)
         self._in_background(self._measure_now(slot))
 
@@ -244,7 +265,7 @@ class Reconciler:
         try:
             queue.need = await self._ledger.required(self._registry.get(target.key.backend), target.spec)
         except Exception as error:
-            self._answer(self._take(tuple(queue.tickets), target.key), error)
+            self._refuse(target.key, tuple(queue.tickets), error)
         self.changed()
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:

@@ -11,6 +11,7 @@ from modelrunner import api
 from modelrunner.backend import BackendRegistry
 from modelrunner.errors import QueueFull, RunnerNotFound, Unavailable
 from modelrunner.scheduler import refusals, runners, views
+from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.ledger import Ledger
 from modelrunner.scheduler.memory import MemoryProbe, Probe
 from modelrunner.scheduler.plan import is_full, is_warm
@@ -54,6 +55,7 @@ class Scheduler:
         self._max_queue = max_queue
         self._drain_limit = drain_limit
         self._clock = clock
+        self.events = Events()
         self._table = Reconciler(
             registry,
             probe=probe or MemoryProbe(),
@@ -61,6 +63,7 @@ class Scheduler:
             policy=Policy(max_wait, min(patience, max_wait), cost),
             make_runner=make_runner or RunnerFactory(registry, runtime_dir, stall_limit=stall_limit, clock=clock),
             measure=measure,
+            events=self.events,
             clock=clock,
         )
 
@@ -143,7 +146,7 @@ class Scheduler:
             if force:
                 gone = Unavailable(f"{slot.target.name} was unloaded while it was being loaded", retry_after=1.0)
                 self._table.refuse(slot.target.key, gone)
-                self._table.end(slot)
+                self._table.end(slot, Reason.UNLOAD)
         self._table.changed()
         await _gone(chosen, None if force else self._drain_limit)
         return views.unloaded(asked)
@@ -156,9 +159,10 @@ class Scheduler:
         slots = list(self._table.slots.values())
         await _gone(slots, drain)
         for slot in slots:
-            self._table.end(slot)
+            self._table.end(slot, Reason.SHUTDOWN)
         await _gone(slots, None)
         await self._table.finish()
+        self.events.close()
 
     def _check_open(self, target: Target) -> None:
         if self._table.closing:

@@ -44,6 +44,7 @@ class RunnerSlot:
         self.keep_alive = target.keep_alive
         self.leases = 0
         self.drain: Reason | None = None
+        self.room_for = ""  # the name of the model that it is drained for
         self.stopping = False
         self.ended = False
         self.error: BaseException | None = None

@@ -125,18 +125,20 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The process is asked to end, whoever still uses it."""
+    """The process is asked to end, whoever still uses it. `room_for` is the name of the model that needs the room."""
 
     key: RunnerKey
     reason: Reason
+    room_for: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """No new leases; a later plan stops it after the last."""
+    """No new leases; a later plan stops it after the last. `room_for` as in `Stop`."""
 
     key: RunnerKey
     reason: Reason
+    room_for: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
