@@ -59,7 +59,7 @@ class ClientConnection(asyncio.Protocol):
         self._local = lane.listener.local
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made, before all else
-        self._peer = ""
+        self.peer = ""
         self._data = b""
         self._head: RequestHead | None = None
         self._body: IncomingBody | None = None
@@ -75,9 +75,9 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports derive from nothing of asyncio's
-        self._peer = peer_of(transport)
+        self.peer = peer_of(transport)
         self._deadline = self._loop.time() + self._limits.header_timeout
-        if not self._lane.listener.enter(self, self._transport) or self._lane.listener.draining:
+        if not self._lane.listener.enter(self) or self._lane.listener.draining:
             self._refuse(Unavailable("there are too many connections", retry_after=1.0), new_request_id())
 
     def data_received(self, data: bytes) -> None:
@@ -103,7 +103,7 @@ class ClientConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lane.listener.leave(self, self._peer)
+        self._lane.listener.leave(self)
         self._leave()
 
     def pause_writing(self) -> None:
@@ -122,8 +122,14 @@ class ClientConnection(asyncio.Protocol):
         if now > self._deadline or (
             (self._half_closed or not self._reading) and hung_up(self._transport, half=not self._local)
         ):
-            self._leave()
-            self._transport.abort()
+            self.abort()
+
+    def due(self) -> float:
+        return self._deadline if self._exchange is None else _NEVER
+
+    def abort(self) -> None:
+        self._leave()
+        self._transport.abort()
 
     def drain(self) -> None:
         self._keep_alive = False

@@ -1,6 +1,10 @@
 """What one client may take of the daemon."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+_RESERVED = 256
+"""Descriptors for files, engines and the control plane's own work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +36,11 @@ class Limits:
     """Between two such comments."""
     check_every: float = 0.5
     """How often the times above are looked at, and whether a client has left where only asking shows it."""
+
+    @classmethod
+    def within(cls, descriptors: int, **limits: Any) -> Self:
+        """For a process that may open so many descriptors: there are two listeners, and a request may need a second
+        descriptor for its engine."""
+        usual = cls(**limits)
+        most = max(16, min(usual.connections, (descriptors - _RESERVED) // 3))
+        return replace(usual, connections=most, per_peer=min(usual.per_peer, most))

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
@@ -137,7 +138,8 @@ async def _listen(
 ) -> None:
     port = tcp.getsockname()[1] if tcp else 0
     access = Access.for_listener(port, settings.hosts, settings.origins)
-    limits = Limits(body=settings.body_limit, total_body=settings.total_body_limit)
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = Limits.within(descriptors, body=settings.body_limit, total_body=settings.total_body_limit)
     pipeline = Pipeline(parts.resolver, parts.scheduler, access, limits)
     app = application(parts, pipeline, access, addresses, lifecycle, settings.body_limit)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSING)

@@ -116,20 +116,55 @@ async def test_a_slow_answer_has_no_limit(folder: Path) -> None:
         assert (await client.answer()).complete
 
 
-@pytest.mark.parametrize(("tcp", "limits"), [(True, Limits(per_peer=2)), (False, Limits(connections=2))])
-async def test_too_many_connections(folder: Path, tcp: bool, limits: Limits) -> None:
-    async with proxy(folder, "fast", limits=limits) as served:
+FULL = pytest.mark.parametrize(("tcp", "limits"), [(True, Limits(per_peer=2)), (False, Limits(connections=2))])
+
+
+@FULL
+async def test_more_connections_than_allowed_while_all_are_busy(folder: Path, tcp: bool, limits: Limits) -> None:
+    gate = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await gate.wait()
+        await call.send(SSE + b"0\r\n\r\n")
+
+    async with proxy(folder, "fast", script, limits=limits) as served:
         ask = request(Host=served.host())
-        first, second, third = [await served.connect(tcp=tcp) for _ in range(3)]
+        busy = [await served.connect(tcp=tcp) for _ in range(2)]
+        for client in busy:
+            await client.send(ask)
+        await served.engine.until(lambda e: len(e.received) == 2)
+        third = await served.connect(tcp=tcp)
         answer = await third.answer()
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert await third.closed() == b""
-        assert (await first.ask(ask)).status == 200
-        await second.leave()
-        lane = served.lanes["tcp" if tcp else "unix"]
         await third.leave()
-        await until(lambda: len(lane.listener) == 1)
+        gate.set()
+        assert [(await client.answer()).status for client in busy] == [200, 200]
         assert (await (await served.connect(tcp=tcp)).ask(ask)).status == 200
+
+
+@FULL
+async def test_who_holds_a_place_for_nothing_gives_it_to_the_next(folder: Path, tcp: bool, limits: Limits) -> None:
+    """Idle ones and such that were handed over, each in turn the one that was silent the longest."""
+    async with proxy(folder, "fast", limits=limits) as served:
+        look = request("/health", b"", method="GET", Host=served.host())
+        first, second = [await served.connect(tcp=tcp) for _ in range(2)]
+        assert (await second.ask(look)).status == 200
+        third = await served.connect(tcp=tcp)
+        assert (await third.ask(request(Host=served.host()))).status == 200
+        assert await first.closed(within=1) == b""
+        assert (await second.ask(look)).status == 200
+        assert (await (await served.connect(tcp=tcp)).ask(look)).status == 200
+        assert len(served.lanes["tcp" if tcp else "unix"].listener) == 2
+
+
+def test_limits_leave_descriptors_for_engines_and_files() -> None:
+    for descriptors in (64, 256, 1024, 65536):
+        limits = Limits.within(descriptors, body=7)
+        assert limits.body == 7
+        assert limits.per_peer <= limits.connections
+        assert limits.connections * 3 <= max(48, descriptors - 256)
+    assert Limits.within(65536) == Limits()
 
 
 async def test_all_bodies_together(folder: Path, kind: str) -> None:
