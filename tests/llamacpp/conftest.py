@@ -15,7 +15,7 @@ from modelrunner.store import Store
 from modelrunner_llamacpp import LlamaCppBackend, engines
 from modelrunner_llamacpp.engines import Kind
 from tests.e2e.conftest import SMOLLM2, prepared
-from tests.llamacpp.tiny_bert import write_tiny_bert
+from tests.models import bert, tiny
 
 __all__ = ["prepared"]
 
@@ -75,11 +75,12 @@ def real_backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="session")
 def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Bundle]:
     """An encoder for embeddings, or one that reranks, laid out by the store."""
-    store = Store(tmp_path_factory.mktemp("encoders") / "data")
+    folder = tmp_path_factory.mktemp("encoders")
+    store = Store(folder / "data")
 
     def make(reranks: bool) -> Bundle:
         file = store.partial / f"bert-{reranks}.gguf"
-        write_tiny_bert(file, reranks=reranks)
+        bert.convert(tiny.write(folder / f"bert-{reranks}", reranks=reranks), file)
         name = f"test/bert-{'rerank' if reranks else 'embed'}"
         store.create({"model.gguf": store.ingest(file)}, name)
         return store.bundle(name)
