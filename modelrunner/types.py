@@ -74,14 +74,16 @@ class KeepAlive:
 
 @dataclass(frozen=True, slots=True)
 class RequiredMemory:
-    """Bytes that a runner needs: main memory, and each device's memory in the order the engine numbers them."""
+    """Bytes that a runner needs: main memory, and each device's memory in the order the engine numbers them. `shared`
+    is the part of `ram` that is mapped model files, which all runners of one model have in common."""
 
     ram: int
     vram: tuple[int, ...] = ()
+    shared: int = 0
 
     def __add__(self, other: "RequiredMemory") -> "RequiredMemory":
         pairs = zip_longest(self.vram, other.vram, fillvalue=0)
-        return RequiredMemory(self.ram + other.ram, tuple(a + b for a, b in pairs))
+        return RequiredMemory(self.ram + other.ram, tuple(a + b for a, b in pairs), self.shared + other.shared)
 
     def fits(self, free: "RequiredMemory") -> bool:
         """True if every figure is at most the one of `free`; a device that `free` does not list has nothing."""

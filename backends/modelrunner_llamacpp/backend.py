@@ -21,13 +21,15 @@ from modelrunner import (
     ProgressCallback,
     RequiredMemory,
     RunSpec,
+    enginecache,
 )
 from modelrunner.process import run, scrubbed_environment
-from modelrunner_llamacpp import args, cache, engines, errors, flags, memory
+from modelrunner_llamacpp import args, engines, errors, flags, memory
 from modelrunner_llamacpp.build import install_build
 from modelrunner_llamacpp.cpus import limited_threads
 from modelrunner_llamacpp.engines import Engine, Kind
 from modelrunner_llamacpp.install import NoWheel, compiler, install_wheel
+from modelrunner_llamacpp.model_options import LlamaCppOptions
 from modelrunner_llamacpp.settings import LlamaCppSettings
 
 _INSTALL = "install it with `modelrunner install llama.cpp`"
@@ -43,6 +45,7 @@ class LlamaCppBackend(Backend):
     formats: ClassVar[frozenset[ModelFormat]] = frozenset({ModelFormat.GGUF})
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
     settings_model = LlamaCppSettings
+    options_model = LlamaCppOptions
     settings: LlamaCppSettings
 
     def __init__(self, context: BackendContext) -> None:
@@ -69,7 +72,7 @@ class LlamaCppBackend(Backend):
     async def uninstall(self) -> None:
         """Both managed engines; the cache keeps what another data directory uses."""
         for kind in _MANAGED:
-            await cache.withdraw(self.context, kind)
+            await enginecache.withdraw(engines.link(self.context, kind))
 
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
         engine = self._engine()
@@ -95,7 +98,7 @@ class LlamaCppBackend(Backend):
         return ""
 
     async def disk_usage(self) -> int:
-        return await asyncio.to_thread(cache.disk_usage, self._folders())
+        return await asyncio.to_thread(enginecache.disk_usage, self._folders())
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
         return memory.required(spec.bundle, spec.draft, self._options(spec))
