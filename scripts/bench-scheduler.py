@@ -24,6 +24,7 @@ from modelrunner.types import (
     RequiredMemory,
     RunnerKey,
     RunSpec,
+    Variant,
 )
 
 GIB = 1 << 30
@@ -56,8 +57,8 @@ class Engine:
     def version(self) -> str:
         return ""
 
-    async def required_memory(self, spec: RunSpec) -> RequiredMemory:
-        return RequiredMemory(GIB)
+    async def variants(self, spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
+        return [Variant(spec, RequiredMemory(GIB))]
 
 
 def target() -> Target:
@@ -96,7 +97,9 @@ def key(i: int) -> RunnerKey:
 def state(runners_leased: int, waited: float, size: int) -> State:
     """20 models without a runner, 50 requests each; 50 runners that fill the budget, some of them leased."""
     groups = tuple(
-        Group(key(i), tuple(Request(50 * i + j, NOW - waited) for j in range(50)), RequiredMemory(size), f"model-{i}")
+        Group(
+            key(i), tuple(Request(50 * i + j, NOW - waited) for j in range(50)), (RequiredMemory(size),), f"model-{i}"
+        )
         for i in range(20)
     )
     slots = tuple(

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ class Events:
         """The events that are kept, oldest first; those about `model` if one is given."""
         return [event for event in self._ring if model in (None, event.model)]
 
-    def subscribe(self, after: int | None = None, idle: float | None = None) -> AsyncIterator[api.Event | None]:
+    def subscribe(self, after: int | None = None, idle: float | None = None) -> AsyncGenerator[api.Event | None, None]:
         """The events from now on, or from those after the ID `after` on, as far as they are kept. With `idle`, None
         whenever nothing has happened for so many seconds. Ends when the daemon does, and for a reader that fell behind
         by more than is kept: it may come back with the last ID it saw."""
@@ -51,7 +51,7 @@ class Events:
         self._closed = True
         self._tell()
 
-    async def _follow(self, seen: int, idle: float | None) -> AsyncIterator[api.Event | None]:
+    async def _follow(self, seen: int, idle: float | None) -> AsyncGenerator[api.Event | None, None]:
         while (behind := self._last - seen) <= len(self._ring):
             for event in list(self._ring)[len(self._ring) - behind :]:
                 seen = event.id

@@ -3,11 +3,12 @@
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from modelrunner.backend import Backend
-from modelrunner.types import RequiredMemory, RunSpec
+from modelrunner.types import RequiredMemory, RunSpec, Variant
 
 _FORMAT = 1
 _MAX_ENTRIES = 4096
@@ -30,6 +31,13 @@ class Ledger:
         if known is None:
             known = self._estimates[entry] = await backend.required_memory(spec)
         return known
+
+    async def variants(self, backend: Backend, spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
+        """The backend's ways to run it, the preferred one first, each with the bytes to count for it."""
+        found = await backend.variants(spec, budget)
+        for variant in found:
+            self._estimates[_entry(backend, variant.spec)] = variant.memory
+        return [replace(v, memory=await self.required(backend, v.spec)) for v in found]
 
     def record(self, backend: Backend, spec: RunSpec, measured: RequiredMemory) -> RequiredMemory:
         """Remembers what a run was seen to hold; of several figures the largest counts, since engines touch their
@@ -61,6 +69,7 @@ class Ledger:
 
 def _entry(backend: Backend, spec: RunSpec) -> str:
     parts: list[Any] = [backend.name, backend.version(), spec.model_id, spec.mode, spec.context_size, spec.parallel]
+    parts += [spec.gpu_layers]
     parts += [spec.flags, spec.draft.model_id if spec.draft else None, sorted(spec.options.items())]
     return json.dumps(parts, default=str)
 

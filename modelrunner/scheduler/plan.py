@@ -64,7 +64,7 @@ class _Plan:
         self._wanted: set[RunnerKey] = set()
         self._pools: tuple[Pool, Pool] | None = None
         self._live: dict[RunnerKey, Slot] = {s.key: s for s in state.slots if s.phase is not Phase.ENDED}
-        needs = [g.need for g in state.groups if g.need is not None]
+        needs = [need for g in state.groups for need in g.needs]
         self._room = Room(state.budget, list(self._live.values()), needs)
         pinned = (s for s in self._live.values() if s.pinned and s.phase in (Phase.STARTING, Phase.READY))
         self._evictable = subtract(self._room.budget, self._room.total(pinned))
@@ -75,6 +75,7 @@ class _Plan:
         if self._state.closing:
             self._close(groups)
             groups = []
+        self._pause()
         waiting = [g for g in map(self._serve, groups) if g is not None]
         self._wanted = {g.key for g in waiting}
         self._stop_unused()
@@ -103,6 +104,15 @@ class _Plan:
             self._actions.append(Forget(slot.key, failure))
         return failed
 
+    def _pause(self) -> None:
+        """The runners of paused models go, pinned or not."""
+        for slot in list(self._live.values()):
+            if slot.key.model_id in self._state.paused:
+                if slot.phase is Phase.READY and slot.leases:
+                    self._drain(slot, Reason.PAUSED)
+                elif slot.phase in (Phase.STARTING, Phase.READY):
+                    self._stop(slot, Reason.PAUSED)
+
     def _close(self, groups: Sequence[Group]) -> None:
         for group in groups:
             self._refuse(group.key, group.waiting, refusals.shutting_down())
@@ -125,6 +135,8 @@ class _Plan:
         if late == len(group.waiting):
             return None
         self._wakes.append(group.waiting[late].since + self._policy.max_wait)
+        if group.key.model_id in self._state.paused:
+            return None
         return replace(group, waiting=group.waiting[late:]) if late else group
 
     def _stop_unused(self) -> None:
@@ -144,26 +156,34 @@ class _Plan:
     def _admit(self, group: Group) -> None:
         """Rule 3, for one group that has no ready runner."""
         slot = self._live.get(group.key)
-        if group.need is None or (slot is not None and slot.phase is Phase.STARTING):
+        if not group.needs or (slot is not None and slot.phase is Phase.STARTING):
             return
-        need = self._room.vector(group.need)
+        number = self._variant(group)
+        need = self._room.vector(group.needs[number])
         error = self._refusal(group, need, slot)
         if error is not None:
             self._refuse(group.key, group.waiting, error)
         elif slot is not None and self._may_stay(slot):
             self._take_back(slot)
             self._grant(self._live[slot.key], group)
-        elif slot is not None or not self._start(group, need):
+        elif slot is not None or not self._start(group, number):
             self._make_room(group, need)
-            if slot is not None or not self._start(group, need):
+            if slot is not None or not self._start(group, number):
                 self._room.claim(need)
 
-    def _start(self, group: Group, need: Vector) -> bool:
+    def _variant(self, group: Group) -> int:
+        """The first that could have its room if all went that may go; where none could, the smallest."""
+        fitting = (i for i, need in enumerate(group.needs) if covers(self._evictable, self._room.vector(need)))
+        return next(fitting, len(group.needs) - 1)
+
+    def _start(self, group: Group, number: int) -> bool:
         """If there is room now that no older request waits for."""
-        if group.need is None or not self._room.can_take(need):
+        memory = group.needs[number]
+        need = self._room.vector(memory)
+        if not self._room.can_take(need):
             return False
         self._room.take(need)
-        self._actions.append(Start(group.key, group.need))
+        self._actions.append(Start(group.key, memory, number))
         return True
 
     def _refusal(self, group: Group, need: Vector, slot: Slot | None) -> Exception | None:
@@ -229,7 +249,9 @@ class _Plan:
 
     def _may_stay(self, slot: Slot) -> bool:
         """It is drained for room only, and those who still wait for room do without it."""
-        if slot.phase is not Phase.DRAINING or slot.drain is not Reason.ROOM or not slot.leases:
+        if slot.phase is not Phase.DRAINING or not slot.leases or slot.key.model_id in self._state.paused:
+            return False
+        if slot.drain not in (Reason.ROOM, Reason.PAUSED):
             return False
         return covers(self._room.over(), self._room.vector(slot.memory))
 

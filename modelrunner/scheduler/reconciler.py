@@ -5,6 +5,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Collection, Coroutine, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never
 
@@ -58,6 +59,7 @@ class Reconciler:
         self.slots: dict[RunnerKey, RunnerSlot] = {}
         self.queues: dict[RunnerKey, Queue] = {}
         self.closing = False
+        self.paused: frozenset[str] = frozenset()
         self.time = clock
         self._registry = registry
         self._probe = probe
@@ -73,14 +75,14 @@ class Reconciler:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def queue_up(self, target: Target, keep_alive: KeepAlive) -> Ticket:
+    def queue_up(self, target: Target, keep_alive: KeepAlive, caller: str = "", batch: bool = False) -> Ticket:
         """A place at the end of the target's queue."""
         queue = self.queues.get(target.key)
         if queue is None:
             queue = self.queues[target.key] = Queue(target)
             self._in_background(self._estimate(queue))
         granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        ticket = Ticket(Request(next(self._ids), self.time()), target, keep_alive, granted)
+        ticket = Ticket(Request(next(self._ids), self.time(), caller, batch), target, keep_alive, granted)
         queue.tickets[ticket.request.id] = ticket
         self.changed()
         return ticket
@@ -131,6 +133,25 @@ class Reconciler:
         if queue is not None:
             self._refuse(key, tuple(queue.tickets), error)
 
+    def set_pinned(self, model_id: str, pinned: bool) -> None:
+        """Of the runners that there are and of those that a queue waits for."""
+        for slot in self.slots.values():
+            if slot.target.key.model_id == model_id:
+                slot.pinned = pinned
+        for queue in self.queues.values():
+            if queue.target.key.model_id == model_id:
+                queue.target = replace(queue.target, pinned=pinned)
+        self.changed()
+
+    def pause(self, model_id: str) -> None:
+        """Its runners take nothing new and end after their last lease; who asks for it waits for `resume`."""
+        self.paused |= {model_id}
+        self.changed()
+
+    def resume(self, model_id: str) -> None:
+        self.paused -= {model_id}
+        self.changed()
+
     def budget(self) -> RequiredMemory:
         """What all runners together may hold, as it was at most a second ago."""
         now = self.time()
@@ -161,7 +182,8 @@ class Reconciler:
         groups = tuple([queue.view() for queue in self.queues.values()])
         slots = tuple([slot.view() for slot in self.slots.values()])
         budget = self.budget() if groups else self._budget
-        for action in plan(State(groups, slots, budget, self._failures, self._policy, self.closing), now):
+        state = State(groups, slots, budget, self._failures, self._policy, self.closing, self.paused)
+        for action in plan(state, now):
             self._carry_out(action)
 
     def _carry_out(self, action: Action) -> None:
@@ -171,8 +193,8 @@ class Reconciler:
                     ticket.granted.set_result(
                         self.lease(self.slots[key], ticket.keep_alive, since=ticket.request.since)
                     )
-            case Start(key, memory):
-                self._start(key, memory)
+            case Start(key, memory, variant):
+                self._start(key, memory, variant)
             case Stop(key, reason, room_for):
                 self.end(self.slots[key], reason, room_for)
             case Drain(key, reason, room_for):
@@ -219,16 +241,16 @@ class Reconciler:
         else:
             self._events.emit("stop", model=name, runner=slot.runner.id, reason=reason)
 
-    def _start(self, key: RunnerKey, memory: RequiredMemory) -> None:
-        target = self.queues[key].target
+    def _start(self, key: RunnerKey, memory: RequiredMemory, number: int) -> None:
+        target, variant = self.queues[key].target, self.queues[key].variants[number]
         try:
-            runner = self._make_runner(key, target.spec)
+            runner = self._make_runner(key, variant.spec)
         except (ModelRunnerError, OSError) as error:
             self.refuse(key, error)
             return
         log.info("starting %s (%s)", target.name, runner.id)
         self._events.emit("load", model=target.name, runner=runner.id, ram=memory.ram, vram=list(memory.vram))
-        slot = self.slots[key] = RunnerSlot(runner, target, memory, self.time())
+        slot = self.slots[key] = RunnerSlot(runner, target, variant, memory, self.time())
         slot.task = asyncio.get_running_loop().create_task(runner.run(self.changed), name=f"runner {runner.id}")
         slot.task.add_done_callback(partial(self._ended, slot))
 
@@ -255,7 +277,7 @@ class Reconciler:
         if measured is None or slot.phase not in (Phase.READY, Phase.DRAINING):
             return  # a process on its way out holds less than it did
         backend = self._registry.get(slot.target.key.backend)
-        slot.memory = self._ledger.record(backend, slot.target.spec, measured)
+        slot.memory = self._ledger.record(backend, slot.variant.spec, measured)
         slot.measured = measured
         self.changed()
 
@@ -263,7 +285,8 @@ class Reconciler:
         """A fault of the backend's is the answer to all who wait; the server logs it as it does any other."""
         target = queue.target
         try:
-            queue.need = await self._ledger.required(self._registry.get(target.key.backend), target.spec)
+            backend = self._registry.get(target.key.backend)
+            queue.variants = await self._ledger.variants(backend, target.spec, self.budget())
         except Exception as error:
             self._refuse(target.key, tuple(queue.tickets), error)
         self.changed()

@@ -42,12 +42,12 @@ def shutting_down() -> ShuttingDown:
 
 
 def _no_room(group: Group, why: str, budget: Vector, free: Vector) -> InsufficientMemory:
-    assert group.need is not None
+    smallest = group.needs[-1]
     lines = []
-    for i, need in enumerate((group.need.ram, *group.need.vram)):
+    for i, need in enumerate((smallest.ram, *smallest.vram)):
         what = "main memory" if i == 0 else f"device {i - 1}"
         lines.append(f"{what}: needed {need}, free {max(0, free[i])}, budget {budget[i]} bytes")
-    return InsufficientMemory(f"{_name(group)} needs {group.need}, {why} ({'; '.join(lines)})")
+    return InsufficientMemory(f"{_name(group)} needs {smallest}, {why} ({'; '.join(lines)})")
 
 
 def _name(group: Group) -> str:

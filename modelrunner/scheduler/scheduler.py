@@ -77,9 +77,11 @@ class Scheduler:
             return None
         return table.lease(slot, keep_alive or target.keep_alive)
 
-    async def acquire(self, target: Target, keep_alive: KeepAlive | None = None, caller: str = "") -> Lease:
+    async def acquire(
+        self, target: Target, keep_alive: KeepAlive | None = None, caller: str = "", batch: bool = False
+    ) -> Lease:
         """Waits until the target's runner is ready, starting it where it must. Cancelled, the request leaves the queue,
-        and a load that began for it goes on. `caller` names who asks, in the log.
+        and a load that began for it goes on. Those who wait take turns by `caller`; a `batch` lets the others go first.
 
         Raises `QueueFull`, `ShuttingDown`, `BackingOff`, `TimedOut`, `InsufficientMemory`, or what the backend or the
         engine failed with."""
@@ -88,7 +90,7 @@ class Scheduler:
             return lease
         self._check_open(target)
         log.debug("%s waits for %s", caller or "a request", target.name)
-        ticket = self._table.queue_up(target, keep_alive or target.keep_alive)
+        ticket = self._table.queue_up(target, keep_alive or target.keep_alive, caller, batch)
         try:
             return await ticket.granted
         except asyncio.CancelledError:

@@ -1,11 +1,12 @@
 """What the scheduler keeps: its runners, its queues, and the leases it has given out."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
 from modelrunner.scheduler.state import Group, Phase, Reason, Request, Slot
-from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, RunSpec
+from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, RunSpec, Variant
 
 if TYPE_CHECKING:
     from modelrunner.runner import Runner
@@ -28,12 +29,15 @@ class Target:
 
 
 class RunnerSlot:
-    """One runner from its start until its process is gone, with what only the scheduler knows about it. `held` is how
-    long its requests hold a lease, a moving mean in seconds."""
+    """One runner from its start until its process is gone, with what only the scheduler knows about it. `variant` is
+    the way in which it runs its model, `memory` what counts for it now. `held` is how long its requests hold a lease, a
+    moving mean in seconds."""
 
-    def __init__(self, runner: "Runner", target: Target, memory: RequiredMemory, now: float) -> None:
+    def __init__(self, runner: "Runner", target: Target, variant: Variant, memory: RequiredMemory, now: float) -> None:
         self.runner = runner
         self.target = target
+        self.variant = variant
+        self.pinned = target.pinned
         self.estimated = memory
         self.memory = memory
         self.measured: RequiredMemory | None = None
@@ -64,7 +68,7 @@ class RunnerSlot:
     @property
     def expires(self) -> float:
         """When the idle timer stops it, if nobody uses it before; infinity for never."""
-        return float("inf") if self.target.pinned else self.last_used + self.keep_alive.seconds
+        return float("inf") if self.pinned else self.last_used + self.keep_alive.seconds
 
     def view(self) -> Slot:
         """The slot as a plan sees it."""
@@ -76,7 +80,7 @@ class RunnerSlot:
             leases=self.leases,
             last_used=self.last_used,
             keep_alive=self.keep_alive.seconds,
-            pinned=self.target.pinned,
+            pinned=self.pinned,
             load_seconds=self.ready_at - self.started if self.ready_at is not None else 0.0,
             drain=self.drain,
             was_ready=ready,
@@ -96,16 +100,18 @@ class Ticket:
 
 @dataclass(eq=False, slots=True)
 class Queue:
-    """The requests that wait for one key, oldest first, and what a runner for them needs."""
+    """The requests that wait for one key, oldest first, and the ways to run their model, none while those are still
+    asked for."""
 
     target: Target
     tickets: dict[int, Ticket] = field(default_factory=dict)
-    need: RequiredMemory | None = None
+    variants: Sequence[Variant] = ()
 
     def view(self) -> Group:
         """The queue as a plan sees it."""
         waiting = tuple([ticket.request for ticket in self.tickets.values()])
-        return Group(self.target.key, waiting, self.need, self.target.name)
+        needs = tuple([variant.memory for variant in self.variants])
+        return Group(self.target.key, waiting, needs, self.target.name)
 
 
 class Leases(Protocol):
@@ -119,9 +125,10 @@ class Leases(Protocol):
 class Lease:
     """A request's hold on a runner: while it lasts, the runner is neither evicted nor stopped by its idle timer.
 
-    `waited` is the time in the queue, load included, `loaded` the part of it spent on the load, in seconds."""
+    `waited` is the time in the queue, load included, `loaded` the part of it spent on the load, in seconds. `variant`
+    says how the runner differs from what was asked for, "" if it does not."""
 
-    __slots__ = ("_keep_alive", "_owner", "_slot", "_taken", "loaded", "runner", "waited")
+    __slots__ = ("_keep_alive", "_owner", "_slot", "_taken", "loaded", "runner", "variant", "waited")
 
     def __init__(
         self,
@@ -133,6 +140,7 @@ class Lease:
         loaded: float = 0.0,
     ) -> None:
         self.runner = slot.runner
+        self.variant = slot.variant.label
         self.waited = waited
         self.loaded = loaded
         self._owner: Leases | None = owner

@@ -24,25 +24,29 @@ class Reason(StrEnum):
     IDLE = "its keep-alive has passed"
     ROOM = "another model needs the room"
     UNLOAD = "it was unloaded"
+    PAUSED = "it is paused"
     SHUTDOWN = "the daemon shuts down"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request in the queue, waiting since `since`."""
+    """One request in the queue, waiting since `since`. `caller` stands for who asks, "" for the many that say nothing;
+    one of a `batch` lets interactive ones go first."""
 
     id: int
     since: float
+    caller: str = ""
+    batch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The requests that wait for one key, oldest first. `need` is None while the estimate is being made. `name` is what
-    people call the model."""
+    """The requests that wait for one key, oldest first. `needs` has what each variant of the run needs, the preferred
+    one first, and is empty while the estimate is being made. `name` is what people call the model."""
 
     key: RunnerKey
     waiting: tuple[Request, ...]
-    need: RequiredMemory | None
+    needs: tuple[RequiredMemory, ...]
     name: str = ""
 
 
@@ -97,7 +101,8 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that a plan depends on. `closing`: no request is admitted any more."""
+    """Everything that a plan depends on. `closing`: no request is admitted any more. `paused` has the IDs of the models
+    whose runners go and whose requests wait."""
 
     groups: tuple[Group, ...]
     slots: tuple[Slot, ...]
@@ -105,6 +110,7 @@ class State:
     failures: Mapping[RunnerKey, Failure] = field(default_factory=dict)
     policy: Policy = field(default_factory=Policy)
     closing: bool = False
+    paused: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +123,11 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A runner for `key`, whose `memory` counts from now."""
+    """A runner for `key` in the variant of that number, whose `memory` counts from now."""
 
     key: RunnerKey
     memory: RequiredMemory
+    variant: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> api.Runner
         last_used=_time(wall - now + slot.last_used) if slot.ready_at is not None else None,
         expires_at=_time(wall - now + slot.expires) if idle and finite else None,
         keep_alive=str(slot.keep_alive),
-        pinned=target.pinned,
+        pinned=slot.pinned,
         in_use=slot.leases > 0,
         loading=phase is Phase.STARTING,
     )

@@ -48,7 +48,7 @@ def key(name: str) -> RunnerKey:
 
 def group(name: str, need: int | None, *since: float, first: int = 1, vram: tuple[int, ...] = ()) -> Group:
     waiting = tuple(Request(first + i, at) for i, at in enumerate(since or (NOW,)))
-    return Group(key(name), waiting, None if need is None else RequiredMemory(need, vram), name)
+    return Group(key(name), waiting, () if need is None else (RequiredMemory(need, vram),), name)
 
 
 def slot(

@@ -154,7 +154,7 @@ class PlanMachine(RuleBasedStateMachine):
         for id, waiting in self.waiting.items():
             groups.setdefault(waiting.name, []).append(Request(id, waiting.since))
         return State(
-            tuple(Group(key(name), tuple(requests), SIZES[name], name) for name, requests in groups.items()),
+            tuple(Group(key(name), tuple(requests), (SIZES[name],), name) for name, requests in groups.items()),
             tuple(self.slots.values()),
             BUDGET,
             self.failures,
