@@ -21,8 +21,10 @@ ALLOWED = {
     "cli": {"client", "config", "server"},
     "client": set(),
     "config": set(),
+    "enginecache": {"backend"},
     "enginelog": set(),
     "errors": set(),
+    "flags": set(),
     "guardian": set(),
     "http1": set(),
     "locations": set(),
@@ -34,6 +36,7 @@ ALLOWED = {
     "runner": {"backend", "process", "processtree", "readiness", "upstream"},
     "scheduler": {"runner", "backend", "processtree"},
     "server": {"scheduler", "proxy", "pull", "store", "backend", "config", "processtree"},  # config: see below
+    "steps": {"process"},
     "store": set(),
     "testing": {"backend", "process", "processtree", "runner", "upstream"},
     "types": set(),
@@ -41,7 +44,7 @@ ALLOWED = {
     "upstream": {"http1"},
 }
 # What a backend may use.
-PUBLIC = {"modelrunner", "modelrunner.process", "modelrunner.units"}
+PUBLIC = {"modelrunner", *(f"modelrunner.{name}" for name in ("enginecache", "flags", "process", "steps", "units"))}
 
 
 def imported(file: Path) -> Iterator[tuple[str, str]]:

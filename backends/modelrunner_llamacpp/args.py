@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from modelrunner import BadRequest, Bundle, Endpoint, Mode, RunSpec
+from modelrunner.flags import words_of
 from modelrunner_llamacpp import flags
 from modelrunner_llamacpp.engines import Engine, Kind
 from modelrunner_llamacpp.options import OPTIONS
@@ -89,7 +90,7 @@ def command(engine: Engine, options: Mapping[str, str]) -> list[str]:
     """The words to execute. Raises `BadRequest` for an option that llama-cpp-python's server does not have."""
     match engine.kind:
         case Kind.NATIVE:
-            words = [word for flag, text in options.items() for word in OPTIONS[flag].native(text)]
+            words = [word for flag, text in options.items() for word in words_of(OPTIONS[flag], text)]
             return [str(engine.program), *words]
         case Kind.WHEEL:
             return [str(engine.program), "-I", str(_SERVE), "xllamacpp", json.dumps(attributes(options))]

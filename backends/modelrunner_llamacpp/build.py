@@ -10,8 +10,8 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelrunner import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback
-from modelrunner_llamacpp import cache, steps
+from modelrunner import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, steps
+from modelrunner_llamacpp import engines
 from modelrunner_llamacpp.engines import Engine, Kind
 from modelrunner_llamacpp.install import compiler
 from modelrunner_llamacpp.versions import SOURCE, SOURCE_SHA256, SOURCE_TREE, SOURCE_VERSION
@@ -48,8 +48,8 @@ async def install_build(context: BackendContext, progress: ProgressCallback) -> 
     device = find_device()
     build = _Build(context.logs / "build-llama.cpp.log", device, progress)
     options = [*_OPTIONS, device.option if device else "", _cpu()]
-    name = cache.key(Kind.NATIVE, SOURCE_VERSION, *options)
-    await cache.provide(context, Kind.NATIVE, name, build.make, progress)
+    name = enginecache.key(f"llama.cpp-{Kind.NATIVE}", SOURCE_VERSION, *options)
+    await engines.provide(context, Kind.NATIVE, name, build.make, progress)
 
 
 def find_device() -> Device | None:

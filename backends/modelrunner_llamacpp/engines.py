@@ -4,19 +4,18 @@ llama-cpp-python."""
 import functools
 import importlib.metadata
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from modelrunner import BackendContext, BackendUnavailable
+from modelrunner import BackendContext, BackendUnavailable, ProgressCallback, enginecache
 from modelrunner_llamacpp.settings import LlamaCppSettings
-
-MARKER = "engine.json"  # written last into a managed engine's folder: without it the folder is not one
 
 
 class Kind(StrEnum):
@@ -39,10 +38,27 @@ class Engine:
     def __str__(self) -> str:
         return f"llama.cpp {self.version} ({self.kind})"
 
+    def marker(self) -> dict[str, Any]:
+        return {"kind": self.kind, "version": self.version, "devices": self.devices}
+
 
 def link(context: BackendContext, kind: Kind) -> Path:
     """Where this data directory says that it uses a managed engine of that kind."""
     return context.engines / ("llama.cpp" if kind is Kind.WHEEL else f"llama.cpp-{kind}")
+
+
+async def provide(
+    context: BackendContext, kind: Kind, key: str, make: Callable[[Path], Awaitable[Engine]], progress: ProgressCallback
+) -> None:
+    """Links this data directory to the managed engine `key` of the cache, made by `make` if it is not there."""
+
+    async def made(folder: Path) -> dict[str, Any]:
+        return (await make(folder)).marker()
+
+    def works(entry: Path) -> bool:
+        return usable(entry, kind) is not None
+
+    await enginecache.provide(link(context, kind), context.cache / key, made, works, progress)
 
 
 def find(context: BackendContext, settings: LlamaCppSettings) -> Engine | None:
@@ -71,14 +87,11 @@ def _managed(context: BackendContext, kind: Kind) -> Engine | None:
 def usable(folder: Path, kind: Kind) -> Engine | None:
     """The finished engine in `folder`, None for anything else: an interpreter that it needs may be gone by now."""
     folder = folder.resolve()  # an update may point the link elsewhere between now and the start of the program
-    try:
-        marker = json.loads((folder / MARKER).read_text("utf-8"))
-        program = folder / ("bin/python" if kind is Kind.WHEEL else "bin/llama-server")
-        if marker["kind"] == kind and os.access(program, os.X_OK):
-            return Engine(kind, program, marker["version"], marker["devices"], folder)
-    except (OSError, ValueError, KeyError):
-        pass
-    return None
+    marker = enginecache.read_marker(folder)
+    program = folder / ("bin/python" if kind is Kind.WHEEL else "bin/llama-server")
+    if marker is None or marker.get("kind") != kind or not os.access(program, os.X_OK):
+        return None
+    return Engine(kind, program, str(marker.get("version")), marker.get("devices"), folder)
 
 
 def _python(settings: LlamaCppSettings) -> Engine | None:

@@ -6,8 +6,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from modelrunner import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback
-from modelrunner_llamacpp import cache, steps
+from modelrunner import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, steps
+from modelrunner_llamacpp import engines
 from modelrunner_llamacpp.engines import Engine, Kind
 from modelrunner_llamacpp.settings import LlamaCppSettings
 from modelrunner_llamacpp.versions import WHEEL, WHEEL_SHA256, WHEEL_VERSION
@@ -26,8 +26,8 @@ async def install_wheel(context: BackendContext, settings: LlamaCppSettings, pro
         return await _make(folder, context.logs / "install-llama.cpp.log", settings, progress)
 
     options = (sysconfig.get_platform(), sys.base_prefix, platform.python_version(), settings.wheel_index or "")
-    name = cache.key(Kind.WHEEL, WHEEL_VERSION, *options, *settings.wheel_sha256)
-    await cache.provide(context, Kind.WHEEL, name, make, progress)
+    name = enginecache.key(f"llama.cpp-{Kind.WHEEL}", WHEEL_VERSION, *options, *settings.wheel_sha256)
+    await engines.provide(context, Kind.WHEEL, name, make, progress)
 
 
 async def _make(folder: Path, log: Path, settings: LlamaCppSettings, progress: ProgressCallback) -> Engine:

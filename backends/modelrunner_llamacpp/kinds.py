@@ -8,28 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from modelrunner import flags
 
-class Kind(Protocol):
-    """What a flag takes. `check` raises `ValueError` that says what is wanted."""
 
-    def check(self, text: str) -> None: ...
+class Kind(flags.Kind, Protocol):
+    """What a flag takes, and what its text means to the engines that have no command line."""
+
     def attribute(self, text: str) -> Any: ...
     def setting(self, text: str) -> Any: ...
 
 
 @dataclass(frozen=True)
-class Integer:
-    low: int
-    high: int
-    words: Mapping[str, int] = field(default_factory=dict)
-
-    def check(self, text: str) -> None:
-        digits = text.removeprefix("-")
-        known = text in self.words or (digits.isascii() and digits.isdecimal() and len(digits) < 20)
-        if not known or not (text in self.words or self.low <= int(text) <= self.high):
-            wanted = f"a whole number from {self.low} to {self.high}"
-            raise ValueError(" or ".join([wanted, *map(repr, self.words)]))
-
+class Integer(flags.Integer):
     def attribute(self, text: str) -> int:
         return self.words[text] if text in self.words else int(text)
 
@@ -37,18 +27,8 @@ class Integer:
 
 
 @dataclass(frozen=True)
-class Number:
-    low: float
-    high: float
+class Number(flags.Number):
     reciprocal: bool = False
-
-    def check(self, text: str) -> None:
-        try:
-            fits = text.isascii() and "_" not in text and self.low <= float(text) <= self.high
-        except ValueError:
-            fits = False
-        if not fits:
-            raise ValueError(f"a number from {self.low:g} to {self.high:g}")
 
     def attribute(self, text: str) -> float:
         return 1.0 / float(text) if self.reciprocal else float(text)
@@ -91,16 +71,11 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(flags.Choice):
     """One of some words. `members` gives what the attribute takes (the name of an enum's member as text), `settings`
     what llama-cpp-python takes."""
 
-    members: Mapping[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def check(self, text: str) -> None:
-        if text not in self.members:
-            raise ValueError(f"one of {', '.join(self.members)}")
 
     def attribute(self, text: str) -> Any:
         return self.members[text]
@@ -110,11 +85,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Text:
-    """Anything: for options that only the daemon sets."""
-
-    def check(self, text: str) -> None: ...
-
+class Text(flags.Text):
     def attribute(self, text: str) -> str:
         return text
 
@@ -122,14 +93,10 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Switch:
-    """No value; `off` is the flag that says the opposite, "" where llama.cpp has none. The text is "on" or "off".
-    `negated` attributes are true when the switch is off, as `no_kv_offload` is."""
+class Switch(flags.Switch):
+    """`negated` attributes are true when the switch is off, as `no_kv_offload` is."""
 
-    off: str = ""
     negated: bool = False
-
-    def check(self, text: str) -> None: ...
 
     def attribute(self, text: str) -> bool:
         return (text == "on") != self.negated

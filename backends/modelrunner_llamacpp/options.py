@@ -31,12 +31,6 @@ class Option:
     setting: str = ""
     pins: str = ""
 
-    def native(self, text: str) -> list[str]:
-        """The words of llama-server's command line."""
-        if not isinstance(self.kind, Switch):
-            return [self.flag, text]
-        return [self.flag] if text == "on" else [self.kind.off] if self.kind.off else []
-
 
 def _enum(prefix: str, *words: str, **named: str) -> dict[str, str]:
     return {word: prefix + word.upper() for word in words} | {word: prefix + name for word, name in named.items()}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from modelrunner import BackendContext, BackendState, BackendUnavailable, BadRequest, Endpoint, Mode
+from modelrunner.enginecache import MARKER
 from modelrunner_llamacpp import LlamaCppBackend, engines
 from modelrunner_llamacpp.engines import Kind
 from tests.llamacpp.models import SMOLLM2, bundle, spec
@@ -26,7 +27,7 @@ def managed(context: BackendContext, kind: Kind, version: str) -> Path:
     """A finished engine in the cache, linked."""
     entry = context.cache / f"entry-{kind}"
     script(entry / "bin" / ("python" if kind is Kind.WHEEL else "llama-server"))
-    (entry / engines.MARKER).write_text(json.dumps({"kind": kind, "version": version, "devices": False}))
+    (entry / MARKER).write_text(json.dumps({"kind": kind, "version": version, "devices": False}))
     link = engines.link(context, kind)
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(entry)
@@ -73,7 +74,7 @@ def test_half_an_engine_is_none(make_backend: MakeBackend) -> None:
     (entry / "bin/python").symlink_to("/nowhere/python")  # the interpreter was uninstalled
     assert backend.status().state is BackendState.NOT_INSTALLED
     script(entry / "bin/python.new").replace(entry / "bin/python")
-    (entry / engines.MARKER).write_text("{")
+    (entry / MARKER).write_text("{")
     assert backend.status().state is BackendState.NOT_INSTALLED
 
 

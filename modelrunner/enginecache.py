@@ -1,7 +1,7 @@
-"""Engines in the cache: made under a lock in a folder beside their place, renamed when finished, shared by data
-directories.
+"""For backends: engines in the cache, made under a lock in a folder beside their place, renamed when finished, shared
+by data directories.
 
-    CACHE/llama.cpp-wheel-2026.10.11549-1a2b3c4d/     engine.json (written last), the engine, users/
+    CACHE/llama.cpp-wheel-2026.10.11549-1a2b3c4d/     engine.json (MARKER, written last), the engine, users/
     CACHE/llama.cpp-wheel-2026.10.11549-1a2b3c4d.lock
     DATA/engines/llama.cpp -> CACHE/llama.cpp-wheel-2026.10.11549-1a2b3c4d
 
@@ -17,45 +17,53 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from modelrunner import BackendContext, InstallProgress, ProgressCallback
-from modelrunner_llamacpp import engines
-from modelrunner_llamacpp.engines import MARKER, Engine, Kind
+from modelrunner.backend import InstallProgress, ProgressCallback
 
+MARKER = "engine.json"
+"""Written last into an engine's folder: without it the folder is not one."""
 _LOCK_POLL = 0.1  # seconds; a file lock cannot be awaited
 
 
-def key(kind: Kind, version: str, *options: str) -> str:
+def key(engine: str, version: str, *options: str) -> str:
     """The name of an entry; whatever makes two installations differ is in it."""
     digest = hashlib.sha256("\0".join(options).encode()).hexdigest()
-    return f"llama.cpp-{kind}-{version}-{digest[:8]}"
+    return f"{engine}-{version}-{digest[:8]}"
+
+
+def read_marker(folder: Path) -> Mapping[str, Any] | None:
+    """What the maker of the finished engine in `folder` said about it; None for anything else."""
+    try:
+        found = json.loads((folder / MARKER).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 async def provide(
-    context: BackendContext,
-    kind: Kind,
-    name: str,
-    make: Callable[[Path], Awaitable[Engine]],
+    link: Path,
+    entry: Path,
+    make: Callable[[Path], Awaitable[Mapping[str, Any]]],
+    works: Callable[[Path], bool],
     progress: ProgressCallback,
 ) -> None:
-    """Links this data directory to the entry `name`, made by `make(folder)` if it is not there in working order.
-    `make` fills an empty folder, and describes the engine in it. An older entry that nobody uses any more goes."""
-    entry = context.cache / name
-    link = engines.link(context, kind)
+    """Points `link`, in a data directory, to `entry`, in the cache, which `make(folder)` makes if `works(entry)` is
+    false. `make` fills an empty folder and returns what its marker is to say. An older entry that nobody uses any more
+    goes."""
     before = link.readlink() if link.is_symlink() else entry
     async with _locked(entry, progress):
-        if engines.usable(entry, kind) is None:
+        if not works(entry):
             await _make(entry, make)
         _point(link, entry)
     if before != entry:
         await _discard_unused(before)
 
 
-async def withdraw(context: BackendContext, kind: Kind) -> None:
-    """Removes this data directory's link, and the entry if no other data directory uses it. Nothing there is fine."""
-    link = engines.link(context, kind)
+async def withdraw(link: Path) -> None:
+    """Removes a data directory's link, and the entry if no other data directory uses it. Nothing there is fine."""
     if link.is_symlink():
         entry = link.readlink()
         link.unlink()
@@ -101,15 +109,14 @@ def _try_lock(lock: int) -> bool:
     return True
 
 
-async def _make(entry: Path, make: Callable[[Path], Awaitable[Engine]]) -> None:
+async def _make(entry: Path, make: Callable[[Path], Awaitable[Mapping[str, Any]]]) -> None:
     for leftover in entry.parent.glob(f"{entry.name}.tmp-*"):  # of a run that was killed: we hold its lock
         await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
     work = _beside(entry)
     try:
         made = work / "new"
         made.mkdir()
-        engine = await make(made)
-        marker = {"kind": engine.kind, "version": engine.version, "devices": engine.devices}
+        marker = await make(made)
         (made / MARKER).write_text(json.dumps(marker), "utf-8")
         (made / "users").mkdir()
         await asyncio.to_thread(_sync, made)

@@ -1,12 +1,14 @@
-"""The programs that an installation runs: pip, cmake, ninja, each under the guardian that keeps engines too."""
+"""For backends: the programs that an installation runs (pip, cmake, ninja), each under the guardian that keeps engines
+too."""
 
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from modelrunner import BackendExited, BackendUnavailable, ProcessOptions
+from modelrunner.errors import BackendExited, BackendUnavailable
 from modelrunner.process import run, scrubbed_environment
+from modelrunner.types import ProcessOptions
 
 # What pip, cmake and a compiler read besides what an engine gets: index, proxy, certificates, toolchain. A token or
 # key that is in the environment for somebody else stays out of third-party build scripts.
