@@ -84,9 +84,11 @@ class EngineRoutes:
         check_settings(backend, bundle, main_mode(bundle), settings)
         before = self._configurations.get(bundle.model_id).revision
         entry = await asyncio.shield(self._configurations.configure(bundle.model_id, wanted))
+        shown = self._shown(bundle.model_id, str(main_mode(bundle)), entry)
+        self._scheduler.events.emit("configure", model=shown.model, revision=entry.revision, config=shown.config)
         if entry.revision != before:
             self._retire(bundle.model_id)
-        return json_response(self._shown(bundle.model_id, str(main_mode(bundle)), entry), status=202)
+        return json_response(shown, status=202)
 
     async def configurations(self, request: web.Request) -> web.Response:
         """`?model=` one of them; without it all whose model is still here."""

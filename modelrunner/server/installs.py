@@ -84,6 +84,7 @@ class Installer:
                 await self._free(backend)
                 await backend.uninstall()
         log.info("%s of %s done", action, backend.name)
+        self._scheduler.events.emit("install", reason=f"{action} of {backend.name}", status=str(backend.status()))
         return f"{backend.name}: {backend.status()}"
 
     async def _free(self, backend: Backend) -> None:
@@ -96,4 +97,5 @@ class Installer:
         del self._running[name]
         self._changed()
         if not task.cancelled() and (error := task.exception()):  # whoever waited gets it too; nobody may be left
+            self._scheduler.events.emit("install", reason=f"{task.get_name()} failed: {error}")
             log.error("%s: %s", task.get_name(), error, exc_info=None if isinstance(error, ModelRunnerError) else error)

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from modelrunner import api
 from modelrunner.backend import BackendRegistry
-from modelrunner.errors import BadRequest, Conflict, Forbidden, ModelNotFound, RouteNotFound
+from modelrunner.errors import BadRequest, Conflict, Forbidden, ModelNotFound, ModelRunnerError, RouteNotFound
 from modelrunner.pull import Puller
 from modelrunner.scheduler import Scheduler
 from modelrunner.server.configurations import Configurations
@@ -67,8 +67,13 @@ class ModelRoutes:
             raise Forbidden("a file of this machine is packaged only over the Unix socket", param="from")
 
         async def pull(report: Report) -> api.Progress:
-            model = await self._puller.pull(wanted.from_, report, token=wanted.bearer_token, name=wanted.name)
-            name = model.tags[0] if model.tags else model.id
+            try:
+                model = await self._puller.pull(wanted.from_, report, token=wanted.bearer_token, name=wanted.name)
+            except ModelRunnerError as error:
+                self._scheduler.events.emit("pull", model=wanted.name or wanted.from_, reason=f"failed: {error}")
+                raise
+            name = _name(model)
+            self._scheduler.events.emit("pull", model=name, reason=f"pulled from {wanted.from_}")
             return api.Progress("success", f"{name} is here", model=name)
 
         return await stream_progress(request, pull, mode="pull")
