@@ -79,7 +79,7 @@ class _Plan:
         waiting = [g for g in map(self._serve, groups) if g is not None]
         self._wanted = {g.key for g in waiting}
         self._stop_unused()
-        for group in sorted(waiting, key=_age):
+        for group in sorted(waiting, key=age):
             self._admit(group)
         if not self._state.closing:
             self._take_back_drains()
@@ -285,5 +285,6 @@ def _is_busy(slot: Slot) -> bool:
     return slot.phase is Phase.READY and slot.leases > 0 and not slot.pinned
 
 
-def _age(group: Group) -> tuple[float, int]:
+def age(group: Group) -> tuple[float, int]:
+    """What the groups that wait are sorted by: the oldest request first."""
     return group.waiting[0].since, group.waiting[0].id

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never
@@ -34,7 +34,7 @@ from modelrunner.scheduler.state import (
     Stop,
     WakeAt,
 )
-from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey
+from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
 
 log = logging.getLogger(__name__)
 # Seconds for which a budget is taken as known: looking takes milliseconds where there are many processes.
@@ -42,7 +42,8 @@ _BUDGET_AGE = 1.0
 
 
 class Reconciler:
-    """Called only from the event loop's thread. `slots` and `queues` are read by `Scheduler` and changed here."""
+    """Called only from the event loop's thread. `slots` and `queues` are read by `Scheduler` and changed here. `stuck`:
+    the last plan could not be made or carried out. `load_seconds` is how long the last load of each key took."""
 
     def __init__(
         self,
@@ -60,6 +61,8 @@ class Reconciler:
         self.queues: dict[RunnerKey, Queue] = {}
         self.closing = False
         self.paused: frozenset[str] = frozenset()
+        self.stuck = False
+        self.load_seconds: dict[RunnerKey, float] = {}
         self.time = clock
         self._registry = registry
         self._probe = probe
@@ -175,16 +178,21 @@ class Reconciler:
 
     def _reconcile(self) -> None:
         self._planned = None
+        self.stuck = True  # unless it comes to its end
         now = self.time()
         for slot in self.slots.values():
             if slot.ready_at is None and slot.runner.ready_at is not None:
                 self._became_ready(slot, now)
+        for action in plan(self.state(), now):
+            self._carry_out(action)
+        self.stuck = False
+
+    def state(self) -> State:
+        """What a plan is made from."""
         groups = tuple([queue.view() for queue in self.queues.values()])
         slots = tuple([slot.view() for slot in self.slots.values()])
         budget = self.budget() if groups else self._budget
-        state = State(groups, slots, budget, self._failures, self._policy, self.closing, self.paused)
-        for action in plan(state, now):
-            self._carry_out(action)
+        return State(groups, slots, budget, self._failures, self._policy, self.closing, self.paused)
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -266,7 +274,7 @@ class Reconciler:
 
     def _became_ready(self, slot: RunnerSlot, now: float) -> None:
         slot.ready_at = slot.last_used = now
-        loaded = round(now - slot.started, 3)
+        loaded = self.load_seconds[slot.target.key] = round(now - slot.started, 3)
         self._events.emit("ready", model=slot.target.name, runner=slot.runner.id, seconds=loaded)
         self._failures.pop(slot.target.key, None)
         self._in_background(self._measure_now(slot))
@@ -285,11 +293,15 @@ class Reconciler:
         """A fault of the backend's is the answer to all who wait; the server logs it as it does any other."""
         target = queue.target
         try:
-            backend = self._registry.get(target.key.backend)
-            queue.variants = await self._ledger.variants(backend, target.spec, self.budget())
+            queue.variants = await self.variants(target)
         except Exception as error:
             self._refuse(target.key, tuple(queue.tickets), error)
         self.changed()
+
+    async def variants(self, target: Target) -> Sequence[Variant]:
+        """The ways to run it, the preferred one first."""
+        backend = self._registry.get(target.key.backend)
+        return await self._ledger.variants(backend, target.spec, self.budget())
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
