@@ -148,9 +148,9 @@ async def _listen(
     fallback = connections(runner.server, access_log=None, keepalive_timeout=_IDLE_CONNECTION)
     loop = asyncio.get_running_loop()
     lanes = [fastlane.protocol_factory(pipeline, fallback, local=local) for local in (True, False)]
-    servers = [await loop.create_unix_server(lanes[0], sock=unix.socket)]
+    servers = [await loop.create_unix_server(lanes[0], sock=unix.socket, backlog=daemon.BACKLOG)]
     if tcp:
-        servers.append(await loop.create_server(lanes[1], sock=tcp))
+        servers.append(await loop.create_server(lanes[1], sock=tcp, backlog=daemon.BACKLOG))
     unix.publish()
     log.info("modelrunner %s serves unix://%s %s", __version__, addresses.socket, addresses.listen)
     try:

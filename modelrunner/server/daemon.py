@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 _HANDOVER = 10.0  # seconds that a new daemon gives one that is starting or ending
 _POLL = 0.05
 _PROBE_TIMEOUT = 1.0
-_BACKLOG = 1024
+BACKLOG = 1024
+"""Clients that may wait to be accepted; one more waits a second until its system tries again."""
 _MOST_DESCRIPTORS = 1 << 16
 
 
@@ -189,7 +190,7 @@ def bind_tcp(listen: str) -> socket.socket | None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         # Now, not when the event loop is ready: with SO_REUSEADDR two may bind, but only one listens.
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
