@@ -14,7 +14,7 @@ _WORDS = [*_SPECIAL, "cat", "dog", "word", "the", "sleeps"]
 
 
 def write(folder: Path, *, reranks: bool = False, context: int = 512) -> Path:
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     shapes = _shapes(context, reranks)
     random = np.random.default_rng(1)
     safetensors.write(folder / "model.safetensors", {name: _values(name, shapes[name], random) for name in shapes})
