@@ -73,13 +73,16 @@ class BackendContext:
     """The folders a backend may write in, and its table from the configuration (`[backends.NAME]`).
 
     `engines` (in the data directory) holds one link per installed engine; `cache` holds the builds that the links
-    point to, keyed by version and options and shared by data directories; `logs` takes installation logs.
+    point to, keyed by version and options and shared by data directories; `logs` takes installation logs. `state` (in
+    the data directory too, made by the backend, mode 0700) is for what it keeps between runs; None where it may keep
+    nothing.
     """
 
     engines: Path
     cache: Path
     logs: Path
     settings: Mapping[str, Any]
+    state: Path | None = None
 
 
 class NoSettings(BaseModel):
@@ -138,7 +141,12 @@ class Backend(ABC):
 
     @abstractmethod
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
-        """From the model's own header; never starts the engine."""
+        """At a full context, from the model's own header; never starts the engine."""
+
+    def growth(self, spec: RunSpec) -> RequiredMemory:
+        """The part of `required_memory` that an engine which has just loaded its model does not hold yet: what it
+        touches only as its context fills."""
+        return RequiredMemory(0)
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
         """The ways to run the model on a machine with this budget, the one that was asked for first and then, where the
@@ -159,6 +167,24 @@ class Backend(ABC):
         """Raises `BadRequest` unless every flag is on the typed allow-list. By default nothing is allowed."""
         if flags:
             raise BadRequest(f"{self.name} takes no runtime flags", param="runtime-flags")
+
+    def fold_flags(self, flags: tuple[str, ...]) -> tuple[Mapping[str, int | None], tuple[str, ...]]:
+        """Takes those flags out that stand for a field of a model's configuration, and says what they set: of
+        `context_size`, `parallel` and `gpu_layers`, None for as if it were not set. So there is one place to look at.
+        Raises `BadRequest` as `check_flags` does."""
+        return {}, flags
+
+    def check(self, spec: RunSpec) -> None:
+        """Raises `BadRequest` for a run of which the header of a model says that it cannot work. Called when a model is
+        configured, in a thread."""
+        longest = spec.bundle.context_length
+        if longest is not None and spec.context_size > longest:
+            raise BadRequest(
+                f"context-size {spec.context_size} is beyond the {longest} tokens that the model was trained for",
+                param="context-size",
+            )
+        if spec.draft is not None:
+            raise BadRequest(f"{self.name} has no speculative decoding with a draft model", param="speculative")
 
     def default_context_size(self, bundle: Bundle) -> int:
         """Tokens, for a model that nobody configured."""
@@ -183,6 +209,10 @@ class Backend(ABC):
 
     async def before_stop(self, spec: RunSpec, endpoint: Endpoint) -> None:
         """Called with the engine still alive, before it is asked to end."""
+        return
+
+    async def forget(self, model_id: str) -> None:
+        """Called after a model was removed: what was kept of its runs goes too."""
         return
 
 

@@ -79,16 +79,38 @@ def process_tree(pid: int) -> list[psutil.Process]:
 
 
 def memory_of(pid: int) -> RequiredMemory:
-    """What the engine's processes hold of main memory. Pages that they share are counted once where the system says
-    (PSS), else in each."""
-    return RequiredMemory(sum(_memory(process) for process in process_tree(pid)))
+    """What the engine's processes hold of main memory: what would be free without them, and the files that they map
+    (`shared`), which the processes of one engine have in common and which count whole, whoever else maps them."""
+    found = [_memory(process) for process in process_tree(pid)]
+    mapped = max((files for _, files in found), default=0)
+    return RequiredMemory(sum(private for private, _ in found) + mapped, shared=mapped)
 
 
-def _memory(process: psutil.Process) -> int:
+def _memory(process: psutil.Process) -> tuple[int, int]:
+    """Bytes of its own, and of the files that it maps; nothing for a process that has ended."""
     try:
-        return int(getattr(process.memory_full_info(), "pss", 0) or process.memory_info().rss)
+        return _from_kernel(process.pid)
+    except OSError:  # not Linux, or it has ended
+        pass
+    try:
+        memory, resident = process.memory_full_info(), process.memory_info().rss
+        return memory.uss, max(0, resident - memory.uss)
     except psutil.Error:
-        return 0
+        return 0, 0
+
+
+def _from_kernel(pid: int) -> tuple[int, int]:
+    """Linux, Documentation/filesystems/proc.rst: of memory that processes share, the proportional part. In `status`,
+    the resident pages of files count whole."""
+    own = _kibibytes(f"/proc/{pid}/smaps_rollup", "Pss_Anon", "Pss_Shmem")
+    return own, _kibibytes(f"/proc/{pid}/status", "RssFile")
+
+
+def _kibibytes(file: str, *names: str) -> int:
+    """The sum of these rows, in bytes."""
+    with open(file, encoding="ascii", errors="replace") as rows:
+        pairs = (row.split(":", 1) for row in rows if ":" in row)
+        return sum(int(value.split()[0]) for name, value in pairs if name in names) << 10
 
 
 def oom_kills() -> int:

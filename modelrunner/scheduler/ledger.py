@@ -1,36 +1,48 @@
-"""What each model needs: the backend's estimate, until a run of it was measured."""
+"""What each model needs: the backend's estimate, until the engine was asked, and then a run of it was measured."""
 
+import asyncio
 import json
 import logging
 import os
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from modelrunner.backend import Backend
 from modelrunner.types import RequiredMemory, RunSpec, Variant
 
-_FORMAT = 1
+_FORMAT = 2
 _MAX_ENTRIES = 4096
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What is known of a run at a full context: `measured`, or told by the engine without loading the model."""
+
+    memory: RequiredMemory
+    measured: bool
+
+
 class Ledger:
-    """Measured figures are kept in `path` (none: in memory only) per backend and its version, model, mode, context,
-    parallel, flags, options and draft: a figure of another combination says nothing about this one."""
+    """Figures are kept in `path` (none: in memory only) per backend and its version, model, mode, context, parallel,
+    flags, options and draft: a figure of another combination says nothing about this one."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._measured = _read(path) if path is not None else {}
+        self._known = _read(path) if path is not None else {}
         self._estimates: dict[str, RequiredMemory] = {}
+        self._asking = asyncio.Lock()
 
     async def required(self, backend: Backend, spec: RunSpec) -> RequiredMemory:
-        """Bytes to count for a run: the most that was measured of such a run, else the backend's estimate."""
+        """Bytes to count for a run: what was measured, else what the engine told, else the backend's estimate."""
         entry = _entry(backend, spec)
-        known = self._measured.get(entry) or self._estimates.get(entry)
-        if known is None:
-            known = self._estimates[entry] = await backend.required_memory(spec)
-        return known
+        if figure := self._known.get(entry):
+            return figure.memory
+        if entry not in self._estimates:
+            self._estimates[entry] = await backend.required_memory(spec)
+        return self._estimates[entry]
 
     async def variants(self, backend: Backend, spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
         """The backend's ways to run it, the preferred one first, each with the bytes to count for it."""
@@ -39,32 +51,59 @@ class Ledger:
             self._estimates[_entry(backend, variant.spec)] = variant.memory
         return [replace(v, memory=await self.required(backend, v.spec)) for v in found]
 
-    def record(self, backend: Backend, spec: RunSpec, measured: RequiredMemory) -> RequiredMemory:
-        """Remembers what a run was seen to hold; of several figures the largest counts, since engines touch their
-        buffers only as prompts grow. Returns that figure. Devices that could not be measured keep their estimate."""
+    async def ask(self, backend: Backend, spec: RunSpec) -> None:
+        """Has the engine itself say what a run needs, once, unless that is known; one engine at a time. Takes a second
+        and belongs to when a model was pulled or configured: a load never waits for it."""
         entry = _entry(backend, spec)
-        estimate = self._estimates.get(entry, RequiredMemory(0))
-        best = self._measured.pop(entry, RequiredMemory(0, estimate.vram))
-        vram = tuple(map(max, best.vram, measured.vram)) if measured.vram else best.vram
-        now = RequiredMemory(max(best.ram, measured.ram), vram or measured.vram)
-        self._measured[entry] = now  # at the end: the newest are kept longest
-        if now != best:
+        async with self._asking:
+            if entry in self._known:
+                return
+            told = await backend.dry_run(spec)
+        if told is not None and entry not in self._known:
+            self._keep(entry, Figure(told, measured=False))
+
+    def record(
+        self, backend: Backend, spec: RunSpec, measured: RequiredMemory, *, fresh: bool = False
+    ) -> RequiredMemory:
+        """Takes down what a run was seen to hold and returns what counts for such a run from now on: the most that was
+        ever measured. A `fresh` one has only loaded its model: what it will hold at a full context is that and the
+        growth that its backend expects. Devices that could not be measured keep their figure."""
+        if fresh:
+            measured += backend.growth(spec)
+        entry = _entry(backend, spec)
+        known = self._known.get(entry)
+        before = known.memory if known else self._estimates.get(entry, RequiredMemory(0))
+        if known and known.measured:
+            measured = _most(before, measured)
+        elif not measured.vram:
+            measured = replace(measured, vram=before.vram)
+        self._keep(entry, Figure(measured, measured=True))
+        return measured
+
+    def _keep(self, entry: str, figure: Figure) -> None:
+        before = self._known.pop(entry, None)
+        self._known[entry] = figure  # at the end: the newest are kept longest
+        if figure != before:
             self._write()
-        return now
 
     def _write(self) -> None:
-        while len(self._measured) > _MAX_ENTRIES:
-            del self._measured[next(iter(self._measured))]
+        while len(self._known) > _MAX_ENTRIES:
+            del self._known[next(iter(self._known))]
         if self._path is None:
             return
-        measured = {entry: {"ram": m.ram, "vram": m.vram} for entry, m in self._measured.items()}
+        content = {"format": _FORMAT, "figures": {entry: asdict(figure) for entry, figure in self._known.items()}}
         temporary = self._path.with_suffix(".tmp")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({"format": _FORMAT, "measured": measured}, indent=1), "utf-8")
+            temporary.write_text(json.dumps(content, indent=1), "utf-8")
             os.replace(temporary, self._path)  # without fsync: after a power cut the figures are measured again
         except OSError as error:
             log.warning("the memory ledger %s cannot be written: %s", self._path, error)
+
+
+def _most(a: RequiredMemory, b: RequiredMemory) -> RequiredMemory:
+    vram = tuple(map(max, zip_longest(a.vram, b.vram, fillvalue=0)))
+    return RequiredMemory(max(a.ram, b.ram), vram, max(a.shared, b.shared))
 
 
 def _entry(backend: Backend, spec: RunSpec) -> str:
@@ -74,18 +113,20 @@ def _entry(backend: Backend, spec: RunSpec) -> str:
     return json.dumps(parts, default=str)
 
 
-def _read(path: Path) -> dict[str, RequiredMemory]:
+def _read(path: Path) -> dict[str, Figure]:
     """Nothing, with a warning, if the file is damaged or of another format: the figures come again."""
     try:
         content = json.loads(path.read_text("utf-8"))
         if content["format"] != _FORMAT:
             raise ValueError(f"its format is {content['format']!r}")
-        return {
-            str(entry): RequiredMemory(int(m["ram"]), tuple(map(int, m["vram"])))
-            for entry, m in content["measured"].items()
-        }
+        return {str(entry): _figure(**figure) for entry, figure in content["figures"].items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         log.warning("the memory ledger %s cannot be read (%s); models are measured again", path, error)
         return {}
+
+
+def _figure(memory: dict[str, Any], measured: bool) -> Figure:
+    vram = tuple(map(int, memory["vram"]))
+    return Figure(RequiredMemory(int(memory["ram"]), vram, int(memory["shared"])), bool(measured))

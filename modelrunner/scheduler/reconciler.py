@@ -39,6 +39,8 @@ from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
 log = logging.getLogger(__name__)
 # Seconds for which a budget is taken as known: looking takes milliseconds where there are many processes.
 _BUDGET_AGE = 1.0
+# Seconds between two measurements of a runner in use.
+_MEASURED_AGE = 30.0
 
 
 class Reconciler:
@@ -114,8 +116,8 @@ class Reconciler:
         slot.last_used = self.time()
         slot.keep_alive = keep_alive
         slot.held = held if slot.held is None else 0.8 * slot.held + 0.2 * held
-        if slot.leases == 0 and slot.phase is Phase.READY and not slot.measured_used:
-            slot.measured_used = True
+        if slot.phase is Phase.READY and slot.last_used >= slot.measured_at + _MEASURED_AGE:
+            slot.measured_at = slot.last_used
             self._in_background(self._measure_now(slot))
         if self.queues or slot.phase is not Phase.READY:
             self.changed()
@@ -277,15 +279,16 @@ class Reconciler:
         loaded = self.load_seconds[slot.target.key] = round(now - slot.started, 3)
         self._events.emit("ready", model=slot.target.name, runner=slot.runner.id, seconds=loaded)
         self._failures.pop(slot.target.key, None)
-        self._in_background(self._measure_now(slot))
+        self._in_background(self._measure_now(slot, fresh=True))
 
-    async def _measure_now(self, slot: RunnerSlot) -> None:
-        """Once when loaded and once after the first use: engines touch some of their buffers only then."""
+    async def _measure_now(self, slot: RunnerSlot, fresh: bool = False) -> None:
+        """When loaded, after the first use and, while it is used, now and then: some engines grow with what they are
+        asked."""
         measured = await self._measure(slot.runner)
         if measured is None or slot.phase not in (Phase.READY, Phase.DRAINING):
             return  # a process on its way out holds less than it did
         backend = self._registry.get(slot.target.key.backend)
-        slot.memory = self._ledger.record(backend, slot.variant.spec, measured)
+        slot.memory = self._ledger.record(backend, slot.variant.spec, measured, fresh=fresh)
         slot.measured = measured
         self.changed()
 

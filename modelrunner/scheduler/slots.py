@@ -43,7 +43,7 @@ class RunnerSlot:
         self.measured: RequiredMemory | None = None
         self.started = self.last_used = now
         self.ready_at: float | None = None
-        self.measured_used = False
+        self.measured_at = float("-inf")  # since it was used
         self.held: float | None = None
         self.keep_alive = target.keep_alive
         self.leases = 0
