@@ -1,6 +1,5 @@
 """The daemon about itself: health, version, logs, the end."""
 
-import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -10,12 +9,12 @@ from pathlib import Path
 from aiohttp import web
 
 from modelrunner import __version__, api
-from modelrunner.backend import BackendRegistry
 from modelrunner.errors import ModelNotFound, RunnerNotFound
 from modelrunner.scheduler import Scheduler
 from modelrunner.server.daemon import Lifecycle
 from modelrunner.server.logs import daemon_log, read_log
 from modelrunner.server.messages import json_response, query_flag
+from modelrunner.server.statuses import Statuses
 from modelrunner.store import Store
 
 
@@ -34,14 +33,14 @@ class SystemRoutes:
         addresses: Addresses,
         lifecycle: Lifecycle,
         store: Store,
-        registry: BackendRegistry,
+        statuses: Statuses,
         scheduler: Scheduler,
         active_requests: Callable[[], int],
     ) -> None:
         self._addresses = addresses
         self._lifecycle = lifecycle
         self._store = store
-        self._registry = registry
+        self._statuses = statuses
         self._scheduler = scheduler
         self._active_requests = active_requests
         self._logs = addresses.data / "logs"
@@ -69,7 +68,6 @@ class SystemRoutes:
 
     async def version(self, request: web.Request) -> web.Response:
         where = self._addresses
-        statuses = await asyncio.to_thread(self._registry.statuses)
         return json_response(
             api.Status(
                 pid=os.getpid(),
@@ -77,7 +75,7 @@ class SystemRoutes:
                 socket=str(where.socket),
                 listen=where.listen,
                 data_dir=str(where.data),
-                backends={name: str(status) for name, status in statuses.items()},
+                backends=await self._statuses(),
                 memory=self._scheduler.memory(),
             )
         )
