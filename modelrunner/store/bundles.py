@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 
 from modelrunner.errors import InvalidModel
-from modelrunner.store import describe, files, gguf
+from modelrunner.store import files, formats
 from modelrunner.store.blobs import Blobs
 from modelrunner.store.catalog import Entry
 from modelrunner.store.digests import Digest
 from modelrunner.store.manifests import Contents, StoredFile
-from modelrunner.types import Bundle, ModelFormat, ModelHeader
+from modelrunner.types import Bundle, ModelHeader
 
 _HEADER = "header"
 
@@ -50,6 +50,7 @@ class Bundles:
             if self._blobs.size(file.digest) != file.size:
                 raise InvalidModel(f"its file {name} ({file.digest}) is missing or damaged: pull the model again")
             if not self._is_linked(folder / name, file):
+                (folder / name).parent.mkdir(mode=0o700, exist_ok=True)
                 # Over whatever is there: the blob may have been replaced by a healthy one.
                 temporary = files.temporary_name(folder / name)
                 os.link(self._blobs.path(file.digest), temporary)
@@ -63,6 +64,12 @@ class Bundles:
     def remove(self, id: Digest) -> None:
         self._made.pop(id, None)
         shutil.rmtree(id.within(self.folder), ignore_errors=True)
+
+    def sweep(self, id: Digest) -> None:
+        """Removes what a writer that was killed left in the bundle."""
+        folder = id.within(self.folder)
+        for place in (folder, *filter(Path.is_dir, folder.iterdir())):
+            files.sweep_temporaries(place)
 
     def _in_place(self, id: Digest, contents: Contents) -> bool:
         folder = id.within(self.folder)
@@ -90,20 +97,20 @@ class Bundles:
 
     def _parse(self, id: Digest, contents: Contents) -> ModelHeader:
         folder = id.within(self.folder)
-        header = describe.merge([gguf.read_header(folder / name) for name in contents.files])
+        header = formats.reader_of(contents.files).read({name: folder / name for name in contents.files}).header
         self.remember(id, header)
         return header
 
     def _describe(self, entry: Entry, contents: Contents, header: ModelHeader) -> Bundle:
-        folder = entry.id.within(self.folder)
+        folder, reader = entry.id.within(self.folder), formats.reader_of(contents.files)
         return Bundle(
             model_id=str(entry.id),
             references=tuple(entry.names),
-            format=ModelFormat.GGUF,
+            format=formats.format_of(contents.files),
             directory=folder,
             files={name: folder / name for name in contents.files},
             header=header,
             size=sum(file.size for file in contents.files.values()),
-            context_length=describe.context_length(header),
-            capabilities=describe.capabilities(header, contents.files),
+            context_length=reader.context_length(header),
+            capabilities=reader.capabilities(header, contents.files),
         )

@@ -1,115 +1,60 @@
-"""What the headers of a model's files say about it, without touching any file."""
+"""What is told about a model, in whatever format it is: its configuration as `GET /models` shows it."""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from modelrunner.errors import InvalidModel
-from modelrunner.store.ggml import FILE_TYPES
-from modelrunner.store.manifests import PROJECTOR
-from modelrunner.types import ModelFormat, ModelHeader
+from modelrunner.types import ModelFormat, ModelHeader, Tensor
 from modelrunner.units import format_bytes
 
-# Encoders of llama.cpp (llama-arch.cpp): they have no language head, or are trained for embeddings only.
-_ENCODERS = frozenset(
-    {"bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3"}
-)
-_ENCODERS |= {"eurobert", "gemma-embedding", "llama-embed", "t5encoder"}
-_POOLING_NONE, _POOLING_RANK = 0, 4  # enum llama_pooling_type
-_LONGEST_SHOWN = 1024  # characters of a metadata value in the configuration: more is a template or a licence
-_MAX_SHARDS = 99_999
+_LONGEST_SHOWN = 1024  # characters of a metadata value: more is a template or a licence
 
 
-def arrange(headers: Mapping[str, ModelHeader]) -> dict[str, str]:
-    """Names in the bundle for the files of `headers`, keyed by them in the order of the bundle: the model or its
-    shards, then the projector. A file's own name means nothing, what it says inside does. Raises `InvalidModel`."""
-    projectors = [name for name, header in headers.items() if _is_projector(header)]
-    weights = [name for name in headers if name not in projectors]
-    if len(projectors) > 1:
-        raise InvalidModel("it has more than one projector file (mmproj)")
-    for name in weights:
-        kind = str(headers[name].metadata.get("general.type", "model"))
-        if kind != "model":
-            raise InvalidModel(f"{name!r} is of the type {kind[:40]!r}, not a model")
-    if not any(headers[name].tensors for name in weights):
-        raise InvalidModel("there is no model file with tensors in it")
-    named = _name_weights(weights, headers)
-    if not headers[next(iter(named.values()))].architecture:
-        raise InvalidModel("it does not say of which architecture it is")
-    return named | ({PROJECTOR: projectors[0]} if projectors else {})
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read out of a model's files. `files` maps their names in the bundle, in its order, to the names that
+    they came under; `config` is `api.Model.config`."""
+
+    files: Mapping[str, str]
+    header: ModelHeader
+    config: dict[str, Any]
 
 
-def _is_projector(header: ModelHeader) -> bool:
-    return header.architecture == "clip" or header.metadata.get("general.type") == "mmproj"
-
-
-def _name_weights(weights: list[str], headers: Mapping[str, ModelHeader]) -> dict[str, str]:
-    counts = {_integer(headers[name], "split.count", 1) for name in weights}
-    if counts <= {0, 1}:
-        if len(weights) > 1:
-            raise InvalidModel(f"it has {len(weights)} model files that are not shards of one model")
-        return {"model.gguf": weights[0]}
-    by_number = {_integer(headers[name], "split.no", -1): name for name in weights}
-    count = counts.pop()
-    if counts or count != len(weights) or set(by_number) != set(range(count)) or count > _MAX_SHARDS:
-        present = ", ".join(str(number + 1) for number in sorted(by_number))
-        raise InvalidModel(f"it is split into {count} files, all of which are needed; these are here: {present}")
-    # The engine finds the other shards by this pattern (llama.cpp's llama_split_path).
-    return {f"model-{n + 1:05}-of-{count:05}.gguf": by_number[n] for n in range(count)}
-
-
-def _integer(header: ModelHeader, key: str, default: int) -> int:
-    value = header.metadata.get(key, default)
-    return value if isinstance(value, int) else default
-
-
-def merge(headers: Sequence[ModelHeader]) -> ModelHeader:
-    """One header for all files of a model in the order of the bundle: the first file's metadata, everybody's
-    tensors."""
-    return ModelHeader(headers[0].metadata, tuple(tensor for header in headers for tensor in header.tensors))
-
-
-def configuration(weights: Sequence[ModelHeader], size: int) -> dict[str, Any]:
-    """`api.Model.config` of a model with these weight files, `size` in bytes."""
-    header = merge(weights)
+def configuration(
+    format: ModelFormat,
+    header: ModelHeader,
+    *,
+    weights: Iterable[Tensor],
+    quantization: str,
+    size: int,
+    context_length: int | None,
+) -> dict[str, Any]:
+    """`weights` are the tensors of the model itself, without a projector's; `size` is of all files, in bytes."""
     config: dict[str, Any] = {
-        "format": str(ModelFormat.GGUF),
-        "quantization": _quantization(header),
-        "parameters": _format_count(sum(math.prod(tensor.shape) for tensor in header.tensors)),
+        "format": str(format),
+        "quantization": quantization,
+        "parameters": _format_count(sum(math.prod(tensor.shape) for tensor in weights)),
         "architecture": header.architecture,
         "size": format_bytes(size),
-        "gguf": {key: _text(value) for key, value in header.metadata.items() if _is_shown(value)},
+        str(format): {key: _text(value) for key, value in header.metadata.items() if _is_shown(value)},
     }
-    length = context_length(header)
-    return config | ({"context_size": length} if length else {})
+    return config | ({"context_size": context_length} if context_length else {})
 
 
-def context_length(header: ModelHeader) -> int | None:
-    """Tokens that the model was trained for, None if it does not say."""
-    length = _integer(header, f"{header.architecture}.context_length", 0)
-    return length if length > 0 else None
-
-
-def capabilities(header: ModelHeader, names: Iterable[str]) -> frozenset[str]:
-    """`names` are those of the bundle's files."""
-    pooling = _integer(header, f"{header.architecture}.pooling_type", _POOLING_NONE)
-    if pooling == _POOLING_RANK:
-        return frozenset({"reranking"})
-    if pooling != _POOLING_NONE or header.architecture in _ENCODERS:
-        return frozenset({"embedding"})
-    return frozenset({"completion", "vision"} if PROJECTOR in names else {"completion"})
-
-
-def _quantization(header: ModelHeader) -> str:
-    """By what the file says, or else by the type that most of its bytes have."""
-    named = FILE_TYPES.get(_integer(header, "general.file_type", -1))
-    if named:
-        return named
+def main_type(weights: Iterable[Tensor]) -> str:
+    """The type that most of the bytes have."""
     sizes: Counter[str] = Counter()
-    for tensor in header.tensors:
+    for tensor in weights:
         sizes[tensor.dtype] += tensor.size
     return sizes.most_common(1)[0][0]
+
+
+def integer(header: ModelHeader, key: str, default: int) -> int:
+    """The metadata entry `key` if it is a whole number."""
+    value = header.metadata.get(key, default)
+    return value if isinstance(value, int) else default
 
 
 def _format_count(count: float) -> str:

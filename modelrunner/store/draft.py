@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from modelrunner.store import describe, manifests
+from modelrunner.store import manifests
 from modelrunner.store.blobs import Blob
 from modelrunner.store.catalog import Entry
+from modelrunner.store.describe import Reading
 from modelrunner.store.digests import Digest
 from modelrunner.store.manifests import Contents, StoredFile
 from modelrunner.store.references import Reference
@@ -23,17 +24,13 @@ class Draft:
     manifest: bytes
 
     @classmethod
-    def of(cls, files: Mapping[str, Blob], headers: Mapping[str, ModelHeader]) -> Self:
-        """Both by the names that the source gave the files. Raises `InvalidModel` if they are no model together."""
-        layout = describe.arrange(headers)
-        stored = {name: StoredFile(files[given].digest, files[given].size) for name, given in layout.items()}
-        weights = [headers[given] for name, given in layout.items() if name != manifests.PROJECTOR]
-        config = describe.configuration(weights, sum(file.size for file in stored.values()))
-        data = manifests.encode_config(config, stored)
+    def of(cls, files: Mapping[str, Blob], reading: Reading) -> Self:
+        """`files` by the names that they came under."""
+        stored = {name: StoredFile(files[given].digest, files[given].size) for name, given in reading.files.items()}
+        data = manifests.encode_config(reading.config, stored)
         contents = Contents(StoredFile(Digest.of(data), len(data)), stored)
         manifest = manifests.encode(contents)
-        header = describe.merge([headers[given] for given in layout.values()])
-        return cls(Digest.of(manifest), contents, header, config, data, manifest)
+        return cls(Digest.of(manifest), contents, reading.header, reading.config, data, manifest)
 
     def entry(self, before: Entry | None, tag: Reference | None, now: int) -> Entry:
         """Its place in the catalog, where `before` is what the model has there already; `now` in Unix seconds."""

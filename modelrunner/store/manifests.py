@@ -1,7 +1,7 @@
 """Manifests and configurations: OCI image manifests with the media types of docker/model-runner's version 0.2 (one
 layer per file, its name in an annotation), so that a registry can take and give them as they are."""
 
-import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,15 +9,15 @@ import msgspec
 
 from modelrunner.errors import InvalidModel
 from modelrunner.store.digests import Digest
+from modelrunner.store.names import PROJECTOR, WEIGHTS, in_folder, is_gguf
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.docker.ai.model.config.v0.2+json"
 GGUF_TYPE = "application/vnd.docker.ai.gguf.v3"
 PROJECTOR_TYPE = "application/vnd.docker.ai.mmproj"
+SAFETENSORS_TYPE = "application/vnd.docker.ai.safetensors"
+FILE_TYPE = "application/vnd.docker.ai.model.file"
 FILE_PATH = "org.cncf.model.filepath"
-PROJECTOR = "mmproj.gguf"
-# A name in a manifest becomes a name on disk: only those that we give ourselves are accepted.
-_NAME = re.compile(r"(?:model|mmproj)\.gguf|model-[0-9]{5}-of-[0-9]{5}\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,16 @@ def encode(contents: Contents) -> bytes:
     """Equal contents give equal bytes, hence one model ID."""
     config = _Descriptor(CONFIG_TYPE, str(contents.config.digest), contents.config.size)
     layers = [
-        _Descriptor(PROJECTOR_TYPE if name == PROJECTOR else GGUF_TYPE, str(file.digest), file.size, {FILE_PATH: name})
+        _Descriptor(_media_type(name), str(file.digest), file.size, {FILE_PATH: name})
         for name, file in contents.files.items()
     ]
     return msgspec.json.encode(_Manifest(2, MANIFEST_TYPE, config, layers))
+
+
+def _media_type(name: str) -> str:
+    if name.endswith(WEIGHTS):
+        return SAFETENSORS_TYPE
+    return PROJECTOR_TYPE if name == PROJECTOR else GGUF_TYPE if is_gguf(name) else FILE_TYPE
 
 
 def decode(data: bytes, digest: Digest) -> Contents:
@@ -93,6 +99,11 @@ def decode(data: bytes, digest: Digest) -> Contents:
     except msgspec.MsgspecError as error:
         raise InvalidModel(f"its manifest is not one that is understood here ({error})") from None
     files = {layer.annotations.get(FILE_PATH, ""): layer.stored() for layer in manifest.layers}
-    if not files or len(files) != len(manifest.layers) or not all(_NAME.fullmatch(name) for name in files):
+    if not files or len(files) != len(manifest.layers) or not _are_names(files):
         raise InvalidModel("its manifest gives its files names that are not used here")
     return Contents(manifest.config.stored(), files)
+
+
+def _are_names(files: Iterable[str]) -> bool:
+    names = list(files)
+    return all(map(is_gguf, names)) or all(map(in_folder, names))

@@ -93,7 +93,7 @@ def sweep(catalog: Catalog, data: Path, manifest_folder: Path, blobs: Blobs, bun
         for id in Digest.among(bundles.folder) - catalog.entries.keys():
             bundles.remove(id)
         for id in catalog.entries.keys() & Digest.among(bundles.folder):
-            files.sweep_temporaries(id.within(bundles.folder))
+            bundles.sweep(id)
         _sweep_blobs(catalog, blobs)
         _sweep_shared(data / "partial")
     except OSError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from modelrunner import api
 from modelrunner.errors import Conflict, InvalidModel, InvalidReference
-from modelrunner.store import gguf, startup
+from modelrunner.store import formats, safetensors_model, startup
 from modelrunner.store.blobs import Blob, Blobs, is_intact, verify
 from modelrunner.store.bundles import Bundles
 from modelrunner.store.catalog import Catalog, Entry
@@ -95,13 +95,15 @@ class Store:
         with translated("storing a file", self.data):
             return verify(file, Digest.parse(digest) if digest is not None else None)
 
-    def create(self, files: Mapping[str, Blob], reference: str | None) -> api.Model:
+    def create(self, files: Mapping[str, Blob], reference: str | None, *, trust: bool = False) -> api.Model:
         """Makes a model of ingested files and gives it the name `reference`, which another model that has it loses. The
         same files always make the same model. On any failure the files are where they were. Raises `InvalidModel` for
-        files that are not a model's."""
+        files that are not a model's, `UnsupportedModel` for one that carries code unless `trust` is set."""
         tag = _tag(reference) if reference is not None else None
-        headers = {name: gguf.read_header(self._blobs.locate(blob)) for name, blob in files.items()}
-        draft = Draft.of(files, headers)
+        paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
+        if not trust:
+            safetensors_model.require_no_code(paths)
+        draft = Draft.of(files, formats.reader_of(paths).read(paths))
         with self._lock, translated("storing the model", self.data):
             self._write(draft, files.values())
             before = self._catalog.entries.get(draft.id)

@@ -1,0 +1,91 @@
+"""A model in GGUF: which of its files is what, and what their headers say about it."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from modelrunner.errors import InvalidModel
+from modelrunner.store import describe, gguf
+from modelrunner.store.describe import Reading, integer
+from modelrunner.store.ggml import FILE_TYPES
+from modelrunner.store.names import PROJECTOR
+from modelrunner.types import ModelFormat, ModelHeader
+
+# Encoders of llama.cpp (llama-arch.cpp): they have no language head, or are trained for embeddings only.
+_ENCODERS = frozenset(
+    {"bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3"}
+)
+_ENCODERS |= {"eurobert", "gemma-embedding", "llama-embed", "t5encoder"}
+_POOLING_NONE, _POOLING_RANK = 0, 4  # enum llama_pooling_type
+_MAX_SHARDS = 99_999
+
+
+def read(paths: Mapping[str, Path]) -> Reading:
+    """Raises `InvalidModel` if the files are no model together."""
+    headers = {name: gguf.read_header(path) for name, path in paths.items()}
+    files = _arrange(headers)
+    tensors = tuple(tensor for given in files.values() for tensor in headers[given].tensors)
+    header = ModelHeader(headers[next(iter(files.values()))].metadata, tensors)
+    weights = [t for name, given in files.items() if name != PROJECTOR for t in headers[given].tensors]
+    config = describe.configuration(
+        ModelFormat.GGUF,
+        header,
+        weights=weights,
+        quantization=FILE_TYPES.get(integer(header, "general.file_type", -1)) or describe.main_type(weights),
+        size=sum(paths[given].stat().st_size for given in files.values()),
+        context_length=context_length(header),
+    )
+    return Reading(files, header, config)
+
+
+def context_length(header: ModelHeader) -> int | None:
+    """Tokens that the model was trained for, None if it does not say."""
+    length = integer(header, f"{header.architecture}.context_length", 0)
+    return length if length > 0 else None
+
+
+def capabilities(header: ModelHeader, names: Collection[str]) -> frozenset[str]:
+    """`names` are those of the bundle's files."""
+    pooling = integer(header, f"{header.architecture}.pooling_type", _POOLING_NONE)
+    if pooling == _POOLING_RANK:
+        return frozenset({"reranking"})
+    if pooling != _POOLING_NONE or header.architecture in _ENCODERS:
+        return frozenset({"embedding"})
+    return frozenset({"completion", "vision"} if PROJECTOR in names else {"completion"})
+
+
+def _arrange(headers: Mapping[str, ModelHeader]) -> dict[str, str]:
+    """Names in the bundle for the files of `headers`, keyed by them in the order of the bundle: the model or its
+    shards, then the projector. A file's own name means nothing, what it says inside does. Raises `InvalidModel`."""
+    projectors = [name for name, header in headers.items() if _is_projector(header)]
+    weights = [name for name in headers if name not in projectors]
+    if len(projectors) > 1:
+        raise InvalidModel("it has more than one projector file (mmproj)")
+    for name in weights:
+        kind = str(headers[name].metadata.get("general.type", "model"))
+        if kind != "model":
+            raise InvalidModel(f"{name!r} is of the type {kind[:40]!r}, not a model")
+    if not any(headers[name].tensors for name in weights):
+        raise InvalidModel("there is no model file with tensors in it")
+    named = _name_weights(weights, headers)
+    if not headers[next(iter(named.values()))].architecture:
+        raise InvalidModel("it does not say of which architecture it is")
+    return named | ({PROJECTOR: projectors[0]} if projectors else {})
+
+
+def _is_projector(header: ModelHeader) -> bool:
+    return header.architecture == "clip" or header.metadata.get("general.type") == "mmproj"
+
+
+def _name_weights(weights: list[str], headers: Mapping[str, ModelHeader]) -> dict[str, str]:
+    counts = {integer(headers[name], "split.count", 1) for name in weights}
+    if counts <= {0, 1}:
+        if len(weights) > 1:
+            raise InvalidModel(f"it has {len(weights)} model files that are not shards of one model")
+        return {"model.gguf": weights[0]}
+    by_number = {integer(headers[name], "split.no", -1): name for name in weights}
+    count = counts.pop()
+    if counts or count != len(weights) or set(by_number) != set(range(count)) or count > _MAX_SHARDS:
+        present = ", ".join(str(number + 1) for number in sorted(by_number))
+        raise InvalidModel(f"it is split into {count} files, all of which are needed; these are here: {present}")
+    # The engine finds the other shards by this pattern (llama.cpp's llama_split_path).
+    return {f"model-{n + 1:05}-of-{count:05}.gguf": by_number[n] for n in range(count)}

@@ -1,0 +1,202 @@
+"""A model in safetensors: a folder as Hugging Face's libraries write it, with config.json, tokenizer and weights.
+
+What it says about itself is the content of config.json. Nothing in it is run: a configuration that names code
+(`auto_map`) makes the model one that only its owner can trust, see `require_no_code`."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from modelrunner.errors import BadRequest, InvalidModel, UnsupportedModel
+from modelrunner.store import describe, safetensors
+from modelrunner.store.describe import Reading, integer
+from modelrunner.store.files import open_regular
+from modelrunner.store.names import CONFIG, INDEX, WEIGHTS, in_folder, is_code
+from modelrunner.types import ModelFormat, ModelHeader, Tensor
+
+_MAX_CONFIG = 4 << 20  # bytes; the largest list the names of some ten thousand classes
+_MAX_INDEX = 32 << 20
+_LONGEST_KEPT_ARRAY = 4096  # entries; ModelHeader says what becomes of longer ones
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+# What the classes of transformers are named after, by their ends.
+_GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForVision2Seq", "ForImageTextToText")
+_ENCODES = ("Model", "ForMaskedLM", "ForPreTraining", "ForTextEncoding")
+_RANKS = "ForSequenceClassification"
+
+
+def read(paths: Mapping[str, Path]) -> Reading:
+    """Raises `InvalidModel` if the files are no model together."""
+    _check_names(paths)
+    metadata = _flattened(_object(paths[CONFIG], _MAX_CONFIG))
+    architecture = _architecture(metadata)
+    if not architecture:
+        raise InvalidModel(f"{CONFIG} does not say of which architecture it is")
+    header = ModelHeader(metadata | {"general.architecture": architecture}, _tensors(paths))
+    weights = header.tensors
+    config = describe.configuration(
+        ModelFormat.SAFETENSORS,
+        header,
+        weights=weights,
+        quantization=str(metadata.get("quantization_config.quant_method") or describe.main_type(weights)).upper(),
+        size=sum(path.stat().st_size for path in paths.values()),
+        context_length=context_length(header),
+    )
+    names = [CONFIG, *sorted(name for name in paths if name != CONFIG)]
+    return Reading({name: name for name in names}, header, config)
+
+
+def context_length(header: ModelHeader) -> int | None:
+    """Tokens; of a model that sees, its text part's."""
+    for prefix in ("", "text_config."):
+        for key in _CONTEXT_KEYS:
+            if (length := integer(header, prefix + key, 0)) > 0:
+                return length
+    return None
+
+
+def capabilities(header: ModelHeader, names: Collection[str]) -> frozenset[str]:
+    """Empty for an architecture that says nothing: its engine decides."""
+    architecture = header.architecture
+    if architecture.endswith(_RANKS):
+        return frozenset({"reranking" if _labels(header) == 1 else "classification"})
+    if "modules.json" in names:  # sentence-transformers, also around a model that could generate
+        return frozenset({"embedding"})
+    if architecture.endswith(_GENERATES):
+        sees = any(key.startswith("vision_config.") for key in header.metadata)
+        return frozenset({"completion", "vision"} if sees else {"completion"})
+    return frozenset({"embedding"} if architecture.endswith(_ENCODES) else ())
+
+
+def require_no_code(paths: Mapping[str, Path]) -> None:
+    """Raises `UnsupportedModel` for a model that brings Python of its own, or has an engine import it. Looks at what
+    is there: some of the files may still be on their way."""
+    for name in sorted(paths):
+        reason = "is code" if is_code(name) else _named_code(name, paths[name])
+        if reason:
+            raise UnsupportedModel(
+                f"the model carries code: {name} {reason}. Whoever runs it runs that code: if you trust where it comes"
+                " from, take it with `--trust-remote-code`"
+            )
+
+
+def _named_code(name: str, path: Path) -> str:
+    """Why a JSON file makes an engine run code; empty if it does not."""
+    if name == "modules.json":
+        kinds = [str(module.get("type")) for module in _list(path) if isinstance(module, dict)]
+        foreign = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
+        return f"names the module {foreign[0][:80]}" if foreign else ""
+    if name.endswith(CONFIG) and any(key == "auto_map" for key in _keys(_object(path, _MAX_CONFIG))):
+        return "has an auto_map"
+    return ""
+
+
+def _check_names(names: Collection[str]) -> None:
+    if CONFIG not in names:
+        raise InvalidModel(f"there is no {CONFIG} beside its weights")
+    for name in names:
+        if not in_folder(name):
+            raise InvalidModel(f"it has a file {name[:80]!r}, which is none that a model needs")
+    if len({name.casefold() for name in names}) != len(names):
+        raise InvalidModel("two of its files have names that differ in case only")
+
+
+def _architecture(metadata: Mapping[str, Any]) -> str:
+    """The class that transformers loads it with, or else the kind of model."""
+    match metadata.get("architectures"):
+        case [str(first), *_]:
+            return first
+        case _:
+            return str(metadata.get("model_type") or "")
+
+
+def _labels(header: ModelHeader) -> int:
+    """How many classes a classifier knows; transformers' default is 2."""
+    named = sum(key.startswith("id2label.") for key in header.metadata)
+    return named or integer(header, "num_labels", 2)
+
+
+def _tensors(paths: Mapping[str, Path]) -> tuple[Tensor, ...]:
+    """Of the model itself: of its one file, or of its shards in their order. Modules in folders (a dense layer of
+    sentence-transformers) are read too."""
+    found = {name: safetensors.read_tensors(paths[name]) for name in sorted(paths) if name.endswith(WEIGHTS)}
+    tensors = {name: tensors for name, tensors in found.items() if "/" not in name}
+    if not any(tensors.values()):
+        raise InvalidModel("there is no safetensors file with tensors in it")
+    if len(tensors) > 1 or INDEX in paths:
+        _check_index(paths, tensors)
+    return tuple(tensor for table in found.values() for tensor in table)
+
+
+def _check_index(paths: Mapping[str, Path], tensors: Mapping[str, Collection[Tensor]]) -> None:
+    if INDEX not in paths:
+        raise InvalidModel(f"it has {len(tensors)} weight files and no {INDEX} that says how they belong together")
+    listed = _object(paths[INDEX], _MAX_INDEX).get("weight_map")
+    if not isinstance(listed, dict):
+        raise InvalidModel(f"{INDEX} has no weight_map")
+    there = {tensor.name: file for file, table in tensors.items() for tensor in table}
+    if missing := sorted({str(file) for file in listed.values()}.difference(tensors)):
+        raise InvalidModel(f"{missing[0][:80]} is missing: {INDEX} names it")
+    if sum(map(len, tensors.values())) != len(there) or there != listed:
+        raise InvalidModel(f"{INDEX} and the weight files do not agree about which tensors are where")
+
+
+def _object(path: Path, limit: int) -> dict[str, Any]:
+    value = _json(path, limit)
+    if not isinstance(value, dict):
+        raise InvalidModel(f"{path.name} is no JSON object")
+    return value
+
+
+def _list(path: Path) -> list[Any]:
+    value = _json(path, _MAX_CONFIG)
+    return value if isinstance(value, list) else []
+
+
+def _json(path: Path, limit: int) -> Any:
+    try:
+        with open_regular(path) as file:
+            data = file.read(limit + 1)
+        if len(data) > limit:
+            raise InvalidModel(f"{path.name} is over {limit >> 20} MiB")
+        return msgspec.json.decode(data)
+    except (OSError, BadRequest) as error:
+        raise InvalidModel(f"{path.name} cannot be read ({error})") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidModel(f"{path.name} is no JSON ({str(error)[:100]})") from None
+
+
+def _keys(value: Any) -> Iterator[str]:
+    """At any depth."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case dict(members):
+                yield from members
+                waiting.extend(members.values())
+            case list(entries):
+                waiting.extend(entries)
+
+
+def _flattened(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Members of objects under the names of both, with a dot between them."""
+    flat: dict[str, Any] = {}
+    waiting = [("", config)]
+    while waiting:
+        prefix, members = waiting.pop()
+        for key, value in members.items():
+            match value:
+                case None:
+                    pass
+                case dict():
+                    waiting.append((f"{prefix}{key}.", value))
+                case list() if len(value) > _LONGEST_KEPT_ARRAY or not _are_scalars(value):
+                    flat[f"{prefix}{key}.length"] = len(value)
+                case _:
+                    flat[prefix + key] = value
+    return flat
+
+
+def _are_scalars(values: Iterable[Any]) -> bool:
+    return not any(isinstance(value, dict | list) for value in values)
