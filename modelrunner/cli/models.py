@@ -8,6 +8,7 @@ from modelrunner import api
 from modelrunner.cli import output
 from modelrunner.cli.options import json_option, with_client
 from modelrunner.cli.prepare import pull as pull_model
+from modelrunner.cli.several import each
 from modelrunner.cli.times import ago
 from modelrunner.client import Client, decode, path
 from modelrunner.units import format_bytes
@@ -99,12 +100,13 @@ def tag(client: Client, model: str, name: str) -> None:
 @click.option("-f", "--force", is_flag=True, help="Even if it is in use or has several names.")
 @json_option
 @with_client()
-def remove(client: Client, models: tuple[str, ...], force: bool, as_json: bool) -> None:
+def remove(client: Client, models: tuple[str, ...], force: bool, as_json: bool) -> int:
     """Remove models.
 
     A model goes with its last name; what other models share with it stays.
     """
-    for model in models:
+
+    def remove_one(model: str) -> None:
         raw = client.fetch("DELETE", path("models", model, force="true" if force else None), timeout=None)
         if as_json:
             output.json(raw)
@@ -112,6 +114,8 @@ def remove(client: Client, models: tuple[str, ...], force: bool, as_json: bool) 
             for done in decode(raw, list[dict[str, str]]):
                 for what, name in done.items():
                     output.say(f"{what}: {name}")
+
+    return each(models, remove_one)
 
 
 @click.command()

@@ -40,9 +40,9 @@ def has_styles(stream: TextIO) -> bool:
     return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def say(text: str) -> None:
-    """A line of what was asked for."""
-    print(shown(text, sys.stdout))
+def say(text: str, *, flush: bool = False) -> None:
+    """A line of what was asked for; `flush` where the next one may be long in coming."""
+    print(shown(text, sys.stdout), flush=flush)
 
 
 def note(text: str) -> None:
