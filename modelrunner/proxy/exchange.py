@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ERROR_BODY_LIMIT = 256 << 10
+_TURN = 5.0  # seconds after which a suspect that was asked again is no longer asked alone
 _BLAME_WAIT = 0.25  # seconds for an engine whose connection broke to be found dead
 
 
@@ -42,6 +43,7 @@ class Exchange:
     _upstream: UpstreamConnection | None = None
     _task: asyncio.Task[None] | None = None
     _comments: asyncio.TimerHandle | None = None
+    _end_turn: Callable[[], None] | None = None  # of a suspect that is asked again
     _refusal: tuple[int, bytearray] | None = None  # an engine's error while it arrives
     _responded = False
     _held_open = False  # the head was sent while the request waited for its runner
@@ -61,12 +63,12 @@ class Exchange:
     def start(self) -> None:
         try:
             lease = self._pipeline.lease_now(self._ask)
+            if lease is not None:
+                self._begin(lease)
         except ModelRunnerError as error:
             self._refuse(error)
             return
-        if lease is not None:
-            self._begin(lease)
-        else:
+        if lease is None:
             self._do(self._wait())
             if self._ask.stream and not self._ask.preload:
                 after = 0.0 if self._ask.progress else self._pipeline.limits.progress_after
@@ -134,6 +136,10 @@ class Exchange:
             self._respond(200, [JSON, *self._own_headers()], 2, b"{}")
             self._finish()
             return
+        if self._pipeline.quarantine:
+            self._pipeline.quarantine.check(lease.runner.key, self._ask.route.path, self._ask.body)
+        if self._end_turn is not None:
+            asyncio.get_running_loop().call_later(_TURN, self._end_turn)
         headers = b"X-Request-ID: %b\r\n" % self._ask.request_id.encode()
         request = build_request("POST", self._ask.route.path, self._ask.body, headers)
         self._upstream = lease.runner.upstream.send(request, self, fresh=fresh)
@@ -155,6 +161,8 @@ class Exchange:
         return self._sink.takes_chunks and status == 200
 
     def on_head(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
+        if self._end_turn is not None:
+            self._end_turn()
         if status != 200:
             self._refusal = (status, bytearray())
             self.on_data = self._collect
@@ -178,6 +186,8 @@ class Exchange:
 
     def on_end(self) -> None:
         self._upstream = None  # the next request may have it
+        if self._pipeline.quarantine and self._lease is not None:
+            self._pipeline.quarantine.answered(self._lease.runner.key, self._ask.route.path, self._ask.body)
         if self._refusal is not None:
             self._refuse(engine_error(self._refusal[0], bytes(self._refusal[1])))
             return
@@ -205,15 +215,20 @@ class Exchange:
         self._lease = None
         if untouched and lease.runner.failure is not None and not self._retried and self._ask.route.runner is None:
             self._retried = True
+            self._end_turn = await self._pipeline.quarantine.turn(lease.runner.key)
             await self._wait()
         else:
             raise failure
 
     async def _blame(self, error: OSError | EngineProtocolError) -> ModelRunnerError:
         """The engine's last words, if it died; else what happened to the connection."""
-        assert self._lease is not None
-        if await self._lease.engine_ended(_BLAME_WAIT):
-            return self._lease.runner.failure or Unavailable("the model was unloaded before it answered")
+        lease = self._lease
+        assert lease is not None
+        if await lease.engine_ended(_BLAME_WAIT):
+            if lease.runner.failure is not None:
+                key, path = lease.runner.key, self._ask.route.path
+                self._pipeline.quarantine.died(key, lease.runner.id, path, self._ask.body)
+            return lease.runner.failure or Unavailable("the model was unloaded before it answered")
         return error if isinstance(error, EngineProtocolError) else EngineFailed(f"the request failed: {error}")
 
     async def _break_off(self, error: OSError | EngineProtocolError, boundary: bool) -> None:
@@ -271,6 +286,8 @@ class Exchange:
             self._task.cancel()
         if self._upstream is not None:
             self._upstream.abort()
+        if self._end_turn is not None:
+            self._end_turn()
         if self._lease is not None:
             self._lease.release()
         self._pipeline.over(self, self._ask, self._lease)

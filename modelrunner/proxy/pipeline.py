@@ -19,6 +19,7 @@ from modelrunner.proxy.decode import decode
 from modelrunner.proxy.exchange import Exchange
 from modelrunner.proxy.inference import Inference, Sink
 from modelrunner.proxy.limits import Limits
+from modelrunner.proxy.quarantine import Quarantine
 from modelrunner.proxy.record import Hooks, Record
 from modelrunner.proxy.render import Header, new_request_id
 from modelrunner.proxy.routes import Route
@@ -59,6 +60,7 @@ class Pipeline:
         self._access = access
         self.limits = limits
         self.hooks = hooks
+        self.quarantine = Quarantine()
         self.active = 0
         self.buffered = 0
 
