@@ -198,6 +198,11 @@ class Backend(ABC):
         """A sentence for people from the engine's last words, or None where they say nothing known."""
         return None
 
+    def ran_out_of_memory(self, tail: str) -> bool:
+        """Do the engine's last words say that it could not have the memory it asked for? The run is then tried again
+        with more room, and in a smaller variant."""
+        return False
+
     def progress(self, line: str) -> str | None:
         """The stage of starting ("loading weights") that a log line announces, or None."""
         return None

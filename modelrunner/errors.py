@@ -11,7 +11,7 @@ ModelRunnerError 500
 ├── Misdirected 421
 ├── UnsupportedModel 422 ── InvalidModel
 ├── QueueFull 429
-├── EngineFailed 502 ── BackendExited, EngineProtocolError
+├── EngineFailed 502 ── BackendExited ── OutOfMemory; EngineProtocolError
 ├── SourceFailed 502           a registry or hub did not answer as it should
 ├── Unavailable 503 ── ShuttingDown, BackingOff
 ├── TimedOut 504
@@ -178,6 +178,12 @@ class BackendExited(EngineFailed):
         super().__init__(message or f"the engine {how}")
         self.returncode = returncode
         self.tail = tail
+
+
+class OutOfMemory(BackendExited):
+    """The engine's process ended because it could not have the memory that it asked for, or was killed for it."""
+
+    code = "out_of_memory"
 
 
 class EngineProtocolError(EngineFailed):

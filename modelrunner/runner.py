@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, NoReturn
 
 from modelrunner.backend import Backend
-from modelrunner.errors import BackendExited, EngineFailed, Misdirected, ModelRunnerError, TimedOut
+from modelrunner.errors import BackendExited, EngineFailed, Misdirected, ModelRunnerError, OutOfMemory, TimedOut
 from modelrunner.processtree import memory_of, oom_kills
 from modelrunner.readiness import Readiness, is_echo
 from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec
@@ -165,7 +165,9 @@ class Runner:
             case BackendExited():
                 killed = error.returncode == -signal.SIGKILL and self._oom_kills() > self._oom_kills_before
                 what = "the engine was killed by the system because memory ran out" if killed else error.message
-                return BackendExited(error.returncode, error.tail, message=self._message(what, error.tail))
+                starved = killed or self._backend.ran_out_of_memory(error.tail)
+                kind = OutOfMemory if starved else type(error)
+                return kind(error.returncode, error.tail, message=self._message(what, error.tail))
             case TimedOut():
                 return TimedOut(self._message(error.message, "\n".join(self._lines)))
             case ModelRunnerError():

@@ -112,6 +112,9 @@ class LlamaCppBackend(Backend):
     def explain(self, tail: str) -> str | None:
         return errors.explain(tail)
 
+    def ran_out_of_memory(self, tail: str) -> bool:
+        return errors.ran_out_of_memory(tail)
+
     def progress(self, line: str) -> str | None:
         return errors.stage(line)
 

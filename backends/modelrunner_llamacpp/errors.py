@@ -3,18 +3,24 @@
 import re
 
 _LOCAL = "Its file is damaged or incomplete: remove the model and pull it again."
+_NO_DEVICE_MEMORY = (
+    r"cudaMalloc failed: out of memory|CUDA error: out of memory|ErrorOutOfDeviceMemory|hipErrorOutOfMemory|"
+    r"kIOGPUCommandBufferCallbackErrorOutOfMemory|Insufficient Memory \("
+)
+_NO_MEMORY = (
+    r"failed to allocate (?:compute )?(?:\S+ )?buffers?|unable to allocate|std::bad_alloc|Cannot allocate memory|"
+    r"MemoryError|mmap failed|failed to mlock"
+)
 # The first that matches anywhere in the tail wins; a group of the match fills {0}. Specific causes come first, since
 # every failed load ends with the same general lines.
 _CAUSES = [
     (r"unknown model architecture: '([^']*)'",
      "this llama.cpp does not know the model architecture {0!r}: update the engine (`modelrunner install llama.cpp`) "
      "or choose another model"),
-    (r"cudaMalloc failed: out of memory|CUDA error: out of memory|ErrorOutOfDeviceMemory|hipErrorOutOfMemory|"
-     r"kIOGPUCommandBufferCallbackErrorOutOfMemory|Insufficient Memory \(",
+    (_NO_DEVICE_MEMORY,
      "the model does not fit in the GPU's memory: use a smaller context size, fewer GPU layers (--n-gpu-layers) or a "
      "smaller quantization"),
-    (r"failed to allocate (?:compute )?(?:\S+ )?buffers?|unable to allocate|std::bad_alloc|Cannot allocate memory|"
-     r"MemoryError|mmap failed|failed to mlock",
+    (_NO_MEMORY,
      "there is not enough memory for the model: use a smaller context size, or stop other models first"),
     (r"quantized V cache (?:requires|was requested)",
      "a quantized cache for V (--cache-type-v) needs flash attention (--flash-attn on)"),
@@ -41,6 +47,7 @@ _CAUSES = [
      "`modelrunner install llama.cpp`"),
     (r"failed to load model", "llama.cpp could not load the model. " + _LOCAL),
 ]  # fmt: skip
+_STARVED = re.compile(f"{_NO_DEVICE_MEMORY}|{_NO_MEMORY}")
 _COMPILED = [(re.compile(pattern), sentence) for pattern, sentence in _CAUSES]
 
 _STAGES = [
@@ -62,6 +69,10 @@ def explain(tail: str) -> str | None:
         if match := pattern.search(tail):
             return sentence.format(next((group for group in match.groups() if group), ""))
     return None
+
+
+def ran_out_of_memory(tail: str) -> bool:
+    return _STARVED.search(tail) is not None
 
 
 def stage(line: str) -> str | None:

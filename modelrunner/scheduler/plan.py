@@ -1,46 +1,35 @@
 """Which runners exist and who gets them: one pure function, called after every change.
 
-1. A failed start answers everybody who waited for it, once, and is held against the model for a short time.
-2. A runner that nobody holds stops when its keep-alive has passed.
-3. The oldest request comes first. Its runner is ready: grant; starting: wait; can never fit: refuse; fits: start; else
-   free just enough: the cheapest runners that nobody holds, and, once the request has been overtaken for as long as its
-   patience lasts, busy ones too, which then take nothing new and stop after their last lease.
-4. A runner's memory counts until its process is gone.
-5. A pinned runner is never stopped for room; who needs the room of pinned ones is refused.
+1. A runner that ended by itself is held against its model for a while (`failures`); a failed start answers everybody
+   who waited for it, once.
+2. A runner that nobody holds stops when its keep-alive has passed, that of a paused model at once.
+3. Whose turn it is comes first (`order`). Its runner is ready and has a lease left: grant; starting: wait; can never
+   fit: refuse; fits: start; else free just enough: the cheapest runners that nobody holds, and, once the request has
+   been overtaken for as long as its patience lasts, busy ones too, which then take nothing new and stop after their
+   last lease. One that has just been loaded is spared for a while (`victims`).
+4. The preferred variant of a run is waited for as long as room can be made for it; a smaller one is started where it
+   could not be had if everything went that may go, or if it fits at once when half of the maximum wait has passed.
+5. A runner's memory counts until its process is gone.
+6. A pinned runner is never stopped for room; who needs the room of pinned ones is refused.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from modelrunner.errors import BackendUnavailable
-from modelrunner.scheduler import refusals
-from modelrunner.scheduler.room import Candidate, Pool, Room, Vector, add, choose, covers, subtract
-from modelrunner.scheduler.state import (
-    Action,
-    Admit,
-    Drain,
-    Forget,
-    Grant,
-    Group,
-    Phase,
-    Reason,
-    Refuse,
-    Request,
-    Slot,
-    Start,
-    State,
-    Stop,
-    WakeAt,
-)
-from modelrunner.types import RunnerKey
+from modelrunner.errors import BackendUnavailable, OutOfMemory
+from modelrunner.scheduler import failures, refusals
+from modelrunner.scheduler.draft import Draft
+from modelrunner.scheduler.order import in_line
+from modelrunner.scheduler.room import Vector, covers, raised
+from modelrunner.scheduler.state import Action, Failure, Forget, Group, Phase, Reason, Slot, State
+from modelrunner.types import RequiredMemory, RunnerKey
 
 
-def is_warm(phase: Phase, waiting: int, in_use: int, limit: int) -> bool:
-    """May a request have the runner without queueing: it is ready, nobody older waits for it, and fewer than `limit`
+def is_warm(phase: Phase, waiting: int, in_use: int, capacity: int) -> bool:
+    """May a request have the runner without queueing: it is ready, nobody else waits for it, and fewer than `capacity`
     requests hold it."""
-    return phase is Phase.READY and not waiting and in_use < limit
+    return phase is Phase.READY and not waiting and in_use < capacity
 
 
 def is_full(waiting: int, in_use: int, parallel: int, max_queue: int) -> bool:
@@ -55,19 +44,13 @@ def plan(state: State, now: float) -> list[Action]:
 
 
 class _Plan:
-    """The making of one plan."""
+    """The making of one plan: the decisions, of which the draft keeps the account."""
 
     def __init__(self, state: State, now: float) -> None:
         self._state, self._now, self._policy = state, now, state.policy
-        self._actions: list[Action] = []
-        self._wakes: list[float] = []
-        self._wanted: set[RunnerKey] = set()
-        self._pools: tuple[Pool, Pool] | None = None
-        self._live: dict[RunnerKey, Slot] = {s.key: s for s in state.slots if s.phase is not Phase.ENDED}
-        needs = [need for g in state.groups for need in g.needs]
-        self._room = Room(state.budget, list(self._live.values()), needs)
-        pinned = (s for s in self._live.values() if s.pinned and s.phase in (Phase.STARTING, Phase.READY))
-        self._evictable = subtract(self._room.budget, self._room.total(pinned))
+        self._failures = dict(state.failures)
+        self._draft = Draft(state, now)
+        self._room = self._draft.room
 
     def make(self) -> list[Action]:
         failed = self._forget_ended()
@@ -76,124 +59,142 @@ class _Plan:
             self._close(groups)
             groups = []
         self._pause()
-        waiting = [g for g in map(self._serve, groups) if g is not None]
-        self._wanted = {g.key for g in waiting}
+        waiting = [g for g in map(self._serve, groups) if g.waiting]
+        self._draft.oldest = {g.key: g.waiting[0].since for g in waiting}
         self._stop_unused()
-        for group in sorted(waiting, key=age):
+        homeless = [g for g in waiting if self._wants_a_runner(g)]
+        for group in in_line(homeless, self._state.served, self._policy.ageing, self._now):
             self._admit(group)
         if not self._state.closing:
             self._take_back_drains()
-        if self._wakes:
-            self._actions.append(WakeAt(min(self._wakes)))
-        return self._actions
+        return self._draft.finished()
 
     def _forget_ended(self) -> set[RunnerKey]:
         """Rule 1. Returns the keys whose waiters were answered with the failure."""
-        waiting = {g.key: g.waiting for g in self._state.groups}
+        groups = {g.key: g for g in self._state.groups}
         failed = set()
         for slot in self._state.slots:
             if slot.phase is not Phase.ENDED:
                 continue
-            failure = None
-            if slot.error is not None and not slot.was_ready:
-                # An engine that is not installed was not started: installing it mends that at once.
-                if not isinstance(slot.error, BackendUnavailable):
-                    failure = refusals.next_failure(self._state.failures.get(slot.key), slot.error, self._now)
-                self._refuse(slot.key, waiting.get(slot.key, ()), slot.error)
+            group, failure = groups.get(slot.key), None
+            # An engine that is not installed was not started: installing it mends that at once.
+            if slot.error is not None and not isinstance(slot.error, BackendUnavailable):
+                variants = len(group.needs) if group is not None else 1
+                failure = failures.after(self._failures.get(slot.key), slot, variants, self._now)
+                self._failures[slot.key] = failure
+            if slot.error is not None and not slot.was_ready and not (failure and failure.waits):
                 failed.add(slot.key)
-            self._actions.append(Forget(slot.key, failure))
+                if group is not None:
+                    self._draft.refuse(slot.key, group.waiting, self._told(group, slot.error))
+            self._draft.actions.append(Forget(slot.key, failure))
         return failed
 
-    def _pause(self) -> None:
-        """The runners of paused models go, pinned or not."""
-        for slot in list(self._live.values()):
-            if slot.key.model_id in self._state.paused:
-                if slot.phase is Phase.READY and slot.leases:
-                    self._drain(slot, Reason.PAUSED)
-                elif slot.phase in (Phase.STARTING, Phase.READY):
-                    self._stop(slot, Reason.PAUSED)
+    def _told(self, group: Group, error: BaseException) -> BaseException:
+        if isinstance(error, OutOfMemory) and group.needs:
+            return refusals.out_of_memory(group, error, self._room.budget, self._room.free)
+        return error
 
     def _close(self, groups: Sequence[Group]) -> None:
         for group in groups:
-            self._refuse(group.key, group.waiting, refusals.shutting_down())
-        for slot in list(self._live.values()):
-            if slot.phase is Phase.STARTING or (slot.phase is Phase.READY and not slot.leases):
-                self._stop(slot, Reason.SHUTDOWN)
-            elif slot.phase is Phase.READY:
-                self._drain(slot, Reason.SHUTDOWN)
+            self._draft.refuse(group.key, group.waiting, refusals.shutting_down())
+        for slot in list(self._draft.live.values()):
+            if slot.phase in (Phase.STARTING, Phase.READY):
+                self._draft.drain(slot, Reason.SHUTDOWN)
 
-    def _serve(self, group: Group) -> Group | None:
+    def _pause(self) -> None:
+        """The runners of paused models go, pinned or not."""
+        for slot in list(self._draft.live.values()):
+            if slot.key.model_id in self._state.paused and slot.phase in (Phase.STARTING, Phase.READY):
+                self._draft.drain(slot, Reason.PAUSED)
+
+    def _serve(self, group: Group) -> Group:
         """Grants what is ready and refuses who waited too long. Returns what still waits."""
-        slot = self._live.get(group.key)
+        slot = self._draft.live.get(group.key)
         if slot is not None and slot.phase is Phase.READY:
-            self._grant(slot, group)
-            return None
-        late = len(list(takewhile(lambda r: r.since + self._policy.max_wait <= self._now, group.waiting)))
+            group = self._draft.grant(slot, group)
+        late = tuple(takewhile(lambda r: r.since + self._policy.max_wait <= self._now, group.waiting))
         if late:
-            loading = slot is not None and slot.phase is Phase.STARTING
-            self._refuse(group.key, group.waiting[:late], refusals.timed_out(group, self._policy.max_wait, loading))
-        if late == len(group.waiting):
-            return None
-        self._wakes.append(group.waiting[late].since + self._policy.max_wait)
-        if group.key.model_id in self._state.paused:
-            return None
-        return replace(group, waiting=group.waiting[late:]) if late else group
+            paused = group.key.model_id in self._state.paused
+            error = refusals.timed_out(group, self._policy.max_wait, slot.phase if slot else None, paused)
+            self._draft.refuse(group.key, late, error)
+            group = replace(group, waiting=group.waiting[len(late) :])
+        if group.waiting:
+            self._draft.wake_at(group.waiting[0].since + self._policy.max_wait)
+        return group
+
+    def _wants_a_runner(self, group: Group) -> bool:
+        """It has none, nor one that starts, and could have one."""
+        slot = self._draft.live.get(group.key)
+        has_one = slot is not None and slot.phase in (Phase.READY, Phase.STARTING)
+        return bool(group.needs) and not has_one and group.key.model_id not in self._state.paused
 
     def _stop_unused(self) -> None:
         """Rule 2, and the end of every drain."""
-        for slot in list(self._live.values()):
+        for slot in list(self._draft.live.values()):
             if slot.leases:
                 continue
             if slot.phase is Phase.DRAINING:
-                self._stop(slot, slot.drain or Reason.UNLOAD)
+                self._draft.stop(slot, slot.drain or Reason.UNLOAD)
             elif slot.phase is Phase.READY and not slot.pinned:
                 expires = slot.last_used + slot.keep_alive
                 if expires <= self._now:
-                    self._stop(slot, Reason.IDLE)
-                elif expires < math.inf:
-                    self._wakes.append(expires)
+                    self._draft.stop(slot, Reason.IDLE)
+                else:
+                    self._draft.wake_at(expires)
 
     def _admit(self, group: Group) -> None:
-        """Rule 3, for one group that has no ready runner."""
-        slot = self._live.get(group.key)
-        if not group.needs or (slot is not None and slot.phase is Phase.STARTING):
+        """Rule 3, for one group that wants a runner."""
+        slot = self._draft.live.get(group.key)
+        failure = self._failures.get(group.key)
+        if slot is None and failure is not None and self._now < failure.until:
+            self._rest(group, failure)
             return
-        number = self._variant(group)
-        need = self._room.vector(group.needs[number])
-        error = self._refusal(group, need, slot)
+        number, memory = self._variant(group)
+        need = self._room.takes(group.key.model_id, memory)
+        error = self._refusal(group, need)
         if error is not None:
-            self._refuse(group.key, group.waiting, error)
+            self._draft.refuse(group.key, group.waiting, error)
         elif slot is not None and self._may_stay(slot):
-            self._take_back(slot)
-            self._grant(self._live[slot.key], group)
-        elif slot is not None or not self._start(group, number):
+            self._draft.take_back(slot)
+            self._draft.grant(self._draft.live[slot.key], group)
+        elif slot is not None or not self._draft.start(group, number, memory):
             self._make_room(group, need)
-            if slot is not None or not self._start(group, number):
+            if slot is not None or not self._draft.start(group, number, memory):
                 self._room.claim(need)
 
-    def _variant(self, group: Group) -> int:
-        """The first that could have its room if all went that may go; where none could, the smallest."""
-        fitting = (i for i, need in enumerate(group.needs) if covers(self._evictable, self._room.vector(need)))
-        return next(fitting, len(group.needs) - 1)
+    def _rest(self, group: Group, failure: Failure) -> None:
+        """The pause after a failure."""
+        if failure.waits:
+            self._draft.wake_at(failure.until)
+        else:
+            self._draft.refuse(group.key, group.waiting, refusals.backing_off(group, failure, self._now))
 
-    def _start(self, group: Group, number: int) -> bool:
-        """If there is room now that no older request waits for."""
-        memory = group.needs[number]
-        need = self._room.vector(memory)
-        if not self._room.can_take(need):
-            return False
-        self._room.take(need)
-        self._actions.append(Start(group.key, memory, number))
-        return True
+    def _variant(self, group: Group) -> tuple[int, RequiredMemory]:
+        """Rule 4: a variant's number, and what counts for it; the smallest one where none fits."""
+        model, choices = group.key.model_id, self._choices(group)
+        needs = {number: self._room.takes(model, memory) for number, memory in choices}
+        fitting = [c for c in choices if covers(self._draft.evictable, needs[c[0]])] or choices[-1:]
+        if self._now >= self._overdue_at(group):
+            return next((c for c in fitting if self._room.can_take(needs[c[0]])), fitting[0])
+        return fitting[0]
 
-    def _refusal(self, group: Group, need: Vector, slot: Slot | None) -> Exception | None:
-        """Why the group can have no runner, now or ever."""
-        failure = self._state.failures.get(group.key)
-        if slot is None and failure is not None and self._now < failure.until:
-            return refusals.backing_off(group, failure, self._now)
+    def _choices(self, group: Group) -> list[tuple[int, RequiredMemory]]:
+        """The variants that may be tried; where memory ran out, more counts for them than was estimated."""
+        failure, choices = self._failures.get(group.key), list(enumerate(group.needs))
+        if failure is None or not failure.raised:
+            return choices
+        floor = min(failure.floor, len(choices) - 1)
+        return [(number, raised(memory, self._draft.evictable)) for number, memory in choices[floor:]]
+
+    def _overdue_at(self, group: Group) -> float:
+        """When nobody is spared any longer, so that it is served before the maximum wait is over."""
+        return group.waiting[0].since + self._policy.max_wait / 2
+
+    def _refusal(self, group: Group, need: Vector) -> Exception | None:
+        """Why the group can never have a runner."""
         if not covers(self._room.budget, need):
             return refusals.too_large(group, self._room.budget, self._room.free)
-        if not covers(self._evictable, need):
+        if not covers(self._draft.evictable, need):
             return refusals.pinned_out(group, self._room.budget, self._room.free)
         return None
 
@@ -202,89 +203,28 @@ class _Plan:
         shortage = self._room.shortage(need)
         if not any(shortage):
             return  # it is on its way
-        if self._pools is None:
-            self._pools = self._pool(self._is_idle), self._pool(_is_busy)
-        idle, busy = self._pools
-        if covers(idle.total, shortage):
-            victims = choose(idle.ranked, shortage)
-        elif covers(add(idle.total, busy.total), shortage):
-            due = group.waiting[0].since + self._policy.patience
-            if self._now < due:
-                self._wakes.append(due)
-                return
-            victims = choose(idle.ranked + busy.ranked, shortage)
-        else:
-            return  # until a load that others wait for is done
-        for pool in self._pools:
-            pool.remove(victims)
+        candidates, overdue_at = self._draft.victims, self._overdue_at(group)
+        patient_until = group.waiting[0].since + self._policy.patience
+        victims = candidates.idle(shortage, anyone=self._now >= overdue_at)
+        if not victims and self._now >= patient_until:
+            victims = candidates.any(shortage, anyone=self._now >= overdue_at)
+        if not victims:  # until then, or until a load that others wait for is done
+            for time in (patient_until, overdue_at, candidates.next):
+                self._draft.wake_at(time)
+        candidates.remove(victims)
         for _, _, slot in victims:
-            if slot.leases:
-                self._drain(slot, Reason.ROOM, group.name)
-            else:
-                self._stop(slot, Reason.ROOM, group.name)
-
-    def _pool(self, belongs: Callable[[Slot], bool]) -> Pool:
-        """A busy runner is dearer than all idle ones together."""
-        cost, now = self._policy.cost, self._now
-        return Pool(
-            (
-                Candidate(cost(s, now) + (1e9 if s.leases else 0.0), self._room.vector(s.memory), s)
-                for s in self._live.values()
-                if belongs(s)
-            ),
-            self._room.none,
-        )
-
-    def _is_idle(self, slot: Slot) -> bool:
-        """Unleased and wanted by nobody; a load that everybody left is too."""
-        if slot.pinned or slot.leases:
-            return False
-        return slot.phase is Phase.READY or (slot.phase is Phase.STARTING and slot.key not in self._wanted)
+            self._draft.drain(slot, Reason.ROOM, group.name)
 
     def _take_back_drains(self) -> None:
-        drained = [s for s in self._live.values() if s.phase is Phase.DRAINING]
+        drained = [s for s in self._draft.live.values() if s.phase is Phase.DRAINING]
         for slot in sorted(drained, key=lambda s: -s.last_used):
             if self._may_stay(slot):
-                self._take_back(slot)
+                self._draft.take_back(slot)
 
     def _may_stay(self, slot: Slot) -> bool:
-        """It is drained for room only, and those who still wait for room do without it."""
+        """It is drained for room or was paused, and those who still wait for room do without it."""
         if slot.phase is not Phase.DRAINING or not slot.leases or slot.key.model_id in self._state.paused:
             return False
         if slot.drain not in (Reason.ROOM, Reason.PAUSED):
             return False
-        return covers(self._room.over(), self._room.vector(slot.memory))
-
-    def _take_back(self, slot: Slot) -> None:
-        self._room.stays(slot)
-        self._pools = None
-        self._live[slot.key] = replace(slot, phase=Phase.READY, drain=None)
-        self._actions.append(Admit(slot.key))
-
-    def _grant(self, slot: Slot, group: Group) -> None:
-        self._live[slot.key] = replace(slot, leases=slot.leases + len(group.waiting), last_used=self._now)
-        self._actions.append(Grant(slot.key, tuple(r.id for r in group.waiting)))
-
-    def _stop(self, slot: Slot, reason: Reason, room_for: str = "") -> None:
-        if slot.phase is not Phase.DRAINING:
-            self._room.leaves(slot)
-        self._live[slot.key] = replace(slot, phase=Phase.STOPPING)
-        self._actions.append(Stop(slot.key, reason, room_for))
-
-    def _drain(self, slot: Slot, reason: Reason, room_for: str = "") -> None:
-        self._room.leaves(slot)
-        self._live[slot.key] = replace(slot, phase=Phase.DRAINING, drain=reason)
-        self._actions.append(Drain(slot.key, reason, room_for))
-
-    def _refuse(self, key: RunnerKey, requests: Sequence[Request], error: BaseException) -> None:
-        if requests:
-            self._actions.append(Refuse(key, tuple(r.id for r in requests), error))
-
-
-def _is_busy(slot: Slot) -> bool:
-    return slot.phase is Phase.READY and slot.leases > 0 and not slot.pinned
-
-
-def age(group: Group) -> tuple[float, int]:
-    """What the groups that wait are sorted by: the oldest request first."""
-    return group.waiting[0].since, group.waiting[0].id
+        return covers(self._room.over(), self._room.gives(slot))

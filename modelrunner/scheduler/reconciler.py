@@ -3,20 +3,20 @@
 import asyncio
 import itertools
 import logging
-import math
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never
 
-from modelrunner.backend import BackendRegistry
 from modelrunner.errors import EngineFailed, ModelRunnerError
+from modelrunner.scheduler.alarm import Alarm
 from modelrunner.scheduler.events import Events
-from modelrunner.scheduler.ledger import Ledger
-from modelrunner.scheduler.memory import Probe
+from modelrunner.scheduler.failures import is_past
+from modelrunner.scheduler.meter import Meter
+from modelrunner.scheduler.order import Line
 from modelrunner.scheduler.plan import plan
-from modelrunner.scheduler.runners import MakeRunner, Measure
-from modelrunner.scheduler.slots import Lease, Queue, RunnerSlot, Target, Ticket
+from modelrunner.scheduler.runners import MakeRunner
+from modelrunner.scheduler.slots import Lease, Queue, Queues, RunnerSlot, Target, Ticket
 from modelrunner.scheduler.state import (
     Action,
     Admit,
@@ -37,8 +37,8 @@ from modelrunner.scheduler.state import (
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
 
 log = logging.getLogger(__name__)
-# Seconds for which a budget is taken as known: looking takes milliseconds where there are many processes.
-_BUDGET_AGE = 1.0
+# So many callers are remembered with their last turn.
+_MAX_LINES = 1024
 # Seconds between two measurements of a runner in use.
 _MEASURED_AGE = 30.0
 
@@ -49,48 +49,46 @@ class Reconciler:
 
     def __init__(
         self,
-        registry: BackendRegistry,
         *,
-        probe: Probe,
-        ledger: Ledger,
+        meter: Meter,
         policy: Policy,
         make_runner: MakeRunner,
-        measure: Measure,
         events: Events,
         clock: Callable[[], float],
     ) -> None:
         self.slots: dict[RunnerKey, RunnerSlot] = {}
-        self.queues: dict[RunnerKey, Queue] = {}
+        self.queues = Queues()
         self.closing = False
         self.paused: frozenset[str] = frozenset()
         self.stuck = False
         self.load_seconds: dict[RunnerKey, float] = {}
         self.time = clock
-        self._registry = registry
-        self._probe = probe
-        self._ledger = ledger
+        self._meter = meter
         self._policy = policy
         self._make_runner = make_runner
-        self._measure = measure
         self._events = events
         self._failures: dict[RunnerKey, Failure] = {}
-        self._ids = itertools.count(1)
-        self._budget, self._probed = RequiredMemory(0), -math.inf
-        self._planned: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._served: dict[Line, float] = {}  # the least recently served line first
+        self._ids, self._turns = itertools.count(1), itertools.count(1)
+        self._alarm = Alarm(self._reconcile, clock)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def queue_up(self, target: Target, keep_alive: KeepAlive, caller: str = "", batch: bool = False) -> Ticket:
         """A place at the end of the target's queue."""
-        queue = self.queues.get(target.key)
-        if queue is None:
-            queue = self.queues[target.key] = Queue(target)
-            self._in_background(self._estimate(queue))
+        queue = self.open_queue(target)
         granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         ticket = Ticket(Request(next(self._ids), self.time(), caller, batch), target, keep_alive, granted)
         queue.tickets[ticket.request.id] = ticket
         self.changed()
         return ticket
+
+    def open_queue(self, target: Target) -> Queue:
+        """The queue of the target's key. The caller puts a ticket in."""
+        queue = self.queues.get(target.key)
+        if queue is None:
+            queue = self.queues[target.key] = Queue(target)
+            self._in_background(self._estimate(queue))
+        return queue
 
     def leave(self, ticket: Ticket) -> None:
         """The request was cancelled, perhaps in the moment in which it got its lease."""
@@ -98,7 +96,7 @@ class Reconciler:
             if ticket.granted.exception() is None:
                 ticket.granted.result().release()
         else:
-            self._take([ticket.request.id], ticket.target.key)
+            self.queues.take([ticket.request.id], ticket.target.key)
             self.changed()
 
     def lease(self, slot: RunnerSlot, keep_alive: KeepAlive, *, since: float | None = None) -> Lease:
@@ -122,7 +120,7 @@ class Reconciler:
         if self.queues or slot.phase is not Phase.READY:
             self.changed()
         elif slot.leases == 0:
-            self._wake_by(slot.expires)
+            self._alarm.at(slot.expires)
 
     def end(self, slot: RunnerSlot, reason: Reason, room_for: str = "") -> None:
         """Asks the runner's process to end, whoever uses it. `room_for` names the model that gets its room."""
@@ -159,27 +157,20 @@ class Reconciler:
 
     def budget(self) -> RequiredMemory:
         """What all runners together may hold, as it was at most a second ago."""
-        now = self.time()
-        if now - self._probed >= _BUDGET_AGE:
-            self._budget = self._probe([pid for slot in self.slots.values() if (pid := slot.runner.pid) is not None])
-            self._probed = now
-        return self._budget
+        return self._meter.budget(self.slots.values())
 
     def changed(self) -> None:
         """Plans in the loop's next turn, once however often this was called before it."""
-        if self._planned is None:
-            self._planned = asyncio.get_running_loop().call_soon(self._reconcile)
+        self._alarm.soon()
 
     async def finish(self) -> None:
         """After the last runner: no timer and no task is left."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _reconcile(self) -> None:
-        self._planned = None
         self.stuck = True  # unless it comes to its end
         now = self.time()
         for slot in self.slots.values():
@@ -193,16 +184,15 @@ class Reconciler:
         """What a plan is made from."""
         groups = tuple([queue.view() for queue in self.queues.values()])
         slots = tuple([slot.view() for slot in self.slots.values()])
-        budget = self.budget() if groups else self._budget
-        return State(groups, slots, budget, self._failures, self._policy, self.closing, self.paused)
+        return State(
+            groups, slots, self.budget(), self._failures, self._policy, self.closing, self.paused, self._served
+        )
 
     def _carry_out(self, action: Action) -> None:
         match action:
             case Grant(key, requests):
-                for ticket in self._take(requests, key):
-                    ticket.granted.set_result(
-                        self.lease(self.slots[key], ticket.keep_alive, since=ticket.request.since)
-                    )
+                for ticket in self.queues.take(requests, key):
+                    self._grant(self.slots[key], ticket)
             case Start(key, memory, variant):
                 self._start(key, memory, variant)
             case Stop(key, reason, room_for):
@@ -215,28 +205,30 @@ class Reconciler:
             case Forget(key, failure):
                 del self.slots[key]
                 if failure is not None:
-                    self._failures[key] = failure
+                    self._remember(key, failure)
             case Refuse(key, requests, error):
                 self._refuse(key, requests, error)
             case WakeAt(at):
-                self._wake_by(at)
+                self._alarm.at(at)
             case _:
                 assert_never(action)
 
-    def _take(self, requests: Iterable[int], key: RunnerKey) -> list[Ticket]:
-        """Out of the queue; the queue goes with its last ticket."""
-        queue = self.queues.get(key)
-        if queue is None:
-            return []
-        taken = [ticket for id in requests if (ticket := queue.tickets.pop(id, None)) is not None]
-        if not queue.tickets:
-            del self.queues[key]
-        # One that was cancelled in this very turn of the loop has not left yet.
-        return [ticket for ticket in taken if not ticket.granted.done()]
+    def _grant(self, slot: RunnerSlot, ticket: Ticket) -> None:
+        request = ticket.request
+        line = (request.caller, request.batch)
+        self._served.pop(line, None)
+        self._served[line] = next(self._turns)
+        if len(self._served) > _MAX_LINES:
+            del self._served[next(iter(self._served))]
+        ticket.granted.set_result(self.lease(slot, ticket.keep_alive, since=request.since))
+
+    def _remember(self, key: RunnerKey, failure: Failure) -> None:
+        now = self.time()
+        self._failures = {k: f for k, f in self._failures.items() if not is_past(f, now)} | {key: failure}
 
     def _refuse(self, key: RunnerKey, requests: Collection[int], error: BaseException) -> None:
         name = self.queues[key].target.name if key in self.queues else ""
-        refused = self._take(requests, key)
+        refused = self.queues.take(requests, key)
         for ticket in refused:
             ticket.granted.set_exception(error)
         if refused:
@@ -260,7 +252,7 @@ class Reconciler:
             return
         log.info("starting %s (%s)", target.name, runner.id)
         self._events.emit("load", model=target.name, runner=runner.id, ram=memory.ram, vram=list(memory.vram))
-        slot = self.slots[key] = RunnerSlot(runner, target, variant, memory, self.time())
+        slot = self.slots[key] = RunnerSlot(runner, target, variant, number, memory, self.time())
         slot.task = asyncio.get_running_loop().create_task(runner.run(self.changed), name=f"runner {runner.id}")
         slot.task.add_done_callback(partial(self._ended, slot))
 
@@ -278,19 +270,13 @@ class Reconciler:
         slot.ready_at = slot.last_used = now
         loaded = self.load_seconds[slot.target.key] = round(now - slot.started, 3)
         self._events.emit("ready", model=slot.target.name, runner=slot.runner.id, seconds=loaded)
-        self._failures.pop(slot.target.key, None)
         self._in_background(self._measure_now(slot, fresh=True))
 
     async def _measure_now(self, slot: RunnerSlot, fresh: bool = False) -> None:
         """When loaded, after the first use and, while it is used, now and then: some engines grow with what they are
         asked."""
-        measured = await self._measure(slot.runner)
-        if measured is None or slot.phase not in (Phase.READY, Phase.DRAINING):
-            return  # a process on its way out holds less than it did
-        backend = self._registry.get(slot.target.key.backend)
-        slot.memory = self._ledger.record(backend, slot.variant.spec, measured, fresh=fresh)
-        slot.measured = measured
-        self.changed()
+        if await self._meter.measure(slot, fresh=fresh):
+            self.changed()
 
     async def _estimate(self, queue: Queue) -> None:
         """A fault of the backend's is the answer to all who wait; the server logs it as it does any other."""
@@ -303,26 +289,9 @@ class Reconciler:
 
     async def variants(self, target: Target) -> Sequence[Variant]:
         """The ways to run it, the preferred one first."""
-        backend = self._registry.get(target.key.backend)
-        return await self._ledger.variants(backend, target.spec, self.budget())
+        return await self._meter.variants(target, self.budget())
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _wake_by(self, at: float) -> None:
-        """A timer that rings too early only plans once more, so the earliest stays."""
-        if at == math.inf:
-            return
-        loop = asyncio.get_running_loop()
-        when = loop.time() + max(0.0, at - self.time())
-        if self._timer is not None:
-            if self._timer.when() <= when:
-                return
-            self._timer.cancel()
-        self._timer = loop.call_at(when, self._wake)
-
-    def _wake(self) -> None:
-        self._timer = None
-        self.changed()

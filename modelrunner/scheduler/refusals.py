@@ -1,31 +1,28 @@
-"""The errors that a plan answers with, and how long a failed start is held against a model."""
+"""The errors that a plan answers with."""
 
 from modelrunner.errors import BackingOff, InsufficientMemory, ShuttingDown, TimedOut
 from modelrunner.scheduler.room import Vector
-from modelrunner.scheduler.state import Failure, Group
-
-# Seconds: the longest pause between two starts of a model that fails, and how long after its pause a failure counts.
-MAX_BACKOFF = 60.0
-
-
-def next_failure(previous: Failure | None, error: BaseException, now: float) -> Failure:
-    """Pauses of 1, 2, 4 ... seconds, from the first again when the last failure is long past."""
-    recent = previous is not None and now < previous.until + MAX_BACKOFF
-    count = previous.count + 1 if previous is not None and recent else 1
-    return Failure(count, now + min(MAX_BACKOFF, 2.0 ** (count - 1)), error)
+from modelrunner.scheduler.state import Failure, Group, Phase
 
 
 def backing_off(group: Group, failure: Failure, now: float) -> BackingOff:
-    pause = failure.until - now
+    pause = max(0.0, failure.until - now)
+    often = f" {failure.count} times in a row" if failure.count > 1 else ""
     return BackingOff(
-        f"{_name(group)} failed to start a moment ago ({failure.error}); it is tried again in {pause:.1f} s",
+        f"{_name(group)} failed{often}, last with: {failure.error}; it is tried again in {pause:.1f} s",
         retry_after=pause,
     )
 
 
-def timed_out(group: Group, max_wait: float, loading: bool) -> TimedOut:
-    what = "its load" if loading else "room in memory"
-    return TimedOut(f"{_name(group)} was not ready within {max_wait:g} s (it waited for {what}); try again later")
+def timed_out(group: Group, max_wait: float, phase: Phase | None, paused: bool) -> TimedOut:
+    """`phase` is its runner's, if there is one."""
+    if paused:
+        what = "being resumed: it is paused"
+    elif phase is Phase.READY:
+        what = "its turn: the requests before it take that long"
+    else:
+        what = "its load" if phase is Phase.STARTING else "room in memory"
+    return TimedOut(f"{_name(group)} was not free within {max_wait:g} s (it waited for {what}); try again later")
 
 
 def too_large(group: Group, budget: Vector, free: Vector) -> InsufficientMemory:
@@ -35,6 +32,14 @@ def too_large(group: Group, budget: Vector, free: Vector) -> InsufficientMemory:
 
 def pinned_out(group: Group, budget: Vector, free: Vector) -> InsufficientMemory:
     return _no_room(group, "and pinned models hold the rest: unpin one, or raise the budget", budget, free)
+
+
+def out_of_memory(group: Group, error: BaseException, budget: Vector, free: Vector) -> InsufficientMemory:
+    what = (
+        "by the estimate, and memory ran out when it was loaded, again with more room and in the next smaller variant "
+        f"if there is one ({error}): choose a smaller model or context, or free memory that other programs hold"
+    )
+    return _no_room(group, what, budget, free)
 
 
 def shutting_down() -> ShuttingDown:

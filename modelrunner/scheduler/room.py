@@ -1,9 +1,9 @@
-"""The arithmetic of memory within one plan, and the choice of victims."""
+"""The arithmetic of memory within one plan."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-from modelrunner.scheduler.state import Phase, Slot
+from modelrunner.scheduler.state import Group, Phase, Slot
 from modelrunner.types import RequiredMemory
 
 # Main memory first, then each device's; all vectors of one plan are equally long.
@@ -33,29 +33,50 @@ def total(vectors: Iterable[Vector], none: Vector) -> Vector:
 class Room:
     """`free` is what no runner counts for, `coming` what leaving runners still hold, `claimed` what older requests wait
     for. A younger request starts only in what the older ones leave over, so that a large model is not starved by small
-    ones."""
+    ones. What the runners of one model share counts once, as long as there is one of them."""
 
-    def __init__(self, budget: RequiredMemory, slots: Sequence[Slot], needs: Iterable[RequiredMemory]) -> None:
+    def __init__(self, budget: RequiredMemory, slots: Sequence[Slot], groups: Iterable[Group]) -> None:
+        needs = [need for group in groups for need in group.needs]
         self._devices = max(len(m.vram) for m in (budget, *(s.memory for s in slots), *needs))
+        self._runners = Counter(slot.key.model_id for slot in slots)
+        self._shared: dict[str, int] = {}
+        for slot in slots:
+            model = slot.key.model_id
+            self._shared[model] = max(slot.memory.shared, self._shared.get(model, 0))
         self.budget = self.vector(budget)
         self.none = (0,) * (self._devices + 1)
         self.claimed = self.none
         self.free = subtract(self.budget, self.total(slots))
-        self.coming = self.total(s for s in slots if s.phase in (Phase.DRAINING, Phase.STOPPING))
+        self.coming = total((self.gives(s) for s in slots if s.phase in (Phase.DRAINING, Phase.STOPPING)), self.none)
 
     def vector(self, memory: RequiredMemory) -> Vector:
         return (memory.ram, *memory.vram, *(0,) * (self._devices - len(memory.vram)))
 
     def total(self, slots: Iterable[Slot]) -> Vector:
-        return total((self.vector(slot.memory) for slot in slots), self.none)
+        """What these runners hold together."""
+        shared: dict[str, int] = {}
+        own = self.none
+        for slot in slots:
+            model, memory = slot.key.model_id, slot.memory
+            shared[model] = max(memory.shared, shared.get(model, 0))
+            own = add(own, self._without(memory, memory.shared))
+        return (own[0] + sum(shared.values()), *own[1:])
+
+    def gives(self, slot: Slot) -> Vector:
+        """What is free when this one has gone: not what it shares with another."""
+        return self._without(slot.memory, slot.memory.shared if self._runners[slot.key.model_id] > 1 else 0)
+
+    def takes(self, model_id: str, memory: RequiredMemory) -> Vector:
+        """What one more runner needs, beyond what it shares with those that there are."""
+        return self._without(memory, min(memory.shared, self._shared.get(model_id, 0)))
 
     def leaves(self, slot: Slot) -> None:
         """The slot's memory will be free in a while."""
-        self.coming = add(self.coming, self.vector(slot.memory))
+        self.coming = add(self.coming, self.gives(slot))
 
     def stays(self, slot: Slot) -> None:
         """The slot's drain was taken back."""
-        self.coming = subtract(self.coming, self.vector(slot.memory))
+        self.coming = subtract(self.coming, self.gives(slot))
 
     def take(self, need: Vector) -> None:
         self.free = subtract(self.free, need)
@@ -75,47 +96,14 @@ class Room:
         """Free now, and not what an older request waits for."""
         return covers(self.free, need) and covers(self.over(), need)
 
-
-class Candidate(NamedTuple):
-    """A runner that may have to go for another."""
-
-    cost: float
-    size: Vector
-    slot: Slot
+    def _without(self, memory: RequiredMemory, shared: int) -> Vector:
+        return (memory.ram - shared, *memory.vram, *(0,) * (self._devices - len(memory.vram)))
 
 
-class Pool:
-    """Candidates, cheapest first, and what they hold together; for most groups a look at that is enough."""
+def raised(memory: RequiredMemory, most: Vector) -> RequiredMemory:
+    """A quarter more, as far as there is so much."""
 
-    def __init__(self, candidates: Iterable[Candidate], none: Vector) -> None:
-        self.ranked = sorted(candidates, key=lambda c: c.cost)
-        self.total = total((c.size for c in self.ranked), none)
-        self._none = none
+    def more(size: int, limit: int) -> int:
+        return max(size, min(size + size // 4, limit))
 
-    def remove(self, victims: Sequence[Candidate]) -> None:
-        self.ranked = [c for c in self.ranked if c not in victims]
-        self.total = total((c.size for c in self.ranked), self._none)
-
-
-def choose(ranked: Sequence[Candidate], shortage: Vector) -> list[Candidate]:
-    """The cheapest candidates that together cover `shortage`, none of which could be spared; all of them together must.
-    Cheapest first until it is enough, then without those that turned out to be needless, the dearest first; or the
-    single one that costs less than that set. Not always the optimum of the knapsack problem that this is, but never
-    more victims than the shortage asks for."""
-    victims: list[Candidate] = []
-    missing = shortage
-    for candidate in ranked:
-        if not any(m > 0 for m in missing):
-            break
-        victims.append(candidate)
-        missing = subtract(missing, candidate.size)
-    for candidate in reversed(victims.copy()):
-        without = add(missing, candidate.size)
-        if not any(m > 0 for m in without):
-            victims.remove(candidate)
-            missing = without
-    if len(victims) > 1:
-        single = next((c for c in ranked if covers(c.size, shortage)), None)
-        if single is not None and single.cost < sum(c.cost for c in victims):
-            return [single]
-    return victims
+    return RequiredMemory(more(memory.ram, most[0]), tuple(map(more, memory.vram, most[1:])), memory.shared)

@@ -14,11 +14,12 @@ from modelrunner.scheduler import refusals, runners, views
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.ledger import Ledger
 from modelrunner.scheduler.memory import MemoryProbe, Probe
+from modelrunner.scheduler.meter import Meter
 from modelrunner.scheduler.plan import is_full, is_warm
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.runners import MakeRunner, Measure, RunnerFactory
 from modelrunner.scheduler.slots import Lease, RunnerSlot, Target
-from modelrunner.scheduler.state import Phase, Policy, Reason, Slot, recency
+from modelrunner.scheduler.state import Phase, Policy, Reason
 from modelrunner.types import KeepAlive
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class Scheduler:
 
     `probe` gives the memory budget. `max_queue` bounds the requests that wait for one model, those inside the engine
     included; `max_wait` the wait of one request. `patience` is how long a request that waits for room lets a busy
-    runner go on taking new ones. `drain_limit` is how long `unload` waits for leases to end. `cost` rates victims.
+    runner go on taking new ones. `drain_limit` is how long `unload` waits for leases to end.
     """
 
     def __init__(
@@ -47,7 +48,6 @@ class Scheduler:
         patience: float = 5.0,
         drain_limit: float = 30.0,
         stall_limit: float = 300.0,
-        cost: Callable[[Slot, float], float] = recency,
         make_runner: MakeRunner | None = None,
         measure: Measure = runners.measure,
         clock: Callable[[], float] = time.monotonic,
@@ -57,12 +57,9 @@ class Scheduler:
         self._clock = clock
         self.events = Events()
         self._table = Reconciler(
-            registry,
-            probe=probe or MemoryProbe(),
-            ledger=ledger or Ledger(),
-            policy=Policy(max_wait, min(patience, max_wait), cost),
+            meter=Meter(registry, probe or MemoryProbe(), ledger or Ledger(), measure, clock),
+            policy=Policy(max_wait, min(patience, max_wait)),
             make_runner=make_runner or RunnerFactory(registry, runtime_dir, stall_limit=stall_limit, clock=clock),
-            measure=measure,
             events=self.events,
             clock=clock,
         )
@@ -73,7 +70,7 @@ class Scheduler:
         slot = table.slots.get(key)
         if slot is None:
             return None
-        if not is_warm(slot.phase, key in table.queues, slot.leases, self._max_queue + target.spec.parallel):
+        if not is_warm(slot.phase, key in table.queues, slot.leases, slot.capacity):
             return None
         return table.lease(slot, keep_alive or target.keep_alive)
 

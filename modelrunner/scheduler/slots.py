@@ -1,10 +1,11 @@
 """What the scheduler keeps: its runners, its queues, and the leases it has given out."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
+from modelrunner.scheduler.order import capacity
 from modelrunner.scheduler.state import Group, Phase, Reason, Request, Slot
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, RunSpec, Variant
 
@@ -30,13 +31,17 @@ class Target:
 
 class RunnerSlot:
     """One runner from its start until its process is gone, with what only the scheduler knows about it. `variant` is
-    the way in which it runs its model, `memory` what counts for it now. `held` is how long its requests hold a lease, a
-    moving mean in seconds."""
+    the way in which it runs its model, the one of that `number`, `memory` what counts for it now, `capacity` how many
+    leases it gives out at once. `held` is how long its requests hold a lease, a moving mean in seconds."""
 
-    def __init__(self, runner: "Runner", target: Target, variant: Variant, memory: RequiredMemory, now: float) -> None:
+    def __init__(
+        self, runner: "Runner", target: Target, variant: Variant, number: int, memory: RequiredMemory, now: float
+    ) -> None:
         self.runner = runner
         self.target = target
         self.variant = variant
+        self.number = number
+        self.capacity = capacity(variant.spec.parallel)
         self.pinned = target.pinned
         self.estimated = memory
         self.memory = memory
@@ -85,6 +90,9 @@ class RunnerSlot:
             drain=self.drain,
             was_ready=ready,
             error=self.error,
+            ready_at=self.ready_at if self.ready_at is not None else float("-inf"),
+            capacity=self.capacity,
+            variant=self.number,
         )
 
 
@@ -112,6 +120,20 @@ class Queue:
         waiting = tuple([ticket.request for ticket in self.tickets.values()])
         needs = tuple([variant.memory for variant in self.variants])
         return Group(self.target.key, waiting, needs, self.target.name)
+
+
+class Queues(dict[RunnerKey, Queue]):
+    """By the key that they wait for; a queue goes with its last ticket."""
+
+    def take(self, requests: Iterable[int], key: RunnerKey) -> list[Ticket]:
+        """These out of the queue; not among them is who was cancelled in this very turn of the loop."""
+        queue = self.get(key)
+        if queue is None:
+            return []
+        taken = [ticket for id in requests if (ticket := queue.tickets.pop(id, None)) is not None]
+        if not queue.tickets:
+            del self[key]
+        return [ticket for ticket in taken if not ticket.granted.done()]
 
 
 class Leases(Protocol):

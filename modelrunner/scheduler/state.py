@@ -1,7 +1,8 @@
 """What a plan is made from and what it consists of: plain frozen values, so that every decision can be written down in
 a test. Times are seconds of one monotonic clock, sizes are bytes."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -53,8 +54,9 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class Slot:
     """The one runner of its key. `memory` counts until the process is gone. `last_used` is when the last lease began or
-    ended, or when loading ended; `load_seconds` what the load took. `drain` says why it takes no new leases; `error`
-    how it ended, if nobody asked it to."""
+    ended, or when loading ended, which was at `ready_at` and took `load_seconds`. It has at most `capacity` leases at
+    once. `variant` is the number of the one it runs. `drain` says why it takes no new leases; `error` how it ended, if
+    nobody asked it to."""
 
     key: RunnerKey
     phase: Phase
@@ -67,42 +69,44 @@ class Slot:
     drain: Reason | None = None
     was_ready: bool = True
     error: BaseException | None = field(default=None, compare=False)
+    ready_at: float = -math.inf
+    capacity: int = 64
+    variant: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`count` starts in a row failed; no other is tried before `until`. `error` is the last one's."""
+    """`count` runners of the key in a row ended by themselves, the last one with `error`; no other is started before
+    `until`. `waits`: who asks for it meanwhile waits rather than being refused. Where memory ran out, no variant before
+    `floor` is tried again and, if `raised`, each counts for more than its estimate."""
 
     count: int
     until: float
     error: BaseException = field(compare=False)
-
-
-def recency(slot: Slot, now: float) -> float:
-    """The cost of evicting a slot: 1 for one used just now, less the longer it has been idle, so that the least
-    recently used goes first, and one long-idle model rather than several."""
-    return 1.0 / (1.0 + max(0.0, now - slot.last_used))
-
-
-def reload_cost(slot: Slot, now: float) -> float:
-    """`recency` weighed with the seconds that loading the model again would take."""
-    return slot.load_seconds * recency(slot, now)
+    waits: bool = False
+    floor: int = 0
+    raised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`max_wait` is how long a request may wait in all. `patience` is how long one that waits for room lets itself be
-    overtaken by requests for a busy runner before that is drained. `cost` rates a victim; costs of a set add up."""
+    """`max_wait` is how long a request may wait in all; when half of it has passed, its model gets room whoever else is
+    spared, and in a smaller variant if need be. `patience` is the batching window: how long a request that waits for
+    room lets itself be overtaken by requests for a busy runner before that is drained. `residency` is how many times as
+    long as its load took a runner is spared after it. A batch request takes turns with the others after `ageing`
+    seconds."""
 
     max_wait: float = 600.0
     patience: float = 5.0
-    cost: Callable[[Slot, float], float] = recency
+    residency: float = 3.0
+    ageing: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """Everything that a plan depends on. `closing`: no request is admitted any more. `paused` has the IDs of the models
-    whose runners go and whose requests wait."""
+    whose runners go and whose requests wait. `served` says of each caller (and of its batch) when it had its last turn,
+    in any unit that grows."""
 
     groups: tuple[Group, ...]
     slots: tuple[Slot, ...]
@@ -111,6 +115,7 @@ class State:
     policy: Policy = field(default_factory=Policy)
     closing: bool = False
     paused: frozenset[str] = frozenset()
+    served: Mapping[tuple[str, bool], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

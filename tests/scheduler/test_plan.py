@@ -14,8 +14,8 @@ from modelrunner.errors import (
     ShuttingDown,
     TimedOut,
 )
+from modelrunner.scheduler.failures import REMEMBERED, after, is_past
 from modelrunner.scheduler.plan import is_full, is_warm, plan
-from modelrunner.scheduler.refusals import MAX_BACKOFF, next_failure
 from modelrunner.scheduler.state import (
     Action,
     Admit,
@@ -34,7 +34,6 @@ from modelrunner.scheduler.state import (
     State,
     Stop,
     WakeAt,
-    reload_cost,
 )
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 
@@ -201,7 +200,7 @@ def test_a_victim_that_turns_out_to_be_needless_stays() -> None:
 
 def test_of_several_victims_none_is_needless() -> None:
     runners = [slot("small", 1, idle=100), slot("big", 4, idle=90), slot("large", 5, idle=80)]
-    assert decide(group("x", 9), *runners) == [Stop(key("big"), Reason.ROOM), Stop(key("large"), Reason.ROOM)]
+    assert decide(group("x", 9), *runners) == [Stop(key("large"), Reason.ROOM), Stop(key("big"), Reason.ROOM)]
 
 
 def test_one_long_idle_runner_goes_rather_than_two() -> None:
@@ -209,11 +208,26 @@ def test_one_long_idle_runner_goes_rather_than_two() -> None:
     assert decide(group("x", 6), *runners) == [Stop(key("c"), Reason.ROOM)]
 
 
-def test_a_policy_may_weigh_the_time_of_loading_again() -> None:
+def test_what_takes_long_to_load_again_stays() -> None:
     runners = [slot("slow", 5, idle=50, load=60), slot("fast", 5, idle=20, load=0.5)]
-    policy = Policy(max_wait=100.0, patience=5.0, cost=reload_cost)
-    assert decide(group("x", 5), *runners) == [Stop(key("slow"), Reason.ROOM)]
-    assert decide(group("x", 5), *runners, policy=policy) == [Stop(key("fast"), Reason.ROOM)]
+    assert decide(group("x", 5), *runners) == [Stop(key("fast"), Reason.ROOM)]
+
+
+def test_a_small_runner_goes_rather_than_a_large_one_that_was_used_a_little_earlier() -> None:
+    runners = [slot("large", 8, idle=55, load=8), slot("small", 2, idle=50, load=2)]
+    assert decide(group("x", 2), *runners) == [Stop(key("small"), Reason.ROOM)]
+
+
+def test_room_is_made_of_what_gives_most_of_it_for_its_cost() -> None:
+    runners = [slot("small", 1, idle=20, load=1), slot("middle", 2, idle=20, load=1), slot("large", 5, idle=20, load=1)]
+    assert decide(group("x", 5), *runners) == [Stop(key("large"), Reason.ROOM)]
+
+
+def test_a_load_of_which_the_time_is_not_known_counts_by_its_bytes() -> None:
+    abandoned = slot("a", 4_000_000_000, Phase.STARTING, load=0.0)
+    ready = slot("b", 4_000_000_000, load=1.0)
+    actions = decide(group("x", 4_000_000_000), abandoned, ready, budget=8_000_000_000)
+    assert actions == [Stop(key("b"), Reason.ROOM)]
 
 
 def test_keep_alive_without_end_is_no_pin() -> None:
@@ -373,11 +387,13 @@ def test_after_the_pause_it_is_tried_again() -> None:
 def test_the_pauses_double_up_to_a_limit_and_are_forgotten() -> None:
     failure, now, pauses = None, 0.0, []
     for _ in range(9):
-        failure = next_failure(failure, EngineFailed("x"), now)
+        failure = after(failure, ended("a", EngineFailed("x")), 1, now)
+        assert not failure.waits
         pauses.append(failure.until - now)
         now = failure.until
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert next_failure(failure, EngineFailed("x"), now + MAX_BACKOFF).count == 1
+    assert not is_past(failure, now + REMEMBERED - 1)
+    assert after(failure, ended("a", EngineFailed("x")), 1, now + REMEMBERED).count == 1
 
 
 def test_an_engine_that_is_not_installed_is_no_failed_start() -> None:
@@ -386,8 +402,11 @@ def test_an_engine_that_is_not_installed_is_no_failed_start() -> None:
 
 
 def test_after_a_crash_the_waiting_get_a_new_runner() -> None:
-    crash = ended("a", EngineFailed("signal 11"), was_ready=True)
-    assert decide(group("a", 5), crash) == [Forget(key("a")), Start(key("a"), RequiredMemory(5))]
+    fault = EngineFailed("signal 11")
+    assert decide(group("a", 5), ended("a", fault, was_ready=True)) == [
+        Forget(key("a"), Failure(1, NOW, fault, waits=True)),
+        Start(key("a"), RequiredMemory(5)),
+    ]
 
 
 def test_a_runner_that_we_stopped_while_it_started_refuses_nobody() -> None:
@@ -444,7 +463,7 @@ def test_closing_takes_no_drain_back() -> None:
     ],
 )
 def test_warm_is_ready_unqueued_and_not_overrun(phase: Phase, waiting: int, in_use: int, warm: bool) -> None:
-    assert is_warm(phase, waiting, in_use, limit=4) is warm
+    assert is_warm(phase, waiting, in_use, capacity=4) is warm
 
 
 def test_requests_that_wait_inside_the_engine_count_as_waiting() -> None:

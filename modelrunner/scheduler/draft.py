@@ -1,0 +1,103 @@
+"""A plan in the making: the actions so far, and what they make of runners and room."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from modelrunner.scheduler.order import in_turn
+from modelrunner.scheduler.room import Room, subtract
+from modelrunner.scheduler.state import (
+    Action,
+    Admit,
+    Drain,
+    Grant,
+    Group,
+    Phase,
+    Reason,
+    Refuse,
+    Request,
+    Slot,
+    Start,
+    State,
+    Stop,
+    WakeAt,
+)
+from modelrunner.scheduler.victims import Victims
+from modelrunner.types import RequiredMemory, RunnerKey
+
+
+class Draft:
+    """`live` are the runners whose process may still exist, as they will be; `oldest` says since when somebody waits
+    for a key; `evictable` is the budget without what pinned runners hold."""
+
+    def __init__(self, state: State, now: float) -> None:
+        self.live: dict[RunnerKey, Slot] = {s.key: s for s in state.slots if s.phase is not Phase.ENDED}
+        self.room = Room(state.budget, list(self.live.values()), state.groups)
+        pinned = (s for s in self.live.values() if s.pinned and s.phase in (Phase.STARTING, Phase.READY))
+        self.evictable = subtract(self.room.budget, self.room.total(pinned))
+        self.oldest: dict[RunnerKey, float] = {}
+        self.actions: list[Action] = []
+        self._wake = math.inf
+        self._victims: Victims | None = None
+        self._state, self._now = state, now
+
+    @property
+    def victims(self) -> Victims:
+        if self._victims is None:
+            self._victims = Victims(self.live.values(), self.oldest, self.room, self._state.policy, self._now)
+        return self._victims
+
+    def finished(self) -> list[Action]:
+        return self.actions if math.isinf(self._wake) else [*self.actions, WakeAt(self._wake)]
+
+    def wake_at(self, time: float) -> None:
+        """The earliest counts; what is past has been looked at."""
+        if self._now < time < self._wake:
+            self._wake = time
+
+    def grant(self, slot: Slot, group: Group) -> Group:
+        """As many leases as the runner has left. Returns the group without those who got one."""
+        free, policy = max(0, slot.capacity - slot.leases), self._state.policy
+        chosen = in_turn(group.waiting, free, self._state.served, policy.ageing, self._now)
+        if not chosen:
+            return group
+        ids = tuple([request.id for request in chosen])
+        self.live[slot.key] = replace(slot, leases=slot.leases + len(ids), last_used=self._now)
+        self.actions.append(Grant(slot.key, ids))
+        taken = set(ids)
+        return replace(group, waiting=tuple([r for r in group.waiting if r.id not in taken]))
+
+    def start(self, group: Group, number: int, memory: RequiredMemory) -> bool:
+        """If there is room now that nobody before waits for."""
+        need = self.room.takes(group.key.model_id, memory)
+        if not self.room.can_take(need):
+            return False
+        self.room.take(need)
+        self.actions.append(Start(group.key, memory, number))
+        return True
+
+    def stop(self, slot: Slot, reason: Reason, room_for: str = "") -> None:
+        if slot.phase is not Phase.DRAINING:
+            self.room.leaves(slot)
+        self.live[slot.key] = replace(slot, phase=Phase.STOPPING)
+        self.actions.append(Stop(slot.key, reason, room_for))
+
+    def drain(self, slot: Slot, reason: Reason, room_for: str = "") -> None:
+        """Stops it if nobody holds it."""
+        if not slot.leases:
+            self.stop(slot, reason, room_for)
+            return
+        self.room.leaves(slot)
+        self.live[slot.key] = replace(slot, phase=Phase.DRAINING, drain=reason)
+        self.actions.append(Drain(slot.key, reason, room_for))
+
+    def take_back(self, slot: Slot) -> None:
+        """The drain."""
+        self.room.stays(slot)
+        self._victims = None
+        self.live[slot.key] = replace(slot, phase=Phase.READY, drain=None)
+        self.actions.append(Admit(slot.key))
+
+    def refuse(self, key: RunnerKey, requests: Sequence[Request], error: BaseException) -> None:
+        if requests:
+            self.actions.append(Refuse(key, tuple([r.id for r in requests]), error))
