@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 
 from modelrunner.errors import BadRequest, ModelRunnerError, PayloadTooLarge, RouteNotFound, UpgradeRefused
 from modelrunner.proxy.exchange import Exchange
-from modelrunner.proxy.head import check_method
+from modelrunner.proxy.head import request_line
 from modelrunner.proxy.inference import Inference
 from modelrunner.proxy.pipeline import HEADERS, Pipeline, request_id
 from modelrunner.proxy.render import Header
@@ -33,9 +33,8 @@ def routes(pipeline: Pipeline) -> list[web.RouteDef]:
 def refuse_oddities(request: web.BaseRequest) -> None:
     """What aiohttp's parser lets through and the fast lane does not, for a middleware to call first. Raises
     `BadRequest`, `MethodNotAllowed`, `NotImplementedHere`, `UpgradeRefused`."""
-    check_method(request.method)
-    if request.version not in ((1, 0), (1, 1)):
-        raise BadRequest("the request line is not HTTP/1.1")
+    line = "{} {} HTTP/{}.{}".format(request.method, request.raw_path, *request.version)
+    request_line(line.encode("utf-8", "surrogateescape"))
     if hdrs.UPGRADE in request.headers:
         raise UpgradeRefused("this server speaks HTTP/1.1 and nothing else on a connection")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.typedefs import Handler, Middleware
 
 from modelrunner.errors import (
@@ -148,7 +149,7 @@ class _Connection(web.RequestHandler):
             log.error("request %s failed", request_id_of(request), exc_info=exc)
             error = _internal(request)
         else:
-            error = _OF_STATUS.get(status, BadRequest)(f"not a valid HTTP request: {_first_line(message)}")
+            error = _unparsable(exc, status)(f"not a valid HTTP request: {_first_line(message)}")
         response = error_response(error, request_id_of(request))
         response.force_close()
         return response
@@ -159,6 +160,17 @@ class _Connection(web.RequestHandler):
         if isinstance(resp, web.HTTPException):  # raised before any middleware ran: an unknown Expect
             resp = error_response(translated(resp, request), request_id_of(request))
         return await super().finish_response(request, resp, start_time)
+
+
+def _unparsable(exc: BaseException | None, status: int) -> type[ModelRunnerError]:
+    """aiohttp's parser says 400 to everything."""
+    match exc:
+        case LineTooLong():
+            return HeadersTooLarge
+        case BadHttpMessage(message=str(text)) if "Too many headers" in text:
+            return HeadersTooLarge
+        case _:
+            return _OF_STATUS.get(status, BadRequest)
 
 
 def _first_line(message: str | None) -> str:
