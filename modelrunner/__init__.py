@@ -15,7 +15,13 @@ if TYPE_CHECKING:
         InstallProgress,
         ProgressCallback,
     )
-    from modelrunner.errors import BackendExited, BackendUnavailable, BadRequest, ModelRunnerError
+    from modelrunner.errors import (
+        BackendExited,
+        BackendUnavailable,
+        BadRequest,
+        InsufficientDisk,
+        ModelRunnerError,
+    )
     from modelrunner.types import (
         Bundle,
         Endpoint,
@@ -34,7 +40,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "modelrunner.backend": "Backend BackendContext BackendState BackendStatus InstallProgress ProgressCallback",
-    "modelrunner.errors": "BackendExited BackendUnavailable BadRequest ModelRunnerError",
+    "modelrunner.errors": "BackendExited BackendUnavailable BadRequest InsufficientDisk ModelRunnerError",
     "modelrunner.types": "Bundle Endpoint Mode ModelFormat ModelHeader ProcessObserver ProcessOptions "
     "RequiredMemory RunSpec Tensor Variant",
 }
@@ -49,6 +55,7 @@ __all__ = [
     "Bundle",
     "Endpoint",
     "InstallProgress",
+    "InsufficientDisk",
     "Mode",
     "ModelFormat",
     "ModelHeader",

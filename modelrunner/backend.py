@@ -100,6 +100,9 @@ class Backend(ABC):
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION})
     uses_tcp: ClassVar[bool] = False
     uses_external_model_management: ClassVar[bool] = False
+    checks_model: ClassVar[bool] = False
+    """Its engine refuses a request whose `model` is neither of the bundle's references nor the model ID: what else a
+    person may write (a part of a name, a tag of a minute ago) is then replaced on the way by the first of them."""
     settings_model: ClassVar[type[BaseModel]] = NoSettings
     options_model: ClassVar[type[BaseModel]] = NoSettings
     """What can be set per model for this backend alone; `RunSpec.options` holds what it validated."""

@@ -22,10 +22,37 @@ from pathlib import Path
 from typing import Any
 
 from modelrunner.backend import InstallProgress, ProgressCallback
+from modelrunner.errors import ModelRunnerError
 
 MARKER = "engine.json"
 """Written last into an engine's folder: without it the folder is not one."""
 _LOCK_POLL = 0.1  # seconds; a file lock cannot be awaited
+
+
+class Installing:
+    """What `Backend.status` shows of an installation: the `step` under way, "" for none, and the `failure` of the last
+    one, "" after a success."""
+
+    def __init__(self) -> None:
+        self.step = ""
+        self.failure = ""
+
+    @contextlib.contextmanager
+    def told(self, what: str, progress: ProgressCallback) -> Iterator[ProgressCallback]:
+        """For the time of an installation of `what`: yields a callback that keeps `step` and passes it on."""
+
+        def tell(step: InstallProgress) -> None:
+            self.step = f"{step.message} ({step.current}/{step.total})" if step.total else step.message
+            progress(step)
+
+        self.step, self.failure = what, ""
+        try:
+            yield tell
+        except ModelRunnerError as error:
+            self.failure = error.message
+            raise
+        finally:
+            self.step = ""
 
 
 def key(engine: str, version: str, *options: str) -> str:

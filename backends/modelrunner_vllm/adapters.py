@@ -1,0 +1,50 @@
+"""LoRA adapters: folders that the person who runs the daemon put in one place (`adapters` of the settings), so that a
+request can name one and nothing else."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelrunner import BadRequest
+
+_WEIGHTS = "adapter_model.safetensors"
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM's --max-lora-rank takes
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """`rank` is the smallest of vLLM's that is enough; `size` is bytes of its weights."""
+
+    name: str
+    folder: Path
+    rank: int
+    size: int
+
+
+def find_adapters(root: Path | None, names: Iterable[str]) -> tuple[Adapter, ...]:
+    """Raises `BadRequest` for one that is not there, or is no adapter in safetensors."""
+    return tuple(_adapter(root, name) for name in names)
+
+
+def _adapter(root: Path | None, name: str) -> Adapter:
+    if root is None:
+        raise _bad("lora-adapters need `adapters`, a folder of them, in [backends.vllm] of the configuration")
+    folder = root.expanduser() / name
+    try:
+        rank = int(json.loads((folder / "adapter_config.json").read_bytes())["r"])
+        size = (folder / _WEIGHTS).stat().st_size
+    except FileNotFoundError:
+        raise _bad(
+            f"there is no LoRA adapter {name!r} in {root}: a folder with adapter_config.json and {_WEIGHTS}"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise _bad(f"the LoRA adapter {name!r} cannot be read: its adapter_config.json has no rank `r`") from None
+    enough = next((known for known in _RANKS if known >= rank), None)
+    if enough is None or rank < 1:
+        raise _bad(f"the LoRA adapter {name!r} has the rank {rank}; vLLM takes 1 to {_RANKS[-1]}")
+    return Adapter(name, folder, enough, size)
+
+
+def _bad(message: str) -> BadRequest:
+    return BadRequest(message, param="vllm.lora-adapters")

@@ -1,0 +1,180 @@
+"""From a run's specification to vLLM's command line and environment. Pure: values in, words out."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from modelrunner import BadRequest, Endpoint, Mode, RunSpec
+from modelrunner.flags import words_of
+from modelrunner_vllm import flags, parsers
+from modelrunner_vllm.adapters import Adapter
+from modelrunner_vllm.engines import Engine
+from modelrunner_vllm.options import VllmOptions
+from modelrunner_vllm.scratch import Run
+
+_SERVE = "modelrunner_serve"
+_INSIDE = Path(__file__).with_name("inside")
+_DRAFT_TOKENS = 4
+# No media is fetched for a client: data: URLs have no domain, and this name can never be one (RFC 2606).
+_NO_DOMAIN = "media.invalid"
+
+
+def served_names(spec: RunSpec) -> tuple[str, ...]:
+    """The names that the engine knows the model by. Its answers carry the first one."""
+    return (*spec.bundle.references, spec.model_id)
+
+
+def command(
+    spec: RunSpec,
+    endpoint: Endpoint,
+    engine: Engine,
+    *,
+    kv_cache: int | None,
+    adapters: tuple[Adapter, ...] = (),
+    trust_remote_code: bool = False,
+) -> list[str]:
+    """The words to execute. `kv_cache` is bytes on each device, None for vLLM's own choice. Raises `BadRequest`."""
+    options = VllmOptions.model_validate(dict(spec.options))
+    words = [
+        *_owned(spec, endpoint, trust_remote_code),
+        *_sizes(spec, options, kv_cache),
+        *_mode(spec, options),
+        *_weights(options, eager=not engine.cuda if options.enforce_eager is None else options.enforce_eager),
+        *_devices(options),
+        *_adapters(adapters),
+    ]
+    if options.sleep is not None:
+        words.append("--enable-sleep-mode")
+    own = flags.parse(spec.flags)
+    return [str(engine.program), "-P", "-m", _SERVE, *words, *_flags({"--load-format": "safetensors"} | own)]
+
+
+def _owned(spec: RunSpec, endpoint: Endpoint, trust_remote_code: bool) -> Iterator[str]:
+    """What no option and no flag may change."""
+    where = (
+        ["--uds", str(endpoint.path)] if endpoint.path else ["--host", str(endpoint.host), "--port", str(endpoint.port)]
+    )
+    yield from ("--model", str(spec.bundle.directory), "--served-model-name", *served_names(spec), *where)
+    yield from ("--middleware", "modelrunner_guard.OneModel", "--disable-uvicorn-access-log", "--disable-fastapi-docs")
+    yield from ("--allowed-media-domains", _NO_DOMAIN)
+    if trust_remote_code:
+        yield "--trust-remote-code"
+
+
+def _sizes(spec: RunSpec, options: VllmOptions, kv_cache: int | None) -> Iterator[str]:
+    yield from ("--max-model-len", str(spec.context_size), "--max-num-seqs", str(spec.parallel))
+    if kv_cache is not None:
+        yield from ("--kv-cache-memory-bytes", str(kv_cache))
+    if options.gpu_memory_utilization is not None:
+        yield from ("--gpu-memory-utilization", str(options.gpu_memory_utilization))
+    if options.kv_cache_dtype != "auto":
+        yield from ("--kv-cache-dtype", options.kv_cache_dtype)
+
+
+def _mode(spec: RunSpec, options: VllmOptions) -> Iterator[str]:
+    if spec.mode is not Mode.COMPLETION:
+        yield from ("--runner", "pooling")
+        return
+    yield from ("--runner", "generate")
+    config = spec.bundle.header.metadata
+    if tools := parsers.tool_parser(config, options.tool_call_parser):
+        yield from ("--enable-auto-tool-choice", "--tool-call-parser", tools)
+    if reasoning := parsers.reasoning_parser(config, options.reasoning_parser):
+        yield from ("--reasoning-parser", reasoning)
+    if speculative := _speculative(spec, options):
+        yield from ("--speculative-config", json.dumps(speculative))
+
+
+def _speculative(spec: RunSpec, options: VllmOptions) -> dict[str, Any] | None:
+    if spec.draft is not None:
+        tokens = spec.draft_tokens or _DRAFT_TOKENS
+        return {"method": "draft_model", "model": str(spec.draft.directory), "num_speculative_tokens": tokens}
+    if options.speculative_ngram is not None:
+        tokens = options.speculative_ngram
+        return {"method": "ngram", "num_speculative_tokens": tokens, "prompt_lookup_max": max(tokens, 2)}
+    return None
+
+
+def _weights(options: VllmOptions, *, eager: bool) -> Iterator[str]:
+    if options.dtype != "auto":
+        yield from ("--dtype", options.dtype)
+    if options.quantization is not None:
+        yield from ("--quantization", options.quantization)
+    if options.hf_overrides is not None:
+        yield from ("--hf-overrides", json.dumps(options.hf_overrides.values()))
+    if eager:
+        yield "--enforce-eager"
+
+
+def _devices(options: VllmOptions) -> Iterator[str]:
+    for name, size in (("tensor", options.tensor_parallel_size), ("pipeline", options.pipeline_parallel_size)):
+        if size > 1:
+            yield from (f"--{name}-parallel-size", str(size))
+    if options.executor is not None:
+        yield from ("--distributed-executor-backend", options.executor)
+    elif options.workers > 1:
+        yield from ("--distributed-executor-backend", "mp")  # vLLM's own choice depends on whether Ray can be imported
+
+
+def _adapters(adapters: tuple[Adapter, ...]) -> Iterator[str]:
+    if adapters:
+        rank = max(adapter.rank for adapter in adapters)
+        yield from ("--enable-lora", "--max-loras", str(len(adapters)), "--max-lora-rank", str(rank))
+        yield from ("--lora-modules", *(json.dumps({"name": a.name, "path": str(a.folder)}) for a in adapters))
+
+
+def _flags(own: Mapping[str, str]) -> Iterator[str]:
+    for flag, text in own.items():
+        yield from words_of(flags.FLAGS[flag], text)
+
+
+def environment(
+    spec: RunSpec, engine: Engine, adapters: tuple[Adapter, ...], compiled: Path, scratch: Run
+) -> dict[str, str]:
+    """What is added to the scrubbed environment. `compiled` keeps what was compiled, from run to run."""
+    options = VllmOptions.model_validate(dict(spec.options))
+    names = {"models": served_names(spec), "adapters": [adapter.name for adapter in adapters]}
+    found = {
+        "PYTHONPATH": str(_INSIDE),
+        "PYTHONNOUSERSITE": "1",
+        "MODELRUNNER_GUARD": json.dumps(names),
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(compiled / "huggingface"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_PLUGINS": "",  # else whatever is installed as one is loaded
+        "VLLM_CACHE_ROOT": str(compiled / "vllm"),
+        "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
+        "TRITON_CACHE_DIR": str(compiled / "triton"),
+        "TMPDIR": str(scratch.folder),
+        "MODELRUNNER_SHARED_MEMORY": scratch.shared_prefix,
+        "PATH": f"{engine.program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",  # ninja and the compiler
+    }
+    if options.sleep is not None:
+        found["VLLM_SERVER_DEV_MODE"] = "1"  # its routes for sleep; the guard lets no other one of that mode through
+    if options.ray_address is not None:
+        found["RAY_ADDRESS"] = options.ray_address
+    if options.executor == "ray":
+        found["RAY_USAGE_STATS_ENABLED"] = "0"
+    return found
+
+
+def without_draft(spec: RunSpec) -> RunSpec:
+    return replace(spec, draft=None)
+
+
+def check(spec: RunSpec, engine_is_cuda: bool) -> None:
+    """Raises `BadRequest` for options that contradict each other or the machine."""
+    options = VllmOptions.model_validate(dict(spec.options))
+    if options.sleep is not None and not engine_is_cuda:
+        raise BadRequest("sleep needs the CUDA build of vLLM: this machine runs the CPU build", param="vllm.sleep")
+    if options.gpu_memory_utilization is not None and not engine_is_cuda:
+        raise BadRequest(
+            "gpu-memory-utilization needs a GPU: on the CPU set kv-cache-size, or leave it to the context size",
+            param="vllm.gpu-memory-utilization",
+        )
+    if options.lora_adapters and spec.mode is not Mode.COMPLETION:
+        raise BadRequest("lora-adapters are for completion only", param="vllm.lora-adapters")

@@ -1,0 +1,153 @@
+"""The vLLM backend: safetensors models on a GPU, or on the CPU where there is none."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+from modelrunner import (
+    Backend,
+    BackendContext,
+    BackendState,
+    BackendStatus,
+    BackendUnavailable,
+    BadRequest,
+    Bundle,
+    Endpoint,
+    Mode,
+    ModelFormat,
+    ProgressCallback,
+    RequiredMemory,
+    RunSpec,
+    enginecache,
+)
+from modelrunner.process import run, scrubbed_environment
+from modelrunner_vllm import args, engines, errors, flags, install, memory
+from modelrunner_vllm.adapters import Adapter, find_adapters
+from modelrunner_vllm.engines import Engine
+from modelrunner_vllm.machine import Machine, has_cuda
+from modelrunner_vllm.options import VllmOptions
+from modelrunner_vllm.scratch import Scratch
+from modelrunner_vllm.settings import VllmSettings
+from modelrunner_vllm.trust import check_no_code
+from modelrunner_vllm.versions import VERSION
+
+_PARALLEL = 16
+_COMPILED = f"vllm-compiled-{VERSION}"
+_WAKE_LIMIT = 120.0  # seconds
+
+
+class VllmBackend(Backend):
+    name: ClassVar[str] = "vllm"
+    formats: ClassVar[frozenset[ModelFormat]] = frozenset({ModelFormat.SAFETENSORS})
+    modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
+    settings_model = VllmSettings
+    settings: VllmSettings
+    options_model = VllmOptions
+    checks_model: ClassVar[bool] = True
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        self._installing = enginecache.Installing()
+        self._scratch = Scratch(context.engines)
+        self._scratch.sweep()
+
+    async def install(self, progress: ProgressCallback, **options: Any) -> None:
+        if options:
+            raise BadRequest(f"vllm has no option {min(options)!r} for its installation")
+        with self._installing.told("vLLM", progress) as tell:
+            await install.install(self.context, self.settings, tell)
+
+    async def uninstall(self) -> None:
+        """The environment, unless another data directory uses it, and what cut installations left."""
+        await enginecache.withdraw(engines.link(self.context))
+        await install.discard_parts(self.context.cache)
+
+    async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
+        engine = self._engine()
+        args.check(spec, engine.cuda)
+        if not self.settings.trust_remote_code:
+            await asyncio.to_thread(check_no_code, spec.bundle)
+        adapters = self._adapters(spec)
+        argv = args.command(
+            spec,
+            endpoint,
+            engine,
+            kv_cache=memory.kv_cache(spec, cuda=engine.cuda),
+            adapters=adapters,
+            trust_remote_code=self.settings.trust_remote_code,
+        )
+        with self._scratch.run() as scratch:
+            env = scrubbed_environment() | args.environment(spec, engine, adapters, self._compiled(), scratch)
+            await run(argv, env=env | dict(spec.environment), options=spec.process, cwd=scratch.folder)
+
+    def priority(self, bundle: Bundle) -> float:
+        """Raises `BackendUnavailable` where there is no vLLM for the machine."""
+        if engines.find(self.context) is None:
+            Machine.here().build(self.settings.build)
+        return 0.0
+
+    def status(self) -> BackendStatus:
+        if self._installing.step:
+            return BackendStatus(BackendState.INSTALLING, self._installing.step)
+        if (engine := engines.find(self.context)) is not None:
+            return BackendStatus(BackendState.RUNNING, str(engine))
+        return BackendStatus(BackendState.NOT_INSTALLED, self._installing.failure or "vLLM was not installed yet")
+
+    def version(self) -> str:
+        engine = engines.find(self.context)
+        return f"{engine.version} ({engine.kind})" if engine else ""
+
+    async def disk_usage(self) -> int:
+        """The environment, and what was compiled for models."""
+        link = engines.link(self.context)
+        folders = [folder for folder in (link.resolve(), self._compiled()) if folder.exists()]
+        return await asyncio.to_thread(enginecache.disk_usage, folders)
+
+    async def required_memory(self, spec: RunSpec) -> RequiredMemory:
+        adapters = sum(adapter.size for adapter in self._adapters(spec))
+        return memory.required(spec, adapters, cuda=self._cuda())
+
+    def check_flags(self, flags_: tuple[str, ...], mode: Mode) -> None:
+        flags.parse(flags_)
+
+    def fold_flags(self, flags_: tuple[str, ...]) -> tuple[dict[str, int | None], tuple[str, ...]]:
+        return flags.fold(flags_)
+
+    def check(self, spec: RunSpec) -> None:
+        draft, spec_alone = spec.draft, args.without_draft(spec)
+        super().check(spec_alone)
+        args.check(spec, self._cuda())
+        self._adapters(spec)
+        if draft is not None and draft.format not in self.formats:
+            raise BadRequest(f"vllm takes no draft model in the {draft.format} format", param="speculative")
+        if not self.settings.trust_remote_code:
+            check_no_code(spec.bundle)
+
+    def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
+        return _PARALLEL
+
+    def explain(self, tail: str) -> str | None:
+        return errors.explain(tail)
+
+    def ran_out_of_memory(self, tail: str) -> bool:
+        return errors.ran_out_of_memory(tail)
+
+    def progress(self, line: str) -> str | None:
+        return errors.stage(line)
+
+    def _engine(self) -> Engine:
+        engine = engines.find(self.context)
+        if engine is None:
+            raise BackendUnavailable("vLLM is not installed here: install it with `modelrunner install vllm`")
+        return engine
+
+    def _cuda(self) -> bool:
+        engine = engines.find(self.context)
+        return engine.cuda if engine else self.settings.build != "cpu" and has_cuda()
+
+    def _adapters(self, spec: RunSpec) -> tuple[Adapter, ...]:
+        names = VllmOptions.model_validate(dict(spec.options)).lora_adapters
+        return find_adapters(self.settings.adapters, names)
+
+    def _compiled(self) -> Path:
+        return self.context.cache / _COMPILED

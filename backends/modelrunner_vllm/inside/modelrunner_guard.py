@@ -1,0 +1,113 @@
+"""Runs inside vLLM's API server, as an ASGI middleware: lets through the routes that the daemon uses, and answers 421
+to a request for another model. Nothing of modelrunner can be imported here, only the standard library and msgspec,
+which vLLM needs itself."""
+
+import json
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_OPEN = frozenset({"/health", "/metrics", "/version", "/v1/models"})
+_WITH_MODEL = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+        *("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+        *("/tokenize", "/detokenize"),
+    }
+)
+_SLEEP = frozenset({"/sleep", "/wake_up", "/is_sleeping"})
+
+
+class _Named(msgspec.Struct):
+    model: str | None = None
+    adapter: str | None = None
+
+
+class OneModel:
+    def __init__(self, app: Callable[[Any, Receive, Send], Awaitable[None]]) -> None:
+        known = json.loads(os.environ["MODELRUNNER_GUARD"])
+        self._app = app
+        self._models = frozenset(known["models"])
+        self._adapters = frozenset(known["adapters"])
+        self._named = msgspec.json.Decoder(_Named)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] == "lifespan" or path in _OPEN or path in _SLEEP:
+            await self._app(scope, receive, send)
+        elif scope["type"] != "http" or path not in _WITH_MODEL:
+            await _refuse(scope, send, 404, "route_not_found", f"there is no route {path} here")
+        else:
+            await self._for_model(scope, receive, send)
+
+    async def _for_model(self, scope: Message, receive: Receive, send: Send) -> None:
+        body = await _body(receive)
+        if body is None:
+            return  # the client is gone
+        try:
+            named = self._named.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            named = _Named()  # vLLM itself says what is wrong with it
+        if named.model is not None and named.model not in self._models:
+            message = f"this engine serves {sorted(self._models)[0]} and no other model, not {named.model}"
+            await _refuse(scope, send, 421, "misdirected_request", message)
+        elif named.adapter is not None and named.adapter not in self._adapters:
+            known = ", ".join(sorted(self._adapters)) or "none"
+            message = f"there is no adapter {named.adapter!r} for this model; there are: {known}"
+            await _refuse(scope, send, 400, "bad_request", message)
+        else:
+            if named.adapter is not None:
+                body, scope = _adapted(body, named.adapter, scope)
+            await self._app(scope, _again(body, receive), send)
+
+
+def _adapted(body: bytes, adapter: str, scope: Message) -> tuple[bytes, Message]:
+    """vLLM knows an adapter as a model of its own."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    del fields["adapter"]
+    fields["model"] = msgspec.Raw(msgspec.json.encode(adapter))
+    body = msgspec.json.encode(fields)
+    headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-length"]
+    return body, {**scope, "headers": [*headers, (b"content-length", b"%d" % len(body))]}
+
+
+async def _body(receive: Receive) -> bytes | None:
+    pieces = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(pieces)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """The body once more, then whatever comes: the client's leaving."""
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+async def _refuse(scope: Message, send: Send, status: int, code: str, message: str) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    error = {"message": message, "type": "invalid_request_error", "param": "model", "code": code}
+    body = msgspec.json.encode({"error": error})
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

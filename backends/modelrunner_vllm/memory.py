@@ -1,0 +1,140 @@
+"""Bytes that vLLM will need, from config.json, the safetensors headers and the options of the run. Pure.
+
+The cache is as large as the context asks for, not vLLM's "all that is left" (its --gpu-memory-utilization of 0.92), so
+that several models can live together. Block sizes and the cache's layout: vllm/platforms and
+vllm/v1/kv_cache_interface.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from modelrunner import Bundle, Mode, ModelHeader, RequiredMemory, RunSpec
+from modelrunner_vllm import flags
+from modelrunner_vllm.options import VllmOptions
+
+MIB = 1 << 20
+# Measured on Linux x86-64 with one worker, PSS: API server, EngineCore and its tracker; a worker without its weights.
+_SERVER = 1100 * MIB
+_WORKER = 620 * MIB
+# Not measured: a CUDA context with NCCL and the kernels' workspaces, and a worker's part of main memory with CUDA.
+_CUDA_CONTEXT = 1024 * MIB
+_CUDA_WORKER = 2048 * MIB
+_CPU_BLOCK, _CUDA_BLOCK = 128, 16  # tokens
+_BATCHED_TOKENS = 2048
+_BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+# Encoders: every token sees all others, and nothing is kept from one request to the next.
+_ENCODERS = ("Bert", "Roberta", "XLMRoberta", "ModernBert", "NomicBert", "DistilBert", "Electra", "Gte", "NewModel")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What decides the memory of a run besides the model. `block` is tokens of a block of the cache."""
+
+    context: int
+    parallel: int
+    options: VllmOptions
+    block: int
+    batched: int
+
+    @classmethod
+    def of(cls, spec: RunSpec, *, cuda: bool) -> "Run":
+        own = flags.parse(spec.flags)
+        block = int(own.get("--block-size", _CUDA_BLOCK if cuda else _CPU_BLOCK))
+        batched = int(own.get("--max-num-batched-tokens", _BATCHED_TOKENS))
+        options = VllmOptions.model_validate(dict(spec.options))
+        return cls(spec.context_size, spec.parallel, options, block, batched)
+
+
+class Config:
+    """config.json as the store flattened it; a model of several parts has the text's figures in `text_config`."""
+
+    def __init__(self, header: ModelHeader) -> None:
+        self._values = header.metadata
+
+    def get(self, name: str) -> Any:
+        return self._values.get(name, self._values.get(f"text_config.{name}"))
+
+    def number(self, name: str, default: int = 0) -> int:
+        value = self.get(name)
+        return value if isinstance(value, int) else default
+
+    @property
+    def is_encoder(self) -> bool:
+        return str(self._values.get("general.architecture", "")).startswith(_ENCODERS)
+
+    @property
+    def layers(self) -> int:
+        """Those with attention: of a hybrid model not the recurrent ones."""
+        kinds = self.get("layer_types")
+        if isinstance(kinds, Sequence) and not isinstance(kinds, str):
+            return sum("attention" in str(kind) and "linear" not in str(kind) for kind in kinds)
+        return self.number("num_hidden_layers")
+
+
+def required(spec: RunSpec, adapters: int, *, cuda: bool) -> RequiredMemory:
+    """`adapters` is bytes of LoRA weights. On a GPU all of the model lies there, an equal part on each device."""
+    run = Run.of(spec, cuda=cuda)
+    workers = run.options.workers
+    model = weights(spec.bundle, run.options) + adapters + _activations(Config(spec.bundle.header), run, spec.mode)
+    if spec.draft is not None:
+        model += weights(spec.draft, run.options)
+    cache = kv_cache(spec, cuda=cuda) or 0
+    if run.options.executor == "ray":
+        return RequiredMemory(_SERVER)  # Ray places the workers, and accounts for them
+    if not cuda:
+        return RequiredMemory(_SERVER + workers * (_WORKER + cache) + model)
+    device = model // workers + cache + _CUDA_CONTEXT
+    return RequiredMemory(_SERVER + workers * _CUDA_WORKER, (device,) * workers)
+
+
+def kv_cache(spec: RunSpec, *, cuda: bool) -> int | None:
+    """Bytes of the cache on each device; None where the options leave it to a share of the GPU, or where there is
+    none."""
+    run = Run.of(spec, cuda=cuda)
+    if run.options.gpu_memory_utilization is not None:
+        return None
+    if run.options.kv_cache_size is not None:
+        return run.options.kv_cache_size
+    total = sum(_cache_of(bundle, run) for bundle in (spec.bundle, spec.draft) if bundle is not None)
+    return -(-total // run.options.workers) or None
+
+
+def _cache_of(bundle: Bundle, run: Run) -> int:
+    """One context, in whole blocks, shared by the sequences; each of those may hold a block that it has begun."""
+    config = Config(bundle.header)
+    if config.is_encoder:
+        return 0
+    blocks = -(-run.context // run.block) + run.parallel + 1
+    return blocks * run.block * _token_bytes(config, run.options)
+
+
+def _token_bytes(config: Config, options: VllmOptions) -> int:
+    """One token's keys and values in all layers; of multi-head latent attention (DeepSeek) the compressed ones."""
+    size = 1 if options.kv_cache_dtype.startswith("fp8") else _BYTES[options.dtype]
+    if rank := config.number("kv_lora_rank"):
+        return config.layers * (rank + config.number("qk_rope_head_dim")) * size
+    heads = config.number("num_attention_heads", 1) or 1
+    head = config.number("head_dim") or config.number("hidden_size") // heads
+    return config.layers * 2 * config.number("num_key_value_heads", heads) * head * size
+
+
+def weights(bundle: Bundle, options: VllmOptions) -> int:
+    """Floating-point tensors are converted to the type that the engine computes in; packed ones stay as they are."""
+    found = 0
+    for tensor in bundle.header.tensors:
+        elements = 1
+        for length in tensor.shape:
+            elements *= length
+        found += elements * _BYTES[options.dtype] if tensor.dtype in _FLOATS else tensor.size
+    return found
+
+
+def _activations(config: Config, run: Run, mode: Mode) -> int:
+    """Of the widest batch: hidden states and the feed-forward layer of each token, logits of each sequence (in 32 bits,
+    and once more sorted, for sampling)."""
+    size = _BYTES[run.options.dtype]
+    row = (6 * config.number("hidden_size") + 3 * config.number("intermediate_size")) * size
+    logits = run.parallel * config.number("vocab_size") * 8 if mode is Mode.COMPLETION else 0
+    return run.batched * row + logits

@@ -1,0 +1,26 @@
+"""What `[backends.vllm]` in the configuration may hold."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class VllmSettings(BaseModel):
+    """All optional.
+
+    `build`: "cuda" or "cpu"; by default what the machine has.
+    `torch_index`: the index that has the CPU build of torch (PyTorch's index of CPU builds, or a copy of it); by
+    default pip's own configuration decides.
+    `python`: the interpreter to make the engine's environment with; by default the one that runs modelrunner.
+    `adapters`: a folder whose subfolders are LoRA adapters that models may name.
+    `trust_remote_code`: let models run code that they bring along. It is as good as running a program of theirs.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    build: Literal["cuda", "cpu"] | None = None
+    torch_index: str | None = None
+    python: Path | None = None
+    adapters: Path | None = None
+    trust_remote_code: bool = False
