@@ -16,12 +16,16 @@ class Model(msgspec.Struct, frozen=True):
     config: dict[str, Any]
 
 
-class PullRequest(msgspec.Struct, frozen=True, rename={"from_": "from", "bearer_token": "bearer-token"}):
-    """`POST /models/create`."""
+_PULL_NAMES = {"from_": "from", "bearer_token": "bearer-token", "trust_remote_code": "trust-remote-code"}
+
+
+class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES):
+    """`POST /models/create`. `trust_remote_code` takes a model that carries code, code that its engine will run."""
 
     from_: str
     bearer_token: str | None = None
     name: str | None = None
+    trust_remote_code: bool = False
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -99,6 +103,61 @@ class Event(msgspec.Struct, frozen=True):
     details: dict[str, Any] = {}
 
 
+# What a model's requests wait for; "slot" is a sequence of an engine that is busy with others.
+Wait = Literal["load", "memory", "slot", "pull", "install", "backoff", "pin", "resume"]
+
+
+class Why(msgspec.Struct, frozen=True):
+    """`GET /engines/why`. `position` counts the models whose requests wait, the oldest first, None if none of this one
+    wait; `victims` are the models that make room; `events` the last ones about the model and who went for it."""
+
+    model: str
+    state: str
+    position: int | None
+    waiting_for: Wait | None
+    needed: Memory | None
+    free: Memory
+    budget: Memory
+    victims: list[str]
+    expected_seconds: float | None
+    reason: str
+    events: list[Event] = []
+
+
+class Disk(msgspec.Struct, frozen=True):
+    """Bytes; `needed` is 0 for a model that is here."""
+
+    needed: int
+    free: int
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """`GET /models/REF/fit`."""
+
+    fits: Literal["now", "after_eviction", "split", "never"]
+    needed: Memory | None
+    free: Memory
+    budget: Memory
+    would_evict: list[str]
+    reason: str
+    disk: Disk | None = None
+
+
+class ModelName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /engines/preload`, `pin`, `unpin`, `pause`, `resume`."""
+
+    model: str
+
+
+class ModelState(msgspec.Struct, frozen=True):
+    """What became of a model that was pinned, unpinned, paused or resumed. `state` is the one of its runner, "stopped"
+    without one; `message` a sentence."""
+
+    model: str
+    state: str
+    message: str
+
+
 class UnloadRequest(msgspec.Struct, frozen=True):
     all: bool = False
     backend: str | None = None
@@ -143,20 +202,13 @@ class DiskUsage(msgspec.Struct, frozen=True):
     partial: int
 
 
-class ConfigureRequest(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    rename={"context_size": "context-size", "runtime_flags": "runtime-flags"},
-):
-    """`POST /engines/[{backend}/]_configure`. A field that is left out keeps its value; null takes it back."""
+class ConfigureRequest(msgspec.Struct, frozen=True):
+    """`POST /engines/[{backend}/]_configure`. Every further field is one of the model's configuration (modelconfig.py):
+    one that is left out keeps its value, null takes it back. `mode`: for that one alone; without it, for all."""
 
     model: str
-    backend: str | None | msgspec.UnsetType = msgspec.UNSET
-    context_size: int | None | msgspec.UnsetType = msgspec.UNSET
-    parallel: int | None | msgspec.UnsetType = msgspec.UNSET
-    keep_alive: str | int | float | None | msgspec.UnsetType = msgspec.UNSET
-    runtime_flags: list[str] | None | msgspec.UnsetType = msgspec.UNSET
+    mode: Literal["completion", "embedding", "reranking", "image-generation"] | None = None
+    apply: Literal["restart"] | None = None
 
 
 class Configuration(msgspec.Struct, frozen=True):
@@ -164,6 +216,26 @@ class Configuration(msgspec.Struct, frozen=True):
     mode: str
     revision: int
     config: dict[str, Any]
+
+
+class ReloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /engines/reload`. `dry_run`: only say what it would do."""
+
+    dry_run: bool = False
+
+
+class Change(msgspec.Struct, frozen=True, rename={"from_": "from"}):
+    """A setting that the configuration file now gives another value, as JSON, and what comes of it."""
+
+    what: str
+    from_: str
+    to: str
+    effect: str
+
+
+class Reloaded(msgspec.Struct, frozen=True):
+    dry_run: bool
+    changes: list[Change]
 
 
 class InstallRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -181,11 +253,14 @@ class Deleted(msgspec.Struct, frozen=True, rename="pascal"):
     deleted: str
 
 
-class Health(msgspec.Struct, frozen=True):
+class Health(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`GET /health` and `/ready`. `reason` says what is wrong, of `/ready` alone."""
+
     status: Literal["starting", "ready", "busy", "shutting_down", "error"]
     uptime_seconds: float
     active_requests: int
     version: str
+    reason: str = ""
 
 
 class Status(msgspec.Struct, frozen=True):

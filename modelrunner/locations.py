@@ -8,7 +8,7 @@ import tempfile
 import tomllib
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,6 +38,7 @@ class Locations:
     runtime: Path
     socket: Path
     host: str
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def find(cls, environ: Mapping[str, str] = os.environ) -> Self:
@@ -45,7 +46,7 @@ class Locations:
         `ConfigurationError`."""
         dirs = platformdirs.PlatformDirs("modelrunner", appauthor=False)
         config_file = Path(environ.get("MODELRUNNER_CONFIG") or dirs.user_config_path / "config.toml").expanduser()
-        file = read_config_file(config_file)
+        file = ConfigFile.read(config_file).table
 
         def setting(name: str, default: Path) -> Path:
             value = environ.get(f"MODELRUNNER_{name.upper()}") or file.get(name) or default
@@ -55,17 +56,34 @@ class Locations:
         runtime = setting("runtime_dir", _default_runtime(data, dirs))
         socket = setting("socket", runtime / "modelrunner.sock")
         host = environ.get("MODELRUNNER_HOST") or file.get("host") or f"unix://{socket}"
-        return cls(data, setting("cache_dir", dirs.user_cache_path), config_file, runtime, socket, str(host))
+        return cls(data, setting("cache_dir", dirs.user_cache_path), config_file, runtime, socket, str(host), environ)
 
 
-def read_config_file(path: Path) -> dict[str, Any]:
-    """The TOML table, empty where there is no file. Raises `ConfigurationError` with the line and column."""
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}; mend it or move it away") from error
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """The configuration file: `table` is what `text` says."""
+
+    path: Path
+    text: str
+    table: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Empty where there is no file. Raises `ConfigurationError` with the line and column."""
+        try:
+            text = path.read_text("utf-8")
+            return cls(path, text, tomllib.loads(text))
+        except FileNotFoundError:
+            return cls(path, "", {})
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}; mend it or move it away") from error
+
+    def place(self, *key: str) -> str:
+        """ "/home/me/config.toml, line 3, column 1" of a key, or of the table that it is missing from."""
+        from modelrunner.tomlplaces import place
+
+        found = place(self.text, key)
+        return f"{self.path}, line {found[0]}, column {found[1]}" if found else str(self.path)
 
 
 def _default_runtime(data: Path, dirs: platformdirs.PlatformDirs) -> Path:

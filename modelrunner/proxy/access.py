@@ -14,6 +14,10 @@ class Access:
     web pages that may ask: exact ("https://chat.example"), with any port ("http://localhost:*"), or "*"."""
 
     def __init__(self, hosts: Iterable[str], origins: Iterable[str] = ()) -> None:
+        self.allow(hosts, origins)
+
+    def allow(self, hosts: Iterable[str], origins: Iterable[str]) -> None:
+        """These from now on, and no others."""
         self._hosts = frozenset(host.lower() for host in hosts)
         patterns = frozenset(origin.lower().rstrip("/") for origin in origins)
         self._any_origin = "*" in patterns
@@ -23,10 +27,7 @@ class Access:
     @classmethod
     def for_listener(cls, port: int, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> Self:
         """For a listener on `port`: the loopback names, and `hosts`, each with its own port or this one."""
-        named = [host if _has_port(host) else f"{host}:{port}" for host in (*LOOPBACK_NAMES, *hosts)]
-        if port == 80:  # a client leaves the default port out
-            named += [host.removesuffix(":80") for host in named]
-        return cls(named, origins)
+        return cls(host_names(port, hosts), origins)
 
     def check(self, host: str | None, origin: str | None, target_authority: str | None, *, local: bool) -> str | None:
         """The Origin to echo in Access-Control-Allow-Origin, if there is one. `target_authority` is the host in an
@@ -58,3 +59,11 @@ class Access:
 
 def _has_port(host: str) -> bool:
     return host.rpartition(":")[2].isdecimal() and (host.startswith("[") or host.count(":") == 1)
+
+
+def host_names(port: int, hosts: Iterable[str]) -> list[str]:
+    """What a Host header may say to a listener on `port`."""
+    named = [host if _has_port(host) else f"{host}:{port}" for host in (*LOOPBACK_NAMES, *hosts)]
+    if port == 80:  # a client leaves the default port out
+        named += [host.removesuffix(":80") for host in named]
+    return named

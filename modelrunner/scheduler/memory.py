@@ -16,9 +16,12 @@ class MemoryProbe:
     default 10 % of the total). Limits of the container or control group count, whichever level sets them."""
 
     def __init__(self, budget: int | None = None, reserve: int | None = None, *, root: Path = Path("/")) -> None:
-        self._budget = budget
-        self._reserve = reserve
+        self.set_limits(budget, reserve)
         self._root = root
+
+    def set_limits(self, budget: int | None, reserve: int | None) -> None:
+        """From the next look on."""
+        self._budget, self._reserve = budget, reserve
 
     def __call__(self, pids: Iterable[int] = ()) -> RequiredMemory:
         if self._budget is not None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
@@ -13,23 +13,29 @@ from aiohttp import web
 
 from modelrunner import __version__
 from modelrunner.backend import BackendContext, BackendRegistry
-from modelrunner.config import ModelSettings, Settings
+from modelrunner.config import Settings
 from modelrunner.errors import InvalidReference
 from modelrunner.locations import ConfigurationError, private_directory
 from modelrunner.processtree import sweep_orphans
 from modelrunner.proxy import aiolane, fastlane
-from modelrunner.proxy.access import Access
+from modelrunner.proxy.access import Access, host_names
 from modelrunner.proxy.limits import Limits
 from modelrunner.proxy.pipeline import Pipeline
 from modelrunner.pull import Puller
 from modelrunner.scheduler import Ledger, MemoryProbe, Scheduler
 from modelrunner.server import daemon, logs
-from modelrunner.server.configurations import Configurations, ModelConfiguration
+from modelrunner.server.configurations import Configurations
+from modelrunner.server.configure import ConfigurationRoutes, Judge
 from modelrunner.server.engines import EngineRoutes
+from modelrunner.server.insight import InsightRoutes
 from modelrunner.server.installs import Installer
 from modelrunner.server.middleware import connections, envelope, finish_head
 from modelrunner.server.models import ModelRoutes
+from modelrunner.server.preload import Preloader
+from modelrunner.server.reload import Reading, Reloader, Setter, check_tables
+from modelrunner.server.residency import ResidencyRoutes
 from modelrunner.server.resolve import Resolver
+from modelrunner.server.statuses import Statuses
 from modelrunner.server.system import Addresses, SystemRoutes
 from modelrunner.store import Reference, Store
 
@@ -77,19 +83,23 @@ class Parts:
     registry: BackendRegistry
     configurations: Configurations
     resolver: Resolver
+    judge: Judge
+    probe: MemoryProbe
     scheduler: Scheduler
     puller: Puller
     installer: Installer
+    preloader: Preloader
 
 
 def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
-    """Opens the store and finds the backends; nothing runs yet."""
+    """Opens the store and finds the backends; nothing runs yet. Raises `ConfigurationError`."""
     data = settings.data_dir
     state = data / "state"
     state.mkdir(mode=0o700, exist_ok=True)
     store = Store(data)
     registry = registry or BackendRegistry.discover(lambda name: _context(settings, name))
     configurations = Configurations(state / "configurations.json")
+    probe = MemoryProbe(settings.memory_budget, settings.memory_reserve)
     resolver = Resolver(
         store,
         registry,
@@ -97,12 +107,12 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
         logs=data / "logs",
         keep_alive=settings.keep_alive,
         stop_grace=settings.stop_grace,
-        file_models=_file_models(settings.models),
+        file_models=settings.models,
     )
     scheduler = Scheduler(
         registry,
         runtime_dir=settings.runtime_dir,
-        probe=MemoryProbe(settings.memory_budget, settings.memory_reserve),
+        probe=probe,
         ledger=Ledger(state / "memory.json"),
         max_queue=settings.max_queue,
         max_wait=settings.max_wait,
@@ -110,20 +120,35 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
         stall_limit=settings.stall_limit,
     )
     installer = Installer(registry, scheduler, resolver.forget)
-    return Parts(store, registry, configurations, resolver, scheduler, Puller(store), installer)
+    judge = Judge(registry, resolver)
+    check_tables(_reading(settings), store, configurations, judge)
+    preloader = Preloader(store, resolver, scheduler)
+    puller = Puller(store)
+    return Parts(store, registry, configurations, resolver, judge, probe, scheduler, puller, installer, preloader)
 
 
 def application(
-    parts: Parts, pipeline: Pipeline, access: Access, addresses: Addresses, lifecycle: daemon.Lifecycle, body_limit: int
+    parts: Parts,
+    pipeline: Pipeline,
+    access: Access,
+    addresses: Addresses,
+    lifecycle: daemon.Lifecycle,
+    reloader: Reloader,
+    body_limit: int,
 ) -> web.Application:
     """The control plane, and the inference routes once more in plain aiohttp."""
     app = web.Application(middlewares=[envelope(access, lifecycle.stop.is_set)], client_max_size=body_limit)
     app.on_response_prepare.append(finish_head)
     store, registry, scheduler, configurations = parts.store, parts.registry, parts.scheduler, parts.configurations
     models = ModelRoutes(store, parts.puller, scheduler, registry, configurations)
-    engines = EngineRoutes(store, scheduler, registry, configurations, parts.resolver, parts.installer)
-    system = SystemRoutes(addresses, lifecycle, store, registry, scheduler, lambda: pipeline.active)
-    app.add_routes([*aiolane.routes(pipeline), *models.routes(), *engines.routes(), *system.routes()])
+    statuses = Statuses(registry)
+    engines = EngineRoutes(store, scheduler, registry, statuses, parts.installer)
+    configure = ConfigurationRoutes(store, scheduler, registry, configurations, parts.resolver, parts.judge)
+    system = SystemRoutes(addresses, lifecycle, store, statuses, scheduler, lambda: pipeline.active)
+    insight = InsightRoutes(store, parts.resolver, scheduler, parts.puller)
+    residency = ResidencyRoutes(store, scheduler, parts.preloader, configure.change)
+    families = (insight, models, engines, configure, residency, reloader, system)
+    app.add_routes([*aiolane.routes(pipeline), *(route for family in families for route in family.routes())])
     return app
 
 
@@ -141,7 +166,9 @@ async def _listen(
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limits = Limits.within(descriptors, body=settings.body_limit, total_body=settings.total_body_limit)
     pipeline = Pipeline(parts.resolver, parts.scheduler, access, limits)
-    app = application(parts, pipeline, access, addresses, lifecycle, settings.body_limit)
+    reloader = _reloader(settings, parts, access, port)
+    lifecycle.on_reload = reloader.in_background
+    app = application(parts, pipeline, access, addresses, lifecycle, reloader, settings.body_limit)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSING)
     await runner.setup()
     assert runner.server is not None
@@ -153,12 +180,15 @@ async def _listen(
         servers.append(await loop.create_server(lanes[1], sock=tcp, backlog=daemon.BACKLOG))
     unix.publish()
     log.info("modelrunner %s serves unix://%s %s", __version__, addresses.socket, addresses.listen)
+    preloading = asyncio.create_task(parts.preloader.run(), name="preload")
     try:
         if ready:
             ready()
         await lifecycle.stop.wait()
     finally:
         log.info("shutting down")
+        preloading.cancel()
+        await asyncio.wait((preloading,))
         await _drain(parts.scheduler, lifecycle, settings.drain_limit)
         for server in servers:
             server.close()
@@ -184,23 +214,44 @@ def _context(settings: Settings, name: str) -> BackendContext:
     table: dict[str, Any] = dict(settings.backends.get(name, {}))
     if name == "llama.cpp" and settings.llama_server:  # MODELRUNNER_LLAMA_SERVER is short for this table's key
         table["llama_server"] = settings.llama_server
-    return BackendContext(settings.data_dir / "engines", settings.cache_dir, settings.data_dir / "logs", table)
+    data = settings.data_dir
+    return BackendContext(data / "engines", settings.cache_dir, data / "logs", table, data / "state" / name)
 
 
-def _file_models(tables: Mapping[str, ModelSettings]) -> dict[str, ModelConfiguration]:
+def _reading(settings: Settings) -> Reading:
     """Raises `ConfigurationError` for a table whose name is no reference."""
-    for reference in tables:
+    for reference in settings.models:
         try:
             Reference.parse(reference)
         except InvalidReference as error:
-            raise ConfigurationError(f'[models."{reference}"] in the configuration: {error.message}') from None
-    return {
-        reference: ModelConfiguration(
-            backend=table.backend,
-            context_size=table.context_size,
-            parallel=table.parallel,
-            keep_alive=str(table.keep_alive) if table.keep_alive else None,
-            runtime_flags=table.runtime_flags or None,
-        )
-        for reference, table in tables.items()
+            raise ConfigurationError(f"{settings.place('models', reference)}: {error.message}") from None
+    values = {name: getattr(settings, name) for name in Settings.model_fields if name != "models"}
+    return Reading(values, settings.models, settings.place)
+
+
+def _reloader(settings: Settings, parts: Parts, access: Access, port: int) -> Reloader:
+    """Says which settings can be changed while the daemon runs, and who is told."""
+    scheduler = parts.scheduler
+    setters: dict[str, Setter] = {
+        **dict.fromkeys(("hosts", "origins"), lambda s: access.allow(host_names(port, s["hosts"]), s["origins"])),
+        **dict.fromkeys(
+            ("memory_budget", "memory_reserve"),
+            lambda s: parts.probe.set_limits(s["memory_budget"], s["memory_reserve"]),
+        ),
+        **dict.fromkeys(
+            ("max_queue", "max_wait"),
+            lambda s: scheduler.set_limits(max_queue=s["max_queue"], max_wait=s["max_wait"]),
+        ),
+        "keep_alive": lambda s: parts.resolver.set_keep_alive(s["keep_alive"]),
+        "log_level": lambda s: logs.set_level(s["log_level"]),
     }
+    return Reloader(
+        _reading(settings),
+        lambda: _reading(settings.reread()),
+        setters,
+        store=parts.store,
+        scheduler=scheduler,
+        configurations=parts.configurations,
+        resolver=parts.resolver,
+        judge=parts.judge,
+    )

@@ -1,80 +1,25 @@
 """What people set per model with `_configure`: kept on disk, keyed by model ID, each change with a revision.
 
-The revision is part of a runner's key, so that a changed model never reuses an old process. It counts what an engine
-is started with: another keep-alive alone never reloads anything.
+A change for one mode (completion, embedding, ...) lies over the one for all modes. The revision is part of a runner's
+key, so that a changed model never reuses an old process. It counts what an engine is started with: another keep-alive
+alone never reloads anything.
 """
 
 import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from modelrunner.api import ConfigureRequest
-from modelrunner.errors import BadRequest
-from modelrunner.types import KeepAlive
+from modelrunner.errors import Conflict
+from modelrunner.modelconfig import NOTHING_SET, ModelConfiguration
+from modelrunner.types import Mode
 
 log = logging.getLogger(__name__)
-
-MAX_PARALLEL = 256
-_WIRE_NAMES = {"context_size": "context-size", "runtime_flags": "runtime-flags"}
-
-
-class ModelConfiguration(
-    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, rename=_WIRE_NAMES
-):
-    """None: not set. `context_size` in tokens; `keep_alive` is a Go duration or "-1"."""
-
-    backend: str | None = None
-    context_size: int | None = None
-    parallel: int | None = None
-    keep_alive: str | None = None
-    runtime_flags: tuple[str, ...] | None = None
-
-    def over(self, under: "ModelConfiguration") -> "ModelConfiguration":
-        """What is set here, and for the rest what is set in `under`."""
-        return ModelConfiguration(
-            *(mine if mine is not None else theirs for mine, theirs in zip(_values(self), _values(under), strict=True))
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """As `GET /engines/_configure` shows it: only what is set."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
-
-
-NOTHING_SET = ModelConfiguration()
-
-
-def _values(configuration: ModelConfiguration) -> tuple[Any, ...]:
-    return msgspec.structs.astuple(configuration)
-
-
-def changed(before: ModelConfiguration, request: ConfigureRequest) -> ModelConfiguration:
-    """A field that is left out keeps its value; null takes it back. Raises `BadRequest` for a value out of range; what
-    only a backend or a model can judge is the caller's."""
-
-    def value(name: str) -> Any:
-        given = getattr(request, name)
-        return getattr(before, name) if given is msgspec.UNSET else given
-
-    context_size, parallel = value("context_size"), value("parallel")
-    keep_alive, flags = value("keep_alive"), value("runtime_flags")
-    if context_size is not None and context_size < 1:
-        raise BadRequest("context-size is a number of tokens, at least 1", param="context-size")
-    if parallel is not None and not 1 <= parallel <= MAX_PARALLEL:
-        raise BadRequest(f"parallel is a number from 1 to {MAX_PARALLEL}", param="parallel")
-    return ModelConfiguration(
-        backend=value("backend"),
-        context_size=context_size,
-        parallel=parallel,
-        keep_alive=None if keep_alive is None else str(KeepAlive.parse(keep_alive)),
-        runtime_flags=None if flags is None else tuple(flags),
-    )
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -82,7 +27,12 @@ class Entry(msgspec.Struct, frozen=True):
     configuration: ModelConfiguration
 
 
+_NONE = Entry(0, NOTHING_SET)
+
+
 class _File(msgspec.Struct, frozen=True):
+    """`models` by model ID, or by model ID, slash and mode."""
+
     last_revision: int
     models: dict[str, Entry]
 
@@ -99,48 +49,84 @@ class Configurations:
         self._last_revision = content.last_revision
         self._entries: Mapping[str, Entry] = content.models
 
-    def get(self, model_id: str) -> Entry:
-        return self._entries.get(model_id, Entry(0, NOTHING_SET))
+    def get(self, model_id: str, mode: Mode | None = None) -> Entry:
+        """What is set for this mode alone; without one, for all modes."""
+        return self._entries.get(_key(model_id, mode), _NONE)
 
-    def all(self) -> Mapping[str, Entry]:
-        return self._entries
+    def effective(self, model_id: str, mode: Mode) -> Entry:
+        """What holds in this mode. Revisions never repeat, so the later of the two stands for both."""
+        own, general = self.get(model_id, mode), self.get(model_id)
+        return Entry(max(own.revision, general.revision), own.configuration.over(general.configuration))
 
-    async def configure(self, model_id: str, request: ConfigureRequest) -> Entry:
-        """On disk when it returns. Raises `BadRequest`."""
+    def modes(self, model_id: str) -> list[Mode]:
+        """Those that have settings of their own."""
+        return [mode for id, mode, _ in self if id == model_id and mode is not None]
+
+    def __iter__(self) -> Iterator[tuple[str, Mode | None, Entry]]:
+        for key, entry in self._entries.items():
+            model_id, _, mode = key.partition("/")
+            yield model_id, Mode(mode) if mode else None, entry
+
+    def draft(self, before: Entry, after: ModelConfiguration) -> Entry:
+        """`after` with its revision, not kept yet: the one of `before` where the engine would be started alike."""
+        if after.for_the_engine() == before.configuration.for_the_engine():
+            return Entry(before.revision, after)
+        self._last_revision += 1
+        return Entry(self._last_revision, after)
+
+    async def configure(self, model_id: str, patch: Mapping[str, Any], mode: Mode | None = None) -> Entry:
+        """A change that needs nobody else's judgement, as a merge patch. On disk when it returns. Raises
+        `BadRequest`."""
+        before = self.get(model_id, mode)
+        entry = self.draft(before, before.configuration.merged(patch))
+        await self.keep(model_id, mode, before, entry)
+        return entry
+
+    async def keep(self, model_id: str, mode: Mode | None, before: Entry, entry: Entry) -> None:
+        """Replaces `before`. On disk when it returns. Raises `Conflict` if it is not what holds any more."""
         async with self._lock:
-            before = self.get(model_id)
-            after = changed(before.configuration, request)
-            if after == before.configuration:
-                return before
-            reloads = _values(_without_keep_alive(after)) != _values(_without_keep_alive(before.configuration))
-            entry = Entry(self._last_revision + 1 if reloads else before.revision, after)
-            await self._replace({**self._entries, model_id: entry}, max(self._last_revision, entry.revision))
-            return entry
+            if self.get(model_id, mode) != before:
+                raise Conflict("the model's configuration was changed by somebody else meanwhile: try again")
+            if entry != before:
+                await self._replace({**self._entries, _key(model_id, mode): entry})
+
+    async def renew(self, model_ids: Collection[str]) -> None:
+        """Another revision for these models, because what lies under their configuration has changed."""
+        async with self._lock:
+            renewed = {}
+            for model_id in model_ids:
+                self._last_revision += 1
+                renewed[model_id] = Entry(self._last_revision, self.get(model_id).configuration)
+            if renewed:
+                await self._replace({**self._entries, **renewed})
 
     async def forget(self, model_id: str) -> None:
         """For a model that was removed."""
         async with self._lock:
-            if model_id in self._entries:
-                rest = {key: entry for key, entry in self._entries.items() if key != model_id}
-                await self._replace(rest, self._last_revision)
+            rest = {key: entry for key, entry in self._entries.items() if key.partition("/")[0] != model_id}
+            if len(rest) != len(self._entries):
+                await self._replace(rest)
 
-    async def _replace(self, entries: Mapping[str, Entry], last_revision: int) -> None:
-        content = msgspec.json.encode(_File(last_revision, dict(entries)))
+    async def _replace(self, entries: Mapping[str, Entry]) -> None:
+        content = msgspec.json.encode(_File(self._last_revision, dict(entries)))
         await asyncio.to_thread(_write, self._path, content)
-        self._entries, self._last_revision = entries, last_revision
+        self._entries = entries
         self.generation += 1
 
 
-def _without_keep_alive(configuration: ModelConfiguration) -> ModelConfiguration:
-    return msgspec.structs.replace(configuration, keep_alive=None)
+def _key(model_id: str, mode: Mode | None) -> str:
+    return model_id if mode is None else f"{model_id}/{mode}"
 
 
 def _read(path: Path) -> _File:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_File)
+        content = msgspec.json.decode(path.read_bytes(), type=_File)
+        for key in content.models:
+            Mode(key.partition("/")[2] or Mode.COMPLETION)
+        return content
     except FileNotFoundError:
         return _File(0, {})
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError) as error:
         aside = path.with_name(f"{path.name}.corrupt-{time.time_ns()}")
         path.rename(aside)
         log.error("the models' configurations cannot be read (%s): set aside as %s", error, aside)

@@ -13,7 +13,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -37,9 +37,12 @@ class AlreadyRunning(ModelRunnerError):
 
 
 class Lifecycle:
-    """Set from signals and from `POST /shutdown`: the first request to stop drains, the second does not wait."""
+    """Set from signals and from `POST /shutdown`: the first request to stop drains, the second does not wait.
+    `on_reload`, once it is set, is called to read the configuration again."""
 
     def __init__(self) -> None:
+        self.on_reload: Callable[[], None] | None = None
+        self._terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
         self.started = time.monotonic()
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
@@ -47,17 +50,30 @@ class Lifecycle:
     def request_stop(self) -> None:
         (self.hurry if self.stop.is_set() else self.stop).set()
 
+    def hang_up(self) -> None:
+        """HUP asks a service to read its configuration again, and says to a program in a terminal that this was closed:
+        the system makes it no terminal any more before it sends the signal."""
+        closed = any(not os.isatty(descriptor) for descriptor in self._terminals)
+        if closed or self.on_reload is None:
+            self.request_stop()
+        else:
+            self.on_reload()
+
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """TERM, INT (Ctrl-C) and HUP (the terminal was closed) ask to stop."""
+        """TERM and INT (Ctrl-C) ask to stop."""
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        for number in signals:
-            loop.add_signal_handler(number, self.request_stop)
+        handlers = {
+            signal.SIGTERM: self.request_stop,
+            signal.SIGINT: self.request_stop,
+            signal.SIGHUP: self.hang_up,
+        }
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
         try:
             yield
         finally:
-            for number in signals:
+            for number in handlers:
                 loop.remove_signal_handler(number)
 
 

@@ -32,7 +32,7 @@ def logging_to(logs: Path, level: str) -> Iterator[None]:
     if sys.stderr is not None and not _is_same_file(sys.stderr, path):
         handlers.append(logging.StreamHandler())
     root, before, raises = logging.getLogger(), logging.getLogger().level, logging.raiseExceptions
-    root.setLevel(level.upper())
+    set_level(level)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.raiseExceptions = False  # a full disk or a closed terminal costs log lines, not the daemon
     for handler in handlers:
@@ -46,6 +46,11 @@ def logging_to(logs: Path, level: str) -> Iterator[None]:
             handler.close()
         root.setLevel(before)
         logging.raiseExceptions = raises
+
+
+def set_level(level: str) -> None:
+    """From now on, for every logger that has none of its own."""
+    logging.getLogger().setLevel(level.upper())
 
 
 def prune_engine_logs(logs: Path) -> None:

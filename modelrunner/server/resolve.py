@@ -7,6 +7,9 @@ refusals is the interface's: 404, 412, 421, 501.
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from modelrunner.backend import Backend, BackendRegistry, BackendState
 from modelrunner.errors import (
@@ -18,8 +21,9 @@ from modelrunner.errors import (
     NotImplementedHere,
     Unavailable,
 )
+from modelrunner.modelconfig import NOTHING_SET, ModelConfiguration, Speculative, nearest, table_name
 from modelrunner.scheduler import Target
-from modelrunner.server.configurations import NOTHING_SET, Configurations, ModelConfiguration
+from modelrunner.server.configurations import Configurations, Entry
 from modelrunner.store import Store
 from modelrunner.types import Bundle, KeepAlive, Mode, ProcessOptions, RunnerKey, RunSpec
 
@@ -35,6 +39,9 @@ _CAPABILITIES = {
 }
 
 
+Tables = Mapping[str, ModelConfiguration]
+
+
 class Resolver:
     """`file_models` are the `[models."REF"]` tables of the configuration file; what was POSTed wins over them."""
 
@@ -47,7 +54,7 @@ class Resolver:
         logs: Path,
         keep_alive: KeepAlive,
         stop_grace: float,
-        file_models: Mapping[str, ModelConfiguration],
+        file_models: Tables,
     ) -> None:
         self._store = store
         self._registry = registry
@@ -82,15 +89,62 @@ class Resolver:
         """After a backend was changed or removed."""
         self._targets.clear()
 
-    def settings(self, model_id: str) -> ModelConfiguration:
-        """What is set for the model, POSTed over the configuration file."""
-        return self._configurations.get(model_id).configuration.over(self._from_file(model_id))
+    def set_keep_alive(self, keep_alive: KeepAlive) -> None:
+        """Of the models that have none of their own."""
+        self._keep_alive = keep_alive
+        self._targets.clear()
 
-    def backend_of(self, name: str | None, bundle: Bundle) -> Backend:
+    def set_file_models(self, tables: Tables) -> None:
+        self._file_models = tables
+        self._targets.clear()
+
+    def settings(self, model_id: str) -> ModelConfiguration:
+        """What is set for all modes of the model, POSTed over the configuration file."""
+        return self._configurations.get(model_id).configuration.over(self.from_file(model_id))
+
+    def backend_of(self, name: str | None, bundle: Bundle, mode: Mode | None = None) -> Backend:
         """The named backend, else the configured one, else the best for the bundle's format. Raises `BackendNotFound`,
         `UnsupportedModel`, `BackendUnavailable`."""
-        name = name or self.settings(bundle.model_id).backend
+        if name is None:
+            posted = self._configurations.effective(bundle.model_id, mode or main_mode(bundle)).configuration
+            name = posted.backend or self.from_file(bundle.model_id).backend
         return self._registry.choose(bundle) if name is None else self._registry.get(name)
+
+    def from_file(self, model_id: str, tables: Tables | None = None) -> ModelConfiguration:
+        """What the configuration file, or `tables` in its place, says about the model."""
+        found = NOTHING_SET
+        for reference, configuration in (self._file_models if tables is None else tables).items():
+            try:
+                if self._store.get(reference).id == model_id:
+                    found = configuration.over(found)
+            except ModelRunnerError:
+                continue  # a table for a model that is not here (yet), or damaged
+        return found
+
+    def preloads(self) -> list[str]:
+        """The models that are to be loaded from the start. One that only the configuration file names may not be here
+        yet."""
+        found = [model.id for model in self._store.list() if self.settings(model.id).preload]
+        return found + [
+            reference for reference, table in self._file_models.items() if table.preload and not self._has(reference)
+        ]
+
+    def _has(self, reference: str) -> bool:
+        try:
+            self._store.get(reference)
+        except ModelNotFound:
+            return False
+        return True
+
+    def target(
+        self, backend: Backend, bundle: Bundle, mode: Mode, posted: Entry, tables: Tables | None = None
+    ) -> Target:
+        """For a configuration that holds, or that is about to. Raises `BadRequest`, `ModelNotFound` (the draft)."""
+        file = folded(backend, self.from_file(bundle.model_id, tables).as_dict())
+        settings = posted.configuration.over(NOTHING_SET.merged(file))
+        key = RunnerKey(backend.name, bundle.model_id, mode, posted.revision)
+        keep_alive = KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
+        return Target(key, self._spec(backend, bundle, mode, settings, key), keep_alive, bool(settings.pin))
 
     def _remember(self, backend: str | None, model: str, mode: Mode) -> Target:
         target = self._target(backend, model, mode)
@@ -103,18 +157,16 @@ class Resolver:
         if name is not None:
             self._registry.get(name)
         bundle = self._store.bundle(model)
-        backend = self.backend_of(name, bundle)
+        backend = self.backend_of(name, bundle, mode)
         _check_installed(backend)
         self._check_format(backend, bundle, model)
-        _check_mode(backend, bundle, model, mode)
-        settings = self.settings(bundle.model_id)
-        key = RunnerKey(backend.name, bundle.model_id, mode, self._configurations.get(bundle.model_id).revision)
-        keep_alive = KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
-        return Target(key, self._spec(backend, bundle, mode, settings, key), keep_alive)
+        check_mode(backend, bundle, model, mode)
+        return self.target(backend, bundle, mode, self._configurations.effective(bundle.model_id, mode))
 
     def _spec(
         self, backend: Backend, bundle: Bundle, mode: Mode, settings: ModelConfiguration, key: RunnerKey
     ) -> RunSpec:
+        speculative = settings.speculative if mode is Mode.COMPLETION else None
         return RunSpec(
             model_id=bundle.model_id,
             bundle=bundle,
@@ -123,16 +175,22 @@ class Resolver:
             parallel=settings.parallel or backend.default_parallel(bundle, mode),
             process=ProcessOptions(engine_log(self._logs, key), stop_grace=self._stop_grace),
             flags=settings.runtime_flags or (),
+            draft=self._draft(speculative) if speculative else None,
+            options=backend_options(backend, settings),
+            gpu_layers=settings.gpu_layers,
+            min_context_size=settings.min_context_size,
+            draft_tokens=speculative.num_tokens if speculative else None,
+            draft_acceptance=speculative.min_acceptance_rate if speculative else None,
         )
 
-    def _from_file(self, model_id: str) -> ModelConfiguration:
-        for reference, configuration in self._file_models.items():
-            try:
-                if self._store.get(reference).id == model_id:
-                    return configuration
-            except ModelNotFound:
-                continue  # a table for a model that is not here (yet)
-        return NOTHING_SET
+    def _draft(self, speculative: Speculative) -> Bundle:
+        name = speculative.draft_model
+        try:
+            return self._store.bundle(name)
+        except ModelNotFound:
+            raise ModelNotFound(
+                f"the draft model {name} is not here: get it with `modelrunner pull {name}`", param="speculative"
+            ) from None
 
     def _check_format(self, backend: Backend, bundle: Bundle, model: str) -> None:
         if bundle.format in backend.formats:
@@ -144,17 +202,35 @@ class Resolver:
         raise Misdirected(f"{backend.name} cannot serve {model}, a {bundle.format} model: {where}", param="model")
 
 
-def check_settings(backend: Backend, bundle: Bundle, mode: Mode, settings: ModelConfiguration) -> None:
-    """What only the backend and the model can judge. Raises `BadRequest`, `Misdirected`."""
-    if bundle.format not in backend.formats:
-        raise Misdirected(f"{backend.name} cannot serve {bundle.format} models", param="backend")
-    longest = bundle.context_length
-    if settings.context_size is not None and longest is not None and settings.context_size > longest:
-        raise BadRequest(
-            f"context-size {settings.context_size} is beyond the {longest} tokens that the model was trained for",
-            param="context-size",
-        )
-    backend.check_flags(settings.runtime_flags or (), mode)
+def folded(backend: Backend, patch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A merge patch with what its runtime flags say about other fields in those fields, so that what is shown and
+    counted is what runs. Raises `BadRequest` for a flag that is not allowed, or says otherwise than its field."""
+    if not patch.get("runtime-flags"):
+        return patch
+    found, rest = backend.fold_flags(tuple(patch["runtime-flags"]))
+    fields = {name.replace("_", "-"): value for name, value in found.items()}
+    for name, value in fields.items():
+        if patch.get(name) not in (None, value):
+            raise BadRequest(
+                f"{name} is {patch[name]}, and a runtime flag says {value}: leave one of them out", param=name
+            )
+    return {**patch, **fields, "runtime-flags": list(rest) or None}
+
+
+def backend_options(backend: Backend, settings: ModelConfiguration) -> dict[str, Any]:
+    """The backend's own table, as its `options_model` reads it. Raises `BadRequest` that names the key."""
+    table = table_name(backend.name)
+    try:
+        return backend.options_model.model_validate(settings.options.get(table, {})).model_dump()
+    except ValidationError as error:
+        fault = error.errors()[0]
+        path = ".".join([table, *map(str, fault["loc"])])
+        if fault["type"] == "extra_forbidden":
+            known = [field.alias or name for name, field in backend.options_model.model_fields.items()]
+            raise BadRequest(
+                f"{path!r} is no setting of {backend.name}{nearest(str(fault['loc'][0]), known)}", param=path
+            ) from None
+        raise BadRequest(f"{path}: {fault['msg']}", param=path) from None
 
 
 def main_mode(bundle: Bundle) -> Mode:
@@ -183,7 +259,8 @@ def _check_installed(backend: Backend) -> None:
             raise BackendUnavailable(f"{backend.name} cannot run here: {status.details}")
 
 
-def _check_mode(backend: Backend, bundle: Bundle, model: str, mode: Mode) -> None:
+def check_mode(backend: Backend, bundle: Bundle, model: str, mode: Mode) -> None:
+    """Raises `NotImplementedHere` unless the backend and the model both offer it."""
     if mode not in backend.modes:
         raise NotImplementedHere(f"{backend.name} does not offer the mode {mode}")
     if bundle.capabilities and not _CAPABILITIES[mode] & bundle.capabilities:

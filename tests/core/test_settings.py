@@ -38,7 +38,7 @@ def test_the_command_line_beats_the_environment_beats_the_file(monkeypatch: pyte
 def test_a_model_has_a_table_of_its_own() -> None:
     settings = load('[models."ai/smollm2"]\ncontext-size = 2048\nkeep_alive = "10s"')
     assert settings.models["ai/smollm2"].context_size == 2048
-    assert settings.models["ai/smollm2"].keep_alive == KeepAlive(10)
+    assert settings.models["ai/smollm2"].keep_alive == "10s"
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from modelrunner.api import ConfigureRequest
-from modelrunner.errors import BadRequest
-from modelrunner.server.configurations import Configurations, ModelConfiguration
+from modelrunner.errors import BadRequest, Conflict
+from modelrunner.modelconfig import ModelConfiguration
+from modelrunner.server.configurations import Configurations
+from modelrunner.types import Mode
 
 MODEL = "sha256:" + "a" * 64
 
@@ -18,8 +19,8 @@ def path(tmp_path: Path) -> Path:
 
 
 async def configure(configurations: Configurations, **fields: Any) -> int:
-    entry = await configurations.configure(MODEL, ConfigureRequest(model="m", **fields))
-    return entry.revision
+    words = {name if name == "keep_alive" else name.replace("_", "-"): value for name, value in fields.items()}
+    return (await configurations.configure(MODEL, words)).revision
 
 
 async def test_what_is_left_out_stays_and_null_takes_back(path: Path) -> None:
@@ -66,7 +67,15 @@ async def test_every_change_is_seen_by_those_who_remember(path: Path) -> None:
         ("context_size", 0, "context-size"),
         ("parallel", 0, "parallel"),
         ("parallel", 257, "parallel"),
-        ("keep_alive", "soon", None),
+        ("keep_alive", "soon", "keep_alive"),
+        ("context_size", True, "context-size"),
+        ("gpu_layers", -1, "gpu-layers"),
+        ("runtime_flags", "--top-k 3", "runtime-flags"),
+        ("raw_runtime_flags", "'", "raw-runtime-flags"),
+        ("speculative", {"num_tokens": 3}, "speculative"),
+        ("speculative", {"draft_model": "d", "num_tokens": 0}, "speculative.num_tokens"),
+        ("speculative", {"draft_model": "d", "min_acceptance_rate": 1.1}, "speculative.min_acceptance_rate"),
+        ("contxt_size", 3, "contxt-size"),
         ("keep_alive", float("nan"), "keep_alive"),
     ],
 )
@@ -78,11 +87,14 @@ async def test_values_out_of_range_change_nothing(path: Path, field: str, value:
     assert not path.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"models": 3}', b"\xff\xfe"])
+_ODD_MODE = b'{"last_revision": 1, "models": {"sha256:a/dance": {"revision": 1, "configuration": {}}}}'
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"models": 3}', b"\xff\xfe", _ODD_MODE])
 def test_a_file_that_cannot_be_read_is_set_aside_not_lost(path: Path, content: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(content)
-    assert Configurations(path).all() == {}
+    assert list(Configurations(path)) == []
     (aside,) = path.parent.iterdir()
     assert aside.read_bytes() == content
 
@@ -91,3 +103,28 @@ def test_what_is_set_wins_over_the_file() -> None:
     posted = ModelConfiguration(context_size=1024)
     file = ModelConfiguration(context_size=2048, keep_alive="1m")
     assert posted.over(file) == ModelConfiguration(context_size=1024, keep_alive="1m")
+
+
+async def test_a_mode_has_settings_of_its_own_over_the_general_ones(path: Path) -> None:
+    kept = Configurations(path)
+    await configure(kept, context_size=2048, parallel=2)
+    own = await kept.configure(MODEL, {"context-size": 512}, Mode.EMBEDDING)
+    for reader in (kept, Configurations(path)):
+        found = reader.effective(MODEL, Mode.EMBEDDING)
+        assert (found.configuration.context_size, found.configuration.parallel) == (512, 2)
+        assert found.revision == own.revision
+        assert reader.effective(MODEL, Mode.COMPLETION).configuration.context_size == 2048
+    later = await configure(kept, parallel=3)
+    assert kept.effective(MODEL, Mode.EMBEDDING).revision == later
+    await kept.forget(MODEL)
+    assert list(Configurations(path)) == []
+
+
+async def test_two_who_change_one_thing_do_not_undo_each_other(path: Path) -> None:
+    kept = Configurations(path)
+    before = kept.get(MODEL)
+    mine = kept.draft(before, ModelConfiguration(parallel=2))
+    await configure(kept, context_size=1024)
+    with pytest.raises(Conflict):
+        await kept.keep(MODEL, None, before, mine)
+    assert kept.get(MODEL).configuration == ModelConfiguration(context_size=1024)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from modelrunner.api import ConfigureRequest
 from modelrunner.backend import BackendRegistry, BackendState, BackendStatus
 from modelrunner.errors import (
     BackendNotFound,
@@ -17,7 +16,8 @@ from modelrunner.errors import (
     Unavailable,
     UnsupportedModel,
 )
-from modelrunner.server.configurations import Configurations, ModelConfiguration
+from modelrunner.modelconfig import ModelConfiguration
+from modelrunner.server.configurations import Configurations
 from modelrunner.server.resolve import Resolver
 from modelrunner.store import Store
 from modelrunner.types import KeepAlive, Mode, ModelFormat
@@ -55,8 +55,8 @@ class World:
             file_models=tables,
         )
 
-    async def configure(self, **fields: Any) -> None:
-        await self.configurations.configure(self.model.id, ConfigureRequest(model="smol", **fields))
+    async def configure(self, patch: dict[str, Any], mode: Mode | None = None) -> None:
+        await self.configurations.configure(self.model.id, patch, mode)
 
 
 @pytest.fixture
@@ -140,13 +140,13 @@ def test_any_text_model_gives_embeddings_but_an_encoder_does_not_chat(world: Wor
 
 
 async def test_a_posted_configuration_wins_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
-    file = ModelConfiguration(context_size=1024, parallel=3, keep_alive="-1", runtime_flags=("--top-k", "20"))
+    file = ModelConfiguration(context_size=1024, parallel=3, keep_alive="-1", runtime_flags=("--tokens", "20"))
     world = World(tmp_path, smol=file, absent=ModelConfiguration(context_size=1))
     target = world.resolve(None, "smol", Mode.COMPLETION)
     assert (target.spec.context_size, target.spec.parallel) == (1024, 3)
-    assert target.spec.flags == ("--top-k", "20")
+    assert target.spec.flags == ("--tokens", "20")
     assert str(target.keep_alive) == "-1"
-    await world.configure(context_size=512, keep_alive="0")
+    await world.configure({"context-size": 512, "keep_alive": "0"})
     target = world.resolve(None, "smol", Mode.COMPLETION)
     assert (target.spec.context_size, target.spec.parallel) == (512, 3)
     assert target.keep_alive == KeepAlive(0.0)
@@ -154,9 +154,9 @@ async def test_a_posted_configuration_wins_over_the_file_and_the_file_over_defau
 
 async def test_a_changed_configuration_is_another_runner_a_changed_keep_alive_is_not(world: World) -> None:
     before = world.resolve(None, "smol", Mode.COMPLETION)
-    await world.configure(keep_alive="1h")
+    await world.configure({"keep_alive": "1h", "pin": True, "preload": True})
     assert world.resolve(None, "smol", Mode.COMPLETION).key == before.key
-    await world.configure(context_size=512)
+    await world.configure({"context-size": 512})
     assert world.resolve(None, "smol", Mode.COMPLETION).key != before.key
 
 

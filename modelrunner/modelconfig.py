@@ -1,0 +1,171 @@
+"""What can be set for one model: the one list of fields behind `_configure`, the `[models."REF"]` tables of the
+configuration file and `modelrunner configure`."""
+
+import shlex
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+import msgspec
+
+from modelrunner.errors import BadRequest
+from modelrunner.types import KeepAlive
+
+MAX_PARALLEL = 256
+Count = Annotated[int, msgspec.Meta(ge=1)]
+# What never needs another process: only the daemon uses it.
+_NOT_THE_ENGINES = {"keep_alive": None, "pin": None, "preload": None}
+_RAW_FLAGS = "raw-runtime-flags"  # one text of shell words, kept as runtime-flags
+
+
+class Speculative(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Speculative decoding: a small model proposes up to `num_tokens` tokens, as long as it gives each at least the
+    probability `min_acceptance_rate`, and the model itself checks them all at once."""
+
+    draft_model: Annotated[str, msgspec.Meta(min_length=1)]
+    num_tokens: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    min_acceptance_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+
+
+class ModelConfiguration(
+    msgspec.Struct,
+    frozen=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    rename=lambda name: name if name == "keep_alive" else name.replace("_", "-"),
+):
+    """None: not set. Context sizes are in tokens; `gpu_layers` is how many layers go to devices; `keep_alive` is a Go
+    duration or "-1". `options` are the backends' own tables by `table_name`, checked by their `options_model`."""
+
+    backend: str | None = None
+    context_size: Count | None = None
+    min_context_size: Count | None = None
+    parallel: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARALLEL)] | None = None
+    gpu_layers: Annotated[int, msgspec.Meta(ge=0, le=10_000)] | None = None
+    keep_alive: str | None = None
+    runtime_flags: tuple[str, ...] | None = None
+    pin: bool | None = None
+    preload: bool | None = None
+    speculative: Speculative | None = None
+    options: dict[str, dict[str, Any]] = {}
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "ModelConfiguration":
+        """From the words of the wire and of the configuration file. Raises `BadRequest` whose `param` is the path of
+        the field. A table of an unknown name is taken for a backend's: `unknown` judges those."""
+        given = dict(with_raw_flags(fields))
+        given["options"] = {name: given.pop(name) for name in tuple(given) if name not in FIELDS}
+        for name, value in given["options"].items():
+            if not isinstance(value, Mapping):
+                raise unknown(name)
+        if given.get("keep_alive") is not None:
+            given["keep_alive"] = _keep_alive(given["keep_alive"])
+        try:
+            made = msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            raise _explained(error) from None
+        return made.checked()
+
+    def checked(self) -> "ModelConfiguration":
+        """Itself. Raises `BadRequest` for values that contradict each other."""
+        least, wanted = self.min_context_size, self.context_size
+        if least is not None and wanted is not None and least > wanted:
+            raise BadRequest(
+                f"min-context-size {least} is more than the context-size {wanted}", param="min-context-size"
+            )
+        return self
+
+    def merged(self, patch: Mapping[str, Any]) -> "ModelConfiguration":
+        """With a JSON merge patch (RFC 7396) of the wire's words: what is left out keeps its value, null takes it back,
+        tables are merged key by key. Raises `BadRequest` as `of` does."""
+        before = self.as_dict()
+        for name, value in patch.items():
+            if value is None and name not in FIELDS and name not in before and name != _RAW_FLAGS:
+                raise unknown(name)
+        return self.of(_merge(before, with_raw_flags(patch)))
+
+    def over(self, under: "ModelConfiguration") -> "ModelConfiguration":
+        """What is set here, and for the rest what is set in `under`."""
+        return self if under == NOTHING_SET else under.merged(self.as_dict())
+
+    def as_dict(self) -> dict[str, Any]:
+        """In the words of the wire: only what is set, the backends' tables beside the fields."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        tables: dict[str, Any] = found.pop("options", {})
+        return found | tables
+
+    def for_the_engine(self) -> "ModelConfiguration":
+        """The part that an engine is started with: two that differ in it need two processes."""
+        return msgspec.structs.replace(self, **_NOT_THE_ENGINES)
+
+
+FIELDS = frozenset(ModelConfiguration.__struct_encode_fields__) - {"options"}
+NOTHING_SET = ModelConfiguration()
+
+
+def table_name(backend: str) -> str:
+    """How a backend's own table is called: its name without dots, which TOML would take for a path."""
+    return backend.replace(".", "")
+
+
+def unknown(name: str, known: Iterable[str] = ()) -> BadRequest:
+    """For a key that is no setting. `known` are further names that would have been."""
+    return BadRequest(f"{name!r} is no setting of a model{nearest(name, (*FIELDS, _RAW_FLAGS, *known))}", param=name)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean 'X'?" for what looks like a slip of the keyboard, else ""."""
+    close = get_close_matches(name.lower(), sorted(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def with_raw_flags(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`raw-runtime-flags` as part of `runtime-flags`. Raises `BadRequest`."""
+    if _RAW_FLAGS not in fields:
+        return fields
+    rest = {name: value for name, value in fields.items() if name != _RAW_FLAGS}
+    raw = fields[_RAW_FLAGS]
+    if raw is None:
+        return {"runtime-flags": None} | rest
+    try:
+        words = shlex.split(raw) if isinstance(raw, str) else None
+    except ValueError as error:
+        raise BadRequest(f"{_RAW_FLAGS}: {error}", param=_RAW_FLAGS) from None
+    if words is None:
+        raise BadRequest(f"{_RAW_FLAGS} is one text of shell words", param=_RAW_FLAGS)
+    flags = rest.get("runtime-flags") or []
+    return rest | {"runtime-flags": [*flags, *words]} if isinstance(flags, list) else rest
+
+
+def _merge(before: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(before)
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        elif isinstance(value, Mapping):
+            under = merged.get(name)
+            merged[name] = _merge(under if isinstance(under, Mapping) else {}, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def _keep_alive(value: Any) -> str:
+    try:
+        return str(KeepAlive.parse(value))
+    except BadRequest as error:
+        raise BadRequest(f"keep_alive: {error.message}", param="keep_alive") from None
+
+
+def _explained(error: msgspec.ValidationError) -> BadRequest:
+    """msgspec says "Expected `int`, got `str` - at `$.speculative.num_tokens`"."""
+    said, _, place = str(error).replace(" | null`", "`").partition(" - at `$")
+    field = place.strip("`").removeprefix(".")
+    _, unknown_field, name = said.partition("unknown field `")
+    if unknown_field:
+        known = Speculative.__struct_encode_fields__
+        path = f"{field}.{name.rstrip('`')}".lstrip(".")
+        return BadRequest(f"{path!r} is no setting{nearest(name.rstrip('`'), known)}", param=path)
+    if not field:
+        return BadRequest(said)
+    return BadRequest(f"{field}: {said[:1].lower()}{said[1:]}", param=field.partition("[")[0])
