@@ -1,0 +1,178 @@
+"""Saved KV caches on disk: a folder for each thing that made them, whole files only, bounded, the oldest first to go.
+
+A file is llama.cpp's own (`llama_state_seq_save_file`): a head of three 32-bit numbers (magic, version, words of the
+prompt), the prompt, then keys and values. Since mid 2026 the prompt is a list with a head of its own
+(`server_tokens::serialize`: -1, version, tokens, their IDs, then images), before it was the bare token IDs. A name is
+the time of the last use in nanoseconds, so that they sort by it, and a CRC-32: engines die of files that are cut off,
+and take other wrong ones as they are.
+"""
+
+import logging
+import os
+import re
+import shutil
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+WORD = 4  # bytes of a token's ID
+_MAGIC = 0x67677371  # LLAMA_FILE_MAGIC_GGSQ
+_MOST_WORDS = 1 << 24
+_SAVED, _PARTIAL = ".slot", ".part"
+_MODEL_ID = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A whole file. `prompt` are the IDs of its tokens, in bytes that can be compared; `tokens` is how many."""
+
+    path: Path
+    prompt: bytes
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt) // WORD
+
+
+class SlotFiles:
+    """All of them. `root` is ours alone; its files together may have `bound` bytes. Every method touches the disk."""
+
+    def __init__(self, root: Path, bound: int) -> None:
+        self._root = root
+        self._bound = bound
+
+    def heal(self) -> None:
+        """For the daemon's start: what a killed one left half-written goes, and what is over the bound."""
+        for left in self._root.glob(f"*/*/*{_PARTIAL}"):
+            left.unlink(missing_ok=True)
+        self.trim()
+        for folder in (*self._root.glob("*/*/"), *self._root.glob("*/")):
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+    def folder(self, model_id: str, key: str) -> Path:
+        """Made if need be, for nobody else to look into: the files hold what people wrote."""
+        path = self._of(model_id) / key
+        for part in (self._root.parent, self._root, path.parent, path):
+            part.mkdir(mode=0o700, exist_ok=True)
+        return path
+
+    def forget(self, model_id: str) -> None:
+        """The model was removed."""
+        shutil.rmtree(self._of(model_id), ignore_errors=True)
+
+    def size(self) -> int:
+        return sum(path.stat().st_size for path in self._saved())
+
+    def trim(self) -> None:
+        """Removes the oldest files until the rest is within the bound."""
+        room = self._bound
+        for path in sorted(self._saved(), key=lambda path: path.name, reverse=True):
+            room -= path.stat().st_size
+            if room < 0:
+                path.unlink(missing_ok=True)
+
+    def _saved(self) -> list[Path]:
+        return list(self._root.glob(f"*/*/*{_SAVED}"))
+
+    def _of(self, model_id: str) -> Path:
+        if not _MODEL_ID.fullmatch(model_id):
+            raise ValueError(f"{model_id!r} is no model ID")
+        return self._root / model_id.removeprefix("sha256:")
+
+
+def partial(folder: Path, used: int) -> Path:
+    """Where the engine writes the state of a slot that was last used at `used` (nanoseconds)."""
+    return folder / f"{used:020d}{_PARTIAL}"
+
+
+def publish(written: Path) -> None:
+    """A file that the engine has written becomes visible, whole also after a power cut. Raises `OSError`."""
+    _sync(written)
+    written.rename(written.with_name(f"{written.stem}-{_checksum(written):08x}{_SAVED}"))
+    _sync(written.parent)
+
+
+def claim(saved: Path) -> Path:
+    """Takes a file out of sight while the engine reads it: one that kills the engine is never offered again. Raises
+    `ValueError` for one that is not as it was saved, which is removed, and `OSError`."""
+    claimed = saved.rename(saved.with_suffix(_PARTIAL))
+    if f"{_checksum(claimed):08x}" != saved.stem.partition("-")[2]:
+        claimed.unlink()
+        raise ValueError(f"{saved} is not as it was saved")
+    return claimed
+
+
+def give_back(claimed: Path) -> None:
+    claimed.rename(claimed.with_suffix(_SAVED))
+
+
+def _checksum(path: Path) -> int:
+    """4 GiB a second, much faster than a disk."""
+    checksum = 0
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            checksum = zlib.crc32(piece, checksum)
+    return checksum
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def found(folder: Path) -> list[Saved]:
+    """The files of a folder, the last used first. One that is not what it should be is removed."""
+    good = []
+    for path in sorted(folder.glob(f"*{_SAVED}"), reverse=True):
+        try:
+            good.append(Saved(path, prompt_of(path)))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            log.warning("a saved prompt cache is damaged and is removed: %s: %s", path, error)
+            path.unlink(missing_ok=True)
+    return good
+
+
+def prompt_of(path: Path) -> bytes:
+    """The prompt in a file's head; with images in it, all that tells it from others. Raises `ValueError`, `OSError`."""
+    with open(path, "rb") as file:
+        magic, _, words = struct.unpack("<3I", _exactly(file.read(3 * WORD), 3))
+        if magic != _MAGIC or not 0 < words <= _MOST_WORDS:
+            raise ValueError("no state of a sequence")
+        prompt = _exactly(file.read(words * WORD), words)
+    if prompt[:WORD] != b"\xff" * WORD:
+        return prompt
+    if words < 4:
+        raise ValueError("the prompt is cut off")
+    tokens = struct.unpack_from("<I", prompt, 2 * WORD)[0]
+    end = (3 + tokens) * WORD
+    images = prompt[end : end + WORD]
+    if len(images) < WORD:
+        raise ValueError("the prompt is cut off")
+    return prompt[3 * WORD : end] if images == bytes(WORD) else prompt
+
+
+def _exactly(data: bytes, words: int) -> bytes:
+    if len(data) != words * WORD:
+        raise ValueError("the file is cut off")
+    return data
+
+
+def superfluous(newest_first: Sequence[Saved], most: int) -> list[Saved]:
+    """Those that need not be kept: one whose first nine tenths begin a newer one's prompt, as when a conversation went
+    on or its last answer was asked for again, and all after the first `most` others, which would never be restored."""
+    kept: list[Saved] = []
+    for saved in newest_first:
+        most_of_it = saved.prompt[: saved.tokens * 9 // 10 * WORD]
+        if len(kept) < most and not any(newer.prompt.startswith(most_of_it) for newer in kept):
+            kept.append(saved)
+    return [saved for saved in newest_first if saved not in kept]

@@ -1,0 +1,24 @@
+"""Small JSON exchanges with a running engine: what a backend asks of it in `after_ready` and `before_stop`."""
+
+import json
+from typing import Any
+
+from modelrunner.errors import EngineProtocolError
+from modelrunner.types import Endpoint
+from modelrunner.upstream import UpstreamPool
+
+
+async def ask(
+    endpoint: Endpoint, method: str, path: str, body: object = None, *, timeout: float
+) -> tuple[int, dict[str, Any] | list[Any]]:
+    """Status and body of one exchange on a connection of its own; `timeout` in seconds is for all of it. Raises
+    `OSError` (`TimeoutError` is one), or `EngineProtocolError` for an answer that is not JSON."""
+    sent = b"" if body is None else json.dumps(body).encode()
+    status, raw = await UpstreamPool(endpoint).fetch(method, path, sent, timeout=timeout)
+    try:
+        answer = json.loads(raw)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict | list):
+        raise EngineProtocolError(f"the engine's answer to {method} {path} is not JSON")
+    return status, answer
