@@ -18,6 +18,8 @@ class LlamaCppSettings(BaseModel):
     `wheel_index`: an index to take the wheel from instead of the user's own, such as the one of its CUDA builds, and
     `wheel_sha256`: the digests of its files. Without them the version is pinned and the index is trusted.
     `prompt_cache`: bytes of main memory for prompts of finished requests (`--cache-ram`), 0 for none.
+    `slot_cache`: bytes on disk for the prompt caches of unloaded models, 0 for none, and `slot_tokens`: how many tokens
+    a prompt needs to be kept there.
     `threads`: CPU threads of an engine; by default what llama.cpp chooses, or fewer where this process may use fewer.
     """
 
@@ -28,4 +30,6 @@ class LlamaCppSettings(BaseModel):
     wheel_index: str | None = None
     wheel_sha256: tuple[Sha256, ...] = ()
     prompt_cache: Annotated[int, BeforeValidator(parse_bytes)] = 0
+    slot_cache: Annotated[int, BeforeValidator(parse_bytes)] = 4 << 30
+    slot_tokens: int = Field(default=256, ge=1)
     threads: int | None = Field(default=None, ge=1, le=1024)

@@ -65,10 +65,18 @@ class ModelRoutes:
             raise BadRequest("from names no model", param="from")
         if wanted.from_.strip().lower().startswith("file:") and not is_local(request):
             raise Forbidden("a file of this machine is packaged only over the Unix socket", param="from")
+        if wanted.trust_remote_code and not is_local(request):
+            raise Forbidden("a model's code can be trusted only over the Unix socket", param="trust-remote-code")
 
         async def pull(report: Report) -> api.Progress:
             try:
-                model = await self._puller.pull(wanted.from_, report, token=wanted.bearer_token, name=wanted.name)
+                model = await self._puller.pull(
+                    wanted.from_,
+                    report,
+                    token=wanted.bearer_token,
+                    name=wanted.name,
+                    trust=wanted.trust_remote_code,
+                )
             except ModelRunnerError as error:
                 self._scheduler.events.emit("pull", model=wanted.name or wanted.from_, reason=f"failed: {error}")
                 raise
@@ -124,6 +132,8 @@ class ModelRoutes:
         if any(isinstance(item, api.Deleted) for item in removed):
             await self._configurations.forget(model.id)
             await self._scheduler.unload(model_ids=[model.id], force=force)  # one may have come up in between
+            for backend in self._registry:
+                await backend.forget(model.id)
         return removed
 
     def _served(self, request: web.Request, model: api.Model) -> bool:

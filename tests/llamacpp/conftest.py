@@ -14,17 +14,27 @@ from modelrunner.locations import Locations
 from modelrunner.store import Store
 from modelrunner_llamacpp import LlamaCppBackend, engines
 from modelrunner_llamacpp.engines import Kind
-from tests.e2e.conftest import SMOLLM2, prepared
+from tests.e2e.conftest import GEMMA3, SMOLLM2, prepared
 from tests.models import bert, tiny
 
 __all__ = ["prepared"]
 
 
 @pytest.fixture(scope="session")
-def smollm2(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def models(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     data = tmp_path_factory.mktemp("models") / "data"
     shutil.copytree(prepared, data, copy_function=os.link)
-    return Store(data).bundle(SMOLLM2)
+    return Store(data)
+
+
+@pytest.fixture(scope="session")
+def smollm2(models: Store) -> Bundle:
+    return models.bundle(SMOLLM2)
+
+
+@pytest.fixture(scope="session")
+def gemma3(models: Store) -> Bundle:
+    return models.bundle(GEMMA3)
 
 
 def _cached(context: BackendContext, kind: Kind) -> dict[str, Any]:
