@@ -14,23 +14,23 @@ _KEPT = 1000
 
 
 class Events:
-    """The last `kept` events. IDs are consecutive, and begin with the time of day in microseconds, so that they go on
-    growing when the daemon starts anew. Used from the event loop's thread; `wall` is the time of day in Unix seconds.
-    """
+    """The last `kept` events. `last` is the ID of the newest; `closed` once no more will come. IDs are consecutive, and
+    begin with the time of day in microseconds, so that they go on growing when the daemon starts anew. Used from the
+    event loop's thread; `wall` is the time of day in Unix seconds."""
 
     def __init__(self, wall: Callable[[], float] = time.time, kept: int = _KEPT) -> None:
         self._wall = wall
         self._ring: deque[api.Event] = deque(maxlen=kept)
-        self._last = int(wall() * 1e6)
+        self.last = int(wall() * 1e6)
+        self.closed = False
         self._news = asyncio.Event()
-        self._closed = False
 
     def emit(self, kind: Kind, *, model: str = "", runner: str = "", reason: str = "", **details: Any) -> None:
         """Notes an event; returns at once. `model` is what people call it, `runner` an ID, `reason` a sentence,
         `details` what JSON can hold."""
-        self._last += 1
+        self.last += 1
         now = datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        self._ring.append(api.Event(self._last, kind, now, runner, model, reason, details))
+        self._ring.append(api.Event(self.last, kind, now, runner, model, reason, details))
         self._tell()
 
     def recent(self, model: str | None = None) -> list[api.Event]:
@@ -42,23 +42,23 @@ class Events:
         whenever nothing has happened for so many seconds. Ends when the daemon does, and for a reader that fell behind
         by more than is kept: it may come back with the last ID it saw."""
         if after is None:
-            return self._follow(self._last, idle)
-        oldest = self._last - len(self._ring)
-        return self._follow(after if oldest <= after <= self._last else oldest, idle)
+            return self._follow(self.last, idle)
+        oldest = self.last - len(self._ring)
+        return self._follow(after if oldest <= after <= self.last else oldest, idle)
 
     def close(self) -> None:
         """Ends every feed once it has given what is there."""
-        self._closed = True
+        self.closed = True
         self._tell()
 
     async def _follow(self, seen: int, idle: float | None) -> AsyncGenerator[api.Event | None, None]:
-        while (behind := self._last - seen) <= len(self._ring):
+        while (behind := self.last - seen) <= len(self._ring):
             for event in list(self._ring)[len(self._ring) - behind :]:
                 seen = event.id
                 yield event
-            if self._last > seen:
+            if self.last > seen:
                 continue  # more came while the reader was busy
-            if self._closed:
+            if self.closed:
                 return
             try:
                 async with asyncio.timeout(idle):

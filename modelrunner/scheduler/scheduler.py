@@ -4,23 +4,25 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from modelrunner import api
 from modelrunner.backend import BackendRegistry
 from modelrunner.errors import QueueFull, RunnerNotFound, Unavailable
-from modelrunner.scheduler import refusals, runners, views
+from modelrunner.scheduler import refusals, revisions, runners, views
 from modelrunner.scheduler.events import Events
+from modelrunner.scheduler.insight import Insight
 from modelrunner.scheduler.ledger import Ledger
 from modelrunner.scheduler.memory import MemoryProbe, Probe
 from modelrunner.scheduler.meter import Meter
 from modelrunner.scheduler.plan import is_full, is_warm
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.runners import MakeRunner, Measure, RunnerFactory
-from modelrunner.scheduler.slots import Lease, RunnerSlot, Target
+from modelrunner.scheduler.slots import Lease, RunnerSlot, Target, Ticket
 from modelrunner.scheduler.state import Phase, Policy, Reason
-from modelrunner.types import KeepAlive
+from modelrunner.types import KeepAlive, Mode
 
 log = logging.getLogger(__name__)
 # Seconds in Retry-After while nothing was measured yet.
@@ -63,11 +65,22 @@ class Scheduler:
             events=self.events,
             clock=clock,
         )
+        self.insight = Insight(self._table, self.events, clock)
+
+    def set_limits(self, *, max_queue: int, max_wait: float) -> None:
+        """From now on, for those who wait already too."""
+        self._max_queue = max_queue
+        policy = self._table.policy
+        self._table.policy = replace(policy, max_wait=max_wait, patience=min(policy.patience, max_wait))
+        self._table.changed()
 
     def warm(self, target: Target, keep_alive: KeepAlive | None = None) -> Lease | None:
         """A lease at once, if the runner is ready and nobody older waits for it; else None."""
         table, key = self._table, target.key
         slot = table.slots.get(key)
+        if slot is None:
+            key = revisions.standing(table, target).key
+            slot = table.slots.get(key)
         if slot is None:
             return None
         if not is_warm(slot.phase, key in table.queues, slot.leases, slot.capacity):
@@ -85,9 +98,36 @@ class Scheduler:
         lease = self.warm(target, keep_alive)
         if lease is not None:
             return lease
+        keep_alive, target = keep_alive or target.keep_alive, revisions.standing(self._table, target)
         self._check_open(target)
         log.debug("%s waits for %s", caller or "a request", target.name)
-        ticket = self._table.queue_up(target, keep_alive or target.keep_alive, caller, batch)
+        return await self._granted(self._table.queue_up(target, keep_alive, caller, batch))
+
+    async def restart(self, target: Target) -> Lease:
+        """A lease of a new runner of this very configuration. The model's other runners serve on until `retire`; where
+        there is no room for both, they are drained first. Raises as `acquire` does."""
+        preferred, *_ = await self._table.variants(target)
+        if not revisions.fits_beside(self._table, preferred.memory):
+            revisions.retire(self._table, target)
+        return await self._granted(self._table.queue_up(target, target.keep_alive))
+
+    def retire(self, target: Target) -> None:
+        """Drains the runners of the target's model and mode that have another configuration; who waits for one of them
+        waits for the target's."""
+        revisions.retire(self._table, target)
+
+    def discard(self, target: Target) -> None:
+        """Drains the runner of this very configuration: a restart was not to be."""
+        if slot := self._table.slots.get(target.key):
+            slot.drain = Reason.UNLOAD
+            self._table.changed()
+
+    def modes(self, model_id: str) -> set[Mode]:
+        """Those in which the model is loaded, or will be for who waits."""
+        keys = [key for key, slot in self._table.slots.items() if revisions.takes_requests(slot)]
+        return {key.mode for key in (*keys, *self._table.queues) if key.model_id == model_id}
+
+    async def _granted(self, ticket: Ticket) -> Lease:
         try:
             return await ticket.granted
         except asyncio.CancelledError:
@@ -125,6 +165,23 @@ class Scheduler:
         budget = self._table.budget().ram
         used = sum(slot.memory.ram for slot in self._table.slots.values())
         return {"budget": budget, "used": used, "free": max(0, budget - used)}
+
+    def set_pinned(self, model_id: str, pinned: bool) -> None:
+        """Whether room may be made of this model's runners, from now on; those of its later loads have it from their
+        target."""
+        self._table.set_pinned(model_id, pinned)
+
+    async def pause(self, model_id: str) -> None:
+        """Ends the model's runners after their last request, waiting for that at most `drain_limit`; its requests wait
+        in the queue until `resume`, or until the daemon ends."""
+        self._table.pause(model_id)
+        await _gone([s for s in self._table.slots.values() if s.target.key.model_id == model_id], self._drain_limit)
+
+    def resume(self, model_id: str) -> None:
+        self._table.resume(model_id)
+
+    def paused(self, model_id: str) -> bool:
+        return model_id in self._table.paused
 
     def uses(self, model_id: str) -> bool:
         """Does a request hold a runner of this model, or wait for one? As the draft of another model counts too."""

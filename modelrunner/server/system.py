@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from aiohttp import web
 
 from modelrunner import __version__, api
@@ -62,9 +63,13 @@ class SystemRoutes:
         return json_response(self._health())
 
     async def ready(self, request: web.Request) -> web.Response:
-        """503 while it would be wrong to send a request here."""
+        """503 with the reason while it would be wrong to send a request here."""
         health = self._health()
-        return json_response(health, status=200 if health.status in ("ready", "busy") else 503)
+        ending = health.status == "shutting_down"
+        reason = "the daemon is shutting down" if ending else await self._scheduler.insight.trouble()
+        status = "error" if reason and not ending else health.status
+        told = msgspec.structs.replace(health, status=status, reason=reason)
+        return json_response(told, status=503 if reason else 200)
 
     async def version(self, request: web.Request) -> web.Response:
         where = self._addresses

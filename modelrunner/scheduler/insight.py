@@ -1,0 +1,120 @@
+"""Answers to those who ask the scheduler what it is doing: why a model waits, whether one would fit, how far a load is,
+and whether all is well. Looks at the reconciler's table and changes nothing in it."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from modelrunner import api
+from modelrunner.scheduler import revisions, why
+from modelrunner.scheduler.events import Events
+from modelrunner.scheduler.reconciler import Reconciler
+from modelrunner.scheduler.slots import Queue, Target
+from modelrunner.scheduler.state import Group, Phase
+from modelrunner.types import Mode, RequiredMemory, RunnerKey
+
+_SHOWN_EVENTS = 10
+_PULSE = 0.01  # seconds of sleep that show how late the event loop is
+_LATE = 1.0
+_OVERDUE = 5.0
+
+
+class Insight:
+    """Times are in seconds of `clock`. Used from the event loop's thread."""
+
+    def __init__(self, table: Reconciler, events: Events, clock: Callable[[], float]) -> None:
+        self._table = table
+        self._events = events
+        self._clock = clock
+        self._missing: dict[str, str] = {}
+
+    async def why(self, target: Target) -> api.Why:
+        """What the target's requests wait for, or the next one would. Raises what the backend's estimate raises."""
+        target = revisions.standing(self._table, target)
+        group = await self._group(target)
+        slot = self._table.slots.get(target.key)
+        about = why.About(self._names(), slot.runner.stage if slot else "", self._load_left(target.key))
+        answer = why.explain(self._table.state(), group, about, self._clock())
+        concerned = [e for e in self._events.recent() if target.name in (e.model, e.details.get("room_for"))]
+        return msgspec.structs.replace(answer, events=concerned[-_SHOWN_EVENTS:])
+
+    def absent(self, model: str, state: str, waiting_for: api.Wait, reason: str) -> api.Why:
+        """The same for a model that cannot be asked for yet."""
+        unknown = Group(RunnerKey("", model, Mode.COMPLETION), (), (), model)
+        figures = why.figures(self._table.state(), unknown, None)
+        return api.Why(model, state, None, waiting_for, *figures, [], None, reason)
+
+    async def fit(self, target: Target) -> api.Fit:
+        """Would the target's model get its memory now. Raises what the backend's estimate raises."""
+        target = revisions.standing(self._table, target)
+        return why.fit(self._table.state(), await self._group(target), self._names(), self._clock())
+
+    def fit_bytes(self, name: str, size: int) -> api.Fit:
+        """The same for a model of which only the size of its files is known: what it needs at least, in main memory."""
+        group = Group(RunnerKey("", name, Mode.COMPLETION), (), (RequiredMemory(size),), name)
+        return why.fit(self._table.state(), group, self._names(), self._clock())
+
+    def progress(self, target: Target) -> dict[str, Any]:
+        """For a client that waits: `stage`, the `position` of its model among those that wait, and
+        `expected_seconds`. Cheap enough to be asked for by every client every second."""
+        table, key = self._table, revisions.standing(self._table, target).key
+        slot, queue = table.slots.get(key), table.queues.get(key)
+        if key.model_id in table.paused:
+            stage = "paused"
+        elif slot is not None:
+            stage = slot.runner.stage or slot.phase
+        else:
+            stage = "queued"
+        mine = _oldest(queue) if queue is not None else (math.inf, 0)
+        position = 1 + sum(_oldest(other) < mine for other in table.queues.values())
+        seconds = self._load_left(key)
+        return {"stage": stage, "position": position, "expected_seconds": seconds and round(seconds, 1)}
+
+    def missing(self, model: str, reason: str | None) -> None:
+        """Notes why a model that is to be loaded is not; None once it is."""
+        self._missing.pop(model, None)
+        if reason is not None:
+            self._missing[model] = reason
+
+    async def trouble(self) -> str:
+        """Why it would be wrong to send requests here, "" if it would not."""
+        if self._table.closing:
+            return "the daemon is shutting down"
+        if self._table.stuck:
+            return "the scheduler failed at its last plan: see `modelrunner logs`"
+        due = self._clock() - self._table.policy.max_wait - _OVERDUE
+        late = [queue.target.name for queue in self._table.queues.values() if _oldest(queue)[0] < due]
+        if late:
+            return f"requests for {', '.join(late)} wait longer than they may: the scheduler is stuck"
+        for model, reason in self._missing.items():
+            return f"{model} is to be loaded, and is not: {reason}"
+        began = self._clock()
+        await asyncio.sleep(_PULSE)
+        lag = self._clock() - began - _PULSE
+        return f"the daemon is overloaded: it is {lag:.1f} s behind" if lag > _LATE else ""
+
+    async def _group(self, target: Target) -> Group:
+        queue = self._table.queues.get(target.key)
+        if queue is not None:
+            return queue.view()
+        variants = await self._table.variants(target)
+        return Group(target.key, (), tuple([variant.memory for variant in variants]), target.name)
+
+    def _names(self) -> dict[RunnerKey, str]:
+        return {key: slot.target.name for key, slot in self._table.slots.items()}
+
+    def _load_left(self, key: RunnerKey) -> float | None:
+        """What is left of the load, or what it would take, by the last one; None if there was none."""
+        took = self._table.load_seconds.get(key)
+        slot = self._table.slots.get(key)
+        if took is None or slot is None or slot.phase is not Phase.STARTING:
+            return took
+        return max(0.0, took - (self._clock() - slot.started))
+
+
+def _oldest(queue: Queue) -> tuple[float, int]:
+    request = next(iter(queue.tickets.values())).request
+    return request.since, request.id

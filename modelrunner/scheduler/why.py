@@ -1,0 +1,186 @@
+"""Why a model waits, or would: what `plan` decides, asked about and not carried out. Nothing is decided here."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from modelrunner import api
+from modelrunner.scheduler import refusals
+from modelrunner.scheduler.order import in_line
+from modelrunner.scheduler.plan import plan
+from modelrunner.scheduler.room import Room, Vector
+from modelrunner.scheduler.state import Action, Drain, Group, Phase, Reason, Refuse, Request, Slot, Start, State, Stop
+from modelrunner.types import RunnerKey
+
+_LEAVING = (Phase.DRAINING, Phase.STOPPING)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What `plan` would do for a request that came now and had no more patience: carry out `start` (None while loads
+    that others wait for are in the way), `at_once` or after `victims` and those that leave already have gone; or refuse
+    with `error`, which with `pinned` it would not do if nothing were pinned."""
+
+    start: Start | None = None
+    at_once: bool = False
+    victims: tuple[RunnerKey, ...] = ()
+    error: BaseException | None = None
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What `explain` is told that no plan depends on. `names` is what people call the models of the runners; `stage`
+    what the model's own runner says of its load; `load` the seconds that are left of it, or that it would take, None
+    if that was never measured."""
+
+    names: Mapping[RunnerKey, str]
+    stage: str = ""
+    load: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """`seconds` until the request, or the next one, has its runner, None if that cannot be said."""
+
+    state: str
+    reason: str
+    waiting_for: api.Wait | None = None
+    seconds: float | None = None
+    victims: tuple[RunnerKey, ...] = ()
+
+
+def outlook(state: State, group: Group, now: float) -> Outlook:
+    """For `group`, as if no other waited for room; loads that others wait for stay. That the model is paused, or has to
+    wait after a failure, does not count."""
+    alone = _alone(state, group, now)
+    actions = plan(alone, now)
+    if (error := _refusal(actions, group.key)) is not None:
+        unpinned = replace(alone, slots=tuple([replace(slot, pinned=False) for slot in state.slots]))
+        return Outlook(error=error, pinned=_refusal(plan(unpinned, now), group.key) is None)
+    if (start := _start(actions, group.key)) is not None:
+        return Outlook(start, at_once=True)
+    victims = tuple([a.key for a in actions if isinstance(a, Stop | Drain) and a.reason is Reason.ROOM])
+    gone = {*victims, *(slot.key for slot in state.slots if slot.phase in _LEAVING)}
+    stay = tuple([slot for slot in state.slots if slot.key not in gone])
+    start = _start(plan(replace(alone, slots=stay), now), group.key)
+    return Outlook(start, victims=victims)
+
+
+def fit(state: State, group: Group, names: Mapping[RunnerKey, str], now: float) -> api.Fit:
+    """Would the group's model get its memory now, and how."""
+    look, slot, name = outlook(state, group, now), _slot(state, group.key), group.name
+    fits: Literal["now", "after_eviction", "split", "never"]
+    if slot is not None and slot.phase in (Phase.STARTING, Phase.READY):
+        fits, reason = "now", f"{name} is loaded"
+    elif look.error is not None:
+        fits, reason = "never", str(look.error)
+    elif look.start is not None and look.start.variant:
+        fits, reason = "split", f"{name} fits in a smaller way than the one that was asked for"
+    elif look.at_once:
+        fits, reason = "now", f"{name} fits into what is free"
+    else:
+        fits, reason = "after_eviction", f"{name} fits once {_making_room(state, look.victims, names)}"
+    return api.Fit(fits, *figures(state, group, look.start), [names[key] for key in look.victims], reason)
+
+
+def explain(state: State, group: Group, about: About, now: float) -> api.Why:
+    """Where the group's model stands, and what its requests wait for, or the next one would."""
+    waiting = (g for g in state.groups if g.waiting)
+    line = [g.key for g in in_line(waiting, state.served, state.policy.ageing, now)]
+    look, queued = outlook(state, group, now), group.key in line
+    answer = _answer(state, group, about, now, look, queued=queued)
+    return api.Why(
+        group.name,
+        answer.state,
+        1 + line.index(group.key) if queued else None,
+        answer.waiting_for,
+        *figures(state, group, look.start),
+        [about.names[key] for key in answer.victims],
+        None if answer.seconds is None else round(answer.seconds, 1),
+        answer.reason,
+    )
+
+
+def _answer(state: State, group: Group, about: About, now: float, look: Outlook, *, queued: bool) -> _Answer:
+    name, slot, failure = group.name, _slot(state, group.key), state.failures.get(group.key)
+    if group.key.model_id in state.paused:
+        return _Answer("paused", f"{name} is paused: its requests wait for `modelrunner resume {name}`", "resume")
+    if slot is not None and slot.phase is Phase.STARTING:
+        return _Answer(
+            "starting", f"{name} is loading" + (f": {about.stage}" if about.stage else ""), "load", about.load
+        )
+    if slot is not None and slot.phase is Phase.READY:
+        if queued:
+            return _Answer("ready", f"{name} is loaded, and others have all the places that its engine has", "slot")
+        return _Answer("ready", f"{name} is loaded and answers at once", seconds=0.0)
+    if slot is None and failure is not None and now < failure.until:
+        seconds = None if about.load is None else failure.until - now + about.load
+        return _Answer("failed", refusals.backing_off(group, failure, now).message, "backoff", seconds)
+    where = "queued" if queued else str(slot.phase) if slot else "stopped"
+    if look.error is not None:
+        return _Answer(where, str(look.error), "pin" if look.pinned else "memory")
+    if not group.needs:
+        return _Answer(where, f"{name} waits for the estimate of its memory", "memory")
+    if look.at_once:
+        return _Answer(where, f"{name} is not loaded; a request loads it", "load" if queued else None, about.load)
+    what = "waits until" if queued else "is not loaded; a request would wait until"
+    leased = [s for s in state.slots if s.leases and (s.key in look.victims or s.phase in _LEAVING)]
+    return _Answer(
+        where,
+        f"{name} {what} {_making_room(state, look.victims, about.names)}",
+        "memory",
+        None if leased else about.load,
+        (*_leaving(state), *look.victims),
+    )
+
+
+def _making_room(state: State, victims: Sequence[RunnerKey], names: Mapping[RunnerKey, str]) -> str:
+    busy = {slot.key for slot in state.slots if slot.leases}
+    how = [
+        f"{names[key]} has answered its requests" if key in busy else f"{names[key]} is gone" for key in _leaving(state)
+    ]
+    how += [f"{names[key]} is {'drained' if key in busy else 'evicted'}" for key in victims]
+    return " and ".join(how) or "models that are being loaded have answered who waits for them"
+
+
+def _leaving(state: State) -> tuple[RunnerKey, ...]:
+    return tuple([slot.key for slot in state.slots if slot.phase in _LEAVING])
+
+
+def figures(state: State, group: Group, start: Start | None) -> tuple[api.Memory | None, api.Memory, api.Memory]:
+    """What it needs to be started so (None while that is not known), what is free, and the budget."""
+    live = [slot for slot in state.slots if slot.phase is not Phase.ENDED]
+    room = Room(state.budget, live, [group])
+    need = start.memory if start else next(iter(group.needs), None)
+    needed = None if need is None else api.Memory(need.ram, list(need.vram))
+    return needed, _shown(tuple([max(0, free) for free in room.free])), _shown(room.budget)
+
+
+def _shown(vector: Vector) -> api.Memory:
+    return api.Memory(vector[0], list(vector[1:]))
+
+
+def _alone(state: State, group: Group, now: float) -> State:
+    loading = {slot.key for slot in state.slots if slot.phase is Phase.STARTING}
+    others = [g for g in state.groups if g.key in loading and g.key != group.key]
+    return replace(
+        state,
+        groups=(*others, replace(group, waiting=(Request(-1, now),))),
+        failures={key: replace(failure, until=now) for key, failure in state.failures.items()},
+        paused=frozenset(),
+        closing=False,
+        policy=replace(state.policy, patience=0.0, residency=0.0),
+    )
+
+
+def _slot(state: State, key: RunnerKey) -> Slot | None:
+    return next((s for s in state.slots if s.key == key and s.phase is not Phase.ENDED), None)
+
+
+def _start(actions: Iterable[Action], key: RunnerKey) -> Start | None:
+    return next((a for a in actions if isinstance(a, Start) and a.key == key), None)
+
+
+def _refusal(actions: Iterable[Action], key: RunnerKey) -> BaseException | None:
+    return next((a.error for a in actions if isinstance(a, Refuse) and a.key == key), None)
