@@ -64,7 +64,7 @@ class Reconciler:
         self.load_seconds: dict[RunnerKey, float] = {}
         self.time = clock
         self._meter = meter
-        self._policy = policy
+        self.policy = policy
         self._make_runner = make_runner
         self._events = events
         self._failures: dict[RunnerKey, Failure] = {}
@@ -185,7 +185,7 @@ class Reconciler:
         groups = tuple([queue.view() for queue in self.queues.values()])
         slots = tuple([slot.view() for slot in self.slots.values()])
         return State(
-            groups, slots, self.budget(), self._failures, self._policy, self.closing, self.paused, self._served
+            groups, slots, self.budget(), self._failures, self.policy, self.closing, self.paused, self._served
         )
 
     def _carry_out(self, action: Action) -> None:
