@@ -172,10 +172,9 @@ class _Plan:
     def _variant(self, group: Group) -> tuple[int, RequiredMemory]:
         """Rule 4: a variant's number, and what counts for it; the smallest one where none fits."""
         model, choices = group.key.model_id, self._choices(group)
-        needs = {number: self._room.takes(model, memory) for number, memory in choices}
-        fitting = [c for c in choices if covers(self._draft.evictable, needs[c[0]])] or choices[-1:]
-        if self._now >= self._overdue_at(group):
-            return next((c for c in fitting if self._room.can_take(needs[c[0]])), fitting[0])
+        fitting = [c for c in choices if covers(self._draft.evictable, self._room.takes(model, c[1]))] or choices[-1:]
+        if len(fitting) > 1 and self._now >= self._overdue_at(group):
+            return next((c for c in fitting if self._room.can_take(self._room.takes(model, c[1]))), fitting[0])
         return fitting[0]
 
     def _choices(self, group: Group) -> list[tuple[int, RequiredMemory]]:
@@ -211,6 +210,7 @@ class _Plan:
         if not victims:  # until then, or until a load that others wait for is done
             for time in (patient_until, overdue_at, candidates.next):
                 self._draft.wake_at(time)
+            return
         candidates.remove(victims)
         for _, _, slot in victims:
             self._draft.drain(slot, Reason.ROOM, group.name)

@@ -1,5 +1,6 @@
 """The arithmetic of memory within one plan."""
 
+import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -11,11 +12,11 @@ Vector = tuple[int, ...]
 
 
 def add(a: Vector, b: Vector) -> Vector:
-    return tuple(x + y for x, y in zip(a, b, strict=True))
+    return tuple(map(operator.add, a, b))
 
 
 def subtract(a: Vector, b: Vector) -> Vector:
-    return tuple(x - y for x, y in zip(a, b, strict=True))
+    return tuple(map(operator.sub, a, b))
 
 
 def covers(a: Vector, b: Vector) -> bool:
@@ -38,11 +39,12 @@ class Room:
     def __init__(self, budget: RequiredMemory, slots: Sequence[Slot], groups: Iterable[Group]) -> None:
         needs = [need for group in groups for need in group.needs]
         self._devices = max(len(m.vram) for m in (budget, *(s.memory for s in slots), *needs))
-        self._runners = Counter(slot.key.model_id for slot in slots)
+        self._runners = Counter([slot.key.model_id for slot in slots])
         self._shared: dict[str, int] = {}
         for slot in slots:
-            model = slot.key.model_id
-            self._shared[model] = max(slot.memory.shared, self._shared.get(model, 0))
+            if slot.memory.shared:
+                model = slot.key.model_id
+                self._shared[model] = max(slot.memory.shared, self._shared.get(model, 0))
         self.budget = self.vector(budget)
         self.none = (0,) * (self._devices + 1)
         self.claimed = self.none
@@ -50,25 +52,29 @@ class Room:
         self.coming = total((self.gives(s) for s in slots if s.phase in (Phase.DRAINING, Phase.STOPPING)), self.none)
 
     def vector(self, memory: RequiredMemory) -> Vector:
-        return (memory.ram, *memory.vram, *(0,) * (self._devices - len(memory.vram)))
+        return self._without(memory, 0)
 
     def total(self, slots: Iterable[Slot]) -> Vector:
         """What these runners hold together."""
         shared: dict[str, int] = {}
-        own = self.none
+        own = []
         for slot in slots:
-            model, memory = slot.key.model_id, slot.memory
-            shared[model] = max(memory.shared, shared.get(model, 0))
-            own = add(own, self._without(memory, memory.shared))
-        return (own[0] + sum(shared.values()), *own[1:])
+            memory = slot.memory
+            own.append(self._without(memory, memory.shared))
+            if memory.shared:
+                shared[slot.key.model_id] = max(memory.shared, shared.get(slot.key.model_id, 0))
+        private = total(own, self.none)
+        return (private[0] + sum(shared.values()), *private[1:])
 
     def gives(self, slot: Slot) -> Vector:
         """What is free when this one has gone: not what it shares with another."""
-        return self._without(slot.memory, slot.memory.shared if self._runners[slot.key.model_id] > 1 else 0)
+        shared = slot.memory.shared
+        return self._without(slot.memory, shared if shared and self._runners[slot.key.model_id] > 1 else 0)
 
     def takes(self, model_id: str, memory: RequiredMemory) -> Vector:
         """What one more runner needs, beyond what it shares with those that there are."""
-        return self._without(memory, min(memory.shared, self._shared.get(model_id, 0)))
+        shared = memory.shared
+        return self._without(memory, shared and min(shared, self._shared.get(model_id, 0)))
 
     def leaves(self, slot: Slot) -> None:
         """The slot's memory will be free in a while."""
@@ -90,14 +96,17 @@ class Room:
 
     def shortage(self, need: Vector) -> Vector:
         """What is missing of `need` even then."""
-        return tuple(max(0, n - left) if n > 0 else 0 for n, left in zip(need, self.over(), strict=True))
+        return tuple([max(0, n - left) if n > 0 else 0 for n, left in zip(need, self.over(), strict=True)])
 
     def can_take(self, need: Vector) -> bool:
         """Free now, and not what an older request waits for."""
         return covers(self.free, need) and covers(self.over(), need)
 
     def _without(self, memory: RequiredMemory, shared: int) -> Vector:
-        return (memory.ram - shared, *memory.vram, *(0,) * (self._devices - len(memory.vram)))
+        missing = self._devices - len(memory.vram)
+        return (
+            (memory.ram - shared, *memory.vram, *(0,) * missing) if missing or memory.vram else (memory.ram - shared,)
+        )
 
 
 def raised(memory: RequiredMemory, most: Vector) -> RequiredMemory:

@@ -54,14 +54,17 @@ class Pool:
     """Candidates, the cheapest for the room they give first, and what they give together; for most groups a look at
     that is enough."""
 
-    def __init__(self, candidates: Iterable[Candidate], budget: Vector) -> None:
-        self.ranked = sorted(candidates, key=lambda c: c.cost / _share(c.size, budget))
-        self._none = (0,) * len(budget)
-        self.total = total((c.size for c in self.ranked), self._none)
+    def __init__(self, candidates: Iterable[Candidate], room: Room) -> None:
+        self.ranked = sorted(candidates, key=lambda c: c.cost / _share(c.size, room.budget))
+        self.total = total([c.size for c in self.ranked], room.none)
 
     def remove(self, victims: Sequence[Candidate]) -> None:
-        self.ranked = [c for c in self.ranked if c not in victims]
-        self.total = total((c.size for c in self.ranked), self._none)
+        gone = {id(victim) for victim in victims}
+        here = [c for c in self.ranked if id(c) in gone]
+        if here:
+            self.ranked = [c for c in self.ranked if id(c) not in gone]
+            for candidate in here:
+                self.total = subtract(self.total, candidate.size)
 
 
 class Victims:
@@ -73,38 +76,50 @@ class Victims:
     ) -> None:
         """`oldest` says since when somebody waits for a key."""
         self.next = math.inf  # when another one is spared no longer
-        idle: dict[bool, list[Candidate]] = {False: [], True: []}
-        busy: dict[bool, list[Candidate]] = {False: [], True: []}
+        self._room = room
+        self._idle: list[Candidate] = []
+        self._busy: list[Candidate] = []
+        self._spared: set[int] = set()
+        self._pools: dict[bool, tuple[Pool, Pool]] = {}
         for slot in slots:
-            if slot.pinned or not _may_go(slot, slot.key in oldest):
+            since = oldest.get(slot.key, math.inf)
+            if slot.pinned or not _may_go(slot, since < math.inf):
                 continue
             cost = eviction_cost(slot, now) + (_BUSY if slot.leases else 0.0)
             candidate = Candidate(cost, room.gives(slot), slot)
-            kind = busy if slot.leases else idle
-            kind[True].append(candidate)
-            until = spared_until(slot, oldest.get(slot.key, math.inf), policy)
-            if until <= now:
-                kind[False].append(candidate)
-            else:
+            (self._busy if slot.leases else self._idle).append(candidate)
+            until = spared_until(slot, since, policy)
+            if until > now:
                 self.next = min(self.next, until)
-        self._idle = {anyone: Pool(found, room.budget) for anyone, found in idle.items()}
-        self._busy = {anyone: Pool(found, room.budget) for anyone, found in busy.items()}
+                self._spared.add(id(candidate))
 
     def idle(self, shortage: Vector, anyone: bool) -> list[Candidate]:
         """The runners that nobody holds and whose going covers `shortage`; none if that takes others."""
-        pool = self._idle[anyone]
+        pool, _ = self._of(anyone)
         return choose(pool.ranked, shortage) if covers(pool.total, shortage) else []
 
     def any(self, shortage: Vector, anyone: bool) -> list[Candidate]:
         """Busy ones too; none if even all of them are not enough."""
-        idle, busy = self._idle[anyone], self._busy[anyone]
+        idle, busy = self._of(anyone)
         if not covers(add(idle.total, busy.total), shortage):
             return []
         return choose(idle.ranked + busy.ranked, shortage)
 
     def remove(self, victims: Sequence[Candidate]) -> None:
-        for pool in (*self._idle.values(), *self._busy.values()):
-            pool.remove(victims)
+        gone = {id(victim) for victim in victims}
+        self._idle = [c for c in self._idle if id(c) not in gone]
+        self._busy = [c for c in self._busy if id(c) not in gone]
+        for idle, busy in self._pools.values():
+            idle.remove(victims)
+            busy.remove(victims)
+
+    def _of(self, anyone: bool) -> tuple[Pool, Pool]:
+        """Idle and busy ones, the spared among them or not."""
+        if anyone not in self._pools:
+            idle = [c for c in self._idle if anyone or id(c) not in self._spared]
+            busy = [c for c in self._busy if anyone or id(c) not in self._spared]
+            self._pools[anyone] = Pool(idle, self._room), Pool(busy, self._room)
+        return self._pools[anyone]
 
 
 def _may_go(slot: Slot, wanted: bool) -> bool:
@@ -120,21 +135,22 @@ def choose(ranked: Sequence[Candidate], shortage: Vector) -> list[Candidate]:
     victims: list[Candidate] = []
     missing = shortage
     for candidate in ranked:
-        if not any(m > 0 for m in missing):
+        if max(missing) <= 0:
             break
         victims.append(candidate)
         missing = subtract(missing, candidate.size)
     for candidate in sorted(victims, key=lambda c: -c.cost):
         without = add(missing, candidate.size)
-        if not any(m > 0 for m in without):
+        if max(without) <= 0:
             victims.remove(candidate)
             missing = without
-    single = min((c for c in ranked if covers(c.size, shortage)), key=lambda c: c.cost, default=None)
-    if single is not None and single.cost < sum(c.cost for c in victims):
-        return [single]
+    least = sum(victim.cost for victim in victims)
+    for candidate in ranked:
+        if candidate.cost < least and covers(candidate.size, shortage):
+            victims, least = [candidate], candidate.cost
     return victims
 
 
 def _share(size: Vector, budget: Vector) -> float:
     """Of the budget, of whichever resource it is most."""
-    return max((s / b for s, b in zip(size, budget, strict=True) if b > 0), default=0.0) or 1e-9
+    return max([s / b for s, b in zip(size, budget, strict=True) if b > 0], default=0.0) or 1e-9
