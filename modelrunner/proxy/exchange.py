@@ -113,7 +113,7 @@ class Exchange:
         """Called again and again while the request waits."""
         waited = perf_counter() - self._ask.arrived
         if self._ask.progress:
-            news = progress_event(self._pipeline.stage(self._ask), waited)
+            news = progress_event(self._pipeline.progress(self._ask), waited)
         else:
             news = b": waiting for the model, %.0f s\n\n" % waited
         if not self._held_open:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from modelrunner.errors import (
     ExpectationFailed,
@@ -160,14 +160,10 @@ class Pipeline:
         lease.release()
         return None
 
-    def stage(self, ask: Inference) -> str:
-        """What a waiting request waits for, in a word or two."""
+    def progress(self, ask: Inference) -> dict[str, Any]:
+        """What a waiting request waits for: `stage`, in a word or two, and how long, as far as that is known."""
         target = self._resolve.known(ask.route.backend, ask.model, ask.route.mode)
-        if target is not None:
-            for runner in self._scheduler.runners():
-                if runner.model_id == target.key.model_id and runner.mode == target.key.mode:
-                    return runner.stage or runner.state
-        return "queued"
+        return {"stage": "queued"} if target is None else self._scheduler.insight.progress(target)
 
     def over(self, exchange: Exchange, ask: Inference, lease: Lease | None) -> None:
         """Called once for every exchange."""

@@ -4,6 +4,7 @@ import itertools
 import re
 import secrets
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -64,10 +65,10 @@ def error_event(error: ModelRunnerError, request_id: str) -> bytes:
     return b"event: error\ndata: %b\n\n" % msgspec.json.encode(error.as_dict(request_id))
 
 
-def progress_event(stage: str, waited: float) -> bytes:
-    return b"event: modelrunner.progress\ndata: %b\n\n" % msgspec.json.encode(
-        {"stage": stage, "waited": round(waited, 3)}
-    )
+def progress_event(progress: dict[str, Any], waited: float) -> bytes:
+    """`waited` in seconds."""
+    told = msgspec.json.encode({**progress, "waited": round(waited, 3)})
+    return b"event: modelrunner.progress\ndata: %b\n\n" % told
 
 
 def chunk(data: bytes) -> bytes:

@@ -195,6 +195,7 @@ class FakeScheduler:
         self.refusal: ModelRunnerError | None = None
         self.leases = self.granted = self.waiting = 0
         self.keep_alive: KeepAlive | None = None
+        self.insight = self
 
     def warm(self, target: Any, keep_alive: KeepAlive | None = None) -> FakeLease | None:
         self.keep_alive = keep_alive
@@ -217,9 +218,8 @@ class FakeScheduler:
             raise RunnerNotFound(f"there is no runner {runner_id}")
         return self._grant()
 
-    def runners(self) -> list[Any]:
-        key = self.runner.key
-        return [SimpleNamespace(model_id=key.model_id, mode=key.mode, stage="loading weights", state="starting")]
+    def progress(self, target: Any) -> dict[str, Any]:
+        return {"stage": "loading weights", "position": 1, "expected_seconds": 2.0}
 
     def _grant(self, waited: float = 0.0) -> FakeLease:
         self.granted += 1

@@ -269,7 +269,7 @@ async def test_a_waiting_stream_is_kept_alive(folder: Path, kind: str) -> None:
         answer = await client.head()
         first = await client.more(answer)
         assert first.startswith(b"event: modelrunner.progress\ndata: {")
-        assert b"loading weights" in first
+        assert b'"stage":"loading weights","position":1,"expected_seconds":2.0,"waited":' in first
         served.scheduler.gate.set()
         while await client.more(answer):
             pass
