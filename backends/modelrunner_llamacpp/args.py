@@ -9,8 +9,14 @@ from modelrunner import BadRequest, Bundle, Endpoint, Mode, RunSpec
 from modelrunner.flags import words_of
 from modelrunner_llamacpp import flags
 from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.model_options import LlamaCppOptions
 from modelrunner_llamacpp.options import OPTIONS
 
+# Flags that give positions beyond the trained ones a meaning.
+_STRETCHING = {"--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale"}
+# Copies of a sequence's sliding or recurrent layers, for going back in it: llama.cpp's default of 32 for each sequence
+# can take more than the model.
+_CHECKPOINTS = "3"
 _SERVE = Path(__file__).with_name("serve.py")
 _POOLING = ("none", "mean", "cls", "last", "rank")  # llama_pooling_type's numbers, as in `ARCH.pooling_type`
 
@@ -26,7 +32,8 @@ def effective(
         "--parallel": str(spec.parallel),
         "--kv-unified": "on",  # so that one sequence may use the whole context
         "--cache-ram": str(cache_ram),  # llama.cpp's default is 8 GiB, which nobody has counted
-        "--n-gpu-layers": "auto",
+        "--n-gpu-layers": "auto" if spec.gpu_layers is None else str(spec.gpu_layers),
+        "--ctx-checkpoints": _CHECKPOINTS,
         "--jinja": "on",
     }
     if threads is not None:
@@ -34,7 +41,17 @@ def effective(
     if batch is not None:
         size = str(max(batch, spec.parallel))
         options |= {"--batch-size": size, "--ubatch-size": size}
+    if is_stretched(spec):
+        options["--yarn-orig-ctx"] = str(spec.bundle.context_length)
+    if spec.draft_tokens is not None:
+        options["--spec-draft-n-max"] = str(spec.draft_tokens)
+    if spec.draft_acceptance is not None:
+        options["--spec-draft-p-min"] = str(spec.draft_acceptance)
+    if (budget := LlamaCppOptions.of(spec.options).reasoning_budget) is not None:
+        options["--reasoning-budget"] = str(budget)
     own = flags.parse(spec.flags)
+    if (options | own)["--n-gpu-layers"] != "auto":
+        options["--fit"] = "off"  # somebody has counted already
     return options | _mode(spec, options | own) | own
 
 
@@ -63,18 +80,20 @@ def pooling_of(bundle: Bundle) -> str:
     return _POOLING[number] if isinstance(number, int) and 0 < number < len(_POOLING) else "last"
 
 
-def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine) -> dict[str, str]:
-    """What no flag may change."""
+def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None = None) -> dict[str, str]:
+    """What no flag may change. `slots` is the folder for saved slots, None where they are not kept."""
     options = {
         "--model": str(spec.bundle.model_file),
         "--alias": next(iter(spec.bundle.references), spec.model_id),
         "--host": str(endpoint.path or endpoint.host),
         "--metrics": "on",
-        "--slots": "off",  # they show other people's prompts
+        "--slots": "off" if slots is None else "on",  # how long each one's prompt is, and never its text
         "--props": "off",
         "--webui": "off",
         "--offline": "on",
     }
+    if slots is not None:
+        options["--slot-save-path"] = f"{slots}/"
     if endpoint.port is not None:
         options["--port"] = str(endpoint.port)
     if engine.devices is False:
@@ -83,7 +102,35 @@ def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine) -> dict[str, str]:
         options["--mmproj"] = str(projector)
     if spec.draft is not None:
         options |= {"--spec-draft-model": str(spec.draft.model_file), "--spec-type": "draft-simple"}
+    if is_stretched(spec):  # a slot's context would be cut to what the file says (server-context.cpp)
+        options["--override-kv"] = f"{spec.bundle.header.architecture}.context_length=int:{spec.context_size}"
     return options
+
+
+def is_stretched(spec: RunSpec) -> bool:
+    """Is the context beyond the one that the model was trained for?"""
+    return spec.bundle.context_length is not None and spec.context_size > spec.bundle.context_length
+
+
+def check_context(spec: RunSpec, engine: Engine | None) -> None:
+    """Raises `BadRequest` for a stretched context without the flags that make the model understand it, or with an
+    engine that cannot be told."""
+    if not is_stretched(spec):
+        return
+    trained, wanted = spec.bundle.context_length, f"context-size {spec.context_size} is beyond the"
+    if not flags.parse(spec.flags).keys() & _STRETCHING:
+        factor = -(-spec.context_size // (trained or 1))
+        raise BadRequest(
+            f"{wanted} {trained} tokens that the model was trained for; to stretch them, with some loss, give the "
+            f"runtime flags `--rope-scaling yarn --rope-scale {factor}` too",
+            param="context-size",
+        )
+    if engine is not None and engine.kind is not Kind.NATIVE:
+        raise BadRequest(
+            f"{wanted} {trained} tokens that the model was trained for, and only llama.cpp's own server can go there: "
+            "build it with `modelrunner install --build llama.cpp`",
+            param="context-size",
+        )
 
 
 def command(engine: Engine, options: Mapping[str, str]) -> list[str]:
@@ -109,7 +156,16 @@ def attributes(options: Mapping[str, str]) -> dict[str, Any]:
 # routes and no projector detection. Any other option that it lacks came from a person, who is told.
 _NOT_IN_PYTHON = frozenset(
     {
-        *("--parallel", "--kv-unified", "--cache-ram", "--jinja", "--pooling", "--spec-type", "--metrics"),
+        *(
+            "--parallel",
+            "--ctx-checkpoints",
+            "--kv-unified",
+            "--cache-ram",
+            "--jinja",
+            "--pooling",
+            "--spec-type",
+            "--metrics",
+        ),
         *("--slots", "--props", "--webui", "--offline", "--fit", "--host", "--port"),
     }
 )

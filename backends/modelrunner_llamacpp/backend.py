@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -21,22 +21,27 @@ from modelrunner import (
     ProgressCallback,
     RequiredMemory,
     RunSpec,
+    Variant,
     enginecache,
 )
 from modelrunner.process import run, scrubbed_environment
-from modelrunner_llamacpp import args, engines, errors, flags, memory
+from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, split
 from modelrunner_llamacpp.build import install_build
 from modelrunner_llamacpp.cpus import limited_threads
 from modelrunner_llamacpp.engines import Engine, Kind
 from modelrunner_llamacpp.install import NoWheel, compiler, install_wheel
+from modelrunner_llamacpp.kvcache import Header
 from modelrunner_llamacpp.model_options import LlamaCppOptions
 from modelrunner_llamacpp.settings import LlamaCppSettings
+from modelrunner_llamacpp.slotfiles import SlotFiles
+from modelrunner_llamacpp.slots import SlotKeeper, keeper_for
 
 _INSTALL = "install it with `modelrunner install llama.cpp`"
 _MANAGED = (Kind.NATIVE, Kind.WHEEL)
 # llama.cpp notices that a client has left between two batches only, and 2,048 tokens take a processor many seconds.
 # Smaller ones were not measurably slower there (docs/performance.md); on a device they are.
 _CPU_BATCH = 64
+_DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # so that devices have the numbers that the daemon knows them by
 _KEPT_VARIABLES = ("GGML_*", "LLAMA_CPP_LIB_PATH")  # never LLAMA_ARG_*, which would be flags past the allow-list
 
 
@@ -50,14 +55,17 @@ class LlamaCppBackend(Backend):
 
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
-        self._installing = ""
-        self._failure = ""
+        self._installing = enginecache.Installing()
+        self._saved = SlotFiles(context.state / "slots", self.settings.slot_cache) if context.state else None
+        self._keepers: dict[Endpoint, SlotKeeper] = {}
+        if self._saved:
+            self._saved.heal()
 
     async def install(self, progress: ProgressCallback, *, build: bool = False, **options: Any) -> None:
         """The prebuilt wheel; with `build` a llama-server compiled here, and also where no wheel fits the platform."""
         if options:
             raise BadRequest(f"llama.cpp has no option {min(options)!r} for its installation")
-        with self._installation(progress) as tell:
+        with self._installing.told("llama.cpp", progress) as tell:
             if build:
                 await install_build(self.context, tell)
             else:
@@ -76,19 +84,42 @@ class LlamaCppBackend(Backend):
 
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
         engine = self._engine()
-        options = self._options(spec) | args.owned(spec, endpoint, engine)
-        env = scrubbed_environment(keep=_KEPT_VARIABLES) | dict(spec.environment)
-        await run(args.command(engine, options), env=env, options=spec.process)
+        args.check_context(spec, engine)
+        options = self._options(spec)
+        keeper = await asyncio.to_thread(keeper_for, self._saved, self.settings, spec, engine, options)
+        if keeper is not None:
+            self._keepers[endpoint] = keeper
+            options = keeper.options
+        options = options | args.owned(spec, endpoint, engine, keeper.folder if keeper else None)
+        env = scrubbed_environment(keep=_KEPT_VARIABLES) | _DEVICE_ORDER | dict(spec.environment)
+        try:
+            await run(args.command(engine, options), env=env, options=spec.process)
+        finally:
+            self._keepers.pop(endpoint, None)
+
+    async def after_ready(self, spec: RunSpec, endpoint: Endpoint) -> None:
+        if keeper := self._keepers.get(endpoint):
+            await keeper.restore(endpoint)
+
+    async def before_stop(self, spec: RunSpec, endpoint: Endpoint) -> None:
+        if keeper := self._keepers.get(endpoint):
+            await keeper.save(endpoint)
+
+    async def forget(self, model_id: str) -> None:
+        if self._saved:
+            await asyncio.to_thread(self._saved.forget, model_id)
 
     def status(self) -> BackendStatus:
-        if self._installing:
-            return BackendStatus(BackendState.INSTALLING, self._installing)
+        if self._installing.step:
+            return BackendStatus(BackendState.INSTALLING, self._installing.step)
         try:
             engine = engines.find(self.context, self.settings)
         except BackendUnavailable as error:
             return BackendStatus(BackendState.ERROR, error.message)
         if engine is None:
-            return BackendStatus(BackendState.NOT_INSTALLED, self._failure or "no llama.cpp engine was found")
+            return BackendStatus(
+                BackendState.NOT_INSTALLED, self._installing.failure or "no llama.cpp engine was found"
+            )
         return BackendStatus(BackendState.RUNNING, str(engine))
 
     def version(self) -> str:
@@ -98,13 +129,39 @@ class LlamaCppBackend(Backend):
         return ""
 
     async def disk_usage(self) -> int:
-        return await asyncio.to_thread(enginecache.disk_usage, self._folders())
+        """The managed engines, and the saved prompt caches."""
+        engine = await asyncio.to_thread(enginecache.disk_usage, self._folders())
+        return engine + (await asyncio.to_thread(self._saved.size) if self._saved else 0)
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
-        return memory.required(spec.bundle, spec.draft, self._options(spec))
+        return self._required(spec)
+
+    def growth(self, spec: RunSpec) -> RequiredMemory:
+        return memory.growth(spec.bundle, self._options(spec))
+
+    async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
+        """On the budget's devices where the engine can use them: all layers, then fewer, then none."""
+        engine = self._found()
+        rooms = () if engine is not None and engine.devices is False else budget.vram
+
+        def place(smaller: RunSpec) -> list[split.Placement]:
+            return memory.placements(smaller, self._options(smaller), rooms)
+
+        return split.variants(spec, place, self._required, Header(spec.bundle.header).layers)
+
+    async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:
+        engine, options = self._found(), self._options(spec)
+        rows = await fit.told(engine, spec.bundle, options, self.context.logs / "fit-llama.cpp.log") if engine else []
+        return fit.corrected(self._required(spec), rows, spec.bundle, options) if rows else None
 
     def check_flags(self, flags_: tuple[str, ...], mode: Mode) -> None:
         flags.parse(flags_)
+
+    def fold_flags(self, flags_: tuple[str, ...]) -> tuple[Mapping[str, int | None], tuple[str, ...]]:
+        return flags.fold(flags_)
+
+    def check(self, spec: RunSpec) -> None:
+        args.check_context(spec, self._found())
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         return 4
@@ -124,12 +181,24 @@ class LlamaCppBackend(Backend):
             raise BackendUnavailable(f"there is no llama.cpp engine here: {_INSTALL}")
         return engine
 
+    def _found(self) -> Engine | None:
+        with contextlib.suppress(BackendUnavailable):
+            return engines.find(self.context, self.settings)
+        return None
+
+    def _required(self, spec: RunSpec) -> RequiredMemory:
+        engine = self._found()
+        kind = engine.kind if engine is not None else Kind.WHEEL
+        return memory.required(spec.bundle, spec.draft, self._options(spec), kind)
+
     def _options(self, spec: RunSpec) -> dict[str, str]:
         """Without what depends on the endpoint and the engine."""
         threads = self.settings.threads or limited_threads()
         engine = engines.find(self.context, self.settings)
         batch = _CPU_BATCH if engine is not None and engine.devices is False else None
-        return args.effective(spec, cache_ram=self.settings.prompt_cache >> 20, threads=threads, batch=batch)
+        own = LlamaCppOptions.of(spec.options).prompt_cache
+        cache = self.settings.prompt_cache if own is None else own
+        return args.effective(spec, cache_ram=cache >> 20, threads=threads, batch=batch)
 
     def _folders(self) -> list[Path]:
         """Where the managed engines that this data directory uses lie."""
@@ -147,20 +216,3 @@ class LlamaCppBackend(Backend):
                 ) from None
             progress(InstallProgress(f"{error.message}: building it"))
             await install_build(self.context, progress)
-
-    @contextlib.contextmanager
-    def _installation(self, progress: ProgressCallback) -> Iterator[ProgressCallback]:
-        """Keeps what `status` shows up to date."""
-
-        def tell(step: InstallProgress) -> None:
-            self._installing = f"{step.message} ({step.current}/{step.total})" if step.total else step.message
-            progress(step)
-
-        self._installing, self._failure = "llama.cpp", ""
-        try:
-            yield tell
-        except BackendUnavailable as error:
-            self._failure = error.message
-            raise
-        finally:
-            self._installing = ""

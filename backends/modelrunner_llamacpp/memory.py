@@ -1,167 +1,185 @@
 """Bytes that an engine will need, from the model's header and the options of the run. Pure.
 
-On the CPU the loaded figure is file size + KV cache + 19 MiB + 0.21 KiB for each word of the vocabulary, measured
-within 8 MiB on models from 46 to 240 MiB. KV cache: llama-kv-cache.cpp, llama-kv-cache-iswa.cpp and llama-hparams.cpp
-of llama.cpp.
+On the CPU an engine that has just loaded its model holds the file, the KV cache, 0.21 KiB for each word of the
+vocabulary and what its program needs. Later it touches the activations of one batch, and keeps checkpoints and prompts.
+Measured in docs/memory.md.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from modelrunner import Bundle, ModelHeader, RequiredMemory
+from modelrunner import Bundle, RequiredMemory, RunSpec
+from modelrunner_llamacpp import kvcache, split
+from modelrunner_llamacpp.engines import Kind
+from modelrunner_llamacpp.kvcache import DEFAULT_UBATCH, Header, Shape
+from modelrunner_llamacpp.model_options import LlamaCppOptions
 
 MIB = 1 << 20
-_PROCESS = 19 * MIB
+# The program itself; the wheel's is a Python, llama-cpp-python's a whole web server.
+_PROGRAM = {Kind.NATIVE: 19 * MIB, Kind.WHEEL: 42 * MIB, Kind.PYTHON: 90 * MIB}
 _PER_WORD = 215  # 0.21 KiB: tokenizer and sampling candidates
-_CELL_PAD = 256
-_DEFAULT_UBATCH = 512
-# Bytes of one element, block formats included (ggml.c: type_size / block size).
-_TYPE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_0": 22 / 32, "q5_1": 24 / 32,
-               "q4_0": 18 / 32, "q4_1": 20 / 32, "iq4_nl": 18 / 32}  # fmt: skip
-# Every how many layers one has full attention, where the file does not say (load_swa_pattern in src/models).
-_SWA_PERIOD = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gemma-embedding": 6, "cohere2": 4, "cohere2moe": 4,
-               "llama4": 4, "gpt-oss": 2, "olmo2": 4, "exaone4": 4, "exaone-moe": 4, "afmoe": 4, "plamo3": 8,
-               "smallthinker": 4, "modern-bert": 3}  # fmt: skip
-_DENSE_FIRST = frozenset({"cohere2moe", "smallthinker", "modern-bert"})
-_ATTENTION = re.compile(r"blk\.(\d+)\.attn_(?:k|qkv|kv_a_mqa|kv)\.weight")
-_RECURRENT = re.compile(r"blk\.(\d+)\.(?:ssm_conv1d\w*|ssm_out|shortconv\.conv|time_mix_receptance)\.weight")
+_SEQUENCE = MIB  # its thread, its request and its tokens
+# What a driver keeps on each device in use (context, kernels, library workspaces), and of main memory for its buffers.
+PER_DEVICE = 400 * MIB
+_PINNED = 200 * MIB
+_LAYER = re.compile(r"blk\.(\d+)\..*")
+PROJECTOR = re.compile(r"(?:v|a|mm|resampler)\..*")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """The options of a run that decide its memory. `context` in tokens, shared by `parallel` sequences."""
+class Parts:
+    """A model in the pieces that can lie on different devices, in bytes. `rest` stays in main memory: what is looked up
+    (the token embedding), not multiplied, and the file's metadata. `output` counts as one layer more when layers are
+    placed; it is the embedding once more where the model has no output of its own."""
 
-    context: int
-    parallel: int
-    ubatch: int = _DEFAULT_UBATCH
-    type_k: str = "f16"
-    type_v: str = "f16"
-    unified: bool = True
-    swa_full: bool = False
-
-    @classmethod
-    def of(cls, options: Mapping[str, str]) -> "Shape":
-        return cls(
-            context=int(options["--ctx-size"]),
-            parallel=int(options["--parallel"]),
-            ubatch=int(options.get("--ubatch-size", _DEFAULT_UBATCH)),
-            type_k=options.get("--cache-type-k", "f16"),
-            type_v=options.get("--cache-type-v", "f16"),
-            unified=options.get("--kv-unified") != "off",
-            swa_full=options.get("--swa-full") == "on",
-        )
-
-
-class Header:
-    """A model header's figures, by their names without the architecture."""
-
-    def __init__(self, header: ModelHeader) -> None:
-        self._header = header
-        self.architecture = header.architecture
-        self.layers = self.integer("block_count")
-        self.embedding = self.integer("embedding_length")
-
-    def get(self, name: str) -> Any:
-        return self._header.metadata.get(f"{self.architecture}.{name}")
-
-    def integer(self, name: str, default: int = 0, layer: int = 0) -> int:
-        """Of one layer, where the file lists a value for each."""
-        value = self.get(name)
-        if isinstance(value, list | tuple):
-            value = value[layer] if layer < len(value) else default
-        return value if isinstance(value, int) else default
+    layers: tuple[int, ...]
+    caches: tuple[int, ...]
+    output: int
+    rest: int
+    projector: int
 
     @property
-    def vocabulary(self) -> int:
-        return self.integer("vocab_size", int(self._header.metadata.get("tokenizer.ggml.tokens.length", 0)))
-
-    @property
-    def causal(self) -> bool:
-        return self.get("attention.causal") is not False
-
-    def layers_with(self, tensor: re.Pattern[str]) -> set[int]:
-        return {int(match[1]) for entry in self._header.tensors if (match := tensor.fullmatch(entry.name))}
+    def weights(self) -> int:
+        """Of the model's files, all that can be mapped."""
+        return sum(self.layers) + self.rest
 
 
-def required(bundle: Bundle, draft: Bundle | None, options: Mapping[str, str]) -> RequiredMemory:
-    """`options` as args.effective gives them. All of it is counted as main memory: how much of a model lands on a GPU
-    is decided by llama.cpp when it loads, by what the device has free then (`--fit`)."""
-    shape = Shape.of(options)
-    total = _PROCESS + int(options["--cache-ram"]) * MIB + _model(bundle, shape)
-    if options.get("--embeddings") == "on":
-        total += _pooled_batch(Header(bundle.header), shape)
-    return RequiredMemory(total + _model(draft, shape) if draft else total)
-
-
-def _model(bundle: Bundle, shape: Shape) -> int:
+def parts(bundle: Bundle, shape: Shape) -> Parts:
+    """Weights by layer from the tensor table, spread evenly where it is empty."""
     header = Header(bundle.header)
-    return bundle.size + kv_cache(header, shape) + header.vocabulary * _PER_WORD
+    layers, output, embedding, projector = [0] * header.layers, 0, 0, 0
+    for tensor in bundle.header.tensors:
+        if (match := _LAYER.fullmatch(tensor.name)) and int(match[1]) < header.layers:
+            layers[int(match[1])] += tensor.size
+        elif tensor.name.startswith("output"):
+            output += tensor.size
+        elif tensor.name == "token_embd.weight":
+            embedding = tensor.size
+        elif PROJECTOR.fullmatch(tensor.name):
+            projector += tensor.size
+    if not any(layers) and layers:
+        layers = [bundle.size // len(layers)] * len(layers)
+    caches = kvcache.by_layer(header, shape)
+    tied = not any(tensor.name == "output.weight" for tensor in bundle.header.tensors)
+    return Parts(
+        layers=tuple(layers),
+        caches=tuple(caches.get(layer, 0) for layer in range(header.layers)),
+        output=output + (embedding if tied else 0),
+        rest=max(0, bundle.size - sum(layers) - projector),
+        projector=projector,
+    )
+
+
+def required(bundle: Bundle, draft: Bundle | None, options: Mapping[str, str], kind: Kind) -> RequiredMemory:
+    """At a full context. `options` as args.effective gives them; where they say how many layers each device gets
+    (split.py), the devices count too, else all of it is main memory."""
+    shape = Shape.of(options)
+    model, header = parts(bundle, shape), Header(bundle.header)
+    placed = placement(options, len(model.layers) + 1)
+    host = _PROGRAM[kind] + header.vocabulary * _PER_WORD
+    drafting = draft_size(draft, shape) if draft else 0
+    if not any(placed):
+        loaded = RequiredMemory(host + bundle.size + sum(model.caches) + drafting, shared=model.weights)
+    else:
+        loaded = _on_devices(model, placed, header, shape, options)
+        main = placed.index(max(placed))
+        vram = tuple(size + drafting if i == main else size for i, size in enumerate(loaded.vram))
+        loaded = replace(loaded, ram=loaded.ram + host + _PINNED, vram=vram)
+    if options.get("--load-mode") in ("none", "dio"):
+        loaded = replace(loaded, shared=0)
+    if options.get("--embeddings") == "on":
+        loaded = replace(loaded, ram=loaded.ram + _pooled_batch(header, shape))
+    return loaded + growth(bundle, options)
+
+
+def growth(bundle: Bundle, options: Mapping[str, str]) -> RequiredMemory:
+    """What is touched only as prompts come: the activations and the attention mask of one batch, a checkpoint now and
+    then of what cannot be rolled back, and the cache of prompts."""
+    shape, header = Shape.of(options), Header(bundle.header)
+    row = 4 * (2 * header.integer("feed_forward_length") + 6 * header.embedding) + 2 * shape.context
+    kept = kvcache.checkpoints(header, shape, int(options["--ctx-checkpoints"]))
+    prompts = int(options["--cache-ram"]) * MIB
+    return RequiredMemory(shape.ubatch * row + kept + prompts + shape.parallel * _SEQUENCE)
+
+
+def draft_size(draft: Bundle, shape: Shape) -> int:
+    """Beside the model that it drafts for."""
+    header = Header(draft.header)
+    return draft.size + kvcache.kv_cache(header, shape) + header.vocabulary * _PER_WORD
+
+
+def placement(options: Mapping[str, str], layers: int) -> tuple[int, ...]:
+    """How many layers, the output counted as the last one, each device gets: empty where it is left to llama.cpp. As
+    load_tensors of llama-model.cpp does it: the last layers go to devices, cut where the shares say."""
+    text = options.get("--n-gpu-layers", "auto")
+    if text == "auto":
+        return ()
+    count = layers if text == "all" else min(int(text), layers)
+    if options.get("--split-mode") == "none":
+        return (*[0] * int(options.get("--main-gpu", "0")), count)
+    shares = [float(share) for share in options.get("--tensor-split", "").split(",") if share]
+    if not sum(shares):
+        return ()
+    ends = [end / sum(shares) for end in accumulate(shares)]
+    owners = [next(i for i, end in enumerate(ends) if end > layer / count) for layer in range(count)]
+    return tuple(owners.count(device) for device in range(len(shares)))
+
+
+def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) -> list[split.Placement]:
+    """The ways to place the run's layers on devices with so much memory, the preferred first. None where there is
+    nothing to choose: no device, or flags that say it."""
+    if not rooms or options.keys() & {"--tensor-split", "--split-mode", "--main-gpu"}:
+        return []
+    shape, header = Shape.of(options), Header(spec.bundle.header)
+    chosen, model = LlamaCppOptions.of(spec.options), parts(spec.bundle, shape)
+    each = PER_DEVICE + compute(header, shape, options, output=False)
+    logits = compute(header, shape, options, output=True) - compute(header, shape, options, output=False)
+    caches = model.caches if options.get("--kv-offload") != "off" else (0,) * len(model.caches)
+    blocks = [weights + cache for weights, cache in zip(model.layers, caches, strict=True)] + [model.output + logits]
+    taken = draft_size(spec.draft, shape) if spec.draft else 0
+    free = [room - taken if not chosen.devices or i in chosen.devices else 0 for i, room in enumerate(rooms)]
+    free[0] -= model.projector
+    main = chosen.main_device if chosen.main_device is not None else next(iter(chosen.devices), None)
+    layers = options["--n-gpu-layers"]
+    exactly = None if layers == "auto" else len(blocks) if layers == "all" else int(layers)
+    return split.placements(blocks, each, free, main=main, exactly=exactly)
+
+
+def _on_devices(
+    model: Parts, placed: tuple[int, ...], header: Header, shape: Shape, options: Mapping[str, str]
+) -> RequiredMemory:
+    """Without what the process needs in main memory in any case."""
+    on_host = len(model.layers) + 1 - sum(placed)
+    caches = model.caches if options.get("--kv-offload") != "off" else (0,) * len(model.caches)
+    blocks = [weights + cache for weights, cache in zip(model.layers, caches, strict=True)] + [model.output]
+    vram, first = [], on_host
+    for count in placed:
+        end = first + count
+        size = sum(blocks[first:end]) + PER_DEVICE + compute(header, shape, options, output=end == len(blocks))
+        vram.append(size if count else 0)
+        first = end
+    vram[0] += model.projector  # llama.cpp's choice
+    mapped = sum(model.layers[:on_host]) + model.rest
+    cached = sum(model.caches) - sum(caches[on_host:])
+    return RequiredMemory(mapped + cached, tuple(vram), shared=mapped)
+
+
+def compute(header: Header, shape: Shape, options: Mapping[str, str], *, output: bool) -> int:
+    """A device's buffer for one batch: the logits where it has the output, the activations, the attention mask, and
+    without flash attention the scores of all heads."""
+    heads = header.integer("attention.head_count", 1)
+    scores = heads * shape.context * 4 if options.get("--flash-attn") == "off" else 0
+    logits = header.vocabulary * 4 if output else 0
+    activations = 4 * (2 * header.integer("feed_forward_length") + 6 * header.embedding)
+    return shape.ubatch * (logits + activations + 4 * shape.context + scores)
 
 
 def _pooled_batch(header: Header, shape: Shape) -> int:
     """What a wide batch adds in embedding mode, where every token is an output: logits if the model has a head, and the
     activations and the attention mask. With the default batch it is within the noise of the formula above."""
-    extra = max(shape.ubatch - _DEFAULT_UBATCH, 0)
+    extra = max(shape.ubatch - DEFAULT_UBATCH, 0)
     outputs = header.vocabulary if header.causal else 0
     row = outputs + 2 * header.integer("feed_forward_length") + 6 * header.embedding + shape.ubatch
     return extra * row * 4
-
-
-def kv_cache(header: Header, shape: Shape) -> int:
-    """Bytes of the attention cache and of recurrent states. An encoder (BERT) keeps neither."""
-    if not header.causal:
-        return 0
-    recurrent = header.layers_with(_RECURRENT)
-    attention = header.layers_with(_ATTENTION) or set(range(header.layers)) - recurrent
-    cached = sum(_cells(header, shape, layer) * _cell_bytes(header, shape, layer) for layer in attention)
-    return int(cached) + len(recurrent) * shape.parallel * _state_bytes(header)
-
-
-def _cells(header: Header, shape: Shape, layer: int) -> int:
-    streams = 1 if shape.unified else shape.parallel
-    full = _padded(-(-shape.context // streams))
-    if shape.swa_full or not _slides(header, layer):
-        return full * streams
-    window = header.integer("attention.sliding_window")
-    return min(full, _padded(window * (shape.parallel if shape.unified else 1) + shape.ubatch)) * streams
-
-
-def _padded(cells: int) -> int:
-    return -(-cells // _CELL_PAD) * _CELL_PAD
-
-
-def _slides(header: Header, layer: int) -> bool:
-    """True for a layer that sees only a window of the context."""
-    pattern = header.get("attention.sliding_window_pattern")
-    if header.integer("attention.sliding_window") == 0:
-        return False
-    if isinstance(pattern, list | tuple):
-        return layer < len(pattern) and bool(pattern[layer])
-    period = pattern if isinstance(pattern, int) else _SWA_PERIOD.get(header.architecture, 1)
-    dense = 0 if header.architecture in _DENSE_FIRST else period - 1
-    return period == 0 or layer % period != dense
-
-
-def _cell_bytes(header: Header, shape: Shape, layer: int) -> float:
-    """One token's keys and values in one layer; of multi-head latent attention (DeepSeek) the compressed keys."""
-    if rank := header.integer("attention.kv_lora_rank"):
-        return (rank + header.integer("rope.dimension_count")) * _TYPE_BYTES[shape.type_k]
-    heads = header.integer("attention.head_count", 1, layer) or 1
-    kv_heads = header.integer("attention.head_count_kv", heads, layer)
-    suffix = "_swa" if _slides(header, layer) and header.get("attention.key_length_swa") else ""
-    key = header.integer(f"attention.key_length{suffix}", header.embedding // heads)
-    value = header.integer(f"attention.value_length{suffix}", header.embedding // heads)
-    return kv_heads * (key * _TYPE_BYTES[shape.type_k] + value * _TYPE_BYTES[shape.type_v])
-
-
-def _state_bytes(header: Header) -> int:
-    """One sequence's state in one recurrent layer, in 32-bit floats (n_embd_r and n_embd_s of llama-hparams.cpp)."""
-    if head := header.integer("wkv.head_size"):
-        return header.embedding * (head + header.integer("token_shift_count", 2)) * 4
-    if length := header.integer("shortconv.l_cache"):
-        return header.embedding * (length - 1) * 4
-    state, inner = header.integer("ssm.state_size"), header.integer("ssm.inner_size")
-    convolved = inner + 2 * header.integer("ssm.group_count") * state
-    return (max(header.integer("ssm.conv_kernel") - 1, 0) * convolved + state * inner) * 4

@@ -87,7 +87,7 @@ ALLOWED = (
     Option("--split-mode", "split_mode", Choice(_enum("LLAMA_SPLIT_MODE_", "none", "layer", "row", "tensor"),
            {"none": 0, "layer": 1, "row": 2, "tensor": 3}), ("-sm",), "split_mode"),
     Option("--tensor-split", "tensor_split", Numbers(), ("-ts",), "tensor_split"),
-    Option("--main-gpu", "main_gpu", Integer(0, 127), ("-mg",), "main_gpu"),
+    Option("--main-gpu", "main_gpu", Integer(-1, 127), ("-mg",), "main_gpu"),
     Option("--rope-scaling", "rope_scaling_type", Choice(_enum("LLAMA_ROPE_SCALING_TYPE_", "none", "linear", "yarn"),
            {"none": 0, "linear": 1, "yarn": 2}), (), "rope_scaling_type"),
     Option("--rope-scale", "rope_freq_scale", Number(0.001, 1000, reciprocal=True), (), "rope_freq_scale"),
@@ -134,9 +134,10 @@ ALLOWED = (
     _sampling("--mirostat-ent", "mirostat_tau", Number(0, 100), pins="MIROSTAT_TAU"),
     Option("--spec-draft-n-max", "speculative.draft.n_max", Integer(1, 1024)),
     Option("--spec-draft-n-min", "speculative.draft.n_min", Integer(0, 1024)),
-    Option("--spec-draft-p-min", "speculative.draft.p_min", Number(0, 1)),
-    Option("--spec-draft-p-split", "speculative.draft.p_split", Number(0, 1)),
-    Option("--spec-draft-ngl", "speculative.draft.n_gpu_layers", _LAYERS, ("-ngld", "--gpu-layers-draft")),
+    Option("--spec-draft-p-min", "speculative.draft.p_min", Number(0, 1), ("--draft-p-min",)),
+    Option("--spec-draft-p-split", "speculative.draft.p_split", Number(0, 1), ("--draft-p-split",)),
+    Option("--spec-draft-ngl", "speculative.draft.n_gpu_layers", _LAYERS,
+           ("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft")),
 )  # fmt: skip
 
 # What the daemon itself decides. A person who sets one of them would break routing, health or another user's privacy.
@@ -152,6 +153,7 @@ OWNED = (
         "speculative.types",
         Choice({"draft-simple": ["COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE"]}),
     ),
+    Option("--override-kv", "kv_overrides", Text()),  # only llama-server has it
     Option("--embeddings", "embedding", Switch(), ("--embedding",), "embedding"),
     Option("--fit", "fit_params", Choice({"on": True, "off": False}), ("-fit",)),
     Option("--slots", "endpoint_slots", Switch("--no-slots")),
@@ -159,11 +161,12 @@ OWNED = (
     Option("--metrics", "endpoint_metrics", Switch()),
     Option("--webui", "ui", Switch("--no-webui"), ("--ui", "--no-ui")),
     Option("--offline", "offline", Switch()),
+    Option("--slot-save-path", "slot_save_path", Text()),
 )
 # Others of llama-server's that would take the same things out of the daemon's hands, and that it never sets.
 ALSO_OWNED = (  # noqa: SIM905
     "--api-key --api-key-file --api-prefix --path --log-file --log-disable --log-jsonl --log-prompts-dir --hf-repo -hf "
-    "--hf-file --hf-token --model-url --docker-repo --mmproj-url --rerank --reranking --slot-save-path --media-path "
+    "--hf-file --hf-token --model-url --docker-repo --mmproj-url --rerank --reranking --media-path "
     "--models-dir --models-preset --models-max --timeout --ssl-key-file --ssl-cert-file --tools --agent --rpc "
     "--reuse-port --sleep-idle-seconds --cors-origins"
 ).split()

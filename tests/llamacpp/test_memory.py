@@ -1,18 +1,28 @@
-"""The estimate against what was measured: proportional set sizes of loaded engines, in MiB."""
+"""The estimate against what was measured, in MiB: proportional set sizes of loaded engines, batches of 512 tokens."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from modelrunner import Mode
+from modelrunner import Mode, RequiredMemory, RunSpec
 from modelrunner_llamacpp import args, memory
-from modelrunner_llamacpp.memory import MIB, Header, Shape, kv_cache
+from modelrunner_llamacpp.engines import Kind
+from modelrunner_llamacpp.kvcache import Header, Shape, checkpoints, kv_cache
+from modelrunner_llamacpp.memory import MIB
 from tests.llamacpp.models import GEMMA3, MINILM, SMOLLM2, bundle, header, spec
 
 
+def required(run: RunSpec, kind: Kind = Kind.NATIVE) -> RequiredMemory:
+    return memory.required(run.bundle, run.draft, args.effective(run), kind)
+
+
 def estimate(metadata: dict[str, Any], context: int, parallel: int, *flags: str, mode: Mode = Mode.COMPLETION) -> float:
+    """Right after the load."""
     run = spec(bundle(metadata), *flags, mode=mode, context=context, parallel=parallel)
-    return memory.required(run.bundle, None, args.effective(run)).ram / MIB
+    return (required(run).ram - memory.growth(run.bundle, args.effective(run)).ram) / MIB
 
 
 @pytest.mark.parametrize(
@@ -57,15 +67,56 @@ def test_a_wide_batch_of_a_causal_model_costs_its_logits() -> None:
     assert wide - narrow > 1536 * 49152 * 4 / MIB
 
 
-def test_the_prompt_cache_is_counted() -> None:
-    assert estimate(SMOLLM2, 512, 1, "--cache-ram", "256") - estimate(SMOLLM2, 512, 1) == 256
+def test_the_prompt_cache_is_counted_before_it_is_used() -> None:
+    run = spec(bundle(SMOLLM2), context=512, parallel=1)
+    cached = replace(run, flags=("--cache-ram", "256"))
+    assert required(cached).ram - required(run).ram == 256 * MIB
+    assert memory.growth(run.bundle, args.effective(cached)).ram > 256 * MIB
 
 
 def test_a_draft_model_is_counted_once_more_without_the_process() -> None:
-    run = spec(bundle(SMOLLM2), draft=bundle(SMOLLM2))
-    alone = memory.required(run.bundle, None, args.effective(run)).ram
-    both = memory.required(run.bundle, run.draft, args.effective(run)).ram
-    assert both == 2 * alone - 19 * MIB
+    run = spec(bundle(SMOLLM2))
+    alone, both = required(run).ram, required(replace(run, draft=bundle(SMOLLM2))).ram
+    grown = memory.growth(run.bundle, args.effective(run)).ram
+    assert both - alone == alone - 19 * MIB - grown
+
+
+def test_the_weights_are_what_runners_of_one_model_share() -> None:
+    run = spec(bundle(SMOLLM2))
+    assert required(run).shared == run.bundle.size
+    assert required(replace(run, flags=("--load-mode", "none"))).shared == 0
+
+
+def test_an_engine_that_is_a_python_holds_more() -> None:
+    run = spec(bundle(SMOLLM2))
+    assert required(run, Kind.WHEEL).ram - required(run).ram == 23 * MIB
+
+
+def test_checkpoints_are_copies_of_the_layers_that_slide() -> None:
+    """7.5 MiB for 512 tokens in 15 layers; all sequences together have no more tokens than the context."""
+    gemma = Header(header(GEMMA3))
+    assert checkpoints(gemma, Shape(512, 1), 1) == 7.5 * MIB
+    assert checkpoints(gemma, Shape(512, 4), 3) == 3 * 7.5 * MIB
+    assert checkpoints(gemma, Shape(8192, 1, swa_full=True), 3) == 0
+    assert checkpoints(Header(header(SMOLLM2)), Shape(512, 1), 3) == 0
+
+
+@given(
+    metadata=st.sampled_from([SMOLLM2, GEMMA3]),
+    context=st.integers(256, 1 << 17),
+    parallel=st.integers(1, 16),
+    more=st.integers(1, 1 << 15),
+    mode=st.sampled_from([Mode.COMPLETION, Mode.EMBEDDING]),
+)
+def test_more_is_never_counted_as_less(
+    metadata: dict[str, Any], context: int, parallel: int, more: int, mode: Mode
+) -> None:
+    run = spec(bundle(metadata), mode=mode, context=context, parallel=parallel)
+    least = required(run)
+    assert least.ram >= required(replace(run, flags=("-ctk", "q8_0"))).ram
+    for larger in (replace(run, context_size=context + more), replace(run, parallel=parallel + 1)):
+        assert required(larger).ram >= least.ram
+    assert least.shared <= least.ram
 
 
 def test_cache_is_llama_cpps_own_figure() -> None:
@@ -113,7 +164,11 @@ def test_latent_attention_keeps_the_compressed_keys() -> None:
     assert kv_cache(Header(header(deepseek)), Shape(4096, 1)) == 27 * 4096 * 576 * 2
 
 
+def test_layers_that_use_the_cache_of_others_have_none() -> None:
+    gemma3n = SMOLLM2 | {"llama.attention.shared_kv_layers": 10}
+    assert kv_cache(Header(header(gemma3n)), Shape(2048, 1)) == 30 * MIB
+
+
 def test_a_header_that_says_nothing_still_gives_a_figure() -> None:
     empty = bundle(SMOLLM2 | {"llama.block_count": 0, "llama.attention.head_count": 0, "llama.embedding_length": 0})
-    run = spec(empty)
-    assert memory.required(run.bundle, None, args.effective(run)).ram >= run.bundle.size
+    assert required(spec(empty)).ram >= empty.size

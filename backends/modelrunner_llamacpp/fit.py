@@ -1,0 +1,93 @@
+"""What llama.cpp itself says that a run needs: `llama-fit-params`, which a native build puts beside llama-server. It
+reads the model's header and allocates nothing (tools/fit-params of llama.cpp)."""
+
+import asyncio
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from modelrunner import BackendUnavailable, Bundle, RequiredMemory, steps
+from modelrunner_llamacpp import kvcache, memory
+from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.kvcache import Header, Shape
+from modelrunner_llamacpp.memory import MIB
+
+_LIMIT = 60.0  # seconds
+_ROW = re.compile(r"([A-Za-z]+)(\d*) (\d+) (\d+) (\d+) ?")
+_TAKEN = (
+    *("--ctx-size", "--batch-size", "--ubatch-size", "--cache-type-k", "--cache-type-v", "--flash-attn"),
+    *("--n-gpu-layers", "--split-mode", "--main-gpu", "--tensor-split"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One device's bytes; `device` is None for main memory."""
+
+    device: int | None
+    model: int
+    context: int
+    compute: int
+
+
+async def told(engine: Engine, bundle: Bundle, options: Mapping[str, str], log: Path) -> list[Row]:
+    """Empty where the engine cannot say. Half a second of work at low priority."""
+    program = engine.program.with_name("llama-fit-params")
+    if engine.kind is not Kind.NATIVE or not program.exists():
+        return []
+    lines: list[str] = []
+    nice = [found, "-n", "19"] if (found := shutil.which("nice")) else []
+    try:
+        async with asyncio.timeout(_LIMIT):
+            await steps.execute([*nice, *command(program, bundle, options)], log=log, on_line=lines.append)
+    except (BackendUnavailable, TimeoutError):
+        return []  # its reason is in the log
+    return parse(lines)
+
+
+def command(program: Path, bundle: Bundle, options: Mapping[str, str]) -> list[str]:
+    """It cannot be told of a cache that all sequences share: then it is asked for one sequence."""
+    sequences = "1" if Shape.of(options).unified else options["--parallel"]
+    words = [str(program), "--model", str(bundle.model_file), "--parallel", sequences, "--fit-print", "on", "--offline"]
+    for flag in _TAKEN:
+        if flag in options:
+            words += [flag, options[flag]]
+    switches = {"--swa-full": "--swa-full", "--kv-offload": "--no-kv-offload"}
+    given = {"--swa-full": "on", "--kv-offload": "off"}
+    return words + [word for flag, word in switches.items() if options.get(flag) == given[flag]]
+
+
+def parse(lines: Iterable[str]) -> list[Row]:
+    """Its rows `NAME MODEL CONTEXT COMPUTE`, in MiB, among whatever else it prints."""
+    found = []
+    for line in lines:
+        if match := _ROW.fullmatch(line):
+            name, number, *sizes = match.groups()
+            device = None if name == "Host" else int(number or 0)
+            found.append(Row(device, *(int(size) * MIB for size in sizes)))
+    return found
+
+
+def corrected(
+    estimate: RequiredMemory, rows: Iterable[Row], bundle: Bundle, options: Mapping[str, str]
+) -> RequiredMemory:
+    """The estimate with what the engine said of weights, caches and device buffers. Its figure for the buffers of the
+    CPU is not taken: most of them are never touched."""
+    shape, header = Shape.of(options), Header(bundle.header)
+    parts = memory.parts(bundle, shape)
+    alone = replace(shape, parallel=1) if shape.unified else shape
+    more = kvcache.kv_cache(header, shape) - kvcache.kv_cache(header, alone)
+    ram, vram = estimate.ram, list(estimate.vram)
+    for row in rows:
+        if row.device is None and not any(vram):
+            ram += row.model + row.context + more - sum(parts.caches) - tensors(bundle)
+        elif row.device is not None and row.device < len(vram):
+            vram[row.device] = max(vram[row.device], row.model + row.context + row.compute + memory.PER_DEVICE)
+    return replace(estimate, ram=ram, vram=tuple(vram))
+
+
+def tensors(bundle: Bundle) -> int:
+    """Bytes of the weights that the engine counts: without a projector's."""
+    return sum(t.size for t in bundle.header.tensors if not memory.PROJECTOR.fullmatch(t.name))
