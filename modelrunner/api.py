@@ -65,7 +65,8 @@ class RunnerMemory(msgspec.Struct, frozen=True):
 
 
 class Runner(msgspec.Struct, frozen=True):
-    """`GET /engines/ps`. Times are RFC 3339 in UTC."""
+    """`GET /engines/ps`. Times are RFC 3339 in UTC; `variant` says how the runner differs from what was configured, ""
+    if it does not."""
 
     id: str
     backend_name: str
@@ -88,6 +89,7 @@ class Runner(msgspec.Struct, frozen=True):
     pinned: bool
     in_use: bool
     loading: bool
+    variant: str = ""
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ _STATES: dict[Phase, Literal["starting", "ready", "draining", "stopping"]] = {
 
 def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> api.Runner:
     """`now` is the scheduler's clock, `wall` the time of day at that moment, in Unix seconds."""
-    phase, spec, target = slot.phase, slot.target.spec, slot.target
+    phase, spec, target = slot.phase, slot.variant.spec, slot.target
     idle = phase is Phase.READY and not slot.leases
     finite = slot.expires != float("inf")
     return api.Runner(
@@ -43,6 +43,7 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> api.Runner
         expires_at=_time(wall - now + slot.expires) if idle and finite else None,
         keep_alive=str(slot.keep_alive),
         pinned=slot.pinned,
+        variant=slot.variant.label,
         in_use=slot.leases > 0,
         loading=phase is Phase.STARTING,
     )
