@@ -3,15 +3,16 @@
 import asyncio
 import functools
 import itertools
+import math
 import selectors
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from modelrunner.backend import Backend, BackendContext, BackendRegistry, BackendState, BackendStatus
-from modelrunner.errors import EngineFailed
+from modelrunner.errors import EngineFailed, OutOfMemory
 from modelrunner.scheduler import Scheduler, Target
 from modelrunner.types import (
     Bundle,
@@ -24,6 +25,7 @@ from modelrunner.types import (
     RequiredMemory,
     RunnerKey,
     RunSpec,
+    Variant,
 )
 
 
@@ -82,13 +84,19 @@ async def settle() -> None:
 
 @dataclass
 class Engine:
-    """How the engine of one model behaves."""
+    """How the engine of one model behaves. `smaller` are the sizes of the other variants of its run. `holds` is what it
+    really takes on a machine whose memory ends."""
 
     size: int
     load_seconds: float = 1.0
     stop_seconds: float = 0.1
     fails: BaseException | None = None
     measured: int | None = None
+    smaller: tuple[int, ...] = ()
+    holds: int | None = None
+
+    def sizes(self) -> tuple[int, ...]:
+        return (self.size, *self.smaller)
 
 
 class FakeRunner:
@@ -114,6 +122,8 @@ class FakeRunner:
                     await self._died.wait()
             if engine.fails is not None:
                 raise engine.fails
+            if self._world.held() > self._world.physical:
+                raise OutOfMemory(-9, message="memory ran out")
             if not self._died.is_set():
                 self.ready_at = asyncio.get_running_loop().time()
                 changed()
@@ -168,13 +178,24 @@ class FakeBackend(Backend):
         await asyncio.sleep(0)
         return RequiredMemory(self.engines[spec.model_id].size)
 
+    async def variants(self, spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
+        """The number of a smaller one stands in `gpu_layers`."""
+        preferred = Variant(spec, await self.required_memory(spec))
+        smaller = enumerate(self.engines[spec.model_id].smaller, 1)
+        return [
+            preferred,
+            *(Variant(replace(spec, gpu_layers=i), RequiredMemory(size), f"variant {i}") for i, size in smaller),
+        ]
+
 
 @dataclass
 class World:
-    """A machine with a memory budget, the engines on it, and what was seen there."""
+    """A machine with a memory budget, the engines on it, and what was seen there. `physical` is where its memory really
+    ends."""
 
     budget: int
     engines: dict[str, Engine]
+    physical: float = math.inf
     started: list[str] = field(default_factory=list)
     running: dict[RunnerKey, FakeRunner] = field(default_factory=dict)
 
@@ -209,7 +230,18 @@ class World:
         del self.running[runner.key]
 
     def used(self) -> int:
-        return sum(self.engines[key.model_id].size for key in self.running)
+        return sum(self.size(runner) for runner in self.running.values())
+
+    def held(self) -> int:
+        """What the engines really hold together."""
+        return sum(
+            self.size(runner) if runner.spec.gpu_layers else self.engines[key.model_id].holds or self.size(runner)
+            for key, runner in self.running.items()
+        )
+
+    def size(self, runner: FakeRunner) -> int:
+        """Of the variant that it runs."""
+        return self.engines[runner.key.model_id].sizes()[runner.spec.gpu_layers or 0]
 
     def resident(self) -> list[str]:
         return sorted(key.model_id for key in self.running)

@@ -8,7 +8,6 @@ import pytest
 
 from modelrunner.errors import (
     BackendNotFound,
-    BackingOff,
     EngineFailed,
     InsufficientMemory,
     QueueFull,
@@ -81,7 +80,9 @@ async def test_another_revision_of_the_configuration_is_another_runner() -> None
     scheduler = world.scheduler()
     old, new = target("a"), target("a")
     new = replace(new, key=replace(new.key, revision=1))
-    first, second = await scheduler.acquire(old), await scheduler.acquire(new)
+    first, shared = await scheduler.acquire(old), await scheduler.acquire(new)
+    assert first.runner is shared.runner, "a request reloads nothing"
+    second = await scheduler.restart(new)
     assert first.runner is not second.runner
     await scheduler.close(0)
 
@@ -145,36 +146,7 @@ async def test_without_an_end_it_stays_until_the_room_is_needed() -> None:
     await scheduler.close(0)
 
 
-# What the other schedulers of this kind get wrong
-
-
-@virtual
-async def test_a_victim_that_is_used_again_while_it_is_evicted_comes_back_and_nothing_hangs() -> None:
-    world = World(10, {"a": Engine(6, stop_seconds=5.0), "b": Engine(6)})
-    scheduler = world.scheduler()
-    (await scheduler.acquire(target("a"))).release()
-    b = asyncio.create_task(scheduler.acquire(target("b")))
-    await asyncio.sleep(1.0)  # a is stopping, and slow about it
-    again = asyncio.create_task(scheduler.acquire(target("a"), KeepAlive(500)))
-    (await b).release()
-    (await again).release()
-    assert world.started == ["a", "b", "a"]
-    await scheduler.close(0)
-
-
-@virtual
-async def test_the_client_that_caused_a_load_may_leave() -> None:
-    world = World(10, {"a": Engine(6, load_seconds=3.0)})
-    scheduler = world.scheduler()
-    first = asyncio.create_task(scheduler.acquire(target("a")))
-    await asyncio.sleep(1.0)
-    second = asyncio.create_task(scheduler.acquire(target("a")))
-    await asyncio.sleep(1.0)
-    first.cancel()
-    with await second as lease:
-        assert lease.waited == 2.0
-    assert world.started == ["a"]
-    await scheduler.close(0)
+# Loads and evictions
 
 
 @virtual
@@ -192,19 +164,6 @@ async def test_a_load_that_everybody_left_is_finished_and_kept() -> None:
 
 
 @virtual
-async def test_fifty_waiters_for_a_failing_model_are_one_start_and_fifty_answers() -> None:
-    world = World(10, {"a": Engine(6, fails=EngineFailed("unknown architecture"))})
-    scheduler = world.scheduler()
-    errors = await gathered(scheduler.acquire(target("a")) for _ in range(50))
-    assert [str(e) for e in errors] == ["unknown architecture"] * 50
-    assert world.started == ["a"]
-    with pytest.raises(BackingOff) as caught:
-        await scheduler.acquire(target("a"))
-    assert caught.value.retry_after == pytest.approx(1.0)
-    await scheduler.close(0)
-
-
-@virtual
 async def test_a_failing_model_is_started_at_most_seven_times_a_minute() -> None:
     world = World(10, {"a": Engine(6, load_seconds=0.0, fails=EngineFailed("no"))})
     scheduler = world.scheduler()
@@ -215,75 +174,6 @@ async def test_a_failing_model_is_started_at_most_seven_times_a_minute() -> None
     world.engines["a"].fails = None
     await asyncio.sleep(60)
     (await scheduler.acquire(target("a"))).release()
-    await scheduler.close(0)
-
-
-@virtual
-async def test_an_engine_that_ignores_being_stopped_holds_nobody_else_up() -> None:
-    world = World(12, {"stuck": Engine(4, stop_seconds=60.0), "b": Engine(4), "c": Engine(4)})
-    scheduler = world.scheduler()
-    (await scheduler.acquire(target("stuck"), KeepAlive(0))).release()
-    await settle()
-    with await scheduler.acquire(target("b")):
-        began = now()
-        for _ in range(100):
-            (await scheduler.acquire(target("b"))).release()
-        assert elapsed(began) == 0.0
-    (await scheduler.acquire(target("c"))).release()
-    assert elapsed(began) == 1.0
-    assert world.resident() == ["b", "c", "stuck"]
-    await scheduler.close(0)
-
-
-@virtual
-async def test_a_pinned_model_stays_and_who_needs_its_room_is_told_so() -> None:
-    world = World(10, {"pinned": Engine(6), "b": Engine(6), "c": Engine(4)})
-    scheduler = world.scheduler()
-    (await scheduler.acquire(target("pinned", keep_alive=0, pinned=True))).release()
-    with pytest.raises(InsufficientMemory, match="needed 6, free 4, budget 10 bytes"):
-        await scheduler.acquire(target("b"))
-    (await scheduler.acquire(target("c"))).release()
-    assert world.resident() == ["c", "pinned"]
-    await scheduler.close(0)
-
-
-@virtual
-async def test_an_idle_burst_evicts_just_enough() -> None:
-    world = World(10, {**{f"m{i}": Engine(2) for i in range(5)}, "x": Engine(4)})
-    scheduler = world.scheduler()
-    for name in ("m0", "m1", "m2", "m3", "m4", "m0"):
-        (await scheduler.acquire(target(name))).release()
-        await asyncio.sleep(1)
-    (await scheduler.acquire(target("x"))).release()
-    assert world.resident() == ["m0", "m3", "m4", "x"]
-    await scheduler.close(0)
-
-
-@virtual
-async def test_a_busy_model_does_not_starve_another() -> None:
-    world = World(10, {"a": Engine(6), "b": Engine(6)})
-    scheduler = world.scheduler(patience=5.0)
-    answers = 0
-
-    async def stream_for_ever() -> None:
-        nonlocal answers
-        while True:
-            with await scheduler.acquire(target("a")):
-                await asyncio.sleep(2.0)
-                answers += 1
-
-    clients = [asyncio.create_task(stream_for_ever()) for _ in range(3)]
-    await asyncio.sleep(2.0)
-    for offset, client in enumerate(clients):  # never a moment without a stream
-        assert not client.done(), offset
-    with await scheduler.acquire(target("b")) as lease:
-        assert 5.0 <= lease.waited <= 5.0 + 2.0 + 0.1 + 1.0 + 1e-6
-    seen = answers
-    await asyncio.sleep(10.0)
-    assert answers > seen, "and the others go on after it"
-    for client in clients:
-        client.cancel()
-    await gathered(clients)
     await scheduler.close(0)
 
 
