@@ -15,7 +15,7 @@ SECTIONS = {
         "inspect": ("models:inspect", "Show what is known about a model"),
         "tag": ("models:tag", "Give a model another name"),
         "rm": ("models:remove", "Remove models"),
-        "package": ("models:package", "Make a model of a file"),
+        "package": ("models:package", "Make a model of a file or a folder"),
         "fit": ("insight:fit", "Say whether a model fits into memory and on the disk"),
         "df": ("models:disk_usage", "Show how much disk models and engines use"),
     },

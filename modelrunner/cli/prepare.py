@@ -23,10 +23,11 @@ def prepare(client: Client, model: str, *, backend: str | None, context_size: in
     return model
 
 
-def pull(client: Client, source: str, *, name: str | None = None) -> str:
+def pull(client: Client, source: str, *, name: str | None = None, trust: bool = False) -> str:
     """Downloads (or packages) with progress; returns the model's name."""
+    wanted = api.PullRequest(from_=source, name=name, trust_remote_code=trust)
     try:
-        last = follow(client.progress("/models/create", api.PullRequest(from_=source, name=name)))
+        last = follow(client.progress("/models/create", wanted))
     except KeyboardInterrupt:
         note("stopped; the same command goes on where it was")
         raise

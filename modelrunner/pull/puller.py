@@ -5,14 +5,16 @@ import asyncio
 import contextlib
 import hashlib
 import shutil
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
 from modelrunner import api
-from modelrunner.errors import BadRequest, ModelNotFound, SourceFailed, UnsupportedModel
+from modelrunner.errors import BadRequest, InvalidReference, ModelNotFound, SourceFailed, UnsupportedModel
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.journal import Journal
@@ -41,14 +43,21 @@ class Puller:
         self._downloads: dict[str, _Download] = {}
 
     async def pull(
-        self, text: str, progress: Report, *, token: str | None = None, name: str | None = None
+        self,
+        text: str,
+        progress: Report,
+        *,
+        token: str | None = None,
+        name: str | None = None,
+        trust: bool = False,
     ) -> api.Model:
         """Brings the model `text` into the store under `name`, or under `text` itself, and returns it. A model that is
         there already and has not changed at its source is not fetched again; nor is one whose source cannot be asked.
 
         `progress` gets lines of type progress and warning, from the event loop's thread. Whoever asks for a model that
         is being pulled joins in; when the last of them is cancelled the download stops, and what has come stays for the
-        next attempt. `token` goes to the source and nowhere else. Raises `InvalidReference`, `ModelNotFound`,
+        next attempt. `token` goes to the source and nowhere else. `trust` takes a model that carries code with it, code
+        that its engine will run. Raises `InvalidReference`, `ModelNotFound`,
         `SourceFailed`, `UnsupportedModel`, `InvalidModel`, `InsufficientDisk`, `StorageFailed`.
         """
         source = self._source(text)
@@ -56,15 +65,34 @@ class Puller:
             raise BadRequest(f"give the model from {text} a name", param="name")
         reference = Reference.parse(text if name is None else name)
         origin = text if source.needs_name else str(Reference.parse(text))
-        key = f"{origin} {reference}"
+        key = f"{origin} {reference}{' trusted' if trust else ''}"
         while (download := self._downloads.get(key)) is not None and download.abandoned:
             await ended(download.task)
         if download is None:
             download = self._downloads[key] = _Download(_Meter(self._clock))
-            job = _Job(self._store, self._journal, source, text, origin, reference, token, download.report)
+            folder = self._store.partial / hashlib.sha256(key.encode()).hexdigest()[:32]
+            job = _Job(
+                self._store, self._journal, source, text, origin, reference, token, trust, folder, download.report
+            )
             download.task = asyncio.create_task(job.run())
             download.task.add_done_callback(lambda _: self._downloads.pop(key))
         return await download.follow(progress)
+
+    async def size(self, text: str, *, token: str | None = None) -> int:
+        """Bytes that a pull of `text` would download, learned without downloading them. Raises as `pull`, and
+        `NotImplementedHere` where the source cannot say it."""
+        source = self._source(text)
+        with tempfile.TemporaryDirectory(prefix="modelrunner-") as folder:
+            return await source.size(text, Path(folder), token)
+
+    def under_way(self, text: str) -> api.Progress | None:
+        """How far the pull of the model `text` is, None if it is not being pulled."""
+        try:
+            reference = str(Reference.parse(text))
+        except InvalidReference:
+            return None
+        found = (download for key, download in self._downloads.items() if reference in key.split(" "))
+        return next((download.last for download in found), None)
 
     def _source(self, text: str) -> Source:
         for source in self._sources:
@@ -94,6 +122,10 @@ class _Download:
         self._last = msgspec.structs.replace(progress, rate=self._meter.rate(progress))
         for follower in tuple(self._followers):
             follower(self._last)
+
+    @property
+    def last(self) -> api.Progress:
+        return self._last or api.Progress("progress", "Looking it up", phase="resolving")
 
     async def follow(self, report: Report) -> api.Model:
         if self._last is not None:
@@ -129,7 +161,7 @@ class _Meter:
 
 
 class _Job:
-    """The steps of one pull. `origin` is the normal form of `text`."""
+    """The steps of one pull. `origin` is the normal form of `text`; partial files lie in `folder`."""
 
     def __init__(
         self,
@@ -140,12 +172,13 @@ class _Job:
         origin: str,
         reference: Reference,
         token: str | None,
+        trust: bool,
+        folder: Path,
         report: Report,
     ) -> None:
         self._store, self._journal, self._source = store, journal, source
         self._text, self._origin, self._reference, self._token = text, origin, reference, token
-        self._report = report
-        self._folder = store.partial / hashlib.sha256(f"{origin} {reference}".encode()).hexdigest()[:32]
+        self._trust, self._folder, self._report = trust, folder, report
 
     async def run(self) -> api.Model:
         with translated(f"pulling {self._text}", self._store.data):
@@ -155,7 +188,9 @@ class _Job:
                 await asyncio.to_thread(self._clear)
                 return model
             try:
-                fetched = await self._source.fetch(self._text, self._folder, self._report, self._token)
+                fetched = await self._source.fetch(
+                    self._text, self._folder, self._report, self._token, trust=self._trust
+                )
                 self._report(api.Progress("progress", "Verifying and storing", phase="storing"))
                 return await in_thread(lambda _: self._keep(fetched))
             except UnsupportedModel:  # another attempt could not go on with it
@@ -169,7 +204,7 @@ class _Job:
         if remembered is None:
             return None
         try:
-            revision = await self._source.revision(self._text, self._folder, self._token)
+            revision = await self._source.revision(self._text, self._folder, self._token, trust=self._trust)
         except (SourceFailed, ModelNotFound) as error:
             self._report(api.Progress("warning", f"{error.message}; the model that is here stays in use"))
             return model
@@ -190,7 +225,7 @@ class _Job:
             )
             for name, path in fetched.files.items()
         }
-        model = self._store.create(blobs, str(self._reference))
+        model = self._store.create(blobs, str(self._reference), trust=self._trust)
         self._journal.record(self._reference, self._origin, model.id, fetched.revision)
         self._clear()
         return model

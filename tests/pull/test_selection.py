@@ -56,7 +56,7 @@ def test_an_incomplete_set_of_shards_is_not_offered() -> None:
 def test_the_projector_comes_with_the_model_and_is_never_taken_for_one() -> None:
     offered = ["mmproj-m-F32.gguf", "mmproj-m-F16.gguf", "m-Q8_0.gguf"]
     assert choose(offered, None, "here") == {"model.gguf": "m-Q8_0.gguf", "mmproj.gguf": "mmproj-m-F16.gguf"}
-    with pytest.raises(UnsupportedModel, match="here holds no complete GGUF"):
+    with pytest.raises(UnsupportedModel, match="here holds no complete model in GGUF"):
         choose(offered[:2], None, "here")
 
 

@@ -1,0 +1,232 @@
+"""Models in safetensors, in the store: what is read out of a folder, and what is no model."""
+
+import json
+from typing import Any
+
+import pytest
+
+from modelrunner.errors import InvalidModel, UnsupportedModel
+from modelrunner.store import Store
+from modelrunner.store.digests import Digest
+from modelrunner.store.manifests import FILE_TYPE, SAFETENSORS_TYPE, decode
+from modelrunner.types import ModelFormat
+from tests.store.folders import add_folder, model_files, sharded, weights
+from tests.store.samples import files_under
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return Store(tmp_path / "data")
+
+
+def test_a_model_is_described_by_its_config(store: Store) -> None:
+    files = model_files(rope_scaling={"type": "yarn", "factors": [1, 2.5]}, empty=None, tie=True, objects=[{}])
+    model = add_folder(store, "mine", files)
+    shown = model.config.pop("safetensors")
+    assert model.config == {
+        "format": "safetensors",
+        "quantization": "F16",
+        "parameters": "8",
+        "architecture": "LlamaForCausalLM",
+        "size": model.config["size"],
+        "context_size": 2048,
+    }
+    assert shown["rope_scaling.type"] == "yarn"
+    assert (shown["tie"], shown["objects.length"]) == ("true", "1")
+    bundle = store.bundle("mine")
+    assert bundle.format is ModelFormat.SAFETENSORS
+    assert bundle.header.metadata["rope_scaling.factors"] == [1, 2.5]
+    assert "empty" not in bundle.header.metadata
+    assert [tensor.name for tensor in bundle.header.tensors] == ["a", "b"]
+
+
+def test_the_bundle_is_the_folder(store: Store) -> None:
+    files = model_files() | {"1_Pooling/config.json": b"{}", "modules.json": b"[]", "chat_template.jinja": b"x"}
+    add_folder(store, "mine", files)
+    bundle = store.bundle("mine")
+    assert bundle.model_file.name == "config.json"
+    assert {name: path.read_bytes() for name, path in bundle.files.items()} == files
+    assert {str(path.relative_to(bundle.directory)) for path in bundle.files.values()} == set(files)
+    assert bundle.size == sum(map(len, files.values()))
+
+
+def test_it_is_the_same_after_a_restart_and_without_its_bundle(store: Store) -> None:
+    add_folder(store, "mine", model_files() | {"1_Pooling/config.json": b"{}"})
+    bundle = store.bundle("mine")
+    assert Store(store.data).bundle("mine") == bundle
+    bundle.files["1_Pooling/config.json"].unlink()
+    bundle.files["1_Pooling/config.json"].parent.rmdir()
+    (bundle.directory / "header").unlink()
+    (bundle.directory / "1_Pooling.tmp").mkdir()
+    assert Store(store.data).bundle("mine") == bundle
+    assert bundle.files["1_Pooling/config.json"].read_bytes() == b"{}"
+
+
+def test_leftovers_in_a_bundles_folders_are_swept(store: Store) -> None:
+    add_folder(store, "mine", model_files() | {"1_Pooling/config.json": b"{}"})
+    leftover = store.bundle("mine").directory / "1_Pooling" / ".config.json.0123.tmp"
+    leftover.touch()
+    Store(store.data)
+    assert not leftover.exists()
+
+
+def test_removing_it_leaves_nothing(store: Store) -> None:
+    add_folder(store, "mine", model_files() | {"1_Pooling/config.json": b"{}"})
+    store.remove("mine")
+    assert set(files_under(store.data)) == {"format", "index.json", "index.json.old"}
+
+
+def test_a_finetune_shares_its_tokenizer(store: Store) -> None:
+    add_folder(store, "a", model_files(seed=1))
+    add_folder(store, "b", model_files(seed=2))
+    usage, total, _ = store.disk_usage()
+    assert [entry.shared for entry in usage] == [len(model_files()["config.json"]) + 2] * 2
+    assert total == sum(entry.size for entry in usage) - usage[0].shared
+
+
+def test_the_layers_have_dockers_media_types(store: Store) -> None:
+    model = add_folder(store, "mine", model_files())
+    manifest = json.loads((store.data / "manifests/sha256" / model.id[7:]).read_bytes())
+    assert {layer["mediaType"] for layer in manifest["layers"]} == {SAFETENSORS_TYPE, FILE_TYPE}
+
+
+def test_shards_need_their_index(store: Store) -> None:
+    model = add_folder(store, "mine", sharded())
+    assert model.config["parameters"] == "8"
+    assert [tensor.name for tensor in store.bundle("mine").header.tensors] == ["a", "b"]
+
+
+INDEX = "model.safetensors.index.json"
+SECOND = "model-00002-of-00002.safetensors"
+
+
+def index(**places: str) -> bytes:
+    return json.dumps({"weight_map": places}).encode()
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({INDEX: None}, "2 weight files and no"),
+        ({SECOND: None}, f"{SECOND} is missing"),
+        ({INDEX: b"[]"}, "no JSON object"),
+        ({INDEX: b"{}"}, "no weight_map"),
+        ({INDEX: index(a=SECOND, b=SECOND)}, "do not agree"),
+        ({INDEX: index(a="../../etc/passwd")}, "is missing"),
+        ({SECOND: weights("a", "b")}, "do not agree"),
+        ({SECOND: weights("b", "c")}, "do not agree"),
+    ],
+)
+def test_shards_and_index_must_agree(store: Store, changes: dict[str, bytes | None], match: str) -> None:
+    files = {name: data for name, data in (sharded() | changes).items() if data is not None}
+    with pytest.raises(InvalidModel, match=match):
+        add_folder(store, "mine", files)
+    assert store.list() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"config.json": None}, "there is no config.json"),
+        ({"config.json": b"{"}, "no JSON"),
+        ({"config.json": b"[" * 100_000}, "no JSON"),
+        ({"config.json": b"\xff\xfe{\0}\0"}, "no JSON"),
+        ({"config.json": b" " * (5 << 20)}, "over 4 MiB"),
+        ({"config.json": b'{"architectures": []}'}, "of which architecture"),
+        ({"config.json": b'{"architectures": [1]}'}, "of which architecture"),
+        ({"model.safetensors": None}, "no safetensors file with tensors"),
+        ({"model.safetensors": weights()}, "no safetensors file with tensors"),
+        ({"model.safetensors": weights("a")[:-1]}, "cut short"),
+        ({"../escape.json": b"{}"}, "none that a model needs"),
+        ({"deep/config.json": b"{}"}, "none that a model needs"),
+        ({"header": b""}, "none that a model needs"),
+        ({"Tokenizer.json": b""}, "differ in case only"),
+    ],
+)
+def test_only_a_whole_model_is_stored(store: Store, changes: dict[str, bytes | None], match: str) -> None:
+    files = {name: data for name, data in (model_files() | changes).items() if data is not None}
+    with pytest.raises(InvalidModel, match=match):
+        add_folder(store, "mine", files)
+    assert store.list() == []
+
+
+AUTO_MAP = {"auto_map": {"AutoModel": "modeling.Evil"}}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        model_files(**AUTO_MAP),
+        model_files(text_config=AUTO_MAP),
+        model_files() | {"tokenizer_config.json": json.dumps(AUTO_MAP).encode()},
+        model_files() | {"1_Pooling/config.json": json.dumps(AUTO_MAP).encode()},
+        model_files() | {"modules.json": b'[{"type": "evil.Module"}]'},
+        model_files() | {"modeling.py": b"raise SystemExit"},
+    ],
+)
+def test_code_is_refused_unless_trusted(store: Store, files: dict[str, bytes]) -> None:
+    with pytest.raises(UnsupportedModel, match=r"carries code.*--trust-remote-code"):
+        add_folder(store, "mine", files)
+    assert store.list() == []
+    add_folder(store, "mine", files, trust=True)
+    assert set(store.bundle("mine").files) == set(files)
+
+
+def test_a_word_of_a_vocabulary_is_not_code(store: Store) -> None:
+    add_folder(store, "mine", model_files() | {"vocab.json": b'{"auto_map": 1}', "tokenizer.json": b'{"auto_map": 1}'})
+
+
+@pytest.mark.parametrize(
+    ("config", "extra", "capabilities"),
+    [
+        ({}, {}, {"completion"}),
+        ({"architectures": ["GPT2LMHeadModel"]}, {}, {"completion"}),
+        (
+            {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {"depth": 1}},
+            {},
+            {"completion", "vision"},
+        ),
+        ({"architectures": ["BertModel"]}, {}, {"embedding"}),
+        ({"architectures": ["Qwen3ForCausalLM"]}, {"modules.json": b"[]"}, {"embedding"}),
+        ({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "x"}}, {}, {"reranking"}),
+        ({"architectures": ["BertForSequenceClassification"], "num_labels": 1}, {}, {"reranking"}),
+        ({"architectures": ["BertForSequenceClassification"]}, {}, {"classification"}),
+        ({"architectures": ["Unheard"]}, {}, set()),
+    ],
+)
+def test_capabilities(store: Store, config: dict[str, Any], extra: dict[str, bytes], capabilities: set[str]) -> None:
+    add_folder(store, "mine", model_files(**config) | extra)
+    assert store.bundle("mine").capabilities == capabilities
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({}, 2048),
+        ({"max_position_embeddings": None, "text_config": {"max_position_embeddings": 4096}}, 4096),
+        ({"max_position_embeddings": None, "n_positions": 1024}, 1024),
+        ({"max_position_embeddings": "many"}, None),
+    ],
+)
+def test_context_length(store: Store, config: dict[str, Any], length: int | None) -> None:
+    model = add_folder(store, "mine", model_files(**config))
+    assert store.bundle("mine").context_length == length
+    assert model.config.get("context_size") == length
+
+
+def test_a_quantized_model_says_how(store: Store) -> None:
+    model = add_folder(store, "mine", model_files(quantization_config={"quant_method": "awq", "bits": 4}))
+    assert model.config["quantization"] == "AWQ"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("model.gguf", "config.json"), ("config.json", "a/b.json"), ("config.json", "x.sh"), ("config.json", "/x.json")],
+)
+def test_a_manifest_names_only_files_of_one_format(names: tuple[str, ...]) -> None:
+    layer = {"mediaType": FILE_TYPE, "digest": f"sha256:{'0' * 64}", "size": 1}
+    layers = [layer | {"annotations": {"org.cncf.model.filepath": name}} for name in names]
+    manifest = {"schemaVersion": 2, "mediaType": "m", "config": layer, "layers": layers}
+    data = json.dumps(manifest).encode()
+    with pytest.raises(InvalidModel, match="names that are not used here"):
+        decode(data, Digest.of(data))
