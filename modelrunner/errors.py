@@ -23,7 +23,7 @@ A class knows its `status`, its `code` (stable, for programs) and its `type` (Op
 place renders. A message says what happened and what to do next.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class ModelRunnerError(Exception):
@@ -39,6 +39,13 @@ class ModelRunnerError(Exception):
         self.message = message
         self.param = param
         self.retry_after = retry_after
+
+    def saying(self, message: str) -> Self:
+        """The same error with another message."""
+        made = type(self).__new__(type(self), message)
+        made.__dict__.update(self.__dict__)
+        made.message = message
+        return made
 
     def as_dict(self, request_id: str) -> dict[str, Any]:
         """The body of every error answer."""

@@ -5,8 +5,11 @@ import asyncio
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from modelrunner import process
 from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, ProgressCallback
@@ -27,6 +30,14 @@ FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 KNOBS = frozenset(re.findall(r'"(--[a-z-]+)"', FAKE_ENGINE.read_text()))
 
 
+class FakeOptions(BaseModel):
+    """Its own table in a model's configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    budget: int = Field(default=0, ge=0)
+
+
 class FakeBackend(Backend):
     """`knobs` are arguments of tests/fake_engine.py for every run that follows; a spec's `flags` are added to them.
     `memory` is what it says that a model needs. `runs` counts its processes."""
@@ -34,6 +45,7 @@ class FakeBackend(Backend):
     name = "fake"
     formats = frozenset({ModelFormat.GGUF})
     modes = frozenset(Mode)
+    options_model = FakeOptions
     executable: ClassVar[Sequence[str]] = (sys.executable, "-I", "-S", str(FAKE_ENGINE))
 
     def __init__(self, folder: Path, knobs: Sequence[str] = (), *, memory: RequiredMemory | None = None) -> None:
@@ -73,6 +85,17 @@ class FakeBackend(Backend):
         for flag in flags[:1] + tuple(flag for flag in flags if flag.startswith("--")):
             if flag.partition("=")[0] not in KNOBS:
                 raise BadRequest(f"{flag} is no knob of the fake engine", param="runtime-flags")
+
+    def fold_flags(self, flags: tuple[str, ...]) -> tuple[dict[str, int | None], tuple[str, ...]]:
+        """`--ctx-size N`, as llama.cpp has it, is the field's."""
+        if "--ctx-size" not in flags:
+            return {}, flags
+        at = flags.index("--ctx-size")
+        return {"context_size": int(flags[at + 1])}, flags[:at] + flags[at + 2 :]
+
+    def check(self, spec: RunSpec) -> None:
+        """It takes any draft model."""
+        super().check(replace(spec, draft=None))
 
     def explain(self, tail: str) -> str | None:
         return "the fake engine threw up" if "fake::error" in tail else None

@@ -2,7 +2,6 @@
 and holds for the next load, or at once with `apply: "restart"`."""
 
 import asyncio
-import copy
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -167,11 +166,8 @@ class ConfigurationRoutes:
             except ModelRunnerError as error:
                 for started in targets:
                     self._scheduler.discard(started)
-                said = copy.copy(error)
-                said.message = (
-                    f"with the new configuration, {target.name} did not start, and nothing was changed: {error}"
-                )
-                raise said from error
+                what = f"{target.name} did not start with the new configuration, and nothing was changed"
+                raise error.saying(f"{what}: {error.message}") from error
 
     def _tell(self, bundle: Bundle, entry: Entry, patch: Mapping[str, Any]) -> None:
         """Those whom it concerns at once."""

@@ -173,6 +173,37 @@ def test_package_takes_one_source(
     assert cli("package", *sources, "mine").code == 2
 
 
+def test_configure_leads_options_into_their_tables(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers |= {"POST /engines/_configure": {}, "GET /engines/_configure?model=m": []}
+    options = "--draft-model d --draft-tokens 4 --draft-min-acceptance 0.5 --pin on --preload default --restart "
+    options += "--set llamacpp.save-slots=false --set vllm.hf-overrides.a=text --mode embedding -- --top-k 20"
+    assert cli("configure", "m", *options.split()).code == 0
+    assert cli("configure", "m", "--draft-model", "default").code == 0
+    assert daemon.asked("POST", "/engines/_configure") == [
+        {
+            "model": "m",
+            "mode": "embedding",
+            "apply": "restart",
+            "speculative": {"draft_model": "d", "num_tokens": 4, "min_acceptance_rate": 0.5},
+            "pin": True,
+            "preload": None,
+            "llamacpp": {"save-slots": False},
+            "vllm": {"hf-overrides": {"a": "text"}},
+            "runtime-flags": ["--top-k", "20"],
+        },
+        {"model": "m", "speculative": None},
+    ]
+
+
+def test_reload_shows_what_changes(daemon: FakeDaemon, cli: Cli) -> None:
+    change = {"what": "keep_alive", "from": "5m", "to": "1h", "effect": "holds at once"}
+    daemon.answers["POST /engines/reload"] = {"dry_run": True, "changes": [change]}
+    assert "keep_alive  5m   1h  holds at once" in cli("reload", "--dry-run").out
+    daemon.answers["POST /engines/reload"] = {"dry_run": False, "changes": []}
+    assert cli("reload").err == "nothing has changed\n"
+    assert daemon.asked("POST", "/engines/reload") == [{"dry_run": True}, {"dry_run": False}]
+
+
 def test_configure_sends_what_was_given_and_shows_the_result(daemon: FakeDaemon, cli: Cli) -> None:
     shown = {"model": "m", "mode": "completion", "revision": 1, "config": {"runtime-flags": ["-a", "b c"]}}
     daemon.answers |= {"POST /engines/_configure": {}, "GET /engines/_configure?model=m": [shown]}
@@ -186,7 +217,7 @@ def test_configure_sends_what_was_given_and_shows_the_result(daemon: FakeDaemon,
             "parallel": None,
             "keep_alive": "1h",
             "backend": "llama.cpp",
-            "runtime-flags": ["-a", "b c"],
+            "raw-runtime-flags": "-a 'b c'",
         }
     ]
 
@@ -236,6 +267,8 @@ def test_version_needs_no_daemon(daemon: FakeDaemon, cli: Cli) -> None:
         ("pull", 2, "Missing argument 'MODEL'"),
         ("stop", 2, "--all"),
         ("configure m --parallel many", 2, "--parallel is a number"),
+        ("configure m --pin perhaps", 2, "--pin is on, off"),
+        ("configure m --set llamacpp", 2, "TABLE.KEY=VALUE"),
         ("list --host ftp://x", 2, "unix:///path"),
         ("list --host unix:///nowhere/d.sock", 3, "modelrunner serve"),
         ("ps --host http://127.0.0.1:1", 3, "modelrunner serve"),

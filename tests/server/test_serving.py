@@ -80,21 +80,6 @@ async def test_unloading_says_what_it_did(start_daemon: StartDaemon) -> None:
     assert await runners(daemon) == []
 
 
-async def test_a_new_configuration_retires_the_old_runner_and_a_new_keep_alive_does_not(
-    start_daemon: StartDaemon,
-) -> None:
-    daemon = await start_daemon(models={"smol": 0})
-    await chat(daemon.unix)
-    (before,) = await runners(daemon)
-    for change in ({"keep_alive": "1h"}, {"context-size": 512}):
-        async with daemon.unix.post("/engines/_configure", json={"model": "smol", **change}) as answer:
-            assert answer.status == 202
-        await chat(daemon.unix)
-        after = next(runner for runner in await runners(daemon) if runner["state"] == "ready")
-        assert (after["id"] == before["id"]) == ("keep_alive" in change)
-    assert after["context_size"] == 512
-
-
 async def test_a_model_in_use_is_not_removed_unless_forced(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(models={"smol": 0}, drain_limit=0.2)
     async with Stream(daemon) as answer:

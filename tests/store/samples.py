@@ -21,18 +21,20 @@ def write_gguf(
     architecture: str = "llama",
     seed: int = 0,
     vocabulary: int = 16,
+    words: Mapping[int, str] | None = None,
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray] | None = None,
     shard: tuple[int, int] | None = None,
 ) -> Path:
-    """`shard` is the number and the count of a split model; shards after the first carry no other metadata."""
+    """`words` replaces some of the vocabulary. `shard` is the number and the count of a split model; shards after the
+    first carry no other metadata."""
     writer = gguf.GGUFWriter(path, architecture)
     if shard:
         writer.add_uint16("split.no", shard[0])
         writer.add_uint16("split.count", shard[1])
     writer.add_context_length(2048)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
-    writer.add_token_list([f"token{n}" for n in range(vocabulary)])
+    writer.add_token_list([(words or {}).get(n, f"token{n}") for n in range(vocabulary)])
     writer.add_token_scores([0.5] * vocabulary)
     for key, value in (metadata or {}).items():
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))

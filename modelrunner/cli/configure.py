@@ -1,0 +1,149 @@
+"""How models are run, and reading the configuration file again."""
+
+from typing import Any
+
+import click
+import msgspec
+
+from modelrunner import api
+from modelrunner.cli import output
+from modelrunner.cli.options import json_option, with_client
+from modelrunner.client import Client, decode, path
+
+_NUMBERS = ("context_size", "min_context_size", "parallel", "gpu_layers", "draft_tokens")
+# Where a value goes whose option is not called as the field is; a dot leads into a table.
+_FIELDS = {
+    "keep_alive": "keep_alive",
+    "runtime_flags": "raw-runtime-flags",
+    "draft_model": "speculative.draft_model",
+    "draft_tokens": "speculative.num_tokens",
+    "draft_min_acceptance": "speculative.min_acceptance_rate",
+}
+_WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
+
+
+@click.command()
+@click.argument("model")
+@click.argument("flags", nargs=-1, metavar="[-- FLAG]...")
+@click.option("--context-size", metavar="N", help="Tokens, shared by the parallel sequences.")
+@click.option("--min-context-size", metavar="N", help="Take less context where memory is short, down to this.")
+@click.option("--parallel", metavar="N", help="Sequences that are worked on at once.")
+@click.option("--gpu-layers", metavar="N", help="Layers that go to GPUs; by default as many as fit.")
+@click.option("--keep-alive", metavar="DURATION", help="How long it stays loaded unused: 5m, 0, or -1 for ever.")
+@click.option("--runtime-flags", metavar="FLAGS", help="Flags of the engine, as one argument; or give them after --.")
+@click.option("--backend", metavar="NAME", help="The inference engine.")
+@click.option("--draft-model", metavar="MODEL", help="A small model that proposes tokens.")
+@click.option("--draft-tokens", metavar="N", help="So many tokens at once.")
+@click.option("--draft-min-acceptance", metavar="P", help="Only tokens of this probability.")
+@click.option("--pin", metavar="on|off", help="Never evict it for another model.")
+@click.option("--preload", metavar="on|off", help="Load it when the daemon starts.")
+@click.option(
+    "--set",
+    "tables",
+    multiple=True,
+    metavar="TABLE.KEY=VALUE",
+    help="An engine's own setting: llamacpp.save-slots=false.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["completion", "embedding", "reranking", "image-generation"]),
+    help="Change it for this kind of request alone.",
+)
+@click.option(
+    "--restart", is_flag=True, help="Now, with a new runner before the old one ends; else from its next load."
+)
+@json_option
+@with_client()
+def configure(
+    client: Client,
+    model: str,
+    flags: tuple[str, ...],
+    tables: tuple[str, ...],
+    mode: str | None,
+    restart: bool,
+    as_json: bool,
+    **options: str | None,
+) -> None:
+    """Show or change how a model is run.
+
+    "default" takes a value back. Without an option the configuration is shown.
+    """
+    changes: dict[str, Any] = {}
+    for name, text in options.items():
+        if text is not None:
+            _put(changes, _FIELDS.get(name, name.replace("_", "-")), _value(name, text))
+    if options["draft_model"] == "default":
+        changes["speculative"] = None
+    for given in tables:
+        name, equals, text = given.partition("=")
+        if not equals or "." not in name:
+            raise click.UsageError(f"--set takes TABLE.KEY=VALUE, not {given!r}")
+        _put(changes, name, None if text == "default" else _json(text))
+    if flags:
+        changes["runtime-flags"] = list(flags)
+    if changes:
+        how = ({"mode": mode} if mode else {}) | ({"apply": "restart"} if restart else {})
+        client.fetch("POST", "/engines/_configure", {"model": model, **how, **changes}, timeout=None)
+    _show(client, model, as_json)
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only say what it would do.")
+@json_option
+@with_client(start=False)
+def reload(client: Client, dry_run: bool, as_json: bool) -> None:
+    """Read the configuration file again.
+
+    Runners whose settings have changed are replaced, the others go on.
+    """
+    raw = client.fetch("POST", "/engines/reload", api.ReloadRequest(dry_run), timeout=None)
+    done = decode(raw, api.Reloaded)
+    if as_json:
+        output.json(raw)
+    elif done.changes:
+        output.table(("SETTING", "WAS", "IS", "EFFECT"), [(c.what, c.from_, c.to, c.effect) for c in done.changes])
+    else:
+        output.note("nothing has changed")
+
+
+def _show(client: Client, model: str, as_json: bool) -> None:
+    raw = client.fetch("GET", path("engines", "_configure", model=model))
+    if as_json:
+        output.json(raw)
+        return
+    for found in decode(raw, list[api.Configuration]):
+        values = [(name, _text(value)) for name, value in found.config.items()]
+        output.fields([("model", found.model), ("mode", found.mode), ("revision", str(found.revision)), *values])
+
+
+def _put(changes: dict[str, Any], name: str, value: Any) -> None:
+    *tables, key = name.split(".")
+    for table in tables:
+        changes = changes.setdefault(table, {})
+    changes[key] = value
+
+
+def _value(name: str, text: str) -> Any:
+    if text == "default":
+        return None
+    if name in _NUMBERS:
+        if not text.isascii() or not text.isdecimal():
+            raise click.UsageError(f"--{name.replace('_', '-')} is a number, or default")
+        return int(text)
+    if name in ("pin", "preload"):
+        if text.lower() not in _WORDS:
+            raise click.UsageError(f"--{name} is on, off, or default")
+        return _WORDS[text.lower()]
+    return _json(text) if name == "draft_min_acceptance" else text
+
+
+def _json(text: str) -> Any:
+    """As JSON where it is some: a number, true, a list; else the text itself."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
