@@ -208,13 +208,16 @@ class World:
             found: RequiredMemory | None = runner.measured_memory()
             return found
 
+        usual = {
+            "probe": lambda pids: RequiredMemory(self.budget),
+            "measure": measure,
+            "clock": asyncio.get_running_loop().time,
+        }
         return Scheduler(
             BackendRegistry({"fake": self.backend}),
             runtime_dir=Path("/nowhere"),
-            probe=lambda pids: RequiredMemory(self.budget),
             make_runner=self.make_runner,
-            clock=asyncio.get_running_loop().time,
-            **{"measure": measure} | settings,
+            **usual | settings,
         )
 
     def make_runner(self, key: RunnerKey, spec: RunSpec) -> Any:

@@ -1,0 +1,240 @@
+"""What is said about a model that waits, and whether one would fit: the plan's own decisions, asked and not carried
+out."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from modelrunner import api
+from modelrunner.errors import EngineFailed
+from modelrunner.scheduler.scheduler import Scheduler
+from modelrunner.types import RunnerKey, RunSpec
+from tests.scheduler.fakes import Engine, VirtualLoop, World, settle, target, virtual
+
+
+def world(**engines: Engine) -> World:
+    return World(100, {name: Engine(60) for name in "abc"} | engines)
+
+
+async def loaded(scheduler: Scheduler, name: str, **settings: Any) -> None:
+    (await scheduler.acquire(target(name, **settings))).release()
+
+
+async def why(scheduler: Scheduler, name: str) -> api.Why:
+    return await scheduler.insight.why(target(name))
+
+
+def in_background(scheduler: Scheduler, name: str) -> "asyncio.Task[Any]":
+    return asyncio.create_task(scheduler.acquire(target(name)))
+
+
+@virtual
+async def test_a_model_that_nobody_asked_for() -> None:
+    scheduler = world().scheduler()
+    told = await why(scheduler, "a")
+    assert (told.state, told.waiting_for, told.position, told.victims) == ("stopped", None, None, [])
+    assert (told.needed, told.free, told.budget) == (api.Memory(60), api.Memory(100), api.Memory(100))
+    await scheduler.close(0)
+
+
+@virtual
+async def test_a_load_and_what_is_left_of_it() -> None:
+    scheduler = world(a=Engine(60, load_seconds=8.0)).scheduler()
+    await loaded(scheduler, "a", keep_alive=0.0)
+    await asyncio.sleep(1.0)
+    assert (await why(scheduler, "a")).expected_seconds == 8.0
+    waiting = in_background(scheduler, "a")
+    await asyncio.sleep(3.0)
+    told = await why(scheduler, "a")
+    assert (told.state, told.waiting_for, told.position, told.expected_seconds) == ("starting", "load", 1, 5.0)
+    assert scheduler.insight.progress(target("a")) == {"stage": "starting", "position": 1, "expected_seconds": 5.0}
+    (await waiting).release()
+    assert (await why(scheduler, "a")).waiting_for is None
+    await scheduler.close(0)
+
+
+@virtual
+async def test_who_must_go_first_and_who_went_lately() -> None:
+    scheduler = world().scheduler()
+    await loaded(scheduler, "a")
+    told = await why(scheduler, "b")
+    assert (told.state, told.victims, told.free) == ("stopped", ["a"], api.Memory(40))
+    assert "a is evicted" in told.reason
+    await loaded(scheduler, "b")
+    went = [event for event in (await why(scheduler, "b")).events if event.event == "evict"]
+    assert [(event.model, event.details) for event in went] == [("a", {"room_for": "b"})]
+    assert (await why(scheduler, "a")).events[-1].reason == "b needs the room"
+    await scheduler.close(0)
+
+
+@virtual
+async def test_a_request_waits_for_a_busy_model() -> None:
+    scheduler = world().scheduler(patience=5.0)
+    lease = await scheduler.acquire(target("a"))
+    waiting = [in_background(scheduler, name) for name in "bc"]
+    await settle()
+    told = await why(scheduler, "b")
+    assert (told.state, told.waiting_for, told.position, told.victims) == ("queued", "memory", 1, ["a"])
+    assert "a is drained" in told.reason
+    assert (await why(scheduler, "c")).position == 2
+    await asyncio.sleep(30.0)
+    assert "a has answered its requests" in (await why(scheduler, "b")).reason
+    assert scheduler.insight.progress(target("c"))["position"] == 2
+    lease.release()
+    (await waiting[0]).release()
+    (await waiting[1]).release()
+    await scheduler.close(0)
+
+
+@virtual
+async def test_a_request_waits_for_a_place_in_the_engine() -> None:
+    scheduler = world().scheduler()
+    leases = [await scheduler.acquire(target("a")) for _ in range(2)]  # one sequence, and one more request
+    waiting = in_background(scheduler, "a")
+    await settle()
+    told = await why(scheduler, "a")
+    assert (told.state, told.waiting_for) == ("ready", "slot")
+    for lease in leases:
+        lease.release()
+    (await waiting).release()
+    await scheduler.close(0)
+
+
+@virtual
+async def test_a_pin_is_named_as_what_is_in_the_way() -> None:
+    scheduler = world().scheduler()
+    await loaded(scheduler, "a", pinned=True)
+    told = await why(scheduler, "b")
+    assert (told.waiting_for, told.victims) == ("pin", [])
+    assert "pinned" in told.reason
+    assert (await scheduler.insight.fit(target("b"))).fits == "never"
+    scheduler.set_pinned("a", False)
+    assert (await why(scheduler, "b")).victims == ["a"]
+    await scheduler.close(0)
+
+
+@virtual
+async def test_a_failed_start_is_told_with_its_last_words() -> None:
+    scheduler = world(a=Engine(60, fails=EngineFailed("no such tensor"))).scheduler()
+    with pytest.raises(EngineFailed):
+        await scheduler.acquire(target("a"))
+    told = await why(scheduler, "a")
+    assert (told.state, told.waiting_for) == ("failed", "backoff")
+    assert "no such tensor" in told.reason
+    await scheduler.close(0)
+
+
+@virtual
+async def test_a_paused_model_waits_for_its_resume() -> None:
+    scheduler = world().scheduler()
+    await loaded(scheduler, "a")
+    await scheduler.pause("a")
+    assert scheduler.runners() == []
+    waiting = in_background(scheduler, "a")
+    await settle()
+    told = await why(scheduler, "a")
+    assert (told.state, told.waiting_for, scheduler.insight.progress(target("a"))["stage"]) == (
+        "paused",
+        "resume",
+        "paused",
+    )
+    scheduler.resume("a")
+    (await waiting).release()
+    await scheduler.close(0)
+
+
+@virtual
+async def test_fit_names_the_way() -> None:
+    scheduler = world(huge=Engine(101)).scheduler()
+    insight = scheduler.insight
+    assert (await insight.fit(target("a"))).fits == "now"
+    await loaded(scheduler, "a")
+    assert (await insight.fit(target("a"))).fits == "now"
+    after = await insight.fit(target("b"))
+    assert (after.fits, after.would_evict, after.needed) == ("after_eviction", ["a"], api.Memory(60))
+    assert (await insight.fit(target("huge"))).fits == "never"
+    assert (insight.fit_bytes("x", 40).fits, insight.fit_bytes("x", 41).fits) == ("now", "after_eviction")
+    assert insight.fit_bytes("x", 101).fits == "never"
+    assert [runner.model_name for runner in scheduler.runners()] == ["a"]  # nothing was done about it
+    await scheduler.close(0)
+
+
+@virtual
+async def test_a_load_that_others_wait_for_is_not_in_the_list_of_victims() -> None:
+    scheduler = world(a=Engine(60, load_seconds=9.0)).scheduler()
+    waiting = in_background(scheduler, "a")
+    await settle()
+    told = await scheduler.insight.fit(target("b"))
+    assert (told.fits, told.would_evict) == ("after_eviction", [])
+    (await waiting).release()
+    await scheduler.close(0)
+
+
+@virtual
+async def test_trouble_is_what_makes_it_wrong_to_ask() -> None:
+    scheduler = world(a=Engine(60, load_seconds=9.0)).scheduler()
+    insight = scheduler.insight
+    assert await insight.trouble() == ""
+    insight.missing("m", "the engine is not installed")
+    assert "m is to be loaded, and is not: the engine is not installed" in await insight.trouble()
+    insight.missing("m", None)
+    waiting = in_background(scheduler, "a")
+    await settle()
+    assert await insight.trouble() == ""  # a load is no trouble
+    (await waiting).release()
+    await scheduler.close(0)
+    assert "shutting down" in await insight.trouble()
+
+
+@virtual
+async def test_a_plan_that_fails_is_trouble_until_one_succeeds() -> None:
+    faults = [ValueError("a bug")]
+
+    class Faulty(World):
+        def make_runner(self, key: RunnerKey, spec: RunSpec) -> Any:
+            if faults:
+                raise faults.pop()
+            return super().make_runner(key, spec)
+
+    scheduler = Faulty(100, {"a": Engine(60)}).scheduler()
+    reported = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
+    waiting = [in_background(scheduler, "a")]
+    await settle()
+    assert [str(fault) for fault in reported] == ["a bug"]
+    assert "failed at its last plan" in await scheduler.insight.trouble()
+    waiting.append(in_background(scheduler, "a"))
+    for task in waiting:
+        (await task).release()
+    assert await scheduler.insight.trouble() == ""
+    await scheduler.close(0)
+
+
+@virtual
+async def test_requests_that_wait_longer_than_they_may_are_trouble() -> None:
+    """As after the machine has slept, until the timers have rung."""
+    slept = 0.0
+    loop = asyncio.get_running_loop()
+    scheduler = world(a=Engine(60, load_seconds=9.0)).scheduler(clock=lambda: loop.time() + slept, max_wait=60.0)
+    waiting = in_background(scheduler, "a")
+    await settle()
+    slept = 100.0
+    assert "requests for a wait longer than they may" in await scheduler.insight.trouble()
+    waiting.cancel()
+    await scheduler.close(0)
+
+
+@virtual
+async def test_a_loop_that_is_late_is_trouble() -> None:
+    scheduler = world().scheduler()
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+
+    def busy() -> None:
+        loop.now += 4.0
+
+    loop.call_soon(busy)
+    assert "4.0 s behind" in await scheduler.insight.trouble()
+    assert await scheduler.insight.trouble() == ""
+    await scheduler.close(0)
