@@ -20,31 +20,47 @@ ALLOWED = {
     "backend": set(),
     "cli": {"client", "config", "server"},
     "client": set(),
-    "config": set(),
+    "config": {"modelconfig"},
+    "control": {"upstream"},
     "enginecache": {"backend"},
     "enginelog": set(),
     "errors": set(),
     "flags": set(),
     "guardian": set(),
     "http1": set(),
-    "locations": set(),
+    "locations": {"tomlplaces"},
+    "modelconfig": set(),
     "process": {"enginelog", "guardian", "processtree"},
     "processtree": set(),
     "proxy": {"scheduler", "runner", "upstream", "http1"},
     "pull": {"store", "process"},  # pip is a child process like any other
     "readiness": {"backend", "processtree", "upstream"},
-    "runner": {"backend", "process", "processtree", "readiness", "upstream"},
+    "runner": {"backend", "process", "processtree", "readiness", "upstream", "watchdog"},
     "scheduler": {"runner", "backend", "processtree"},
-    "server": {"scheduler", "proxy", "pull", "store", "backend", "config", "processtree"},  # config: see below
+    "server": {
+        "scheduler",
+        "proxy",
+        "pull",
+        "store",
+        "backend",
+        "config",
+        "modelconfig",
+        "processtree",
+    },  # config: see below
     "steps": {"process"},
     "store": set(),
     "testing": {"backend", "process", "processtree", "runner", "upstream"},
+    "tomlplaces": set(),
     "types": set(),
     "units": set(),
     "upstream": {"http1"},
+    "watchdog": {"backend", "processtree", "upstream"},
 }
 # What a backend may use.
-PUBLIC = {"modelrunner", *(f"modelrunner.{name}" for name in ("enginecache", "flags", "process", "steps", "units"))}
+PUBLIC = {
+    "modelrunner",
+    *(f"modelrunner.{name}" for name in ("control", "enginecache", "flags", "process", "steps", "units")),
+}
 
 
 def imported(file: Path) -> Iterator[tuple[str, str]]:

@@ -29,7 +29,7 @@ SECTIONS = {
         "resume": ("residency:resume", "Answer the requests for paused models again"),
         "why": ("insight:why", "Say what a model waits for"),
         "events": ("insight:events", "Show what happens, as it happens"),
-        "configure": ("runners:configure", "Show or change how a model is run"),
+        "configure": ("configure:configure", "Show or change how a model is run"),
     },
     "Engines": {
         "install": ("engines:install", "Install an inference engine"),
@@ -39,6 +39,7 @@ SECTIONS = {
     "Daemon": {
         "status": ("daemon:status", "Show the daemon, its engines and its memory"),
         "logs": ("daemon:logs", "Show the log of the daemon or of a runner"),
+        "reload": ("configure:reload", "Read the configuration file again"),
         "serve": ("daemon:serve", "Run the daemon in the foreground"),
         "shutdown": ("daemon:shutdown", "Stop the daemon and everything that it runs"),
         "version": ("daemon:version", "Show the versions of the command line and of the daemon"),

@@ -18,7 +18,7 @@ def prepare(client: Client, model: str, *, backend: str | None, context_size: in
     if backend is not None or context_size is not None:
         changes = {"backend": backend, "context-size": context_size}
         wanted = {name: value for name, value in changes.items() if value is not None}
-        client.fetch("POST", "/engines/_configure", {"model": model, **wanted})
+        client.fetch("POST", "/engines/_configure", {"model": model, "apply": "restart", **wanted}, timeout=None)
     _install_engine(client, model)
     return model
 
