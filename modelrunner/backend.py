@@ -15,6 +15,11 @@ from modelrunner.errors import BackendNotFound, BackendUnavailable, BadRequest, 
 from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, RequiredMemory, RunSpec, Variant
 
 ENTRY_POINT_GROUP = "modelrunner.backends"
+_PROBES: Mapping[Mode, tuple[str, Mapping[str, Any]]] = {
+    Mode.COMPLETION: ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+    Mode.EMBEDDING: ("/v1/embeddings", {"input": "a"}),
+    Mode.RERANKING: ("/v1/rerank", {"query": "a", "documents": ["a"]}),
+}
 log = logging.getLogger(__name__)
 
 
@@ -218,6 +223,17 @@ class Backend(ABC):
     async def before_stop(self, spec: RunSpec, endpoint: Endpoint) -> None:
         """Called with the engine still alive, before it is asked to end."""
         return
+
+    def probe(self, spec: RunSpec) -> tuple[str, Mapping[str, Any]] | None:
+        """Path and body of the smallest request that proves that the engine serves, None if there is none. It is asked
+        only of an engine that owes answers and has shown no sign of life for a while."""
+        return _PROBES.get(spec.mode)
+
+    async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
+        """A figure of the engine's that grows with every batch it computes, None if it has none. Then processor time is
+        what tells a working engine from a stuck one. Asked of an engine that owes answers; seconds count. Raises
+        `OSError` or `ModelRunnerError` where the engine does not answer."""
+        return None
 
     async def forget(self, model_id: str) -> None:
         """Called after a model was removed: what was kept of its runs goes too."""

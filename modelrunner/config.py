@@ -76,6 +76,7 @@ class Settings(BaseSettings):
     total_body_limit: Bytes = 512 << 20
     stop_grace: Seconds = 10.0
     stall_limit: Seconds = 300.0
+    wedge_limit: Seconds = 60.0
     drain_limit: Seconds = 30.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _by(lambda v: str(v).lower())] = "info"
     llama_server: Path | None = None

@@ -1,4 +1,4 @@
-"""Small JSON exchanges with a running engine: what a backend asks of it in `after_ready` and `before_stop`."""
+"""Small exchanges with a running engine: what a backend asks of it in `after_ready`, `before_stop` and `work_done`."""
 
 import json
 from typing import Any
@@ -8,13 +8,18 @@ from modelrunner.types import Endpoint
 from modelrunner.upstream import UpstreamPool
 
 
+async def fetch(endpoint: Endpoint, method: str, path: str, body: bytes = b"", *, timeout: float) -> tuple[int, bytes]:
+    """Status and body of one exchange on a connection of its own; `timeout` in seconds is for all of it. Raises
+    `OSError` (`TimeoutError` is one) or `EngineProtocolError`."""
+    return await UpstreamPool(endpoint).fetch(method, path, body, timeout=timeout)
+
+
 async def ask(
     endpoint: Endpoint, method: str, path: str, body: object = None, *, timeout: float
 ) -> tuple[int, dict[str, Any] | list[Any]]:
-    """Status and body of one exchange on a connection of its own; `timeout` in seconds is for all of it. Raises
-    `OSError` (`TimeoutError` is one), or `EngineProtocolError` for an answer that is not JSON."""
+    """As `fetch`, in JSON both ways. Raises `EngineProtocolError` too for an answer that is not."""
     sent = b"" if body is None else json.dumps(body).encode()
-    status, raw = await UpstreamPool(endpoint).fetch(method, path, sent, timeout=timeout)
+    status, raw = await fetch(endpoint, method, path, sent, timeout=timeout)
     try:
         answer = json.loads(raw)
     except ValueError:

@@ -16,11 +16,13 @@ from modelrunner.processtree import memory_of, oom_kills
 from modelrunner.readiness import Readiness, is_echo
 from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec
 from modelrunner.upstream import UpstreamPool
+from modelrunner.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 _KEPT_LINES = 50
 _LAST_LINES = 3
 _LAST_WORDS = 400
+_LAST_CHANCE = 1.0  # seconds that an engine which has failed gets to end by itself
 
 
 class RunnerState(StrEnum):
@@ -50,6 +52,7 @@ class Runner:
         id: str,
         endpoint: Endpoint,
         stall_limit: float = 300.0,
+        wedge_limit: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
         oom_kills: Callable[[], int] = oom_kills,
     ) -> None:
@@ -63,6 +66,7 @@ class Runner:
         self.started = clock()
         self.ready_at: float | None = None
         self.failure: ModelRunnerError | None = None
+        self.names = (*spec.bundle.references, spec.model_id) if backend.checks_model else None
         self.upstream = UpstreamPool(endpoint)
         self._backend = backend
         self._clock = clock
@@ -71,6 +75,8 @@ class Runner:
         self._changed: Callable[[], None] = lambda: None
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._readiness = Readiness(self.upstream, stall_limit, clock)
+        self._watchdog = Watchdog(backend, self.spec, self.upstream, limit=wedge_limit, clock=clock)
+        self._is_watched = wedge_limit > 0
 
     def __repr__(self) -> str:
         return f"<Runner {self.id} {self.key} {self.state} pid={self.pid}>"
@@ -79,8 +85,9 @@ class Runner:
         """Starts the engine and keeps it until it ends or the caller is cancelled; `changed` is called after every
         change of state or stage.
 
-        Raises `CancelledError` when stopped, `EngineFailed` when the engine ends by itself, `TimedOut` when it made no
-        progress for `stall_limit` seconds while starting, `BackendUnavailable` when it could not be executed. Nothing
+        Raises `CancelledError` when stopped, `EngineFailed` when the engine ends by itself, or owes answers and shows
+        no sign of life for `wedge_limit` seconds (0: for ever), `TimedOut` when it made no progress for `stall_limit`
+        seconds while starting, `BackendUnavailable` when it could not be executed. Nothing
         of it is left by then, the file of its socket included.
         """
         self._changed = changed
@@ -91,7 +98,7 @@ class Runner:
         engine = asyncio.create_task(self._backend.run(self.spec, self.endpoint), name=f"engine of runner {self.id}")
         try:
             await self._become_ready(engine)
-            await asyncio.wait([engine])
+            await self._serve(engine)
             await engine
             raise EngineFailed(f"the backend {self.key.backend} returned instead of keeping its engine")
         except asyncio.CancelledError:
@@ -105,7 +112,7 @@ class Runner:
             raise self.failure from error
         finally:
             try:
-                await _stopped(engine)
+                await _stopped(engine, patience=None if self.failure is None else _LAST_CHANCE)
             finally:
                 self._end()
 
@@ -125,8 +132,11 @@ class Runner:
 
     def measured_memory(self) -> RequiredMemory | None:
         """What its processes hold of main memory; None without a process. Looks at every process of the machine:
-        milliseconds."""
-        return None if self.pid is None else memory_of(self.pid)
+        milliseconds. `shared` is the part that other runners of the model map too."""
+        if self.pid is None:
+            return None
+        memory = memory_of(self.pid)
+        return replace(memory, shared=min(memory.shared, self.spec.bundle.size))
 
     async def _become_ready(self, engine: "asyncio.Task[Any]") -> None:
         """Returns when it is ready or its engine has ended."""
@@ -142,6 +152,19 @@ class Runner:
         if self.state is RunnerState.STARTING and not engine.done():
             self.ready_at, self.stage = self._clock(), ""
             self._move(RunnerState.READY)
+
+    async def _serve(self, engine: "asyncio.Task[Any]") -> None:
+        """Until the engine has ended. Raises `EngineFailed` once it has stopped serving."""
+        if self.pid is None or not self._is_watched:
+            await asyncio.wait([engine])
+            return
+        watch = asyncio.create_task(self._watchdog.watch(self.pid))
+        try:
+            await asyncio.wait([watch, engine], return_when=asyncio.FIRST_COMPLETED)
+            if not engine.done():
+                await watch
+        finally:
+            await _stopped(watch)
 
     async def _prepare(self) -> None:
         """The backend's first exchange with its engine."""
@@ -227,13 +250,14 @@ def last_words(tail: str) -> str:
     return " | ".join([line for line in lines if line][-_LAST_LINES:])[-_LAST_WORDS:]
 
 
-async def _stopped(task: "asyncio.Task[Any]") -> None:
-    """Cancels `task` and sees it end, whoever cancels the caller meanwhile: that is passed on, and raised after it."""
+async def _stopped(task: "asyncio.Task[Any]", patience: float | None = None) -> None:
+    """Cancels `task` and sees it end, whoever cancels the caller meanwhile: that is passed on, and raised after it.
+    After `patience` seconds it is cancelled once more, which ends an engine at once."""
     cancelled = False
     while not task.done():
         task.cancel()
         try:
-            await asyncio.wait([task])
+            await asyncio.wait([task], timeout=patience)
         except asyncio.CancelledError:
             cancelled = True
     if not task.cancelled():

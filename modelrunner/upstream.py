@@ -39,10 +39,14 @@ class Receiver(Protocol):
 
 
 class UpstreamPool:
-    """The connections to `endpoint`. At most `max_idle` are kept open without an exchange."""
+    """The connections to `endpoint`. At most `max_idle` are kept open without an exchange. `begun` counts exchanges,
+    `answered` the portions of answers that came with a status below 500, `waiting` is how many exchanges are under
+    way."""
 
     def __init__(self, endpoint: Endpoint, *, max_idle: int = 64) -> None:
         self.endpoint = endpoint
+        self.begun = 0
+        self.answered = 0
         self._max_idle = max_idle
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
@@ -50,6 +54,10 @@ class UpstreamPool:
 
     def __repr__(self) -> str:
         return f"<UpstreamPool {self.endpoint}, {len(self._open)} open, {len(self._idle)} idle>"
+
+    @property
+    def waiting(self) -> int:
+        return len(self._open) - len(self._idle)
 
     def send(self, request: bytes, receiver: Receiver, *, fresh: bool = False) -> "UpstreamConnection":
         """Sends a whole request on an idle connection, or on a new one (always with `fresh`). Never raises: a failure
@@ -59,6 +67,7 @@ class UpstreamPool:
             connection = UpstreamConnection(self)
             self._open.add(connection)
             connection.dial(self.endpoint)
+        self.begun += 1
         connection.start(request, receiver)
         return connection
 
@@ -123,6 +132,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._head = b""  # what came of an unfinished head
         self._body: Body | None = None
         self._keep = False
+        self._fault = False  # the answer is an error of the engine's own
         self.reused = False
         self.answered = False
 
@@ -196,6 +206,8 @@ class UpstreamConnection(asyncio.Protocol):
             if body is None:
                 self._read_head(receiver, data)
             else:
+                if not self._fault:
+                    self._pool.answered += 1
                 receiver.on_data(body.take(data))
                 if body.done:
                     self._finish()
@@ -238,6 +250,9 @@ class UpstreamConnection(asyncio.Protocol):
                 self._read_head(receiver, rest)
             return
         self._keep = head.keep_alive
+        self._fault = head.status >= 500
+        if not self._fault:
+            self._pool.answered += 1
         self._body = body = head.body(splice=receiver.splices(head.status))
         receiver.on_head(head.status, head.fields, head.length, body.take(rest))
         if body.done:

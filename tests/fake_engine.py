@@ -47,7 +47,12 @@ def parse() -> argparse.Namespace:
     answering.add_argument("--first-token-after", type=float, default=0.0, metavar="SECONDS")
     answering.add_argument("--die", metavar="WHEN", help="before-headers, after-headers, or the number of a token")
     answering.add_argument("--drop", metavar="WHEN", help="as --die, but only the connection")
-    answering.add_argument("--only-for", default="", metavar="TEXT", help="--die, --drop, --status: if the body has it")
+    answering.add_argument(
+        "--only-for",
+        default="",
+        metavar="TEXT",
+        help="--die, --drop, --status, --first-token-after: if the body has it",
+    )
     answering.add_argument("--status", type=int, default=0, help="answer with this error")
     answering.add_argument("--garbage", action="store_true", help="answer with what is not HTTP")
     return p.parse_args()
@@ -244,7 +249,9 @@ class Exchange:
     def word(self, number: int) -> str:
         """The next token, after the time it takes; the client's leaving ends the work."""
         self.fault(str(number))
-        seconds = (1 / self.options.rate if self.options.rate else 0) + self.options.first_token_after * (not number)
+        seconds = (1 / self.options.rate if self.options.rate else 0) + self.options.first_token_after * (
+            not number and self.faulty
+        )
         readable, _, _ = select.select([self.connection], [], [], seconds)
         if readable and not self.connection.recv(1, socket.MSG_PEEK):
             self.engine.record(left=self.path, tokens=number)

@@ -25,7 +25,7 @@ from modelrunner import (
     enginecache,
 )
 from modelrunner.process import run, scrubbed_environment
-from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, split
+from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, metrics, split
 from modelrunner_llamacpp.build import install_build
 from modelrunner_llamacpp.cpus import limited_threads
 from modelrunner_llamacpp.engines import Engine, Kind
@@ -104,6 +104,9 @@ class LlamaCppBackend(Backend):
     async def before_stop(self, spec: RunSpec, endpoint: Endpoint) -> None:
         if keeper := self._keepers.get(endpoint):
             await keeper.save(endpoint)
+
+    async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
+        return await metrics.batches(endpoint)
 
     async def forget(self, model_id: str) -> None:
         if self._saved:

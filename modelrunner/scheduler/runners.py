@@ -5,10 +5,13 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 from modelrunner.backend import BackendRegistry
+from modelrunner.processtree import process_tree
 from modelrunner.runner import Runner
+from modelrunner.scheduler.devices import devices, held_by
 from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec
 
 MakeRunner = Callable[[RunnerKey, RunSpec], Runner]
@@ -25,11 +28,13 @@ class RunnerFactory:
         runtime_dir: Path,
         *,
         stall_limit: float = 300.0,
+        wedge_limit: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
         self._runtime_dir = runtime_dir
         self._stall_limit = stall_limit
+        self._wedge_limit = wedge_limit
         self._clock = clock
 
     def __call__(self, key: RunnerKey, spec: RunSpec) -> Runner:
@@ -37,12 +42,32 @@ class RunnerFactory:
         backend = self._registry.get(key.backend)
         id = secrets.token_hex(4)
         endpoint = _free_port() if backend.uses_tcp else Endpoint(path=self._runtime_dir / f"{id}.sock")
-        return Runner(backend, spec, key, id=id, endpoint=endpoint, stall_limit=self._stall_limit, clock=self._clock)
+        return Runner(
+            backend,
+            spec,
+            key,
+            id=id,
+            endpoint=endpoint,
+            stall_limit=self._stall_limit,
+            wedge_limit=self._wedge_limit,
+            clock=self._clock,
+        )
 
 
 async def measure(runner: Runner) -> RequiredMemory | None:
-    """In a thread: the kernel walks all pages of the processes for it."""
-    return await asyncio.to_thread(runner.measured_memory)
+    """In a thread: the kernel walks all pages of the processes for it, and drivers are slow."""
+    return await asyncio.to_thread(_measured, runner)
+
+
+def _measured(runner: Runner) -> RequiredMemory | None:
+    """With the figures of devices where their drivers tell them, and none where they do not."""
+    pid, memory = runner.pid, runner.measured_memory()
+    if pid is None or memory is None:
+        return None
+    try:
+        return replace(memory, vram=held_by(devices(), (process.pid for process in process_tree(pid))))
+    except (OSError, ValueError):  # the probe logs it
+        return memory
 
 
 def _free_port() -> Endpoint:

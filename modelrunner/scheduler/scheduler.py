@@ -50,6 +50,7 @@ class Scheduler:
         patience: float = 5.0,
         drain_limit: float = 30.0,
         stall_limit: float = 300.0,
+        wedge_limit: float = 60.0,
         make_runner: MakeRunner | None = None,
         measure: Measure = runners.measure,
         clock: Callable[[], float] = time.monotonic,
@@ -59,9 +60,10 @@ class Scheduler:
         self._clock = clock
         self.events = Events()
         self._table = Reconciler(
-            meter=Meter(registry, probe or MemoryProbe(), ledger or Ledger(), measure, clock),
+            meter=Meter(registry, probe or MemoryProbe(), ledger or Ledger(), measure),
             policy=Policy(max_wait, min(patience, max_wait)),
-            make_runner=make_runner or RunnerFactory(registry, runtime_dir, stall_limit=stall_limit, clock=clock),
+            make_runner=make_runner
+            or RunnerFactory(registry, runtime_dir, stall_limit=stall_limit, wedge_limit=wedge_limit, clock=clock),
             events=self.events,
             clock=clock,
         )
@@ -163,7 +165,7 @@ class Scheduler:
     def memory(self) -> dict[str, int]:
         """Main memory in bytes: `budget`, `used` (what the runners count for) and `free`."""
         budget = self._table.budget().ram
-        used = sum(slot.memory.ram for slot in self._table.slots.values())
+        used = sum(slot.memory.ram for slot in self._table.state().slots)
         return {"budget": budget, "used": used, "free": max(0, budget - used)}
 
     def set_pinned(self, model_id: str, pinned: bool) -> None:

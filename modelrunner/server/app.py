@@ -118,6 +118,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
         max_wait=settings.max_wait,
         drain_limit=settings.drain_limit,
         stall_limit=settings.stall_limit,
+        wedge_limit=settings.wedge_limit,
     )
     installer = Installer(registry, scheduler, resolver.forget)
     judge = Judge(registry, resolver)

@@ -1,0 +1,241 @@
+"""An engine that has stopped serving is found out and ended; one that works, however long, is left alone."""
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelrunner.errors import EngineFailed
+from modelrunner.processtree import Activity
+from modelrunner.runner import Runner, RunnerState
+from modelrunner.testing import alive, tree
+from modelrunner.types import Endpoint, RunSpec
+from modelrunner.upstream import UpstreamPool
+from modelrunner.watchdog import Look, Silence, Watchdog, after
+from tests.fakes import FakeBackend, fake_key, fake_spec
+
+LIMIT = 0.3
+HUNG = ("--first-token-after", "1000")
+
+
+def look(waiting: int = 0, *, begun: bool = False, answered: bool = False, worked: bool | None = None, busy=False):
+    return Look(waiting, begun, answered, worked, busy)
+
+
+@pytest.mark.parametrize(
+    ("before", "seen", "then"),
+    [
+        (None, look(), None),
+        (None, look(1, begun=True), Silence(100, 100)),
+        (None, look(begun=True), Silence(100, 100)),
+        (None, look(begun=True, answered=True), None),
+        (None, look(begun=True, worked=False), None),
+        (Silence(50, 40), look(1), Silence(50, 40)),
+        (Silence(50, 40), look(), Silence(50, 40)),
+        (Silence(50, 40), look(1, busy=True), Silence(100, 40)),
+        (Silence(50, 40), look(1, worked=False), Silence(50, 40)),
+        (Silence(50, 40), look(1, worked=True), Silence(100, 100)),
+        (Silence(50, 40), look(1, answered=True), Silence(100, 100)),
+        (Silence(50, 40), look(answered=True), None),
+        (Silence(50, 40), look(worked=False), None),
+    ],
+)
+def test_what_a_look_changes(before: Silence | None, seen: Look, then: Silence | None) -> None:
+    assert after(before, seen, 100) == then
+
+
+def test_when_it_is_time_to_ask() -> None:
+    def suspicious(quiet: float, silent: float, *, counts_work: bool) -> bool:
+        return Silence(quiet, silent).suspicious(1000, 60, counts_work=counts_work)
+
+    assert not suspicious(941, 100, counts_work=False)
+    assert suspicious(940, 940, counts_work=False)
+    assert not suspicious(999, 401, counts_work=True)
+    assert suspicious(999, 400, counts_work=True)
+
+
+class Kept:
+    """A runner in a task."""
+
+    def __init__(self, folder: Path, *knobs: str, limit: float = LIMIT, backend: FakeBackend | None = None) -> None:
+        self.backend = backend or FakeBackend(folder)
+        self.record = folder / "record"
+        spec = fake_spec(folder, *knobs, "--record", str(self.record), stop_grace=60.0)
+        endpoint = Endpoint(path=folder / "r.sock")
+        self._ready = asyncio.Event()
+        key = fake_key(spec, self.backend)
+        self.runner = Runner(self.backend, spec, key, id="r1", endpoint=endpoint, wedge_limit=limit)
+        self.task = asyncio.create_task(self.runner.run(self._changed))
+
+    def _changed(self) -> None:
+        if self.runner.state is RunnerState.READY:
+            self._ready.set()
+
+    async def ready(self) -> Runner:
+        async with asyncio.timeout(10):
+            await self._ready.wait()
+        return self.runner
+
+    def ask(self, text: str = "Hello", **fields: Any) -> "asyncio.Task[tuple[int, bytes]]":
+        body = json.dumps({"prompt": text, **fields}).encode()
+        return asyncio.create_task(self.runner.upstream.fetch("POST", "/v1/completions", body, timeout=30))
+
+    def probes(self) -> int:
+        """How often the watchdog asked."""
+        lines = self.record.read_text().splitlines() if self.record.exists() else []
+        bodies = [json.loads(line).get("body") for line in lines]
+        _, body = self.backend.probe(self.runner.spec)
+        return bodies.count(json.dumps(body))
+
+    async def end(self) -> None:
+        self.task.cancel()
+        with suppress(asyncio.CancelledError, EngineFailed):
+            await self.task
+
+
+@pytest.fixture
+async def keep(tmp_path: Path):
+    made: list[Kept] = []
+
+    def keep(*knobs: str, **options: Any) -> Kept:
+        made.append(Kept(tmp_path, *knobs, **options))
+        return made[-1]
+
+    yield keep
+    for kept in made:
+        await kept.end()
+
+
+async def replaced(kept: Kept, request: "asyncio.Task[Any] | None") -> None:
+    """The runner fails soon, although its grace is a minute, nothing of it is left, and who waited knows."""
+    processes, began = tree(kept.runner), time.monotonic()
+    with pytest.raises(EngineFailed, match="stopped answering: nothing came of it for"):
+        async with asyncio.timeout(10):
+            await kept.task
+    assert time.monotonic() - began >= LIMIT
+    assert isinstance(kept.runner.failure, EngineFailed)
+    assert not alive(processes)
+    if request is not None:
+        with pytest.raises(ConnectionError):
+            await request
+
+
+@pytest.mark.parametrize("knobs", [HUNG, (*HUNG, "--ignore-term")])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_is_healthy_and_answers_nothing(keep, knobs, stream) -> None:
+    kept = keep(*knobs)
+    runner = await kept.ready()
+    request = kept.ask(stream=stream)
+    assert (await runner.upstream.fetch("GET", "/v1/models", timeout=5))[0] == 200
+    await replaced(kept, request)
+    assert kept.probes() == 1
+
+
+async def test_an_engine_that_was_stopped_while_it_was_idle(keep) -> None:
+    kept = keep()
+    os.kill((await kept.ready()).pid, signal.SIGSTOP)
+    await replaced(kept, kept.ask())
+
+
+async def test_clients_with_little_patience_do_not_hide_it(keep) -> None:
+    kept = keep(*HUNG)
+    runner = await kept.ready()
+    with pytest.raises(TimeoutError):
+        await runner.upstream.fetch("POST", "/v1/completions", b"{}", timeout=0.05)
+    await replaced(kept, None)
+
+
+async def test_an_engine_that_answers_everything_with_an_error_of_its_own(keep) -> None:
+    kept = keep("--status", "503")
+    await kept.ready()
+    assert (await kept.ask())[0] == 503
+    await replaced(kept, None)
+
+
+async def test_a_request_that_hangs_alone_costs_the_others_nothing(keep) -> None:
+    kept = keep(*HUNG, "--only-for", "slow", limit=1.0)
+    await kept.ready()
+    request = kept.ask("slow")
+    async with asyncio.timeout(20):
+        while kept.probes() < 2:
+            assert not kept.task.done()
+            await asyncio.sleep(0.05)
+    assert kept.runner.state is RunnerState.READY
+    assert not request.done()
+    request.cancel()
+
+
+async def test_a_fault_of_a_client_s_request_is_no_fault_of_the_engine_s(keep) -> None:
+    kept = keep("--status", "400")
+    await kept.ready()
+    for _ in range(20):
+        assert (await kept.ask())[0] == 400
+        await asyncio.sleep(LIMIT / 10)
+    assert (kept.probes(), kept.task.done()) == (0, False)
+
+
+async def test_it_can_be_switched_off(keep) -> None:
+    kept = keep(*HUNG, limit=0.0)
+    await kept.ready()
+    request = kept.ask()
+    await asyncio.wait([request], timeout=0.3)
+    assert (kept.probes(), kept.task.done(), request.done()) == (0, False, False)
+    request.cancel()
+
+
+class Counting(FakeBackend):
+    """Tells of its work what `figures` say."""
+
+    figures: Any = itertools.repeat(7.0)
+    asked = 0
+
+    async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
+        self.asked += 1
+        return next(self.figures)
+
+
+async def looks_until_the_end(
+    keep: Callable[..., Kept], cpu: Callable[[int], float], backend: FakeBackend | None = None
+) -> int:
+    """How often a watchdog with a limit of ten looks looks at a hung engine that uses as much of the processor."""
+    kept = keep(*HUNG, limit=0.0, backend=backend)
+    runner = await kept.ready()
+    pool, looks = UpstreamPool(runner.endpoint), 0
+
+    def activity(pid: int) -> Activity:
+        nonlocal looks
+        looks += 1
+        return Activity(cpu(looks), 0)
+
+    dog = Watchdog(kept.backend, runner.spec, pool, limit=0.2, clock=time.monotonic, activity=activity)
+    request = asyncio.create_task(pool.fetch("POST", "/v1/completions", b"{}", timeout=60))
+    with pytest.raises(EngineFailed):
+        async with asyncio.timeout(30):
+            await dog.watch(runner.pid)
+    request.cancel()
+    return looks
+
+
+async def test_a_long_prompt_on_a_slow_processor_is_no_wedge(keep) -> None:
+    """As long as it works."""
+    assert await looks_until_the_end(keep, lambda looks: min(looks, 40)) > 40
+
+
+async def test_a_processor_that_spins_without_any_counted_work_is_one(keep, tmp_path) -> None:
+    """A hung device is waited for with a busy loop."""
+    looks = await looks_until_the_end(keep, float, Counting(tmp_path))
+    assert looks > 20, "processor time counts for much longer than none"
+
+
+async def test_counted_work_is_a_sign_of_life(keep, tmp_path) -> None:
+    backend = Counting(tmp_path)
+    backend.figures = itertools.chain(range(40), itertools.repeat(40))
+    assert await looks_until_the_end(keep, lambda looks: 0.0, backend) > 40
