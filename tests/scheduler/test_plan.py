@@ -10,100 +10,26 @@ from modelrunner.errors import (
     BackingOff,
     EngineFailed,
     InsufficientMemory,
-    ModelRunnerError,
     ShuttingDown,
     TimedOut,
 )
 from modelrunner.scheduler.failures import REMEMBERED, after, is_past
-from modelrunner.scheduler.plan import is_full, is_warm, plan
+from modelrunner.scheduler.plan import is_full, is_warm
 from modelrunner.scheduler.state import (
-    Action,
     Admit,
     Drain,
     Failure,
     Forget,
     Grant,
-    Group,
     Phase,
-    Policy,
     Reason,
     Refuse,
-    Request,
-    Slot,
     Start,
-    State,
     Stop,
     WakeAt,
 )
-from modelrunner.types import Mode, RequiredMemory, RunnerKey
-
-NOW = 1000.0
-POLICY = Policy(max_wait=100.0, patience=5.0)
-
-
-def key(name: str) -> RunnerKey:
-    return RunnerKey("fake", name, Mode.COMPLETION)
-
-
-def group(name: str, need: int | None, *since: float, first: int = 1, vram: tuple[int, ...] = ()) -> Group:
-    waiting = tuple(Request(first + i, at) for i, at in enumerate(since or (NOW,)))
-    return Group(key(name), waiting, () if need is None else (RequiredMemory(need, vram),), name)
-
-
-def slot(
-    name: str,
-    size: int,
-    phase: Phase = Phase.READY,
-    *,
-    idle: float = 10.0,
-    leases: int = 0,
-    keep_alive: float = 300.0,
-    pinned: bool = False,
-    drain: Reason | None = None,
-    vram: tuple[int, ...] = (),
-    load: float = 1.0,
-) -> Slot:
-    return Slot(
-        key(name),
-        phase,
-        RequiredMemory(size, vram),
-        leases,
-        NOW - idle,
-        keep_alive,
-        pinned,
-        load,
-        drain,
-        phase is not Phase.STARTING,
-    )
-
-
-def ended(name: str, error: BaseException | None, was_ready: bool = False) -> Slot:
-    return Slot(key(name), Phase.ENDED, RequiredMemory(5), was_ready=was_ready, error=error)
-
-
-def decide(*parts: Group | Slot, budget: int = 10, vram: tuple[int, ...] = (), **more: object) -> list[Action]:
-    """The plan, without its wake-up."""
-    return [a for a in everything(*parts, budget=budget, vram=vram, **more) if not isinstance(a, WakeAt)]
-
-
-def everything(*parts: Group | Slot, budget: int = 10, vram: tuple[int, ...] = (), **more: object) -> list[Action]:
-    groups = tuple(p for p in parts if isinstance(p, Group))
-    slots = tuple(p for p in parts if isinstance(p, Slot))
-    state = State(groups, slots, RequiredMemory(budget, vram), **({"policy": POLICY} | more))  # type: ignore[arg-type]
-    return plan(state, NOW)
-
-
-def refusal(actions: list[Action]) -> ModelRunnerError:
-    [action] = actions
-    assert isinstance(action, Refuse)
-    assert isinstance(action.error, ModelRunnerError)
-    return action.error
-
-
-def wake(actions: list[Action]) -> float:
-    [at] = [a.time for a in actions if isinstance(a, WakeAt)]
-    return at
-
+from modelrunner.types import RequiredMemory
+from tests.scheduler.states import NOW, decide, ended, everything, group, key, refusal, slot, wake
 
 # Oldest first
 

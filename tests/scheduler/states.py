@@ -1,0 +1,99 @@
+"""States as values: what plans are made from in tests."""
+
+from modelrunner.errors import ModelRunnerError
+from modelrunner.scheduler.plan import plan
+from modelrunner.scheduler.state import Action, Group, Phase, Policy, Reason, Refuse, Request, Slot, State, WakeAt
+from modelrunner.types import Mode, RequiredMemory, RunnerKey
+
+NOW = 1000.0
+POLICY = Policy(max_wait=100.0, patience=5.0)
+
+
+def key(name: str) -> RunnerKey:
+    return RunnerKey("fake", name, Mode.COMPLETION)
+
+
+def group(
+    name: str,
+    need: int | None,
+    *since: float,
+    first: int = 1,
+    vram: tuple[int, ...] = (),
+    smaller: tuple[int, ...] = (),
+    caller: str = "",
+    batch: bool = False,
+) -> Group:
+    """Requests that came at these times, from `first` on; `smaller` are the needs of the other variants."""
+    waiting = tuple(Request(first + i, at, caller, batch) for i, at in enumerate(since or (NOW,)))
+    needs = () if need is None else (RequiredMemory(need, vram), *map(RequiredMemory, smaller))
+    return Group(key(name), waiting, needs, name)
+
+
+def slot(
+    name: str,
+    size: int,
+    phase: Phase = Phase.READY,
+    *,
+    idle: float = 10.0,
+    leases: int = 0,
+    keep_alive: float = 300.0,
+    pinned: bool = False,
+    drain: Reason | None = None,
+    vram: tuple[int, ...] = (),
+    load: float = 1.0,
+    ready: float = 1e6,
+    capacity: int = 64,
+) -> Slot:
+    """Used `idle` seconds ago and ready for `ready` seconds."""
+    return Slot(
+        key(name),
+        phase,
+        RequiredMemory(size, vram),
+        leases,
+        NOW - idle,
+        keep_alive,
+        pinned,
+        load,
+        drain,
+        phase is not Phase.STARTING,
+        ready_at=NOW - ready,
+        capacity=capacity,
+    )
+
+
+def ended(
+    name: str, error: BaseException | None, was_ready: bool = False, *, ready: float = 1.0, variant: int = 0
+) -> Slot:
+    return Slot(
+        key(name),
+        Phase.ENDED,
+        RequiredMemory(5),
+        was_ready=was_ready,
+        error=error,
+        ready_at=NOW - ready,
+        variant=variant,
+    )
+
+
+def decide(*parts: Group | Slot, budget: int = 10, vram: tuple[int, ...] = (), **more: object) -> list[Action]:
+    """The plan, without its wake-up."""
+    return [a for a in everything(*parts, budget=budget, vram=vram, **more) if not isinstance(a, WakeAt)]
+
+
+def everything(*parts: Group | Slot, budget: int = 10, vram: tuple[int, ...] = (), **more: object) -> list[Action]:
+    groups = tuple(p for p in parts if isinstance(p, Group))
+    slots = tuple(p for p in parts if isinstance(p, Slot))
+    state = State(groups, slots, RequiredMemory(budget, vram), **({"policy": POLICY} | more))  # type: ignore[arg-type]
+    return plan(state, NOW)
+
+
+def refusal(actions: list[Action]) -> ModelRunnerError:
+    [action] = actions
+    assert isinstance(action, Refuse)
+    assert isinstance(action.error, ModelRunnerError)
+    return action.error
+
+
+def wake(actions: list[Action]) -> float:
+    [at] = [a.time for a in actions if isinstance(a, WakeAt)]
+    return at

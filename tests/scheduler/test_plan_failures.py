@@ -1,0 +1,205 @@
+"""Variants, memory that runs out, crashes and the breaker: decisions as values."""
+
+import pytest
+
+from modelrunner.errors import BackingOff, EngineFailed, InsufficientMemory, OutOfMemory
+from modelrunner.scheduler.failures import BREAKER, HEALTHY, MAX_BACKOFF, REMEMBERED, after, is_past
+from modelrunner.scheduler.room import raised
+from modelrunner.scheduler.state import (
+    Action,
+    Admit,
+    Drain,
+    Failure,
+    Forget,
+    Group,
+    Phase,
+    Reason,
+    Refuse,
+    Slot,
+    Start,
+    Stop,
+    WakeAt,
+)
+from modelrunner.types import RequiredMemory
+from tests.scheduler.states import NOW, decide, ended, everything, group, key, refusal, slot
+
+FULL = OutOfMemory(-9, message="the engine was killed by the system because memory ran out")
+
+
+def start(size: int, variant: int = 0) -> Start:
+    return Start(key("a"), RequiredMemory(size), variant)
+
+
+# Variants
+
+
+def test_the_preferred_variant_is_started_where_it_fits() -> None:
+    assert decide(group("a", 8, smaller=(5, 2))) == [start(8)]
+
+
+def test_room_is_made_for_the_preferred_variant_though_a_smaller_one_fits_now() -> None:
+    waiting = group("a", 8, NOW - 49, smaller=(5, 2))
+    assert decide(waiting, slot("b", 5)) == [Stop(key("b"), Reason.ROOM)]
+    assert decide(waiting, slot("b", 5, leases=1)) == [Drain(key("b"), Reason.ROOM)]
+    assert decide(group("a", 8, NOW - 1, smaller=(5, 2)), slot("b", 5, leases=1)) == [], "nor is it settled for"
+
+
+def test_the_largest_variant_that_can_ever_fit_is_taken() -> None:
+    assert decide(group("a", 12, smaller=(8, 5))) == [start(8, 1)]
+    assert decide(group("a", 12, smaller=(8, 5)), slot("b", 4, pinned=True)) == [start(5, 2)]
+
+
+def test_where_none_can_ever_fit_the_smallest_is_told() -> None:
+    error = refusal(decide(group("a", 20, smaller=(15, 11))))
+    assert isinstance(error, InsufficientMemory)
+    assert "needed 11, free 10, budget 10 bytes" in error.message
+
+
+def test_a_smaller_variant_that_fits_at_once_is_taken_when_half_of_the_wait_is_over() -> None:
+    draining = slot("b", 5, Phase.DRAINING, leases=1, drain=Reason.ROOM)
+    assert decide(group("a", 8, NOW - 49, smaller=(6, 5)), draining) == []
+    assert decide(group("a", 8, NOW - 50, smaller=(6, 5)), draining) == [start(5, 2), Admit(key("b"))]
+
+
+# What runners of one model share
+
+
+def sharing(name: str, ram: int, shared: int, phase: Phase = Phase.READY, revision: int = 0) -> Slot:
+    where = key(name)
+    where = type(where)(where.backend, where.model_id, where.mode, revision)
+    return Slot(where, phase, RequiredMemory(ram, (), shared), last_used=NOW - 10)
+
+
+def test_what_runners_of_one_model_share_counts_once() -> None:
+    waiting = group("a", 6)
+    waiting = Group(waiting.key, waiting.waiting, (RequiredMemory(6, (), 4),), "a")
+    assert decide(waiting, sharing("a", 8, 5, revision=1)) == [Start(key("a"), RequiredMemory(6, (), 4), 0)]
+    other = sharing("other", 8, 5)
+    assert decide(waiting, other) == [Stop(other.key, Reason.ROOM)]
+
+
+def test_what_is_shared_stays_when_one_of_two_goes() -> None:
+    two = [sharing("b", 6, 4), sharing("b", 6, 4, revision=1)]
+    assert decide(group("a", 4), *two) == [Stop(two[0].key, Reason.ROOM)], "8 are held, 2 free, and one gives 2"
+    assert decide(group("a", 6), *two)[:2] == [Stop(two[0].key, Reason.ROOM), Stop(two[1].key, Reason.ROOM)]
+
+
+# Memory that runs out
+
+
+def tried(variant: int, before: Failure | None, *sizes: int) -> tuple[Failure, list[Action]]:
+    """A load of `variant` has run out of memory; what is remembered of it, and what comes after it was forgotten."""
+    waiting = group("a", sizes[0], smaller=sizes[1:])
+    failures = {} if before is None else {key("a"): before}
+    *answers, forget = decide(waiting, ended("a", FULL, variant=variant), failures=failures)[:2]
+    if isinstance(forget, Forget):
+        assert forget.failure is not None
+        return forget.failure, answers
+    [forgotten] = answers
+    assert isinstance(forgotten, Forget)
+    assert forgotten.failure is not None
+    return forgotten.failure, [forget]
+
+
+def test_memory_that_ran_out_is_tried_again_with_more_then_smaller_then_told() -> None:
+    first, then = tried(0, None, 8, 4, 2)
+    assert then == [start(10)], "a quarter more"
+    second, then = tried(0, first, 8, 4, 2)
+    assert then == [start(5, 1)], "of the next smaller one, too"
+    third, then = tried(1, second, 8, 4, 2)
+    [refused] = then
+    assert isinstance(refused, Refuse)
+    assert isinstance(refused.error, InsufficientMemory)
+    assert "memory ran out" in str(refused.error)
+    assert third.until - NOW == 4.0, "it is no restart storm"
+    later = Failure(third.count, NOW, third.error, third.waits, third.floor, third.raised)
+    assert decide(group("a", 8, smaller=(4, 2)), failures={key("a"): later}) == [start(2, 2)], "from where that ended"
+
+
+def test_without_a_smaller_variant_it_is_told_after_the_second_time() -> None:
+    first, then = tried(0, None, 8)
+    assert then == [start(10)]
+    _, then = tried(0, first, 8)
+    assert isinstance(then[0], Refuse)
+
+
+def test_more_room_is_made_for_the_second_try() -> None:
+    waiting, full = group("a", 5), ended("a", FULL)
+    assert decide(waiting, full, slot("b", 5))[1:] == [Stop(key("b"), Reason.ROOM)]
+    assert decide(waiting, full, slot("b", 5, leases=1))[1:] == [], "busy ones have their time"
+
+
+def test_more_than_there_is_is_not_asked_for() -> None:
+    assert raised(RequiredMemory(9, (4, 4)), (10, 100, 2)) == RequiredMemory(10, (5, 4))
+    assert decide(group("a", 9), ended("a", FULL))[1:] == [start(10)]
+
+
+# Crashes
+
+
+def test_a_model_that_crashes_is_restarted_ever_later_and_then_given_up() -> None:
+    pauses, failure, now = [], None, NOW
+    for _ in range(BREAKER + 2):
+        crash = Slot(key("a"), Phase.ENDED, RequiredMemory(5), error=EngineFailed("signal 11"), ready_at=now - 1)
+        failure = after(failure, crash, 1, now)
+        pauses.append((failure.until - now, failure.waits))
+        now = failure.until + 1
+    assert pauses == [(0, True), (1, True), (2, True), (4, True), (60, False), (60, False), (60, False)]
+
+
+def test_who_asks_during_a_short_pause_waits_and_who_asks_the_broken_is_told_its_last_words() -> None:
+    fault = EngineFailed("signal 11")
+    pausing = {key("a"): Failure(3, NOW + 2.0, fault, waits=True)}
+    assert everything(group("a", 5), failures=pausing) == [WakeAt(NOW + 2.0)]
+    assert decide(group("b", 10, first=2), group("a", 5), failures=pausing) == [Start(key("b"), RequiredMemory(10))]
+    open_breaker = {key("a"): Failure(5, NOW + 30.0, fault)}
+    error = refusal(decide(group("a", 5), failures=open_breaker))
+    assert isinstance(error, BackingOff)
+    assert error.retry_after == 30.0
+    assert "5 times in a row, last with: signal 11" in error.message
+
+
+def test_the_fifth_crash_answers_those_who_wait() -> None:
+    failures = {key("a"): Failure(4, NOW - 10, EngineFailed("x"), waits=True)}
+    actions = decide(group("a", 5), ended("a", EngineFailed("signal 11"), True), failures=failures)
+    assert [type(a) for a in actions] == [Forget, Refuse]
+
+
+def test_after_the_pause_one_start_is_tried() -> None:
+    failures = {key("a"): Failure(5, NOW, EngineFailed("x"))}
+    assert decide(group("a", 5, *[NOW] * 50), failures=failures) == [start(5)]
+
+
+@pytest.mark.parametrize(("ready", "count"), [(HEALTHY - 1, 5), (HEALTHY, 1)])
+def test_a_healthy_time_clears_the_model(ready: float, count: int) -> None:
+    before = Failure(4, NOW - 100, EngineFailed("x"), waits=True, floor=2, raised=True)
+    failure = after(before, ended("a", EngineFailed("x"), True, ready=ready), 3, NOW)
+    assert failure.count == count
+    assert failure.raised is (count > 1)
+
+
+def test_an_old_failure_is_forgotten() -> None:
+    before = Failure(4, NOW - REMEMBERED, EngineFailed("x"))
+    assert is_past(before, NOW)
+    assert not is_past(before, NOW - 1)
+    assert after(before, ended("a", EngineFailed("x")), 1, NOW).count == 1
+
+
+def test_memory_that_runs_out_in_use_has_more_made_for_it_the_next_time() -> None:
+    actions = decide(group("a", 8), ended("a", FULL, True))
+    assert actions == [Forget(key("a"), Failure(1, NOW, FULL, True, 0, True)), start(10)]
+
+
+@pytest.mark.parametrize("error", [EngineFailed("x"), FULL])
+@pytest.mark.parametrize("was_ready", [True, False])
+def test_however_it_fails_it_is_started_at_most_seven_times_a_minute(error: EngineFailed, was_ready: bool) -> None:
+    failure, now, starts = None, NOW, []
+    for _ in range(40):
+        starts.append(now)
+        fallen = Slot(
+            key("a"), Phase.ENDED, RequiredMemory(5), was_ready=was_ready, error=error, ready_at=now,
+            variant=failure.floor if failure else 0,
+        )  # fmt: skip
+        failure = after(failure, fallen, 9, now)
+        now = failure.until
+    assert all(sum(begin <= s < begin + MAX_BACKOFF for s in starts) <= 7 for begin in starts)

@@ -1,0 +1,189 @@
+"""Whose turn it is, how long a runner is spared, and what is paused: decisions as values."""
+
+import pytest
+
+from modelrunner.scheduler.order import capacity, in_line, in_turn
+from modelrunner.scheduler.state import (
+    Admit,
+    Drain,
+    Grant,
+    Group,
+    Phase,
+    Policy,
+    Reason,
+    Refuse,
+    Request,
+    Start,
+    Stop,
+    WakeAt,
+)
+from modelrunner.types import RequiredMemory
+from tests.scheduler.states import NOW, decide, everything, group, key, slot
+
+POLICY = Policy(max_wait=100.0, patience=5.0, residency=3.0, ageing=20.0)
+
+
+def turns(*waiting: Request, count: int = 1, served: dict[tuple[str, bool], float] | None = None) -> list[int]:
+    return [r.id for r in in_turn(waiting, count, served or {}, ageing=20.0, now=NOW)]
+
+
+def line(*groups: Group, served: dict[tuple[str, bool], float] | None = None) -> list[str]:
+    return [g.name for g in in_line(groups, served or {}, ageing=20.0, now=NOW)]
+
+
+# Among those who wait for one runner
+
+
+@pytest.mark.parametrize(("parallel", "leases"), [(1, 2), (4, 5), (8, 10), (256, 320)])
+def test_an_engine_gets_a_quarter_more_than_it_works_on(parallel: int, leases: int) -> None:
+    assert capacity(parallel) == leases
+
+
+def test_a_runner_gives_out_no_more_leases_than_it_has_left() -> None:
+    waiting = group("a", 4, NOW, NOW, NOW)
+    assert decide(waiting, slot("a", 4, leases=3, capacity=5)) == [Grant(key("a"), (1, 2))]
+    assert decide(group("a", 4), slot("a", 4, leases=5, capacity=5)) == []
+    assert decide(group("a", 4), slot("a", 4, leases=7, capacity=5)) == []
+
+
+def test_who_waits_for_a_turn_too_long_is_told_so() -> None:
+    [refused] = decide(group("a", 4, NOW - 100), slot("a", 4, leases=5, capacity=5))
+    assert isinstance(refused, Refuse)
+    assert "its turn" in str(refused.error)
+
+
+def test_callers_take_turns_whoever_came_first() -> None:
+    many = [Request(i, NOW - 10, "many") for i in range(1, 9)]
+    one, two = Request(9, NOW - 1, "one"), Request(10, NOW, "two")
+    assert turns(*many, one, two, count=5) == [1, 9, 10, 2, 3]
+    assert turns(*many, one, two, count=2, served={("many", False): 7.0, ("one", False): 6.0}) == [10, 9]
+
+
+def test_who_says_nothing_is_one_caller_and_served_by_age() -> None:
+    assert turns(Request(1, NOW - 3), Request(2, NOW - 2), Request(3, NOW - 1), count=2) == [1, 2]
+
+
+def test_a_batch_lets_interactive_requests_go_first_until_it_is_old() -> None:
+    young, old = Request(1, NOW - 19, batch=True), Request(1, NOW - 20, batch=True)
+    now = [Request(2, NOW), Request(3, NOW)]
+    assert turns(young, *now, count=2) == [2, 3]
+    assert turns(old, *now, count=2) == [1, 2]
+    assert turns(old, *now, served={("", True): 2.0, ("", False): 1.0}) == [2], "then they take turns"
+
+
+# Among those who wait for room
+
+
+def test_the_oldest_is_first_in_line_where_all_are_alike() -> None:
+    assert line(group("b", 1, NOW - 1), group("a", 1, NOW - 2)) == ["a", "b"]
+
+
+def test_a_caller_of_many_models_does_not_keep_another_from_its_one() -> None:
+    greedy = [group(name, 1, NOW - 10, caller="greedy") for name in ("m1", "m2", "m3")]
+    assert line(*greedy, group("x", 1, NOW - 1, caller="modest")) == ["m1", "x", "m2", "m3"]
+    served = {("greedy", False): 5.0}
+    assert line(*greedy, group("x", 1, NOW - 1, caller="modest"), served=served) == ["x", "m1", "m2", "m3"]
+
+
+def test_a_model_that_two_callers_wait_for_has_the_better_turn_of_both() -> None:
+    greedy = [group(name, 1, NOW - 10, caller="greedy") for name in ("m1", "m2", "m3")]
+    shared = Group(key("m3"), (*greedy[2].waiting, Request(9, NOW, "modest")), greedy[2].needs, "m3")
+    assert line(*greedy[:2], shared) == ["m1", "m3", "m2"]
+
+
+def test_batches_come_last_and_what_is_old_first_whoever_asks() -> None:
+    batch, chat = group("batch", 1, NOW - 19, batch=True), group("chat", 1, NOW)
+    assert line(batch, chat) == ["chat", "batch"]
+    old = group("batch", 1, NOW - 20, batch=True)
+    assert line(chat, old) == ["batch", "chat"]
+    mixed = Group(key("mixed"), (Request(1, NOW - 19, batch=True), Request(2, NOW)), (), "mixed")
+    assert line(group("batch", 1, NOW - 19.5, batch=True), mixed) == ["mixed", "batch"]
+
+
+def test_the_room_goes_by_that_order() -> None:
+    batch, chat = group("batch", 6, NOW - 2, batch=True), group("chat", 6, NOW - 1, first=2)
+    assert decide(batch, chat) == [Start(key("chat"), RequiredMemory(6))]
+
+
+# Residency
+
+
+def test_a_busy_runner_stays_for_a_while_after_its_load() -> None:
+    waiting = group("x", 6, NOW - 30)
+    runner = slot("a", 6, leases=1, load=4.0, ready=11.0)
+    assert everything(waiting, runner, policy=POLICY) == [WakeAt(NOW + 1)], "three times its load"
+    assert decide(waiting, slot("a", 6, leases=1, load=4.0, ready=12.0), policy=POLICY) == [
+        Drain(key("a"), Reason.ROOM)
+    ]
+    short = slot("a", 6, leases=1, load=1.0, ready=4.0)
+    assert everything(waiting, short, policy=POLICY) == [WakeAt(NOW + 1)], "at least the patience of others"
+
+
+def test_it_stays_for_a_quarter_of_the_maximum_wait_at_most() -> None:
+    waiting = group("x", 6, NOW - 30)
+    assert decide(waiting, slot("a", 6, leases=1, load=60.0, ready=24.0), policy=POLICY) == []
+    assert decide(waiting, slot("a", 6, leases=1, load=60.0, ready=25.0), policy=POLICY) == [
+        Drain(key("a"), Reason.ROOM)
+    ]
+
+
+def test_it_serves_those_who_waited_for_its_load() -> None:
+    """As long as one of them waits still, and that no longer than a quarter of the maximum wait."""
+    waiting = group("x", 6, NOW - 30)
+    before, since = group("a", 6, NOW - 21, first=2), group("a", 6, NOW - 19, first=2)
+    runner = slot("a", 6, leases=2, capacity=2, load=1.0, ready=20.0)
+    assert decide(waiting, before, runner, policy=POLICY) == []
+    assert decide(waiting, since, runner, policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
+    runner = slot("a", 6, leases=2, capacity=2, load=1.0, ready=25.0)
+    assert decide(waiting, group("a", 6, NOW - 29, first=2), runner, policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
+
+
+def test_an_idle_runner_stays_for_a_moment_in_which_it_may_be_used_again() -> None:
+    waiting = group("x", 6, NOW - 1)
+    used = slot("a", 6, idle=0.25, load=2.0, ready=3.0)
+    assert everything(waiting, used, policy=POLICY) == [WakeAt(NOW + 0.25)]
+    assert decide(waiting, slot("a", 6, idle=0.5, load=2.0, ready=3.0), policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    slow = slot("a", 6, idle=1.0, load=40.0, ready=3.0)
+    assert decide(waiting, slow, policy=POLICY) == [Stop(key("a"), Reason.ROOM)], "at most a second"
+    settled = slot("a", 6, idle=0.0, load=2.0, ready=6.0)
+    assert decide(waiting, settled, policy=POLICY) == [Stop(key("a"), Reason.ROOM)], "nor after its residency"
+
+
+def test_nobody_is_spared_for_a_request_that_has_waited_for_half_of_the_maximum() -> None:
+    runner = slot("a", 6, leases=1, load=60.0, ready=1.0)
+    assert everything(group("x", 6, NOW - 49), runner, policy=POLICY) == [WakeAt(NOW + 1)]
+    assert decide(group("x", 6, NOW - 50), runner, policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
+
+
+def test_another_runner_goes_while_one_is_spared() -> None:
+    fresh, settled = slot("fresh", 6, idle=0.1, load=4.0, ready=1.0), slot("settled", 4, idle=0.2, load=4.0)
+    assert decide(group("x", 4, NOW - 1), fresh, settled, policy=POLICY) == [Stop(key("settled"), Reason.ROOM)]
+
+
+# Pause
+
+
+def test_a_paused_model_goes_when_it_is_unused_and_takes_nothing_new() -> None:
+    paused = frozenset({"a"})
+    assert decide(group("a", 4), slot("a", 4, pinned=True), paused=paused) == [Stop(key("a"), Reason.PAUSED)]
+    assert decide(group("a", 4), slot("a", 4, leases=1), paused=paused) == [Drain(key("a"), Reason.PAUSED)]
+    assert decide(group("a", 4), slot("a", 4, Phase.STARTING), paused=paused) == [Stop(key("a"), Reason.PAUSED)]
+
+
+def test_requests_for_a_paused_model_wait_without_holding_up_others() -> None:
+    waiting, other = group("a", 10, NOW - 10), group("b", 10, NOW, first=2)
+    assert decide(waiting, other, paused=frozenset({"a"})) == [Start(key("b"), RequiredMemory(10))]
+    [refused] = decide(group("a", 4, NOW - 100), paused=frozenset({"a"}))
+    assert isinstance(refused, Refuse)
+    assert "it is paused" in str(refused.error)
+
+
+def test_resumed_before_its_last_request_has_ended_it_goes_on() -> None:
+    draining = slot("a", 4, Phase.DRAINING, leases=1, drain=Reason.PAUSED)
+    assert decide(draining, paused=frozenset({"a"})) == []
+    assert decide(group("a", 4), draining) == [Admit(key("a")), Grant(key("a"), (1,))]
+
+
+def test_a_paused_model_that_is_drained_for_room_is_not_taken_back() -> None:
+    draining = slot("a", 4, Phase.DRAINING, leases=1, drain=Reason.ROOM)
+    assert decide(draining, paused=frozenset({"a"})) == []
