@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from modelrunner.backend import BackendState, BackendStatus, InstallProgress, ProgressCallback
 from modelrunner.types import RequiredMemory
 from tests.fakes import FakeBackend
+from tests.pull.models import wheel
+from tests.pull.test_pypi import Index
 from tests.server.conftest import Daemon, StartDaemon
 
 CHAT = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
@@ -129,6 +132,27 @@ async def test_why_and_fit(start_daemon: StartDaemon) -> None:
     assert fit["disk"]["free"] > 0
 
 
+async def test_a_model_that_is_elsewhere(
+    start_daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(tmp_path, "llm-big", {"llm_big/m.gguf": os.urandom(3 << 20)})
+    daemon = await start_daemon(memory_budget=1 << 20)
+    async with Index(tmp_path).running() as url:
+        for name, value in {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": url, "PIP_FIND_LINKS": ""}.items():
+            monkeypatch.setenv(name, value)
+        fit = await get(daemon, "/models/pypi%3Allm-big/fit")
+        assert fit["fits"] == "never"
+        assert fit["needed"]["ram"] == fit["disk"]["needed"] == pytest.approx(3 << 20, rel=0.05)
+        await get(daemon, "/engines/why?model=pypi:llm-big", 404)
+        pull = asyncio.create_task(progress(daemon, "/models/create", {"from": "pypi:llm-big"}))
+        async with asyncio.timeout(20):
+            while (why := await _why_or_none(daemon, "pypi:llm-big")) is None:
+                pass
+        assert (why["state"], why["waiting_for"]) == ("pulling", "pull")
+        pull.cancel()
+        await asyncio.wait([pull])
+
+
 async def test_why_names_the_engine_that_is_missing(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(models={"smol": 0})
     for state, told in ((BackendState.NOT_INSTALLED, "failed"), (BackendState.INSTALLING, "installing")):
@@ -208,6 +232,11 @@ async def test_a_preload_that_fails_is_loud_and_tried_again_when_it_is_mended(
     async with asyncio.timeout(20):
         while (await _status(daemon)) != 200:
             pass
+
+
+async def _why_or_none(daemon: Daemon, model: str) -> Any:
+    async with daemon.unix.get(f"/engines/why?model={model}") as answer:
+        return await answer.json() if answer.status == 200 else None
 
 
 async def _status(daemon: Daemon) -> int:
