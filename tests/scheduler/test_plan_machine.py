@@ -2,13 +2,16 @@
 is no scheduler in it."""
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from modelrunner.errors import EngineFailed, InsufficientMemory, TimedOut
+from modelrunner.errors import EngineFailed, InsufficientMemory, OutOfMemory, TimedOut
+from modelrunner.scheduler.order import Line, in_line
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.state import (
     Action,
@@ -29,30 +32,46 @@ from modelrunner.scheduler.state import (
     Stop,
     WakeAt,
 )
+from modelrunner.scheduler.victims import spared_until
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 
 BUDGET = RequiredMemory(10, (8,))
-SIZES = {
-    "tiny": RequiredMemory(1, (1,)),
-    "small": RequiredMemory(3, (2,)),
-    "wide": RequiredMemory(1, (7,)),
-    "large": RequiredMemory(8, (3,)),
-    "pinned": RequiredMemory(2, (1,)),
-    "huge": RequiredMemory(11),
+NEEDS = {
+    "tiny": (RequiredMemory(1, (1,)),),
+    "small": (RequiredMemory(3, (2,)),),
+    "wide": (RequiredMemory(1, (7,)),),
+    "large": (RequiredMemory(8, (3,)),),
+    "pinned": (RequiredMemory(2, (1,)),),
+    "huge": (RequiredMemory(11),),
+    "split": (RequiredMemory(1, (9,)), RequiredMemory(2, (6,)), RequiredMemory(6)),
+    "mapped": (RequiredMemory(5, (), 3),),
+    "mapped again": (RequiredMemory(6, (), 4),),
 }
-POLICY = Policy(max_wait=30.0, patience=3.0)
+CAPACITY = 2
+LOAD_SECONDS = 0.7
+POLICY = Policy(max_wait=30.0, patience=3.0, ageing=8.0)
 ROUNDING = 1e-6
-names = st.sampled_from(sorted(SIZES))
+names = st.sampled_from(sorted(NEEDS))
 
 
 def key(name: str) -> RunnerKey:
-    return RunnerKey("fake", name, Mode.COMPLETION)
+    """Two of them are runners of one model."""
+    return RunnerKey("fake", name.removesuffix(" again"), Mode.COMPLETION, int(name.endswith(" again")))
+
+
+NAMES = {key(name): name for name in NEEDS}
 
 
 @dataclass
 class Waiting:
     name: str
     since: float
+    caller: str
+    batch: bool
+
+    @property
+    def line(self) -> Line:
+        return self.caller, self.batch
 
 
 class PlanMachine(RuleBasedStateMachine):
@@ -64,6 +83,10 @@ class PlanMachine(RuleBasedStateMachine):
         self.waiting: dict[int, Waiting] = {}
         self.leases: dict[int, RunnerKey] = {}
         self.failures: dict[RunnerKey, Failure] = {}
+        self.paused: set[str] = set()
+        self.served: dict[Line, float] = {}
+        self.restarts: list[tuple[RunnerKey, float]] = []
+        self.fell: set[RunnerKey] = set()
         self.answered: set[int] = set()
         self.cancelled: set[int] = set()
         self.issued = 0
@@ -71,11 +94,11 @@ class PlanMachine(RuleBasedStateMachine):
 
     # Events
 
-    @rule(name=names, count=st.integers(1, 3))
-    def requests_come(self, name: str, count: int) -> None:
+    @rule(name=names, count=st.integers(1, 5), caller=st.sampled_from(["", "x", "y"]), batch=st.booleans())
+    def requests_come(self, name: str, count: int, caller: str, batch: bool) -> None:
         for _ in range(count):
             self.issued += 1
-            self.waiting[self.issued] = Waiting(name, self.now)
+            self.waiting[self.issued] = Waiting(name, self.now, caller, batch)
         self.reconcile()
 
     @precondition(lambda self: self.waiting)
@@ -99,21 +122,37 @@ class PlanMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_runner_gets_ready(self, data: st.DataObject) -> None:
         where = data.draw(st.sampled_from(self.phased(Phase.STARTING)))
-        self.slots[where] = replace(self.slots[where], phase=Phase.READY, was_ready=True, last_used=self.now)
-        self.failures.pop(where, None)
+        self.slots[where] = replace(
+            self.slots[where], phase=Phase.READY, was_ready=True, last_used=self.now, ready_at=self.now
+        )
         self.reconcile()
 
     @precondition(lambda self: self.phased(Phase.STARTING, Phase.READY, Phase.DRAINING))
-    @rule(data=st.data())
-    def a_runner_dies(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), starved=st.booleans())
+    def a_runner_dies(self, data: st.DataObject, starved: bool) -> None:
         where = data.draw(st.sampled_from(self.phased(Phase.STARTING, Phase.READY, Phase.DRAINING)))
-        self.slots[where] = replace(self.slots[where], phase=Phase.ENDED, error=EngineFailed("died"))
+        error = OutOfMemory(-9) if starved else EngineFailed("died")
+        self.slots[where] = replace(self.slots[where], phase=Phase.ENDED, error=error)
+        self.fell.add(where)
         failed_start = not self.slots[where].was_ready
         here = {id for id, w in self.waiting.items() if key(w.name) == where}
         actions = self.reconcile()
-        if failed_start:
+        started = [a for a in actions if isinstance(a, Start) and a.key == where]
+        if failed_start and not starved:
             assert here <= self.answered, "a failed start answers everybody"
-            assert Start(where, SIZES[where.model_id]) not in actions, "and is not tried again at once"
+            assert not started, "and is not tried again at once"
+
+    @rule(name=names, paused=st.booleans())
+    def somebody_pauses_or_resumes(self, name: str, paused: bool) -> None:
+        (self.paused.add if paused else self.paused.discard)(key(name).model_id)
+        self.reconcile()
+
+    @precondition(lambda self: self.slots)
+    @rule(data=st.data(), pinned=st.booleans())
+    def somebody_pins_or_unpins(self, data: st.DataObject, pinned: bool) -> None:
+        where = data.draw(st.sampled_from(sorted(self.slots, key=str)))
+        self.slots[where] = replace(self.slots[where], pinned=pinned)
+        self.reconcile()
 
     @precondition(lambda self: self.phased(Phase.STOPPING))
     @rule(data=st.data())
@@ -152,14 +191,17 @@ class PlanMachine(RuleBasedStateMachine):
     def state(self) -> State:
         groups: dict[str, list[Request]] = {}
         for id, waiting in self.waiting.items():
-            groups.setdefault(waiting.name, []).append(Request(id, waiting.since))
+            request = Request(id, waiting.since, waiting.caller, waiting.batch)
+            groups.setdefault(waiting.name, []).append(request)
         return State(
-            tuple(Group(key(name), tuple(requests), (SIZES[name],), name) for name, requests in groups.items()),
+            tuple(Group(key(name), tuple(requests), NEEDS[name], name) for name, requests in groups.items()),
             tuple(self.slots.values()),
             BUDGET,
             self.failures,
             POLICY,
             self.closing,
+            frozenset(self.paused),
+            self.served,
         )
 
     def reconcile(self) -> list[Action]:
@@ -175,17 +217,33 @@ class PlanMachine(RuleBasedStateMachine):
         match action:
             case Grant(where, requests):
                 assert self.slots[where].phase is Phase.READY
-                for id in requests:
-                    assert key(self.waiting.pop(id).name) == where
+                assert where.model_id not in self.paused
+                granted = [self.waiting.pop(id) for id in requests]
+                assert {key(request.name) for request in granted} == {where}
+                self.check_turns(granted, [w for w in self.waiting.values() if key(w.name) == where])
+                for id, request in zip(requests, granted, strict=True):
+                    self.served[request.line] = len(self.answered)
                     self.answer(id)
                     self.leases[id] = where
                 held = self.slots[where]
                 self.slots[where] = replace(held, leases=held.leases + len(requests), last_used=self.now)
-            case Start(where, memory):
+                assert self.slots[where].leases <= CAPACITY
+            case Start(where, memory, variant):
                 assert where not in self.slots, "two runners of one key"
-                pinned = where.model_id == "pinned"
+                assert where.model_id not in self.paused
+                assert NEEDS[NAMES[where]][variant].fits(memory)
+                self.check_restart(where)
                 self.slots[where] = Slot(
-                    where, Phase.STARTING, memory, 0, self.now, 20.0, pinned, was_ready=False, load_seconds=1.0
+                    where,
+                    Phase.STARTING,
+                    memory,
+                    last_used=self.now,
+                    keep_alive=20.0,
+                    pinned=where.model_id == "pinned",
+                    was_ready=False,
+                    load_seconds=LOAD_SECONDS,
+                    capacity=CAPACITY,
+                    variant=variant,
                 )
             case Stop(where, reason):
                 stopped = self.slots[where]
@@ -195,10 +253,11 @@ class PlanMachine(RuleBasedStateMachine):
                 self.slots[where] = replace(stopped, phase=Phase.STOPPING)
             case Drain(where, reason):
                 assert self.slots[where].phase is Phase.READY
-                assert not self.slots[where].pinned or reason is Reason.SHUTDOWN
+                assert not self.slots[where].pinned or reason in (Reason.SHUTDOWN, Reason.PAUSED)
                 self.slots[where] = replace(self.slots[where], phase=Phase.DRAINING, drain=reason)
             case Admit(where):
-                assert self.slots[where].drain is Reason.ROOM
+                assert self.slots[where].drain in (Reason.ROOM, Reason.PAUSED)
+                assert where.model_id not in self.paused
                 self.slots[where] = replace(self.slots[where], phase=Phase.READY, drain=None)
             case Forget(where, failure):
                 assert self.slots.pop(where).phase is Phase.ENDED
@@ -215,6 +274,23 @@ class PlanMachine(RuleBasedStateMachine):
                 assert at > self.now
                 self.wake = at
 
+    def check_turns(self, granted: list[Waiting], left: list[Waiting]) -> None:
+        """A young batch is behind all others; of the others none is served twice before another's first."""
+        young = [w for w in granted if w.batch and self.now - w.since < POLICY.ageing]
+        assert not young or all(w.batch for w in left)
+        turns = Counter(w.line for w in granted if w not in young)
+        others = {w.line for w in left if not w.batch or self.now - w.since >= POLICY.ageing}
+        assert max(turns.values(), default=0) <= 1 or others <= set(turns)
+        for line in others - set(turns):
+            assert all(self.served.get(line, -1) >= self.served.get(served, -1) for served in turns)
+
+    def check_restart(self, where: RunnerKey) -> None:
+        if where in self.fell:
+            self.fell.remove(where)
+            self.restarts.append((where, self.now))
+        recent = [at for key, at in self.restarts if key == where and at > self.now - 60.0]
+        assert len(recent) <= 7
+
     def answer(self, id: int) -> None:
         assert id not in self.answered
         assert id not in self.cancelled
@@ -224,8 +300,7 @@ class PlanMachine(RuleBasedStateMachine):
 
     @invariant()
     def never_over_the_budget(self) -> None:
-        total = sum((slot.memory for slot in self.slots.values()), RequiredMemory(0))
-        assert total.fits(BUDGET), total
+        assert held(self.slots.values()).fits(BUDGET)
 
     @invariant()
     def every_request_is_answered_or_waits(self) -> None:
@@ -236,29 +311,47 @@ class PlanMachine(RuleBasedStateMachine):
         assert all(self.now - w.since <= POLICY.max_wait + ROUNDING for w in self.waiting.values())
 
     @invariant()
-    def nobody_waits_for_a_ready_runner(self) -> None:
-        ready = self.phased(Phase.READY)
+    def nobody_waits_for_a_ready_runner_that_has_a_lease_left(self) -> None:
+        ready = [where for where in self.phased(Phase.READY) if self.slots[where].leases < CAPACITY]
         assert not [w for w in self.waiting.values() if key(w.name) in ready]
 
     @invariant()
-    def the_oldest_is_not_overtaken_beyond_its_patience(self) -> None:
-        """Who waited so long for room has it on its way, unless a load that others wait for holds it for now."""
-        wanted = {key(w.name) for w in self.waiting.values()}
-        blocked = [w for w in self.waiting.values() if key(w.name) not in self.slots]
-        if not blocked or any(s.phase is Phase.STARTING and s.key in wanted for s in self.slots.values()):
+    def the_first_in_line_is_not_overtaken_beyond_its_patience(self) -> None:
+        """Who waited so long for room has it on its way, unless runners that are spared, or a load that others wait
+        for, hold it for now; and none is spared any longer when half of the maximum wait is over."""
+        groups = self.state().groups
+        wanted = {group.key for group in groups}
+        blocked = [g for g in groups if g.key not in self.slots and self.may_start(g.key)]
+        loads = [s for s in self.slots.values() if s.phase is Phase.STARTING and s.key in wanted]
+        if not blocked or loads or any(g.key in self.slots for g in groups):
             return
-        oldest = min(blocked, key=lambda w: w.since)
-        if any(w.since <= oldest.since and w.name != oldest.name for w in self.waiting.values()):
+        first = in_line(blocked, self.served, POLICY.ageing, self.now)[0]
+        waited = self.now - first.waiting[0].since
+        spared = any(spared_until(s, math.inf, POLICY) > self.now - ROUNDING for s in self.slots.values())
+        if waited < POLICY.patience + ROUNDING or (spared and waited < POLICY.max_wait / 2 + ROUNDING):
             return
-        if self.now - oldest.since >= POLICY.patience + ROUNDING:
-            staying = [s.memory for s in self.slots.values() if s.phase in (Phase.READY, Phase.STARTING)]
-            assert (sum(staying, RequiredMemory(0)) + SIZES[oldest.name]).fits(BUDGET)
+        staying = [s for s in self.slots.values() if s.phase in (Phase.READY, Phase.STARTING)]
+        new = [Slot(first.key, Phase.STARTING, need) for need in first.needs]
+        assert any(held([*staying, one]).fits(BUDGET) for one in new)
+
+    def may_start(self, where: RunnerKey) -> bool:
+        failure = self.failures.get(where)
+        return where.model_id not in self.paused and (failure is None or failure.until <= self.now)
 
     @invariant()
     def nothing_unused_outlives_its_keep_alive(self) -> None:
         for slot in self.slots.values():
             if slot.phase is Phase.READY and not slot.leases and not slot.pinned:
                 assert self.now <= slot.last_used + slot.keep_alive + ROUNDING
+
+
+def held(slots: Iterable[Slot]) -> RequiredMemory:
+    """What they hold together: what runners of one model share only once."""
+    own, shared = RequiredMemory(0), dict[str, int]()
+    for slot in slots:
+        own += replace(slot.memory, ram=slot.memory.ram - slot.memory.shared)
+        shared[slot.key.model_id] = max(slot.memory.shared, shared.get(slot.key.model_id, 0))
+    return own + RequiredMemory(sum(shared.values()))
 
 
 TestPlan = PlanMachine.TestCase
