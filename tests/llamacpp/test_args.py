@@ -1,6 +1,7 @@
 """A specification as the command line of each engine."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,26 @@ def test_llama_cpp_python_gets_its_settings() -> None:
 def test_llama_cpp_python_refuses_what_it_cannot_do(flags: tuple[str, ...]) -> None:
     with pytest.raises(BadRequest, match=f"{flags[0]} needs llama.cpp's own server"):
         command(spec(bundle(SMOLLM2), *flags), PYTHON)
+
+
+def test_a_stretched_context_is_told_to_the_engine_and_needs_its_flags() -> None:
+    model = replace(bundle(SMOLLM2), context_length=2048)
+    stretched = spec(model, "--rope-scaling", "yarn", "--rope-scale", "2", context=4096)
+    found = values(command(stretched))
+    assert (found["--override-kv"], found["--yarn-orig-ctx"]) == ("llama.context_length=int:4096", "2048")
+    args.check_context(stretched, NATIVE)
+    with pytest.raises(BadRequest, match="install --build"):
+        args.check_context(stretched, WHEEL)
+    with pytest.raises(BadRequest, match="--rope-scaling yarn --rope-scale 2"):
+        args.check_context(spec(model, context=2049), NATIVE)
+    args.check_context(spec(model, context=2048), WHEEL)
+    assert "--override-kv" not in command(spec(model, context=2048))
+
+
+def test_a_drafts_limits_are_flags_that_a_persons_own_win_over() -> None:
+    drafted = spec(bundle(SMOLLM2), "--spec-draft-n-max", "9", draft=bundle(SMOLLM2, Path("/draft")))
+    drafted = replace(drafted, draft_tokens=4, draft_acceptance=0.25)
+    found = values(command(drafted))
+    assert (found["--spec-draft-n-max"], found["--spec-draft-p-min"]) == ("9", "0.25")
+    wheel = json.loads(command(drafted, WHEEL)[-1])["attributes"]
+    assert (wheel["speculative.draft.n_max"], wheel["speculative.draft.p_min"]) == (9, 0.25)

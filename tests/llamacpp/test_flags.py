@@ -97,3 +97,30 @@ def test_only_known_flags_with_checked_values_come_out(words: list[str]) -> None
 def test_no_spelling_means_two_things() -> None:
     names = [name for option in (*ALLOWED, *OWNED) for name in (option.flag, *option.aliases)]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("words", "fields", "rest"),
+    [
+        ((), {}, ()),
+        (("-fa", "on"), {}, ("-fa", "on")),
+        (("-c", "4096", "--top-k", "20"), {"context_size": 4096}, ("--top-k", "20")),
+        (("-np", "2", "-ngl", "7"), {"parallel": 2, "gpu_layers": 7}, ()),
+        (("--gpu-layers", "auto"), {"gpu_layers": None}, ()),
+        (("--n-gpu-layers", "all", "--no-kv-offload"), {"gpu_layers": 10_000}, ("--no-kv-offload",)),
+        (("-c", "1", "--ctx-size", "2"), {"context_size": 2}, ()),
+    ],
+)
+def test_flags_that_are_fields_leave_the_others(
+    words: tuple[str, ...], fields: dict[str, int | None], rest: tuple[str, ...]
+) -> None:
+    assert flags.fold(words) == (fields, rest)
+
+
+@given(st.permutations([("-c", "512"), ("-np", "3"), ("--top-k", "20"), ("--swa-full",), ("--no-kv-offload",)]))
+def test_folding_loses_nothing(order: list[tuple[str, ...]]) -> None:
+    words = tuple(word for group in order for word in group)
+    fields, rest = flags.fold(words)
+    again = flags.parse(rest) | {"--ctx-size": str(fields["context_size"]), "--parallel": str(fields["parallel"])}
+    assert again == flags.parse(words)
+    assert flags.fold(rest) == ({}, rest)
