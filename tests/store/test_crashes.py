@@ -10,6 +10,7 @@ import pytest
 
 from modelrunner.errors import ModelNotFound
 from modelrunner.store import Store
+from tests.store.folders import add_folder, model_files
 from tests.store.samples import add_model
 
 STRACE = shutil.which("strace")
@@ -23,7 +24,8 @@ def sweep(tmp_path, call: str, fault: str):
     template = tmp_path / "template"
     store = Store(template)
     add_model(store, "kept", seed=0)
-    add_model(store, "doomed", seed=1)
+    folder = {name: data for name, data in model_files().items() if name != "tokenizer.json"}
+    add_folder(store, "doomed", folder | {"1_Pooling/config.json": b"{}"})
     folders = [tmp_path / "runs" / str(n) for n in range(1, STRUCK + 1)]
     for folder in folders:
         shutil.copytree(template, folder / "data", symlinks=True)
