@@ -22,7 +22,7 @@ from modelrunner.types import KeepAlive
 from tests.scheduler.fakes import Engine, VirtualLoop, World, settle, target
 
 MAX_WAIT = 40.0
-names = st.sampled_from(["a", "b", "c", "big", "huge", "broken", "stubborn", "pinned"])
+names = st.sampled_from(["a", "b", "c", "big", "huge", "broken", "stubborn", "pinned", "split", "hungry"])
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -40,7 +40,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "broken": Engine(2, load_seconds=0.5, fails=EngineFailed("cannot start")),
                 "stubborn": Engine(4, stop_seconds=12.0),
                 "pinned": Engine(1),
+                "split": Engine(12, smaller=(7, 4)),
+                "hungry": Engine(4, smaller=(2,), holds=8),
             },
+            physical=11,
         )
         self.scheduler = self.run(self.make())
         self.requests: dict[asyncio.Task[Lease], float] = {}
@@ -54,12 +57,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     def run(self, coroutine: Any) -> Any:
         return self.loop.run_until_complete(coroutine)
 
-    @rule(name=names, count=st.integers(1, 4), keep_alive=st.sampled_from([0.0, 5.0, 60.0]))
-    def requests_come(self, name: str, count: int, keep_alive: float) -> None:
+    @rule(
+        name=names,
+        count=st.integers(1, 4),
+        keep_alive=st.sampled_from([0.0, 5.0, 60.0]),
+        caller=st.sampled_from(["", "x", "y"]),
+        batch=st.booleans(),
+    )
+    def requests_come(self, name: str, count: int, keep_alive: float, caller: str, batch: bool) -> None:
         async def ask() -> None:
-            wanted = target(name, pinned=name == "pinned")
+            wanted = target(name, pinned=name == "pinned", parallel=2)
             for _ in range(count):
-                task = asyncio.create_task(self.scheduler.acquire(wanted, KeepAlive(keep_alive)))
+                task = asyncio.create_task(self.scheduler.acquire(wanted, KeepAlive(keep_alive), caller, batch))
                 self.requests[task] = self.loop.time()
 
         self.run(ask())
@@ -103,10 +112,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not (force and answer.kept)
         self.collect()
 
+    @rule(name=names, resume=st.booleans())
+    def somebody_pauses_or_resumes(self, name: str, resume: bool) -> None:
+        self.run(self.pause(name, resume))
+        self.collect()
+
+    @rule(name=names, pinned=st.booleans())
+    def somebody_pins_or_unpins(self, name: str, pinned: bool) -> None:
+        self.run(self.call(lambda: self.scheduler.set_pinned(name, pinned)))
+        self.collect()
+
     @rule(seconds=st.floats(0.05, 20.0))
     def time_passes(self, seconds: float) -> None:
         self.run(asyncio.sleep(seconds))
         self.collect()
+
+    async def pause(self, name: str, resume: bool) -> None:
+        if resume:
+            self.scheduler.resume(name)
+        else:
+            await self.scheduler.pause(name)
 
     async def call(self, what: Any) -> None:
         what()
@@ -127,7 +152,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def never_over_the_budget(self) -> None:
-        assert self.world.used() <= self.world.budget
         memory = self.scheduler.memory()
         assert self.world.used() <= memory["used"] <= memory["budget"]
 
@@ -137,6 +161,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         held = sorted(lease.runner.id for lease in self.leases if lease.runner.id in alive)
         shown = sorted(r.id for r in self.scheduler.runners() for _ in range(r.leases))
         assert held == shown
+
+    @invariant()
+    def no_engine_has_more_requests_than_it_can_take(self) -> None:
+        assert all(r.leases <= 3 for r in self.scheduler.runners())
 
     @invariant()
     def nothing_but_force_stops_a_leased_runner(self) -> None:
