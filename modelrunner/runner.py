@@ -40,8 +40,9 @@ _NEXT = {
 
 class Runner:
     """Made by the scheduler, run once. Others read `state`, `stage` (what it is doing while it starts), `pid` (None
-    without a process), `upstream`, `started` and `ready_at` (of `clock`, in seconds) and, once it has ended by itself,
-    `failure`, whose message holds its explained last words."""
+    without a process), `upstream`, `names` (those that its engine knows the model by, its own first; None if it takes
+    any), `started` and `ready_at` (of `clock`, in seconds) and, once it has ended by itself, `failure`, whose message
+    holds its explained last words."""
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelrunner.errors import EngineFailed, EngineProtocolError, ModelRunnerError, Unavailable
 from modelrunner.proxy.inference import Inference, Sink
+from modelrunner.proxy.rename import body_for
 from modelrunner.proxy.render import (
     EVENT_STREAM,
     JSON,
@@ -141,7 +142,8 @@ class Exchange:
         if self._end_turn is not None:
             asyncio.get_running_loop().call_later(_TURN, self._end_turn)
         headers = b"X-Request-ID: %b\r\n" % self._ask.request_id.encode()
-        request = build_request("POST", self._ask.route.path, self._ask.body, headers)
+        body = body_for(lease.runner, self._ask.model, self._ask.body)
+        request = build_request("POST", self._ask.route.path, body, headers)
         self._upstream = lease.runner.upstream.send(request, self, fresh=fresh)
 
     def _own_headers(self) -> list[Header]:

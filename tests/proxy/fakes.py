@@ -151,6 +151,7 @@ class FakeRunner:
         self.key = RunnerKey("fake", model, mode)
         self.endpoint = endpoint
         self.upstream = UpstreamPool(endpoint)
+        self.names: tuple[str, ...] | None = None
         self.failure: EngineFailed | None = None
         self.gone = asyncio.Event()
 
