@@ -13,7 +13,7 @@ from itertools import accumulate
 from modelrunner import Bundle, RequiredMemory, RunSpec
 from modelrunner_llamacpp import kvcache, split
 from modelrunner_llamacpp.engines import Kind
-from modelrunner_llamacpp.kvcache import DEFAULT_UBATCH, Header, Shape
+from modelrunner_llamacpp.kvcache import Header, Shape
 from modelrunner_llamacpp.model_options import LlamaCppOptions
 
 MIB = 1 << 20
@@ -78,7 +78,7 @@ def required(bundle: Bundle, draft: Bundle | None, options: Mapping[str, str], k
     shape = Shape.of(options)
     model, header = parts(bundle, shape), Header(bundle.header)
     placed = placement(options, len(model.layers) + 1)
-    host = _PROGRAM[kind] + header.vocabulary * _PER_WORD
+    host = _PROGRAM[kind] + (header.vocabulary * _PER_WORD if header.causal else 0)
     drafting = draft_size(draft, shape) if draft else 0
     if not any(placed):
         loaded = RequiredMemory(host + bundle.size + sum(model.caches) + drafting, shared=model.weights)
@@ -89,16 +89,16 @@ def required(bundle: Bundle, draft: Bundle | None, options: Mapping[str, str], k
         loaded = replace(loaded, ram=loaded.ram + host + _PINNED, vram=vram)
     if options.get("--load-mode") in ("none", "dio"):
         loaded = replace(loaded, shared=0)
-    if options.get("--embeddings") == "on":
-        loaded = replace(loaded, ram=loaded.ram + _pooled_batch(header, shape))
     return loaded + growth(bundle, options)
 
 
 def growth(bundle: Bundle, options: Mapping[str, str]) -> RequiredMemory:
-    """What is touched only as prompts come: the activations and the attention mask of one batch, a checkpoint now and
-    then of what cannot be rolled back, and the cache of prompts."""
+    """What is touched only as prompts come: the activations and the attention mask of one batch, and the logits where
+    every token is an output; a checkpoint now and then of what cannot be rolled back; the cache of prompts."""
     shape, header = Shape.of(options), Header(bundle.header)
     row = 4 * (2 * header.integer("feed_forward_length") + 6 * header.embedding) + 2 * shape.context
+    if options.get("--embeddings") == "on":
+        row += 4 * header.vocabulary * (2 if header.causal else 1)  # computed, and copied out
     kept = kvcache.checkpoints(header, shape, int(options["--ctx-checkpoints"]))
     prompts = int(options["--cache-ram"]) * MIB
     return RequiredMemory(shape.ubatch * row + kept + prompts + shape.parallel * _SEQUENCE)
@@ -174,12 +174,3 @@ def compute(header: Header, shape: Shape, options: Mapping[str, str], *, output:
     logits = header.vocabulary * 4 if output else 0
     activations = 4 * (2 * header.integer("feed_forward_length") + 6 * header.embedding)
     return shape.ubatch * (logits + activations + 4 * shape.context + scores)
-
-
-def _pooled_batch(header: Header, shape: Shape) -> int:
-    """What a wide batch adds in embedding mode, where every token is an output: logits if the model has a head, and the
-    activations and the attention mask. With the default batch it is within the noise of the formula above."""
-    extra = max(shape.ubatch - DEFAULT_UBATCH, 0)
-    outputs = header.vocabulary if header.causal else 0
-    row = outputs + 2 * header.integer("feed_forward_length") + 6 * header.embedding + shape.ubatch
-    return extra * row * 4

@@ -1,48 +1,127 @@
 """How much memory the runners may use together."""
 
-from collections.abc import Callable, Iterable
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
+from modelrunner.processtree import process_tree
+from modelrunner.scheduler.devices import Device, devices
 from modelrunner.types import RequiredMemory
 
-# The budget in bytes for all runners together, whose engines have these process ids.
-Probe = Callable[[Iterable[int]], RequiredMemory]
+# The budget in bytes for all runners together: given the process IDs of their engines and what each one counts for.
+Probe = Callable[[Mapping[int, RequiredMemory]], RequiredMemory]
+
+# Seconds for which a look is good. What our own runners take and give back changes nothing in the budget; what other
+# programs do is seen so much later.
+_AGE, _DEVICES_AGE = 1.0, 5.0
+log = logging.getLogger(__name__)
 
 
 class MemoryProbe:
-    """`budget` fixes the figure; else it is what is free now, plus what our own runners hold, less `reserve` bytes (by
-    default 10 % of the total). Limits of the container or control group count, whichever level sets them."""
+    """`budget` fixes the figure of main memory; else it is what is free now, plus what our own runners hold, less
+    `reserve` bytes (by default 10 % of the total). Limits of the container or control group count, whichever level sets
+    them. Each device's figure is made in the same way. Where a device and the processor share one memory, there is no
+    figure for the device.
 
-    def __init__(self, budget: int | None = None, reserve: int | None = None, *, root: Path = Path("/")) -> None:
+    A call costs microseconds: it answers what the last look found, and has another one made by a thread if that is
+    old. The first look is made here."""
+
+    def __init__(
+        self,
+        budget: int | None = None,
+        reserve: int | None = None,
+        *,
+        root: Path = Path("/"),
+        look: Callable[[], tuple[Device, ...]] = devices,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.set_limits(budget, reserve)
         self._root = root
+        self._look = look
+        self._clock = clock
+        self._looking = threading.Lock()
+        self._devices: tuple[Device, ...] = ()
+        self._devices_due = clock()
+        self.refresh({})
 
     def set_limits(self, budget: int | None, reserve: int | None) -> None:
-        """From the next look on."""
+        """From the next call on."""
         self._budget, self._reserve = budget, reserve
 
-    def __call__(self, pids: Iterable[int] = ()) -> RequiredMemory:
-        if self._budget is not None:
-            return RequiredMemory(self._budget)
+    def __call__(self, runners: Mapping[int, RequiredMemory] | None = None) -> RequiredMemory:
+        if self._clock() >= self._due and self._looking.acquire(blocking=False):
+            self._look_in_background(runners or {})
+        ram, *vram = map(self._ours, self._found)
+        return RequiredMemory(ram if self._budget is None else self._budget, tuple(vram))
+
+    def refresh(self, runners: Mapping[int, RequiredMemory]) -> None:
+        """Looks again, as long as that takes: milliseconds for main memory, up to seconds for devices."""
+        self._looking.acquire()
+        self._look_again(runners)
+
+    def _look_in_background(self, runners: Mapping[int, RequiredMemory]) -> None:
+        try:
+            threading.Thread(target=self._look_again, args=(runners,), name="memory probe", daemon=True).start()
+        except RuntimeError as error:  # no thread can be had: the last figures stay
+            self._looking.release()
+            log.warning("the memory cannot be looked at: %s", error)
+
+    def _look_again(self, runners: Mapping[int, RequiredMemory]) -> None:
+        """By the one that holds the lock."""
+        try:
+            seen = self._seen_devices()
+            pids = {process.pid for pid in runners for process in process_tree(pid)} if seen else set()
+            pools = [_Pool(d.total, d.free + _held(i, d, runners, pids)) for i, d in enumerate(seen)]
+            self._found = (self._main_memory(runners), *pools)
+        finally:
+            self._due = self._clock() + _AGE
+            self._looking.release()
+
+    def _main_memory(self, runners: Iterable[int]) -> "_Pool":
         machine = psutil.virtual_memory()
         total, free = machine.total, machine.available
         for limit, used in control_group_limits(self._root):
             total, free = min(total, limit), min(free, limit - used)
-        reserve = total // 10 if self._reserve is None else self._reserve
-        return RequiredMemory(max(0, free + sum(map(private_bytes, pids)) - reserve))
+        return _Pool(total, free + sum(map(private_bytes, runners)))
+
+    def _ours(self, pool: "_Pool") -> int:
+        reserve = pool.total // 10 if self._reserve is None else self._reserve
+        return max(0, pool.free - reserve)
+
+    def _seen_devices(self) -> tuple[Device, ...]:
+        if self._clock() >= self._devices_due:
+            try:
+                self._devices = self._look()
+            except (OSError, ValueError) as error:  # a timeout is an OSError
+                log.warning("the devices cannot be seen, their last figures stay: %s", error)
+            self._devices_due = self._clock() + _DEVICES_AGE
+        return self._devices
+
+
+class _Pool(NamedTuple):
+    """Bytes of one memory: all of it, and what would be free without our runners."""
+
+    total: int
+    free: int
+
+
+def _held(number: int, device: Device, runners: Mapping[int, RequiredMemory], pids: set[int]) -> int:
+    """What our runners hold of a device. Where nobody tells, they are taken at their word."""
+    if device.held is not None:
+        return sum(device.held.get(pid, 0) for pid in pids)
+    counted = sum(memory.vram[number] for memory in runners.values() if number < len(memory.vram))
+    return min(counted, device.total - device.free)
 
 
 def private_bytes(pid: int) -> int:
-    """What the process and its descendants hold that would be free without them. Mapped files (weights) count as free
-    already, since the kernel can drop their pages."""
-    try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return 0
-    return sum(map(_private, family))
+    """What the engine's processes hold that would be free without them. Mapped files (weights) count as free already,
+    since the kernel can drop their pages."""
+    return sum(map(_private, process_tree(pid)))
 
 
 def _private(process: psutil.Process) -> int:

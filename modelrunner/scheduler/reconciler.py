@@ -16,6 +16,7 @@ from modelrunner.scheduler.meter import Meter
 from modelrunner.scheduler.order import Line
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.runners import MakeRunner
+from modelrunner.scheduler.sharing import counted_once
 from modelrunner.scheduler.slots import Lease, Queue, Queues, RunnerSlot, Target, Ticket
 from modelrunner.scheduler.state import (
     Action,
@@ -182,8 +183,9 @@ class Reconciler:
 
     def state(self) -> State:
         """What a plan is made from."""
-        groups = tuple([queue.view() for queue in self.queues.values()])
-        slots = tuple([slot.view() for slot in self.slots.values()])
+        slots, groups = counted_once(
+            [slot.view() for slot in self.slots.values()], [queue.view() for queue in self.queues.values()]
+        )
         return State(
             groups, slots, self.budget(), self._failures, self.policy, self.closing, self.paused, self._served
         )

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import logging
 from dataclasses import replace
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from modelrunner.scheduler import Ledger
-from modelrunner.types import RequiredMemory
+from modelrunner.types import RequiredMemory, RunSpec
 from tests.scheduler.fakes import Engine, FakeBackend, target
 
 SPEC = target("a").spec
@@ -70,7 +71,7 @@ async def test_devices_that_were_not_measured_keep_their_estimate(backend: FakeB
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"format": 2, "measured": {}}', '{"format": 1, "measured": {"x": 3}}']
+    "content", ["", "{", "[]", '{"format": 1, "figures": {}}', '{"format": 2, "figures": {"x": 3}}']
 )
 async def test_a_damaged_file_is_said_and_started_anew(
     content: str, tmp_path: Path, backend: FakeBackend, caplog: pytest.LogCaptureFixture
@@ -81,7 +82,7 @@ async def test_a_damaged_file_is_said_and_started_anew(
         ledger = Ledger(file)
     assert "measured again" in caplog.text
     ledger.record(backend, SPEC, RequiredMemory(80))
-    assert json.loads(file.read_text())["format"] == 1
+    assert json.loads(file.read_text())["format"] == 2
 
 
 async def test_a_file_that_cannot_be_written_costs_the_memory_of_it_only(
@@ -92,3 +93,56 @@ async def test_a_file_that_cannot_be_written_costs_the_memory_of_it_only(
     assert ledger.record(backend, SPEC, RequiredMemory(80)) == RequiredMemory(80)
     assert "cannot be written" in caplog.text
     assert await ledger.required(backend, SPEC) == RequiredMemory(80)
+
+
+class Growing(FakeBackend):
+    """Its engines grow by 30 after their load, and are asked what they need."""
+
+    asked = 0
+    told: RequiredMemory | None = RequiredMemory(120)
+
+    def growth(self, spec: RunSpec) -> RequiredMemory:
+        return RequiredMemory(30)
+
+    async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:
+        self.asked += 1
+        await asyncio.sleep(0)
+        return self.told
+
+
+@pytest.fixture
+def growing() -> Growing:
+    return Growing({"a": Engine(100), "b": Engine(50)})
+
+
+async def test_a_fresh_load_counts_for_what_it_will_grow_to(growing: Growing) -> None:
+    ledger = Ledger()
+    assert ledger.record(growing, SPEC, RequiredMemory(80, shared=60), fresh=True) == RequiredMemory(110, shared=60)
+    assert ledger.record(growing, SPEC, RequiredMemory(90, shared=60)) == RequiredMemory(110, shared=60)
+    assert ledger.record(growing, SPEC, RequiredMemory(115, shared=60)) == RequiredMemory(115, shared=60)
+    assert await ledger.required(growing, SPEC) == RequiredMemory(115, shared=60)
+
+
+async def test_the_engine_is_asked_once_and_what_it_told_is_kept(tmp_path: Path, growing: Growing) -> None:
+    file = tmp_path / "memory.json"
+    ledger = Ledger(file)
+    assert await ledger.required(growing, SPEC) == RequiredMemory(100)
+    await asyncio.gather(*(ledger.ask(growing, SPEC) for _ in range(5)))
+    assert growing.asked == 1
+    assert await Ledger(file).required(growing, SPEC) == RequiredMemory(120)
+
+
+async def test_what_was_measured_wins_over_what_was_told(growing: Growing) -> None:
+    ledger = Ledger()
+    await ledger.ask(growing, SPEC)
+    assert ledger.record(growing, SPEC, RequiredMemory(80)) == RequiredMemory(80)
+    await ledger.ask(growing, SPEC)
+    assert growing.asked == 1
+    assert await ledger.required(growing, SPEC) == RequiredMemory(80)
+
+
+async def test_an_engine_that_cannot_say_leaves_the_estimate(growing: Growing) -> None:
+    growing.told = None
+    ledger = Ledger()
+    await ledger.ask(growing, SPEC)
+    assert await ledger.required(growing, SPEC) == RequiredMemory(100)

@@ -1,0 +1,107 @@
+"""GPUs with a memory of their own: how much there is, what is free, and what each process holds.
+
+NVIDIA's are asked through `nvidia-smi`: it is there wherever the driver is, needs no package, and one that hangs in a
+broken driver is a child to give up rather than a thread of the daemon. AMD's are read from sysfs. A GPU that shares the
+main memory (Apple, Jetson) has none of its own to count.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_TIMEOUT = 10.0
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Bytes. `held` is by process ID, None where nobody tells it."""
+
+    total: int
+    free: int
+    held: Mapping[int, int] | None = None
+
+
+def devices(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[Device, ...]:
+    """In the order in which an engine started with this environment and CUDA_DEVICE_ORDER=PCI_BUS_ID numbers them.
+    Raises `TimeoutError` if the driver does not answer."""
+    return _nvidia(environ) or _amd(environ, root)
+
+
+def held_by(found: Iterable[Device], pids: Iterable[int]) -> tuple[int, ...]:
+    """What these processes hold of each device; empty where it is not told of every one."""
+    told, pids = [device.held for device in found], set(pids)
+    return () if None in told else tuple(sum(held.get(pid, 0) for pid in pids) for held in told if held is not None)
+
+
+def _nvidia(environ: Mapping[str, str]) -> tuple[Device, ...]:
+    program = shutil.which("nvidia-smi", path=environ.get("PATH"))
+    if program is None:
+        return ()
+    gpus = list(_rows(program, "--query-gpu=index,uuid,memory.total,memory.free"))
+    if not all(len(gpu) == 4 and gpu[2].isdecimal() and gpu[3].isdecimal() for gpu in gpus):
+        return ()  # "[N/A]": the memory is the machine's
+    held = _held(_rows(program, "--query-compute-apps=pid,gpu_uuid,used_memory")) if gpus else None
+    return tuple(
+        Device(int(total) * MIB, int(free) * MIB, None if held is None else held.get(uuid, {}))
+        for _, uuid, total, free in _visible(gpus, environ.get("CUDA_VISIBLE_DEVICES"))
+    )
+
+
+def _rows(program: str, query: str) -> Iterator[list[str]]:
+    """Nothing if the program fails: there is no driver, or no device."""
+    command = [program, query, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"nvidia-smi did not answer within {_TIMEOUT:g} s") from None
+    except OSError:
+        return
+    if done.returncode == 0:
+        yield from ([field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip())
+
+
+def _held(rows: Iterable[list[str]]) -> dict[str, dict[int, int]] | None:
+    """Bytes by device and process. None if a figure is hidden, or if there is no process at all: a container with
+    process IDs of its own sees none."""
+    found: dict[str, dict[int, int]] = {}
+    for row in rows:
+        if len(row) != 3 or not row[0].isdecimal() or not row[2].isdecimal():
+            return None
+        pid, uuid, used = row
+        processes = found.setdefault(uuid, {})
+        processes[int(pid)] = processes.get(int(pid), 0) + int(used) * MIB
+    return found or None
+
+
+def _visible(gpus: list[list[str]], chosen: str | None) -> list[list[str]]:
+    """As CUDA does it: numbers, or beginnings of UUIDs, in their order, up to the first that names none."""
+    if chosen is None:
+        return gpus
+    found = []
+    for name in map(str.strip, chosen.split(",")):
+        match = [gpu for gpu in gpus if name == gpu[0] or (name.startswith("GPU-") and gpu[1].startswith(name))]
+        if len(match) != 1 or match[0] in found:
+            break
+        found += match
+    return found
+
+
+def _amd(environ: Mapping[str, str], root: Path) -> tuple[Device, ...]:
+    """By PCI address, as ROCm does it. What a process holds is not told."""
+    folders = {card.resolve() for card in (root / "sys/class/drm").glob("card*/device")}
+    cards = [[str(number), "", str(folder)] for number, folder in enumerate(sorted(filter(_has_memory, folders)))]
+    chosen = environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
+    return tuple(_amd_device(Path(folder)) for _, _, folder in _visible(cards, chosen))
+
+
+def _has_memory(folder: Path) -> bool:
+    return (folder / "mem_info_vram_total").exists() and (folder / "mem_info_vram_used").exists()
+
+
+def _amd_device(folder: Path) -> Device:
+    total, used = (int((folder / f"mem_info_vram_{what}").read_text("ascii")) for what in ("total", "used"))
+    return Device(total, max(0, total - used))

@@ -1,0 +1,132 @@
+"""Devices, as a made-up driver tells of them."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from modelrunner.scheduler.devices import MIB, Device, devices, held_by
+from modelrunner.scheduler.memory import MemoryProbe
+from modelrunner.types import RequiredMemory
+
+GIB = 1 << 30
+GPUS = "0, GPU-aaaa, 24576, 20000\n1, GPU-bbbb, 49152, 49000\n2, GPU-abcd, 8192, 100\n"
+APPS = "41, GPU-aaaa, 300\n42, GPU-aaaa, 700\n42, GPU-bbbb, 50\n"
+
+
+@pytest.fixture
+def nvidia(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine whose `nvidia-smi` prints the files `gpus` and `apps`."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\ncase "$1 $2" in\n'
+        f'"--query-gpu=index,uuid,memory.total,memory.free --format=csv,noheader,nounits") exec cat {tmp_path}/gpus;;\n'
+        f'"--query-compute-apps=pid,gpu_uuid,used_memory --format=csv,noheader,nounits") exec cat {tmp_path}/apps;;\n'
+        f"*) exit 2;;\nesac\n"
+    )
+    program.chmod(0o755)
+    (tmp_path / "gpus").write_text(GPUS)
+    (tmp_path / "apps").write_text(APPS)
+    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+
+
+def test_what_nvidia_smi_says(nvidia: dict[str, str], tmp_path: Path) -> None:
+    found = devices(nvidia, tmp_path)
+    assert found[0] == Device(24576 * MIB, 20000 * MIB, {41: 300 * MIB, 42: 700 * MIB})
+    assert [device.total // MIB for device in found] == [24576, 49152, 8192]
+    assert held_by(found, [42, 43]) == (700 * MIB, 50 * MIB, 0)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "totals"),
+    [("2,0", [8192, 24576]), ("GPU-bb", [49152]), ("1,7,0", [49152]), ("", []), ("-1", []), ("GPU-a", [])],
+)
+def test_cudas_own_choice_of_devices_and_their_order(
+    chosen: str, totals: list[int], nvidia: dict[str, str], tmp_path: Path
+) -> None:
+    found = devices(nvidia | {"CUDA_VISIBLE_DEVICES": chosen}, tmp_path)
+    assert [device.total // MIB for device in found] == totals
+
+
+def test_memory_that_is_the_machines_is_not_counted_again(nvidia: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "gpus").write_text("0, GPU-aaaa, [N/A], [N/A]\n")
+    assert devices(nvidia, tmp_path) == ()
+
+
+@pytest.mark.parametrize("apps", ["", "41, GPU-aaaa, [N/A]\n"], ids=["a container", "hidden"])
+def test_what_a_process_holds_may_be_told_by_nobody(apps: str, nvidia: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "apps").write_text(apps)
+    found = devices(nvidia, tmp_path)
+    assert [device.held for device in found] == [None, None, None]
+    assert held_by(found, [41]) == ()
+
+
+def test_no_driver_is_no_device(nvidia: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "gpus").unlink()
+    assert devices(nvidia, tmp_path) == ()
+    assert devices({"PATH": str(tmp_path)}, tmp_path) == ()
+
+
+def card(root: Path, name: str, address: str, total: int, used: int) -> None:
+    folder = root / "sys/devices" / address
+    folder.mkdir(parents=True)
+    (folder / "mem_info_vram_total").write_text(f"{total}\n")
+    (folder / "mem_info_vram_used").write_text(f"{used}\n")
+    for entry in (name, f"{name}-DP-1"):
+        (root / "sys/class/drm" / entry).mkdir(parents=True)
+        (root / "sys/class/drm" / entry / "device").symlink_to(folder)
+
+
+def test_amds_are_in_sysfs(tmp_path: Path) -> None:
+    card(tmp_path, "card1", "0000:03:00.0", 16 * GIB, 1 * GIB)
+    card(tmp_path, "card0", "0000:0a:00.0", 8 * GIB, 2 * GIB)
+    nowhere = {"PATH": str(tmp_path)}
+    assert devices(nowhere, tmp_path) == (Device(16 * GIB, 15 * GIB), Device(8 * GIB, 6 * GIB))
+    assert devices(nowhere | {"HIP_VISIBLE_DEVICES": "1"}, tmp_path) == (Device(8 * GIB, 6 * GIB),)
+
+
+def test_the_budget_of_a_device_is_what_others_leave_less_a_tenth(tmp_path: Path) -> None:
+    me = os.getpid()
+    seen = (Device(100, 30, {me: 40, 1: 30}), Device(200, 150), Device(50, 50, {}))
+    probe = MemoryProbe(7, root=tmp_path, look=lambda: seen)
+    assert probe() == RequiredMemory(7, (20, 130, 45))
+    probe.refresh({me: RequiredMemory(0, (99, 10, 99))})
+    assert probe() == RequiredMemory(7, (60, 140, 45))
+    probe.set_limits(7, 0)
+    assert probe().vram == (70, 160, 50)
+
+
+def test_a_driver_that_does_not_answer_leaves_the_last_figures(tmp_path: Path) -> None:
+    now, seen = [0.0], [Device(100, 50)]
+
+    def look() -> tuple[Device, ...]:
+        return (seen.pop(),) if seen else _hang()
+
+    probe = MemoryProbe(7, 0, root=tmp_path, look=look, clock=lambda: now[0])
+    now[0] = 60.0
+    probe.refresh({})
+    assert probe().vram == (50,)
+
+
+def _hang() -> tuple[Device, ...]:
+    raise TimeoutError("nvidia-smi did not answer")
+
+
+def test_a_call_never_waits_for_a_look(tmp_path: Path) -> None:
+    """A thread makes the next one, and a single one at a time."""
+    now, looks = [0.0], [0]
+
+    def look() -> tuple[Device, ...]:
+        looks[0] += 1
+        return (Device(100, looks[0]),)
+
+    probe = MemoryProbe(7, 0, root=tmp_path, look=look, clock=lambda: now[0])
+    assert probe().vram == probe().vram == (1,)
+    now[0] = 60.0
+    assert probe().vram == (1,)
+    deadline = time.monotonic() + 10
+    while probe().vram == (1,) and time.monotonic() < deadline:
+        os.sched_yield()
+    assert (probe().vram, looks[0]) == ((2,), 2)
