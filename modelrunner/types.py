@@ -122,7 +122,8 @@ class ModelHeader:
 class Bundle:
     """A model laid out for an engine to open. `files` maps a name inside the bundle (`model.gguf`, `mmproj.gguf`,
     `config.json`) to its path; `directory` holds them all. `size` is bytes on disk; `context_length` is what the model
-    was trained for, None if it does not say. `capabilities`: "completion", "embedding", "vision", ..."""
+    was trained for, None if it does not say. `capabilities`: "completion", "embedding", "vision", ... There are `*.py`
+    among the files only where the owner said that the model's code is to be trusted."""
 
     model_id: str
     references: tuple[str, ...]

