@@ -27,15 +27,6 @@ class Judge:
         self._registry = registry
         self._resolver = resolver
 
-    def after(
-        self, before: ModelConfiguration, bundle: Bundle, mode: Mode, patch: Mapping[str, Any]
-    ) -> ModelConfiguration:
-        """`before` with the merge patch. Raises `BadRequest`, `BackendNotFound`."""
-        patch = with_raw_flags(patch)
-        after = before.merged(patch)
-        self.check_options(after)
-        return before.merged(folded(self._resolver.backend_of(after.backend, bundle, mode), patch))
-
     def check_options(self, settings: ModelConfiguration) -> None:
         """The tables that only backends understand. Raises `BadRequest`."""
         tables = {table_name(backend.name) for backend in self._registry}
@@ -44,11 +35,15 @@ class Judge:
         for backend in self._registry:
             backend_options(backend, settings)
 
+    def backend(self, bundle: Bundle, posted: ModelConfiguration, tables: Tables | None = None) -> Backend:
+        """The one that would run it. Raises `BackendNotFound`, `BackendUnavailable`, `UnsupportedModel`."""
+        name = posted.backend or self._resolver.from_file(bundle.model_id, tables).backend
+        return self._registry.choose(bundle) if name is None else self._registry.get(name)
+
     def target(self, bundle: Bundle, mode: Mode, posted: Entry, tables: Tables | None = None) -> Target:
         """What a request would ask for, found fit. Raises `BadRequest`, `Misdirected`, `NotImplementedHere`, and
         `ModelNotFound` for a draft model that is not here."""
-        name = posted.configuration.backend or self._resolver.from_file(bundle.model_id, tables).backend
-        backend = self._registry.choose(bundle) if name is None else self._registry.get(name)
+        backend = self.backend(bundle, posted.configuration, tables)
         target = self._resolver.target(backend, bundle, mode, posted, tables)
         _check(backend, target.spec)
         return target
@@ -131,7 +126,7 @@ class ConfigurationRoutes:
     async def _change(self, bundle: Bundle, mode: Mode | None, patch: Mapping[str, Any], *, restart: bool) -> Entry:
         before = self._configurations.get(bundle.model_id, mode)
         named = mode or main_mode(bundle)
-        after = await asyncio.to_thread(self._judge.after, before.configuration, bundle, named, patch)
+        after = await asyncio.to_thread(self._patched, before.configuration, bundle, mode, patch)
         entry = self._configurations.draft(before, after)
         running = self._scheduler.modes(bundle.model_id)
         targets = []
@@ -149,6 +144,16 @@ class ConfigurationRoutes:
                     self._scheduler.retire(target)
         self._tell(bundle, entry, patch)
         return entry
+
+    def _patched(
+        self, before: ModelConfiguration, bundle: Bundle, mode: Mode | None, patch: Mapping[str, Any]
+    ) -> ModelConfiguration:
+        """With flags that say what a field says in that field."""
+        patch = with_raw_flags(patch)
+        after = before.merged(patch)
+        self._judge.check_options(after)
+        layered = self._layered(bundle.model_id, mode or main_mode(bundle), mode, Entry(0, after))
+        return before.merged(folded(self._judge.backend(bundle, layered.configuration), patch))
 
     def _layered(self, model_id: str, each: Mode, changed: Mode | None, entry: Entry) -> Entry:
         """What would hold in the mode `each` with `entry` in the place of what is set for `changed`."""
