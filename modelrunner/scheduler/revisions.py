@@ -5,12 +5,11 @@ it. Only `retire`, the end of a restart, makes a loaded one leave.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.slots import Queue, RunnerSlot, Target
 from modelrunner.scheduler.state import Phase, Reason
-from modelrunner.types import RequiredMemory, RunnerKey
+from modelrunner.types import Mode, RequiredMemory, RunnerKey
 
 
 def standing(table: Reconciler, target: Target) -> Target:
@@ -20,8 +19,12 @@ def standing(table: Reconciler, target: Target) -> Target:
         return target
     others = [slot.target for slot in table.slots.values() if takes_requests(slot)]
     others += [queue.target for queue in table.queues.values()]
-    others = [other for other in others if replace(other.key, revision=target.key.revision) == target.key]
-    return max(others, key=lambda other: other.key.revision, default=target)
+    same = _but_revision(target.key)
+    return max(
+        (other for other in others if _but_revision(other.key) == same),
+        key=lambda other: other.key.revision,
+        default=target,
+    )
 
 
 def takes_requests(slot: RunnerSlot | None) -> bool:
@@ -45,6 +48,10 @@ def retire(table: Reconciler, target: Target) -> None:
     for key in _others(table.slots, target):
         table.slots[key].drain = Reason.UNLOAD
     table.changed()
+
+
+def _but_revision(key: RunnerKey) -> tuple[str, str, Mode, int]:
+    return key.backend, key.model_id, key.mode, key.replica
 
 
 def _others(keys: dict[RunnerKey, RunnerSlot] | dict[RunnerKey, Queue], target: Target) -> Iterator[RunnerKey]:
