@@ -7,8 +7,9 @@ it. Only `retire`, the end of a restart, makes a loaded one leave.
 from collections.abc import Iterator
 
 from modelrunner.scheduler.reconciler import Reconciler
+from modelrunner.scheduler.sharing import counted_once
 from modelrunner.scheduler.slots import Queue, RunnerSlot, Target
-from modelrunner.scheduler.state import Phase, Reason
+from modelrunner.scheduler.state import Group, Phase, Reason
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 
 
@@ -36,9 +37,11 @@ def takes_requests(slot: RunnerSlot | None) -> bool:
     )
 
 
-def fits_beside(table: Reconciler, need: RequiredMemory) -> bool:
-    """With everything that is loaded now."""
-    return sum((slot.memory for slot in table.slots.values()), need).fits(table.budget())
+def fits_beside(table: Reconciler, target: Target, need: RequiredMemory) -> bool:
+    """With everything that is loaded now; the model's files, which both runners map, count once."""
+    group = Group(target.key, (), (need,), target.name)
+    slots, (group,) = counted_once([slot.view() for slot in table.slots.values()], [group])
+    return sum((slot.memory for slot in slots), group.needs[0]).fits(table.budget())
 
 
 def retire(table: Reconciler, target: Target) -> None:

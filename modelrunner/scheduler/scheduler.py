@@ -59,8 +59,9 @@ class Scheduler:
         self._drain_limit = drain_limit
         self._clock = clock
         self.events = Events()
+        self._meter = Meter(registry, probe or MemoryProbe(), ledger or Ledger(), measure)
         self._table = Reconciler(
-            meter=Meter(registry, probe or MemoryProbe(), ledger or Ledger(), measure),
+            meter=self._meter,
             policy=Policy(max_wait, min(patience, max_wait)),
             make_runner=make_runner
             or RunnerFactory(registry, runtime_dir, stall_limit=stall_limit, wedge_limit=wedge_limit, clock=clock),
@@ -109,7 +110,7 @@ class Scheduler:
         """A lease of a new runner of this very configuration. The model's other runners serve on until `retire`; where
         there is no room for both, they are drained first. Raises as `acquire` does."""
         preferred, *_ = await self._table.variants(target)
-        if not revisions.fits_beside(self._table, preferred.memory):
+        if not revisions.fits_beside(self._table, target, preferred.memory):
             revisions.retire(self._table, target)
         return await self._granted(self._table.queue_up(target, target.keep_alive))
 
@@ -167,6 +168,11 @@ class Scheduler:
         budget = self._table.budget().ram
         used = sum(slot.memory.ram for slot in self._table.state().slots)
         return {"budget": budget, "used": used, "free": max(0, budget - used)}
+
+    async def ask(self, target: Target) -> None:
+        """Has the engine itself say what the target's run will need, where it can; takes a second, and counts for loads
+        to come. Raises what the backend raises."""
+        await self._meter.ask(target, self._table.budget())
 
     def set_pinned(self, model_id: str, pinned: bool) -> None:
         """Whether room may be made of this model's runners, from now on; those of its later loads have it from their
