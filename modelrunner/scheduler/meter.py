@@ -27,9 +27,10 @@ class Meter:
         backend = self._registry.get(target.key.backend)
         return await self._ledger.variants(backend, target.spec, budget)
 
-    async def ask(self, target: Target) -> None:
-        """Has the engine itself say what the run needs, where it can; slow, and for later."""
-        await self._ledger.ask(self._registry.get(target.key.backend), target.spec)
+    async def ask(self, target: Target, budget: RequiredMemory) -> None:
+        """Has the engine itself say what the preferred way needs, where it can; slow, and for later."""
+        preferred, *_ = await self.variants(target, budget)
+        await self._ledger.ask(self._registry.get(target.key.backend), preferred.spec)
 
     async def measure(self, slot: RunnerSlot, *, fresh: bool) -> bool:
         """Takes down what the runner holds, which counts for it from now on; `fresh` when it has only loaded its model.

@@ -27,6 +27,8 @@ def timed_out(group: Group, max_wait: float, phase: Phase | None, paused: bool) 
 
 def too_large(group: Group, budget: Vector, free: Vector) -> InsufficientMemory:
     what = "more than there is: choose a smaller model or context, or raise the budget"
+    if budget[0] == 0:
+        what = "and the budget is 0: raise memory_budget, or free memory that other programs hold"
     return _no_room(group, what, budget, free)
 
 

@@ -27,6 +27,7 @@ from modelrunner.server import daemon, logs
 from modelrunner.server.configurations import Configurations
 from modelrunner.server.configure import ConfigurationRoutes, Judge
 from modelrunner.server.engines import EngineRoutes
+from modelrunner.server.foresight import Foresight
 from modelrunner.server.insight import InsightRoutes
 from modelrunner.server.installs import Installer
 from modelrunner.server.middleware import connections, envelope, finish_head
@@ -181,15 +182,20 @@ async def _listen(
         servers.append(await loop.create_server(lanes[1], sock=tcp, backlog=daemon.BACKLOG))
     unix.publish()
     log.info("modelrunner %s serves unix://%s %s", __version__, addresses.socket, addresses.listen)
-    preloading = asyncio.create_task(parts.preloader.run(), name="preload")
+    foresight = Foresight(parts.store, parts.resolver, parts.scheduler)
+    background = [
+        asyncio.create_task(parts.preloader.run(), name="preload"),
+        asyncio.create_task(foresight.run(), name="foresight"),
+    ]
     try:
         if ready:
             ready()
         await lifecycle.stop.wait()
     finally:
         log.info("shutting down")
-        preloading.cancel()
-        await asyncio.wait((preloading,))
+        for task in background:
+            task.cancel()
+        await asyncio.wait(background)
         await _drain(parts.scheduler, lifecycle, settings.drain_limit)
         for server in servers:
             server.close()
