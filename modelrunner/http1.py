@@ -4,6 +4,7 @@ llhttp reads the head and checks the chunks. The bytes of a chunked body can be 
 all: then llhttp only has to find the end, and a proxy's work per chunk is one call.
 """
 
+import re
 from functools import lru_cache
 from typing import Protocol
 
@@ -11,9 +12,20 @@ import httptools
 
 from modelrunner.errors import EngineProtocolError
 
+_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,15})\r\n")
 _END = b"\r\n0\r\n\r\n"
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _CHUNKED_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
+
+
+def without_length(head: bytes) -> tuple[bytes, int | None]:
+    """A head with 1 for its Content-Length, and that length; None, and the head as it is, where it has none in the
+    usual form. One peer's heads differ in nothing else, so that what is remembered of one holds for the next."""
+    found = _LENGTH.search(head)
+    if found is None:
+        return head, None
+    start, end = found.span(1)
+    return head[:start] + b"1" + head[end:], int(head[start:end])
 
 
 class Body(Protocol):
@@ -29,7 +41,8 @@ class Body(Protocol):
 
 
 class ResponseHead:
-    """A complete head. `fields` have names in lower case; `length` is None for a body of unknown length."""
+    """A complete head. `fields` have names in lower case, all but Content-Length; that is `length`, None for a body of
+    unknown length."""
 
     def __init__(self, data: bytes) -> None:
         self._found: list[tuple[bytes, bytes]] = []
@@ -40,10 +53,10 @@ class ResponseHead:
             raise EngineProtocolError("the engine switched protocols unasked") from None
         except httptools.HttpParserError as error:
             raise EngineProtocolError(f"the engine's answer is not HTTP: {error}") from None
-        self.fields = tuple(self._found)
         self.status: int = parser.get_status_code()
         self.keep_alive: bool = parser.should_keep_alive()
         values = dict(self._found)
+        self.fields = tuple(field for field in self._found if field[0] != b"content-length")
         self.chunked = b"transfer-encoding" in values
         if values.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
             raise EngineProtocolError("the engine's answer has a transfer encoding other than chunked")
@@ -54,20 +67,24 @@ class ResponseHead:
     def on_header(self, name: bytes, value: bytes) -> None:
         self._found.append((name.lower(), value))
 
-    def body(self, *, splice: bool) -> Body:
-        """How to read the body; with `splice`, one of unknown length is handed on in chunks."""
-        if self.length is not None:
-            return Sized(self.length)
+    def body(self, length: int | None, *, splice: bool) -> Body:
+        """How to read a body of this length; with `splice`, one of unknown length is handed on in chunks."""
+        if length is not None:
+            return Sized(length)
         if not self.chunked:
             return UntilEnd(splice)
         return Spliced() if splice else Decoded()
 
 
-@lru_cache(maxsize=256)
-def response_head(data: bytes) -> ResponseHead:
-    """Engines send the same few heads again and again (that of a stream is always the same), so they are remembered.
-    Raises `EngineProtocolError`."""
-    return ResponseHead(data)
+_remembered = lru_cache(maxsize=256)(ResponseHead)
+
+
+def response_head(data: bytes) -> tuple[ResponseHead, int | None]:
+    """A complete head, and the length of its body, None if that is unknown. An engine's heads are parsed once and
+    remembered. Raises `EngineProtocolError`."""
+    same, length = without_length(data)
+    head = _remembered(same)
+    return head, head.length if length is None or head.length != 1 else length
 
 
 class Sized:

@@ -6,12 +6,13 @@ with its framing (or without it, for a receiver that wants the bare body).
 """
 
 import asyncio
+from functools import lru_cache
 from typing import Protocol
 
 import httptools
 
 from modelrunner.errors import EngineProtocolError
-from modelrunner.http1 import Body, Sized, UntilEnd, response_head
+from modelrunner.http1 import Body, UntilEnd, response_head
 from modelrunner.types import Endpoint
 
 HEAD_LIMIT = 64 << 10
@@ -29,7 +30,7 @@ class Receiver(Protocol):
 
     def on_head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], length: int | None, data: bytes) -> None:
         """`length` is None for a body of unknown length: then `data` is in chunks if `splices` said so. `headers`
-        have names in lower case. `data` is what came of the body together with the head."""
+        have names in lower case, and no Content-Length. `data` is what came of the body together with the head."""
 
     def on_data(self, data: bytes) -> None: ...
 
@@ -62,22 +63,18 @@ class UpstreamPool:
     def send(self, request: bytes, receiver: Receiver, *, fresh: bool = False) -> "UpstreamConnection":
         """Sends a whole request on an idle connection, or on a new one (always with `fresh`). Never raises: a failure
         goes to the receiver."""
-        connection = None if fresh else self._take_idle()
-        if connection is None:
-            connection = UpstreamConnection(self)
-            self._open.add(connection)
-            connection.dial(self.endpoint)
         self.begun += 1
-        connection.start(request, receiver)
-        return connection
-
-    def _take_idle(self) -> "UpstreamConnection | None":
-        while self._idle:
+        while self._idle and not fresh:
             connection = self._idle.pop()
             if not connection.is_closing():
                 connection.reused = True
+                connection.start(request, receiver)
                 return connection
-        return None
+        connection = UpstreamConnection(self)
+        self._open.add(connection)
+        connection.dial(self.endpoint)
+        connection.start(request, receiver)
+        return connection
 
     async def fetch(self, method: str, path: str, body: bytes = b"", *, timeout: float) -> tuple[int, bytes]:
         """One small control exchange on a connection of its own: status and body. `timeout` in seconds is for all of
@@ -110,13 +107,12 @@ class UpstreamPool:
 
 def build_request(method: str, path: str, body: bytes, headers: bytes = b"") -> bytes:
     """A request as every engine takes it. `headers` are whole lines, each ended by CRLF."""
-    return b"%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n%s" % (
-        method.encode("ascii"),
-        path.encode("ascii"),
-        len(body),
-        headers,
-        body,
-    )
+    return b"%bContent-Length: %d\r\n%b\r\n%b" % (_request_start(method, path), len(body), headers, body)
+
+
+@lru_cache(maxsize=64)
+def _request_start(method: str, path: str) -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode("ascii")
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -243,18 +239,22 @@ class UpstreamConnection(asyncio.Protocol):
             self._head = data
             return
         self._head = b""
-        head = response_head(data[:end])
+        head, length = response_head(data[:end])
         rest = data[end:]
         if head.status < 200:
             if rest:
                 self._read_head(receiver, rest)
             return
-        self._keep = head.keep_alive
+        self._keep = head.keep_alive and length is not None
         self._fault = head.status >= 500
         if not self._fault:
             self._pool.answered += 1
-        self._body = body = head.body(splice=receiver.splices(head.status))
-        receiver.on_head(head.status, head.fields, head.length, body.take(rest))
+        if length == len(rest):  # all of it in one piece, as short answers come
+            receiver.on_head(head.status, head.fields, length, rest)
+            self._finish()
+            return
+        self._body = body = head.body(length, splice=receiver.splices(head.status))
+        receiver.on_head(head.status, head.fields, length, body.take(rest))
         if body.done:
             self._finish()
 
@@ -264,7 +264,7 @@ class UpstreamConnection(asyncio.Protocol):
         receiver, self._receiver = self._receiver, None
         if receiver is None:  # it left while it took the last bytes
             return
-        if self._keep and isinstance(self._body, Sized):
+        if self._keep:
             self._pool._release(self)
         else:
             self.abort()

@@ -11,13 +11,16 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 class Access:
     """`hosts` are what a Host header may say on TCP, port included ("localhost:12434"). `origins` are the origins of
-    web pages that may ask: exact ("https://chat.example"), with any port ("http://localhost:*"), or "*"."""
+    web pages that may ask: exact ("https://chat.example"), with any port ("http://localhost:*"), or "*". `generation`
+    grows when they change."""
 
     def __init__(self, hosts: Iterable[str], origins: Iterable[str] = ()) -> None:
+        self.generation = 0
         self.allow(hosts, origins)
 
     def allow(self, hosts: Iterable[str], origins: Iterable[str]) -> None:
         """These from now on, and no others."""
+        self.generation += 1
         self._hosts = frozenset(host.lower() for host in hosts)
         patterns = frozenset(origin.lower().rstrip("/") for origin in origins)
         self._any_origin = "*" in patterns

@@ -11,12 +11,12 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 
-from modelrunner.errors import BadRequest, ModelRunnerError, PayloadTooLarge, RouteNotFound, UpgradeRefused
+from modelrunner.errors import BadRequest, ModelRunnerError, RouteNotFound, UpgradeRefused
 from modelrunner.proxy.exchange import Exchange
 from modelrunner.proxy.head import request_line
-from modelrunner.proxy.inference import Inference
-from modelrunner.proxy.pipeline import HEADERS, Pipeline, request_id
-from modelrunner.proxy.render import Header
+from modelrunner.proxy.inference import Terms
+from modelrunner.proxy.pipeline import HEADERS, Pipeline
+from modelrunner.proxy.render import Header, new_request_id
 from modelrunner.proxy.routes import match, patterns
 from modelrunner.proxy.severing import sever
 
@@ -53,43 +53,41 @@ class _Handlers:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        self._admit(request)
+        terms = self._admit(request)
         pipe = _Pipe()
-        exchange = self._pipeline.exchange(await self._read(request), pipe)
+        exchange = pipe.exchange = await self._read(request, terms, pipe)
         try:
-            pipe.exchange = exchange
             exchange.start()
             return await _send(request, pipe)
         finally:
             exchange.cancel()
 
-    def _admit(self, request: web.Request) -> None:
+    def _admit(self, request: web.Request) -> Terms:
         if any(len(request.headers.getall(name, ())) > 1 for name in HEADERS):
             raise BadRequest("a header that must be given once is given twice")
         chunked = hdrs.TRANSFER_ENCODING in request.headers
         if chunked and request.version < (1, 1):
             raise BadRequest("HTTP/1.0 has no transfer encodings")
-        length = None if chunked else request.content_length if request.content_length is not None else -1
-        authority = None if request.raw_path.startswith("/") else request.url.authority
-        local = request.transport is not None and _is_unix(request.transport)
-        self._pipeline.origin(request.headers.get, authority, local=local)
-        self._pipeline.admit(request.headers.get, length)
-
-    async def _read(self, request: web.Request) -> Inference:
-        """The request with its whole body, which is counted as buffered."""
         route = match(request.path)
         if route is None:
             raise RouteNotFound(f"there is no {request.path}")
-        body, header = bytearray(), request.headers.get
+        authority = None if request.raw_path.startswith("/") else request.url.authority
+        local = request.transport is not None and _is_unix(request.transport)
+        terms = self._pipeline.terms(route, request.headers.get, authority, local=local)
+        length = request.content_length if request.content_length is not None else -1
+        self._pipeline.buffer(0, 0 if chunked else length)
+        return terms
+
+    async def _read(self, request: web.Request, terms: Terms, pipe: "_Pipe") -> Exchange:
+        """The exchange for the request with its whole body, which is counted as buffered."""
+        body = bytearray()
         try:
             async for data in self._pieces(request):
-                self._pipeline.buffer(len(data))
+                self._pipeline.buffer(len(data), len(body) + len(data))
                 body += data
-                if len(body) > self._pipeline.limits.body:
-                    raise PayloadTooLarge(f"the body has more than the {self._pipeline.limits.body} bytes allowed")
-            return self._pipeline.inference(route, bytes(body), header, request_id(header))
+            return self._pipeline.exchange(terms, bytes(body), terms.request_id or new_request_id(), pipe)
         except BaseException:
-            self._pipeline.buffer(-len(body))
+            self._pipeline.unbuffer(len(body))
             raise
 
     async def _pieces(self, request: web.Request) -> AsyncIterator[bytes]:
@@ -120,15 +118,17 @@ class _Pipe:
 
     def __init__(self) -> None:
         self.exchange: Exchange | None = None
-        self.head: tuple[int, list[Header], int | None] | None = None
+        self.head: tuple[int, CIMultiDict[str], int | None] | None = None
         self.was_cut = False
         self._pieces: deque[bytes] = deque()
         self._size = 0
         self._ended = False
         self._news = asyncio.Event()
 
-    def respond(self, status: int, headers: list[Header], length: int | None, data: bytes) -> None:
-        self.head = (status, headers, length)
+    def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
+        lines = [line.partition(b": ")[::2] for line in own.split(b"\r\n")[:-1]]
+        fields = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in (*headers, *lines))
+        self.head = (status, fields, length)
         self.write(data)
         self._news.set()
 
@@ -149,7 +149,7 @@ class _Pipe:
         self.was_cut = True
         self.finish()
 
-    async def begin(self) -> tuple[int, list[Header], int | None]:
+    async def begin(self) -> tuple[int, CIMultiDict[str], int | None]:
         """The head, once there is one."""
         while self.head is None:
             await self._news.wait()
@@ -171,8 +171,7 @@ class _Pipe:
 
 async def _send(request: web.Request, pipe: _Pipe) -> web.StreamResponse:
     status, headers, length = await pipe.begin()
-    fields = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
-    response = web.StreamResponse(status=status, headers=fields)
+    response = web.StreamResponse(status=status, headers=headers)
     response.content_length = length
     if length is None and request.version >= (1, 1):
         response.enable_chunked_encoding()

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import msgspec
 
 from modelrunner.errors import BadRequest
-from modelrunner.types import KeepAlive
 
 
 class Fields(msgspec.Struct, frozen=True, gc=False):
@@ -18,10 +17,6 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     model: str
     stream: bool | None = None
     keep_alive: str | int | float | None = None
-
-    def keep(self) -> KeepAlive | None:
-        """Raises `BadRequest`."""
-        return None if self.keep_alive is None else KeepAlive.parse(self.keep_alive)
 
 
 _decoder = msgspec.json.Decoder(Fields)

@@ -8,10 +8,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modelrunner.errors import EngineFailed, EngineProtocolError, ModelRunnerError, Unavailable
-from modelrunner.proxy.inference import Inference, Sink
+from modelrunner.proxy.inference import Host, Inference, Sink
 from modelrunner.proxy.rename import body_for
 from modelrunner.proxy.render import (
     EVENT_STREAM,
@@ -22,13 +22,13 @@ from modelrunner.proxy.render import (
     engine_headers,
     error_answer,
     error_event,
+    id_line,
     progress_event,
+    server_timing,
+    variant_header,
 )
 from modelrunner.scheduler import Lease
 from modelrunner.upstream import UpstreamConnection, build_request
-
-if TYPE_CHECKING:
-    from modelrunner.proxy.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -38,32 +38,39 @@ _BLAME_WAIT = 0.25  # seconds for an engine whose connection broke to be found d
 
 
 class Exchange:
-    """Made by `Pipeline.start`. `cancel` when the client is gone; `pause` and `resume` when it takes no more."""
+    """Made by `Pipeline.exchange`. `cancel` when the client is gone; `pause` and `resume` when it takes no more."""
 
-    _lease: Lease | None = None  # defaults live in the class: most requests never set most of these
-    _upstream: UpstreamConnection | None = None
-    _task: asyncio.Task[None] | None = None
-    _comments: asyncio.TimerHandle | None = None
-    _end_turn: Callable[[], None] | None = None  # of a suspect that is asked again
-    _refusal: tuple[int, bytearray] | None = None  # an engine's error while it arrives
-    _responded = False
-    _held_open = False  # the head was sent while the request waited for its runner
-    _sized_in_chunks = False
-    _retried = False
-    _over = False
-    _asked_at = 0.0
-    status = 0
-    error: ModelRunnerError | None = None
+    _lease: Lease | None
+    _upstream: UpstreamConnection | None
+    _task: asyncio.Task[None] | None
+    _comments: asyncio.TimerHandle | None
+    _end_turn: Callable[[], None] | None  # of a suspect that is asked again
+    _refusal: tuple[int, bytearray] | None  # an engine's error while it arrives
+    _error: ModelRunnerError | None
+    _held_open: bool  # the head was sent while the request waited for its runner
+    on_data: Callable[[bytes], None]
 
-    def __init__(self, pipeline: "Pipeline", inference: Inference, sink: Sink) -> None:
-        self._pipeline = pipeline
+    __slots__ = (
+        *("_ask", "_asked_at", "_comments", "_end_turn", "_error", "_held_open", "_host", "_id_line", "_lease"),
+        *("_over", "_refusal", "_responded", "_retried", "_sink", "_sized_in_chunks", "_status", "_task"),
+        *("_upstream", "on_data"),
+    )
+
+    def __init__(self, host: Host, inference: Inference, sink: Sink) -> None:
+        self._host = host
         self._ask = inference
         self._sink = sink
-        self.on_data: Callable[[bytes], None] = sink.write
+        self._id_line = id_line(inference.request_id)
+        self._lease = self._upstream = self._task = self._comments = None
+        self._end_turn = self._refusal = self._error = None
+        self._responded = self._held_open = self._sized_in_chunks = self._retried = self._over = False
+        self._asked_at = 0.0
+        self._status = 0
+        self.on_data = sink.write
 
     def start(self) -> None:
         try:
-            lease = self._pipeline.lease_now(self._ask)
+            lease = self._host.lease_now(self._ask)
             if lease is not None:
                 self._begin(lease)
         except ModelRunnerError as error:
@@ -71,8 +78,8 @@ class Exchange:
             return
         if lease is None:
             self._do(self._wait())
-            if self._ask.stream and not self._ask.preload:
-                after = 0.0 if self._ask.progress else self._pipeline.limits.progress_after
+            if self._ask.stream and not self._ask.terms.preload:
+                after = 0.0 if self._ask.terms.progress else self._host.limits.progress_after
                 self._comments = asyncio.get_running_loop().call_later(after, self._hold_open)
 
     def pause(self) -> None:
@@ -86,7 +93,7 @@ class Exchange:
     def cancel(self) -> None:
         """The client is gone: the engine's connection closes now, a place in the queue is given up."""
         if not self._over:
-            self.status = 499
+            self._status = 499
             self._close()
 
     # waiting for a runner
@@ -104,7 +111,7 @@ class Exchange:
             self._refuse(ModelRunnerError("a fault of modelrunner; its log says more under this request's ID"))
 
     async def _wait(self) -> None:
-        lease = await self._pipeline.lease(self._ask)
+        lease = await self._host.lease(self._ask)
         if self._over:
             lease.release()
         else:
@@ -113,16 +120,16 @@ class Exchange:
     def _hold_open(self) -> None:
         """Called again and again while the request waits."""
         waited = perf_counter() - self._ask.arrived
-        if self._ask.progress:
-            news = progress_event(self._pipeline.progress(self._ask), waited)
+        if self._ask.terms.progress:
+            news = progress_event(self._host.progress(self._ask), waited)
         else:
             news = b": waiting for the model, %.0f s\n\n" % waited
         if not self._held_open:
             self._held_open = True
-            self._respond(200, [*EVENT_STREAM, *self._own_headers()], None, self._framed(news))
+            self._respond(200, EVENT_STREAM, None, self._framed(news))
         else:
             self._sink.write(self._framed(news))
-        every = 1.0 if self._ask.progress else self._pipeline.limits.comment_every
+        every = 1.0 if self._ask.terms.progress else self._host.limits.comment_every
         self._comments = asyncio.get_running_loop().call_later(every, self._hold_open)
 
     def _framed(self, data: bytes) -> bytes:
@@ -133,29 +140,18 @@ class Exchange:
             self._comments.cancel()
         self._lease = lease
         self._asked_at = perf_counter()
-        if self._ask.preload:
-            self._respond(200, [JSON, *self._own_headers()], 2, b"{}")
+        terms = self._ask.terms
+        if terms.preload:
+            self._respond(200, (JSON, *variant_header(lease.variant)), 2, b"{}")
             self._finish()
             return
-        if self._pipeline.quarantine:
-            self._pipeline.quarantine.check(lease.runner.key, self._ask.route.path, self._ask.body)
+        if self._host.quarantine.alert:
+            self._host.quarantine.check(lease.runner.key, terms.route.path, self._ask.body)
         if self._end_turn is not None:
             asyncio.get_running_loop().call_later(_TURN, self._end_turn)
-        headers = b"X-Request-ID: %b\r\n" % self._ask.request_id.encode()
-        body = body_for(lease.runner, self._ask.model, self._ask.body)
-        request = build_request("POST", self._ask.route.path, body, headers)
+        body = self._ask.body if lease.runner.names is None else body_for(lease.runner, self._ask.model, self._ask.body)
+        request = build_request("POST", terms.route.path, body, self._id_line)
         self._upstream = lease.runner.upstream.send(request, self, fresh=fresh)
-
-    def _own_headers(self) -> list[Header]:
-        ask, lease = self._ask, self._lease
-        waited = lease.waited if lease is not None else 0.0
-        proxy = max(0.0, self._asked_at - ask.arrived - waited) * 1e3
-        if lease is None or not waited:
-            timing = b"queue;dur=0.0, load;dur=0.0, proxy;dur=%.3f" % proxy
-        else:
-            queue, load = (waited - lease.loaded) * 1e3, lease.loaded * 1e3
-            timing = b"queue;dur=%.1f, load;dur=%.1f, proxy;dur=%.3f" % (queue, load, proxy)
-        return [(b"X-Request-ID", ask.request_id.encode()), (b"Server-Timing", timing), *ask.headers]
 
     # modelrunner.upstream.Receiver
 
@@ -175,7 +171,8 @@ class Exchange:
                 self.on_data = self._write_chunk
             self.on_data(data)
         else:
-            self._respond(200, [*engine_headers(headers), *self._own_headers()], length, data)
+            assert self._lease is not None
+            self._respond(200, engine_headers(headers, self._lease.variant), length, data)
 
     def _collect(self, data: bytes) -> None:
         assert self._refusal is not None
@@ -188,8 +185,8 @@ class Exchange:
 
     def on_end(self) -> None:
         self._upstream = None  # the next request may have it
-        if self._pipeline.quarantine and self._lease is not None:
-            self._pipeline.quarantine.answered(self._lease.runner.key, self._ask.route.path, self._ask.body)
+        if self._host.quarantine.alert and self._lease is not None:
+            self._host.quarantine.answered(self._lease.runner.key, self._ask.terms.route.path, self._ask.body)
         if self._refusal is not None:
             self._refuse(engine_error(self._refusal[0], bytes(self._refusal[1])))
             return
@@ -215,9 +212,14 @@ class Exchange:
         failure = await self._blame(error)
         lease.release()
         self._lease = None
-        if untouched and lease.runner.failure is not None and not self._retried and self._ask.route.runner is None:
+        if (
+            untouched
+            and lease.runner.failure is not None
+            and not self._retried
+            and self._ask.terms.route.runner is None
+        ):
             self._retried = True
-            self._end_turn = await self._pipeline.quarantine.turn(lease.runner.key)
+            self._end_turn = await self._host.quarantine.turn(lease.runner.key)
             await self._wait()
         else:
             raise failure
@@ -228,37 +230,43 @@ class Exchange:
         assert lease is not None
         if await lease.engine_ended(_BLAME_WAIT):
             if lease.runner.failure is not None:
-                key, path = lease.runner.key, self._ask.route.path
-                self._pipeline.quarantine.died(key, lease.runner.id, path, self._ask.body)
+                key, path = lease.runner.key, self._ask.terms.route.path
+                self._host.quarantine.died(key, lease.runner.id, path, self._ask.body)
             return lease.runner.failure or Unavailable("the model was unloaded before it answered")
         return error if isinstance(error, EngineProtocolError) else EngineFailed(f"the request failed: {error}")
 
     async def _break_off(self, error: OSError | EngineProtocolError, boundary: bool) -> None:
-        self.error = await self._blame(error)
+        self._error = await self._blame(error)
         if boundary:
-            self._sink.write(self._framed(error_event(self.error, self._ask.request_id)))
+            self._sink.write(self._framed(error_event(self._error, self._ask.request_id)))
         self._cut()
 
     def _refuse(self, error: ModelRunnerError) -> None:
         """Ends the request with an error, as its status or, if the head is out, as an event."""
         if self._over:
             return
-        self.error = error
+        self._error = error
         if self._responded:
             self._sink.write(self._framed(error_event(error, self._ask.request_id)))
             self._cut()
             return
         headers, body = error_answer(error, self._ask.request_id)
-        self._respond(error.status, [*headers, *self._ask.headers], len(body), body)
+        self._respond(error.status, headers, len(body), body)
         self._finish()
 
     # the end
 
-    def _respond(self, status: int, headers: list[Header], length: int | None, data: bytes) -> None:
+    def _respond(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
         self._responded = True
-        self.status = status
-        self._sink.respond(status, headers, length, data)
-        if self._pipeline.hooks is not None and (tap := self._pipeline.hooks.tap(self._ask.request_id)):
+        self._status = status
+        lease = self._lease
+        if lease is None:
+            timing = server_timing(perf_counter() - self._ask.arrived, 0.0, 0.0)
+        else:
+            proxy = self._asked_at - self._ask.arrived - lease.waited
+            timing = server_timing(lease.waited - lease.loaded, lease.loaded, proxy)
+        self._sink.respond(status, headers, self._id_line + timing, length, data)
+        if self._host.hooks is not None and (tap := self._host.hooks.tap(self._ask.request_id)):
             self._tap(tap, data)
 
     def _tap(self, tap: Callable[[bytes], None], data: bytes) -> None:
@@ -292,4 +300,4 @@ class Exchange:
             self._end_turn()
         if self._lease is not None:
             self._lease.release()
-        self._pipeline.over(self, self._ask, self._lease)
+        self._host.over(self._ask, self._lease, self._status, self._error)

@@ -14,12 +14,12 @@ from modelrunner.errors import (
 )
 from modelrunner.proxy.exchange import Exchange
 from modelrunner.proxy.handover import HandedOver
-from modelrunner.proxy.head import RequestHead
+from modelrunner.proxy.inference import Terms
+from modelrunner.proxy.judge import Judge
 from modelrunner.proxy.listener import Listener, hung_up, peer_of
-from modelrunner.proxy.pipeline import Pipeline, request_id
+from modelrunner.proxy.pipeline import Pipeline
 from modelrunner.proxy.reading import IncomingBody
-from modelrunner.proxy.render import Header, error_answer, new_request_id
-from modelrunner.proxy.routes import Route
+from modelrunner.proxy.render import Header, error_answer, id_line, new_request_id
 from modelrunner.proxy.severing import sever
 from modelrunner.proxy.wire import cors, response_head
 
@@ -34,6 +34,7 @@ class FastLane:
         self.pipeline = pipeline
         self.fallback = fallback
         self.listener = Listener(pipeline.limits, local=local)
+        self.judge = Judge(pipeline, local=local)
 
     def __call__(self) -> asyncio.Protocol:
         return ClientConnection(self)
@@ -61,9 +62,9 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made, before all else
         self.peer = ""
         self._data = b""
-        self._head: RequestHead | None = None
         self._body: IncomingBody | None = None
         self._exchange: Exchange | None = None
+        self._cors = cors(None)
         self._keep_alive = True
         self._deadline = _NEVER
         self._reading = True
@@ -143,7 +144,7 @@ class ClientConnection(asyncio.Protocol):
             self._exchange.cancel()
             self._exchange = None
         if self._body is not None:
-            self._pipeline.buffer(-self._body.size)
+            self._pipeline.unbuffer(self._body.size)
             self._body = None
 
     # reading
@@ -165,6 +166,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     def _await_head(self, data: bytes) -> None:
+        self._cors = cors(None)
         if len(data) > self._limits.head:
             self._refuse(HeadersTooLarge(f"the head is larger than {self._limits.head} bytes"), new_request_id())
         elif data.count(b"\n") != data.count(b"\r\n"):
@@ -176,67 +178,59 @@ class ClientConnection(asyncio.Protocol):
         self._deadline = _NEVER
         self._keep_alive = False
         try:
-            head = RequestHead(data[:end], self._limits.header_count)
+            found = self._lane.judge(data[:end])
+            if found is None:
+                self._hand_over(data)
+                return
+            judged, length = found
+            body = data[end : end + length]
+            self._pipeline.buffer(len(body), length)
         except ModelRunnerError as error:
-            self._refuse(error, new_request_id())
+            ask_id, origin = self._lane.judge.who(data[:end])
+            self._cors = cors(origin)
+            self._refuse(error, ask_id)
             return
-        line = head.line
-        route = line.route
-        if route is None or head.chunked:
-            self._hand_over(data)
-            return
-        self._keep_alive = head.keep_alive and not self._lane.listener.draining
-        self.takes_chunks = not line.http_1_0
-        origin = None
-        try:
-            origin = self._pipeline.origin(head.get, line.authority, local=self._local)
-            self._pipeline.admit(head.get, head.length)
-        except ModelRunnerError as error:
-            self._refuse(error, request_id(head.get), origin)
-            return
-        rest = self._data
-        if len(rest) >= head.length:
-            self._data = rest[head.length :]
-            if self._buffered(head, head.length):
-                self._ask(head, route, origin, rest[: head.length])
+        self._cors = judged.cors
+        self._keep_alive = judged.keep_alive and not self._lane.listener.draining
+        self.takes_chunks = not judged.http_1_0
+        if len(body) == length:
+            self._data = data[end + length :]
+            self._ask(judged.terms, body)
             return
         self._data = b""
-        self._body = IncomingBody(head, route, origin)
-        if head.get("expect") is not None:
+        self._body = IncomingBody(judged.terms, length)
+        if judged.expects:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._read_body(self._body, rest)
+        self._add_to_body(self._body, body)
 
     def _read_body(self, body: IncomingBody, data: bytes) -> None:
-        missing = body.head.length - body.size
+        missing = body.length - body.size
         self._data, data = data[missing:], data[:missing]
-        if not self._buffered(body.head, len(data)):
+        try:
+            self._pipeline.buffer(len(data), body.length)
+        except ModelRunnerError as error:
+            self._leave()
+            self._refuse(error, body.terms.request_id or new_request_id())
             return
+        self._add_to_body(body, data)
+
+    def _add_to_body(self, body: IncomingBody, data: bytes) -> None:
         if not body.add(data):
             self._deadline = body.deadline(self._loop.time(), self._limits.body_idle)
             return
         self._deadline = _NEVER
         self._body = None
-        self._ask(body.head, body.route, body.origin, body.whole())
+        self._ask(body.terms, body.whole())
 
-    def _buffered(self, head: RequestHead, size: int) -> bool:
+    def _ask(self, terms: Terms, body: bytes) -> None:
+        ask_id = terms.request_id or new_request_id()
         try:
-            self._pipeline.buffer(size)
+            self._exchange = self._pipeline.exchange(terms, body, ask_id, self)
         except ModelRunnerError as error:
-            self._leave()
-            self._refuse(error, request_id(head.get))
-            return False
-        return True
-
-    def _ask(self, head: RequestHead, route: Route, origin: str | None, body: bytes) -> None:
-        ask_id = request_id(head.get)
-        try:
-            ask = self._pipeline.inference(route, body, head.get, ask_id, headers=cors(origin))
-        except ModelRunnerError as error:
-            self._pipeline.buffer(-len(body))
-            self._answer_error(error, ask_id, origin)
-            return
-        self._exchange = self._pipeline.exchange(ask, self)
-        self._exchange.start()
+            self._pipeline.unbuffer(len(body))
+            self._answer_error(error, ask_id)
+        else:
+            self._exchange.start()
 
     def _hand_over(self, data: bytes) -> None:
         inner = HandedOver(self._lane.listener, self._transport, self._lane.fallback())
@@ -247,14 +241,17 @@ class ClientConnection(asyncio.Protocol):
 
     # answering: the sink of the exchange
 
-    def respond(self, status: int, headers: list[Header], length: int | None, data: bytes) -> None:
-        if length is None and not self.takes_chunks:
+    def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
+        http_1_0 = not self.takes_chunks
+        if length is None and http_1_0:
             self._keep_alive = False
-        head = response_head(status, headers, length, http_1_0=not self.takes_chunks, keep_alive=self._keep_alive)
-        self.write(head + data)
+        headers += self._cors
+        head = response_head(status, headers, own, length, http_1_0=http_1_0, keep_alive=self._keep_alive)
+        if not self._transport.is_closing():  # uvloop raises on one that broke and has not said so yet
+            self._transport.write(head + data)
 
     def write(self, data: bytes) -> None:
-        if data and not self._transport.is_closing():  # uvloop raises on one that broke and has not said so yet
+        if data and not self._transport.is_closing():
             self._transport.write(data)
 
     def finish(self) -> None:
@@ -276,21 +273,20 @@ class ClientConnection(asyncio.Protocol):
         self._deadline = self._loop.time() + self._limits.write_stall
         sever(self._transport)
 
-    def _answer_error(self, error: ModelRunnerError, ask_id: str, origin: str | None) -> None:
+    def _answer_error(self, error: ModelRunnerError, ask_id: str) -> None:
         headers, body = error_answer(error, ask_id)
-        self.respond(error.status, [*headers, *cors(origin)], len(body), body)
+        self.respond(error.status, headers, id_line(ask_id), len(body), body)
         self.finish()
 
-    def _refuse(self, error: ModelRunnerError, ask_id: str, origin: str | None = None) -> None:
+    def _refuse(self, error: ModelRunnerError, ask_id: str) -> None:
         """Answers, and closes: where the next request would begin cannot be known, or is not worth the reading."""
         headers, body = error_answer(error, ask_id)
-        headers += cors(origin)
         if isinstance(error, MethodNotAllowed):
-            headers.append((b"Allow", b"GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"))
+            headers += ((b"Allow", b"GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"),)
         self._keep_alive = False
         self._data = b""
         self._lingering = True
         self._deadline = self._loop.time() + _LINGER
-        self.respond(error.status, headers, len(body), body)
+        self.respond(error.status, headers, id_line(ask_id), len(body), body)
         if not self._transport.is_closing():
             self._transport.write_eof()

@@ -17,15 +17,13 @@ Suspect = tuple[RunnerKey, str, bytes]
 
 
 class Quarantine:
-    """Bodies are kept as digests, for the configuration of the model that they met: another one is another chance."""
+    """Bodies are kept as digests, for the configuration of the model that they met: another one is another chance.
+    `alert` is True while anybody is suspected; while nobody is, a request need not be looked at."""
 
     def __init__(self) -> None:
         self._deaths: OrderedDict[Suspect, set[str]] = OrderedDict()
         self._turns: dict[RunnerKey, asyncio.Lock] = {}
-
-    def __bool__(self) -> bool:
-        """Is anybody suspected? While nobody is, a request need not be looked at."""
-        return bool(self._deaths)
+        self.alert = False
 
     def check(self, key: RunnerKey, path: str, body: bytes) -> None:
         """Raises `EngineFailed` for what is set aside."""
@@ -41,13 +39,15 @@ class Quarantine:
         suspect = _suspect(key, path, body)
         self._deaths.setdefault(suspect, set()).add(runner)
         self._deaths.move_to_end(suspect)
+        self.alert = True
         if len(self._deaths) > _MOST:
             self._deaths.popitem(last=False)
 
     def answered(self, key: RunnerKey, path: str, body: bytes) -> None:
         """It was not the one."""
         self._deaths.pop(_suspect(key, path, body), None)
-        if not self._deaths:
+        self.alert = bool(self._deaths)
+        if not self.alert:
             self._turns.clear()
 
     async def turn(self, key: RunnerKey) -> Callable[[], None]:

@@ -1,18 +1,16 @@
 """A request's body while it arrives."""
 
-from modelrunner.proxy.head import RequestHead
-from modelrunner.proxy.routes import Route
+from modelrunner.proxy.inference import Terms
 
 _SLOWEST = 500  # bytes per second, on average, after the first `idle` seconds: a trickle is not let hold a connection
 
 
 class IncomingBody:
-    """A body being read."""
+    """A body of `length` bytes being read."""
 
-    def __init__(self, head: RequestHead, route: Route, origin: str | None) -> None:
-        self.head = head
-        self.route = route
-        self.origin = origin
+    def __init__(self, terms: Terms, length: int) -> None:
+        self.terms = terms
+        self.length = length
         self.size = 0
         self._began = 0.0
         self._pieces: list[bytes] = []
@@ -21,7 +19,7 @@ class IncomingBody:
         """True once it is whole."""
         self._pieces.append(data)
         self.size += len(data)
-        return self.size >= self.head.length
+        return self.size >= self.length
 
     def whole(self) -> bytes:
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)

@@ -46,18 +46,33 @@ _OF_STATUS: dict[int, type[ModelRunnerError]] = {
 _CLIENTS_FAULT = ("too large to process", "exceeds the available context size", "context length")
 
 
-def new_request_id(given: str | None = None) -> str:
-    """The client's own where it sent a harmless one."""
-    if given is not None and _CLIENT_ID.fullmatch(given):
-        return given
+def harmless_id(given: str | None) -> str | None:
+    """The request ID that a client sent, if it can stand in logs and headers."""
+    return given if given is not None and _CLIENT_ID.fullmatch(given) else None
+
+
+def new_request_id() -> str:
     return f"{_process}{next(_numbers):010x}"
 
 
-def error_answer(error: ModelRunnerError, request_id: str) -> tuple[list[Header], bytes]:
-    """Headers and body."""
-    headers = [JSON, (b"X-Request-ID", request_id.encode())]
+def id_line(request_id: str) -> bytes:
+    """Of an answer's head, and of the request to the engine."""
+    return b"X-Request-ID: %b\r\n" % request_id.encode()
+
+
+def server_timing(queue: float, load: float, proxy: float) -> bytes:
+    """The header's line; all in seconds."""
+    if not queue and not load:  # a warm request
+        return b"Server-Timing: queue;dur=0.0, load;dur=0.0, proxy;dur=%.3f\r\n" % (proxy * 1e3)
+    times = (queue * 1e3, load * 1e3, max(0.0, proxy) * 1e3)
+    return b"Server-Timing: queue;dur=%.1f, load;dur=%.1f, proxy;dur=%.3f\r\n" % times
+
+
+def error_answer(error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
+    """Headers, less the request's ID, and body."""
+    headers: tuple[Header, ...] = (JSON,)
     if error.retry_after is not None:
-        headers.append((b"Retry-After", b"%d" % max(1, round(error.retry_after))))
+        headers += ((b"Retry-After", b"%d" % max(1, round(error.retry_after))),)
     return headers, msgspec.json.encode(error.as_dict(request_id))
 
 
@@ -76,12 +91,18 @@ def chunk(data: bytes) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def engine_headers(headers: tuple[Header, ...]) -> tuple[Header, ...]:
-    """Of an engine's answer, what the client may see."""
+def engine_headers(headers: tuple[Header, ...], variant: str) -> tuple[Header, ...]:
+    """Of an engine's answer, what the client may see; and how its runner differs from what was configured, if it
+    does."""
     found = [(_HANDED_ON[name], value) for name, value in headers if name in _HANDED_ON]
     if (b"Content-Type", b"text/event-stream") in found:
         found += EVENT_STREAM[1:]
-    return tuple(found)
+    return (*found, *variant_header(variant))
+
+
+def variant_header(variant: str) -> tuple[Header, ...]:
+    """`variant` is the label of the runner's, "" for none."""
+    return ((b"X-Modelrunner-Variant", " ".join(variant.split()).encode("ascii", "replace")),) if variant else ()
 
 
 def engine_error(status: int, body: bytes) -> ModelRunnerError:

@@ -1,5 +1,6 @@
 """The bytes of a response's head."""
 
+from functools import lru_cache
 from http import HTTPStatus
 from time import time
 from wsgiref.handlers import format_date_time
@@ -9,22 +10,26 @@ from modelrunner.proxy.render import Header
 _STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 
 _VARY: tuple[Header, ...] = ((b"Vary", b"Origin"),)
+_CHUNKED = b"Transfer-Encoding: chunked\r\n"
 
 
-def response_head(status: int, headers: list[Header], length: int | None, *, http_1_0: bool, keep_alive: bool) -> bytes:
-    """With its empty line. A `length` of None means chunks, or for HTTP/1.0 a body until the end of the connection."""
-    lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status, _date()]
+def response_head(
+    status: int, headers: tuple[Header, ...], own: bytes, length: int | None, *, http_1_0: bool, keep_alive: bool
+) -> bytes:
+    """With its empty line. `headers` are those that many answers have, `own` the lines of this one. A `length` of None
+    means chunks, or for HTTP/1.0 a body until the end of the connection."""
+    body = b"Content-Length: %d\r\n" % length if length is not None else b"" if http_1_0 else _CHUNKED
+    return b"%b%b%b%b\r\n" % (_start(status, headers, http_1_0, keep_alive), _date(int(time())), own, body)
+
+
+@lru_cache(maxsize=256)
+def _start(status: int, headers: tuple[Header, ...], http_1_0: bool, keep_alive: bool) -> bytes:
+    lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status]
     lines += [b"%b: %b\r\n" % header for header in headers]
-    if length is not None:
-        lines.append(b"Content-Length: %d\r\n" % length)
-    elif not http_1_0:
-        lines.append(b"Transfer-Encoding: chunked\r\n")
     if not keep_alive:
-        lines.append(b"Connection: close\r\n\r\n")
+        lines.append(b"Connection: close\r\n")
     elif http_1_0:
-        lines.append(b"Connection: keep-alive\r\n\r\n")
-    else:
-        lines.append(b"\r\n")
+        lines.append(b"Connection: keep-alive\r\n")
     return b"".join(lines)
 
 
@@ -35,23 +40,10 @@ def cors(origin: str | None) -> tuple[Header, ...]:
     return (
         *_VARY,
         (b"Access-Control-Allow-Origin", origin.encode("latin-1")),
-        (b"Access-Control-Expose-Headers", b"X-Request-ID, Server-Timing, Retry-After"),
+        (b"Access-Control-Expose-Headers", b"X-Request-ID, Server-Timing, Retry-After, X-Modelrunner-Variant"),
     )
 
 
-class _Clock:
-    """The Date header, made once a second."""
-
-    def __init__(self) -> None:
-        self._second = 0
-        self._line = b""
-
-    def __call__(self) -> bytes:
-        now = int(time())
-        if now != self._second:
-            self._second = now
-            self._line = b"Date: %b\r\n" % format_date_time(now).encode()
-        return self._line
-
-
-_date = _Clock()
+@lru_cache(maxsize=1)
+def _date(second: int) -> bytes:
+    return b"Date: %b\r\n" % format_date_time(second).encode()

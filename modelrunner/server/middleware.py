@@ -24,7 +24,7 @@ from modelrunner.errors import (
 )
 from modelrunner.proxy.access import Access
 from modelrunner.proxy.aiolane import refuse_oddities
-from modelrunner.proxy.render import Header, error_answer, new_request_id
+from modelrunner.proxy.render import Header, error_answer, harmless_id, new_request_id
 from modelrunner.proxy.wire import cors
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ _OF_STATUS: dict[int, type[ModelRunnerError]] = {
 def request_id_of(request: web.BaseRequest) -> str:
     """The client's own where it sent a harmless one, else a new one; the same for the whole request."""
     if _REQUEST_ID not in request:
-        request[_REQUEST_ID] = new_request_id(request.headers.get("X-Request-ID"))
+        request[_REQUEST_ID] = harmless_id(request.headers.get("X-Request-ID")) or new_request_id()
     return request[_REQUEST_ID]
 
 
@@ -63,7 +63,7 @@ def is_local(request: web.BaseRequest) -> bool:
 
 def error_response(error: ModelRunnerError, request_id: str) -> web.Response:
     headers, body = error_answer(error, request_id)
-    return web.Response(status=error.status, headers=_text(headers), body=body)
+    return web.Response(status=error.status, headers={**_text(headers), "X-Request-ID": request_id}, body=body)
 
 
 def _text(headers: Iterable[Header]) -> dict[str, str]:

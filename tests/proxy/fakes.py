@@ -167,6 +167,7 @@ class FakeRunner:
 class FakeLease:
     def __init__(self, scheduler: "FakeScheduler", runner: FakeRunner, waited: float = 0.0) -> None:
         self.runner, self.waited, self.loaded = runner, waited, waited / 2
+        self.variant = scheduler.variant
         self._scheduler = scheduler
         self._held = True
         scheduler.leases += 1
@@ -187,22 +188,28 @@ class FakeLease:
 
 class FakeScheduler:
     """Grants `runner` at once if `is_warm`, else when `gate` opens. `refusal` is raised instead of a grant. `leases`
-    are those held now; `granted` counts them all; `waiting` those that stand at the gate."""
+    are those held now; `granted` counts them all; `waiting` those that stand at the gate;
+    `asked` has the caller and the priority of each that stood there. Leases are of `variant`."""
 
     def __init__(self, runner: FakeRunner) -> None:
         self.runner = runner
         self.is_warm = True
+        self.variant = ""
         self.gate = asyncio.Event()
         self.refusal: ModelRunnerError | None = None
         self.leases = self.granted = self.waiting = 0
         self.keep_alive: KeepAlive | None = None
+        self.asked: list[tuple[str, bool]] = []
         self.insight = self
 
     def warm(self, target: Any, keep_alive: KeepAlive | None = None) -> FakeLease | None:
         self.keep_alive = keep_alive
         return self._grant() if self.is_warm and self.refusal is None else None
 
-    async def acquire(self, target: Any, keep_alive: KeepAlive | None = None) -> FakeLease:
+    async def acquire(
+        self, target: Any, keep_alive: KeepAlive | None = None, caller: str = "", batch: bool = False
+    ) -> FakeLease:
+        self.asked.append((caller, batch))
         self.waiting += 1
         try:
             if not self.is_warm:

@@ -114,7 +114,7 @@ def test_who_was_answered_is_not_suspected_any_more() -> None:
         if runner == "a":
             quarantine.check(KEY, "/v1/completions", b"innocent")
             quarantine.answered(KEY, "/v1/completions", b"innocent")
-            assert not quarantine
+            assert not quarantine.alert
     quarantine.check(KEY, "/v1/completions", b"innocent")
     quarantine.died(KEY, "c", "/v1/completions", b"innocent")
     with pytest.raises(EngineFailed, match="not tried again"):
