@@ -235,6 +235,19 @@ class Backend(ABC):
         `OSError` or `ModelRunnerError` where the engine does not answer."""
         return None
 
+    def sleep_level(self, spec: RunSpec) -> int:
+        """What an idle engine of this run can give back without being stopped: 0 for nothing (it cannot sleep here, or
+        was not asked to), 1 for its devices' memory with the weights kept in main memory, 2 for that too."""
+        return 0
+
+    async def sleep(self, spec: RunSpec, endpoint: Endpoint) -> None:
+        """Puts a ready engine without requests to sleep; called only where `sleep_level` is not 0."""
+        raise BackendUnavailable(f"{self.name} cannot sleep")
+
+    async def wake(self, spec: RunSpec, endpoint: Endpoint) -> None:
+        """Makes a sleeping engine ready again."""
+        raise BackendUnavailable(f"{self.name} cannot sleep")
+
     async def forget(self, model_id: str) -> None:
         """Called after a model was removed: what was kept of its runs goes too."""
         return

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,10 +159,6 @@ def environment(
     if options.executor == "ray":
         found["RAY_USAGE_STATS_ENABLED"] = "0"
     return found
-
-
-def without_draft(spec: RunSpec) -> RunSpec:
-    return replace(spec, draft=None)
 
 
 def check(spec: RunSpec, engine_is_cuda: bool) -> None:

@@ -1,6 +1,7 @@
 """The vLLM backend: safetensors models on a GPU, or on the CPU where there is none."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -18,6 +19,7 @@ from modelrunner import (
     ProgressCallback,
     RequiredMemory,
     RunSpec,
+    control,
     enginecache,
 )
 from modelrunner.process import run, scrubbed_environment
@@ -28,7 +30,7 @@ from modelrunner_vllm.machine import Machine, has_cuda
 from modelrunner_vllm.options import VllmOptions
 from modelrunner_vllm.scratch import Scratch
 from modelrunner_vllm.settings import VllmSettings
-from modelrunner_vllm.trust import check_no_code
+from modelrunner_vllm.trust import carries_code
 from modelrunner_vllm.versions import VERSION
 
 _PARALLEL = 16
@@ -65,8 +67,6 @@ class VllmBackend(Backend):
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
         engine = self._engine()
         args.check(spec, engine.cuda)
-        if not self.settings.trust_remote_code:
-            await asyncio.to_thread(check_no_code, spec.bundle)
         adapters = self._adapters(spec)
         argv = args.command(
             spec,
@@ -74,7 +74,7 @@ class VllmBackend(Backend):
             engine,
             kv_cache=memory.kv_cache(spec, cuda=engine.cuda),
             adapters=adapters,
-            trust_remote_code=self.settings.trust_remote_code,
+            trust_remote_code=await asyncio.to_thread(carries_code, spec.bundle),
         )
         with self._scratch.run() as scratch:
             env = scrubbed_environment() | args.environment(spec, engine, adapters, self._compiled(), scratch)
@@ -114,14 +114,11 @@ class VllmBackend(Backend):
         return flags.fold(flags_)
 
     def check(self, spec: RunSpec) -> None:
-        draft, spec_alone = spec.draft, args.without_draft(spec)
-        super().check(spec_alone)
+        super().check(replace(spec, draft=None))
+        if spec.draft is not None and spec.draft.format not in self.formats:
+            raise BadRequest(f"vllm takes no draft model in the {spec.draft.format} format", param="speculative")
         args.check(spec, self._cuda())
         self._adapters(spec)
-        if draft is not None and draft.format not in self.formats:
-            raise BadRequest(f"vllm takes no draft model in the {draft.format} format", param="speculative")
-        if not self.settings.trust_remote_code:
-            check_no_code(spec.bundle)
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         return _PARALLEL
@@ -134,6 +131,25 @@ class VllmBackend(Backend):
 
     def progress(self, line: str) -> str | None:
         return errors.stage(line)
+
+    def sleep_level(self, spec: RunSpec) -> int:
+        return (VllmOptions.model_validate(dict(spec.options)).sleep or 0) if self._cuda() else 0
+
+    async def sleep(self, spec: RunSpec, endpoint: Endpoint) -> None:
+        await self._ask(endpoint, f"/sleep?level={self.sleep_level(spec)}&mode=wait")
+
+    async def wake(self, spec: RunSpec, endpoint: Endpoint) -> None:
+        if self.sleep_level(spec) == 1:
+            await self._ask(endpoint, "/wake_up")
+            return
+        await self._ask(endpoint, "/wake_up?tags=weights")
+        await self._ask(endpoint, "/collective_rpc", {"method": "reload_weights"})  # level 2 dropped them
+        await self._ask(endpoint, "/wake_up?tags=kv_cache")
+
+    async def _ask(self, endpoint: Endpoint, path: str, body: object = None) -> None:
+        status, answer = await control.ask(endpoint, "POST", path, body, timeout=_WAKE_LIMIT)
+        if status != 200:
+            raise BackendUnavailable(f"vLLM refused {path} with {status}: {answer}")
 
     def _engine(self) -> Engine:
         engine = engines.find(self.context)

@@ -39,8 +39,8 @@ _CAUSES = [
      r"Cannot find model module.{0,40}'([^']*)'|model type `([^`]*)` but Transformers does not recognize",
      "this vLLM does not know the model's architecture ({0}): update the engine, or choose another model"),
     (r"trust_remote_code|requires you to execute the configuration file",
-     "the model brings code of its own, which is not run: choose another model, or, if you trust it with all that this "
-     "account may do, set trust_remote_code in [backends.vllm] of the configuration"),
+     "the model needs code of its own, which is not run: choose another model, or, if you trust it with all that this "
+     "account may do, take it again with --trust-remote-code"),
     (r"SafetensorError|Error while deserializing header|MetadataIncompleteBuffer",
      "a weights file is damaged or incomplete: remove the model and pull it again"),
     (r"Cannot find any model weights|no safetensors (?:weights|files)",

@@ -14,7 +14,6 @@ class VllmSettings(BaseModel):
     default pip's own configuration decides.
     `python`: the interpreter to make the engine's environment with; by default the one that runs modelrunner.
     `adapters`: a folder whose subfolders are LoRA adapters that models may name.
-    `trust_remote_code`: let models run code that they bring along. It is as good as running a program of theirs.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -23,4 +22,3 @@ class VllmSettings(BaseModel):
     torch_index: str | None = None
     python: Path | None = None
     adapters: Path | None = None
-    trust_remote_code: bool = False

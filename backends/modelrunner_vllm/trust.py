@@ -1,39 +1,35 @@
-"""Models that bring code along. vLLM has run such code although it was told not to (CVE-2026-22807, CVE-2026-27893), so
-it is not asked to be careful: the files are looked at before it starts."""
+"""Models that bring code along are in the store only if somebody at the command line trusted them when they were taken.
+vLLM has to be told which of them those are; of all others it must not run anything, whatever it finds in them."""
 
 from pathlib import Path
 
 import msgspec
 
-from modelrunner import BadRequest, Bundle
+from modelrunner import Bundle
 
-_CODE = (".py", ".so", ".pyc", ".pkl", ".pickle", ".bin", ".pt", ".pth")
-_LONGEST = 16 << 20  # bytes of a JSON file that can be a configuration; tokenizer.json may be larger and names no code
-_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
+_CODE = (".py", ".pyc", ".so", ".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
-def check_no_code(bundle: Bundle) -> None:
-    """Raises `BadRequest` that names the file."""
-    for name, path in bundle.files.items():
-        if name.lower().endswith(_CODE):
-            raise _refused(f"the file {name}")
-        if name.endswith(".json") and (key := _key_of_code(path)):
-            raise _refused(f"{name} with `{key}`")
-
-
-def _key_of_code(path: Path) -> str | None:
-    if path.stat().st_size > _LONGEST:
-        return None
-    try:
-        content = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None  # an index, a list, or damaged: the engine says so
-    return next((key for key in _KEYS if key in content), None)
-
-
-def _refused(what: str) -> BadRequest:
-    return BadRequest(
-        f"the model brings code of its own ({what}), which is not run: choose another model, or, if you trust it with "
-        "all that this account may do, set trust_remote_code = true in [backends.vllm] of the configuration",
-        param="model",
+def carries_code(bundle: Bundle) -> bool:
+    """Reads the bundle's configuration files."""
+    return any(
+        name.lower().endswith(_CODE) or (name.endswith("config.json") and _names_code(path))
+        for name, path in bundle.files.items()
     )
+
+
+def _names_code(path: Path) -> bool:
+    try:
+        content = msgspec.json.decode(path.read_bytes())
+    except msgspec.MsgspecError:
+        return False  # damaged, as the engine will say
+    waiting = [content]
+    while waiting:
+        match waiting.pop():
+            case {"auto_map": _}:
+                return True
+            case dict(members):
+                waiting.extend(members.values())
+            case list(entries):
+                waiting.extend(entries)
+    return False

@@ -21,7 +21,8 @@ _WITH_MODEL = frozenset(
         *("/tokenize", "/detokenize"),
     }
 )
-_SLEEP = frozenset({"/sleep", "/wake_up", "/is_sleeping"})
+# There only in vLLM's development mode, which its sleep needs; nobody but the daemon reaches the socket.
+_SLEEP = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/collective_rpc"})
 
 
 class _Named(msgspec.Struct):

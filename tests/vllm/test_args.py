@@ -1,0 +1,152 @@
+"""The command line and the environment of a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelrunner import BadRequest, Bundle, Endpoint, Mode, ModelFormat, RunSpec
+from modelrunner_vllm import args
+from modelrunner_vllm.adapters import find_adapters
+from modelrunner_vllm.engines import Engine
+from modelrunner_vllm.scratch import Run
+from modelrunner_vllm.trust import carries_code
+from tests.vllm.models import MINILM, bundle, spec
+
+CPU = Engine(Path("/engine/bin/python"), "0.32.0", "cpu")
+CUDA = Engine(Path("/engine/bin/python"), "0.32.0", "cuda")
+SOCKET = Endpoint(path=Path("/run/x.sock"))
+
+
+def command(run: RunSpec, engine: Engine = CPU, **rest: Any) -> list[str]:
+    return args.command(run, SOCKET, engine, kv_cache=rest.pop("kv_cache", 1 << 28), **rest)
+
+
+def value(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_the_names_the_socket_and_the_sizes() -> None:
+    words = command(spec(context=4096, parallel=8))
+    assert words[:4] == ["/engine/bin/python", "-P", "-m", "modelrunner_serve"]
+    names = words.index("--served-model-name")
+    assert words[names + 1 : names + 3] == ["docker.io/ai/smol:latest", "sha256:" + "a" * 64]
+    found = {flag: value(words, flag) for flag in ("--uds", "--model", "--max-model-len", "--max-num-seqs")}
+    assert found == {
+        "--uds": "/run/x.sock",
+        "--model": "/models/smol",
+        "--max-model-len": "4096",
+        "--max-num-seqs": "8",
+    }
+    assert value(words, "--kv-cache-memory-bytes") == str(1 << 28)
+    assert value(words, "--middleware") == "modelrunner_guard.OneModel"
+    assert value(words, "--load-format") == "safetensors"
+    assert "--trust-remote-code" not in words
+
+
+def test_compiled_on_a_gpu_only_unless_asked() -> None:
+    assert "--enforce-eager" in command(spec())
+    assert "--enforce-eager" not in command(spec(), CUDA)
+    assert "--enforce-eager" not in command(spec(options={"enforce-eager": False}))
+    assert "--enforce-eager" in command(spec(options={"enforce_eager": True}), CUDA)
+
+
+@pytest.mark.parametrize(
+    ("mode", "runner"), [(Mode.COMPLETION, "generate"), (Mode.EMBEDDING, "pooling"), (Mode.RERANKING, "pooling")]
+)
+def test_modes(mode: Mode, runner: str) -> None:
+    words = command(spec(bundle(MINILM), mode=mode, options={"tool-call-parser": "hermes"}))
+    assert value(words, "--runner") == runner
+    assert ("--tool-call-parser" in words) == (mode is Mode.COMPLETION)
+
+
+def test_devices_and_executor() -> None:
+    assert "--distributed-executor-backend" not in command(spec())
+    words = command(spec(options={"tensor-parallel-size": 4, "pipeline-parallel-size": 2}), CUDA)
+    assert value(words, "--tensor-parallel-size") == "4"
+    assert value(words, "--pipeline-parallel-size") == "2"
+    assert value(words, "--distributed-executor-backend") == "mp"
+    ray = spec(options={"tensor-parallel-size": 2, "executor": "ray", "ray-address": "10.0.0.1:6379"})
+    assert value(command(ray), "--distributed-executor-backend") == "ray"
+
+
+def test_speculative_decoding() -> None:
+    draft = bundle(folder=Path("/models/draft"))
+    with_draft = json.loads(value(command(spec(draft=draft, draft_tokens=3)), "--speculative-config"))
+    assert with_draft == {"method": "draft_model", "model": "/models/draft", "num_speculative_tokens": 3}
+    from_prompt = json.loads(value(command(spec(options={"speculative-ngram": 4})), "--speculative-config"))
+    assert (from_prompt["method"], from_prompt["num_speculative_tokens"]) == ("ngram", 4)
+
+
+def test_weights_and_flags() -> None:
+    options = {"dtype": "float32", "quantization": "awq", "hf-overrides": {"rope_theta": 1e6}}
+    words = command(spec(None, "--seed", "3", "--load-format", "dummy", "--no-enable-prefix-caching", options=options))
+    assert (value(words, "--dtype"), value(words, "--quantization")) == ("float32", "awq")
+    assert json.loads(value(words, "--hf-overrides")) == {"rope_theta": 1e6}
+    assert words.count("--load-format") == 1
+    assert value(words, "--load-format") == "dummy"
+    assert words[-1] == "--no-enable-prefix-caching"
+
+
+def adapter(root: Path, name: str, rank: int) -> None:
+    (root / name).mkdir(parents=True)
+    (root / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    (root / name / "adapter_model.safetensors").write_bytes(b"x" * 100)
+
+
+def test_adapters(tmp_path: Path) -> None:
+    adapter(tmp_path, "sql", 12)
+    adapter(tmp_path, "chat", 64)
+    found = find_adapters(tmp_path, ("sql", "chat"))
+    words = command(spec(), adapters=found)
+    assert (value(words, "--max-loras"), value(words, "--max-lora-rank")) == ("2", "64")
+    assert json.loads(value(words, "--lora-modules")) == {"name": "sql", "path": str(tmp_path / "sql")}
+
+
+def test_adapters_that_are_none(tmp_path: Path) -> None:
+    adapter(tmp_path, "huge", 4096)
+    (tmp_path / "empty").mkdir()
+    for root, name, said in ((None, "sql", "adapters"), (tmp_path, "empty", "no LoRA"), (tmp_path, "huge", "4096")):
+        with pytest.raises(BadRequest, match=said):
+            find_adapters(root, (name,))
+
+
+def test_the_environment_is_offline_and_tells_the_guard() -> None:
+    run = spec(options={"executor": "ray", "ray-address": "head:6379"}, environment={"X": "1"})
+    env = args.environment(run, CPU, (), Path("/cache/compiled"), Run(Path("/tmp/scratch"), "mark"))
+    assert json.loads(env["MODELRUNNER_GUARD"]) == {"models": list(args.served_names(run)), "adapters": []}
+    assert (env["HF_HUB_OFFLINE"], env["VLLM_NO_USAGE_STATS"], env["VLLM_PLUGINS"]) == ("1", "1", "")
+    assert (env["RAY_ADDRESS"], env["TMPDIR"]) == ("head:6379", "/tmp/scratch")
+    assert env["VLLM_CACHE_ROOT"].startswith("/cache/compiled/")
+    assert "VLLM_SERVER_DEV_MODE" not in env
+
+
+@pytest.mark.parametrize("options", [{"sleep": 1}, {"gpu-memory-utilization": 0.5}])
+def test_what_needs_a_gpu_is_refused_on_the_cpu(options: dict[str, object]) -> None:
+    args.check(spec(options=options), True)
+    with pytest.raises(BadRequest, match=r"GPU|CUDA"):
+        args.check(spec(options=options), False)
+
+
+def write(folder: Path, **files: str) -> Bundle:
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    return bundle(folder=folder, files=tuple(name.replace("__", ".") for name in files))
+
+
+@pytest.mark.parametrize(
+    ("files", "carries"),
+    [
+        ({"config__json": "{}"}, False),
+        ({"config__json": '{"text_config": {"auto_map": {"AutoModel": "x.Y"}}}'}, True),
+        ({"config__json": "{}", "modeling__py": ""}, True),
+        ({"config__json": "{}", "tokenizer_config__json": '{"auto_map": {}}'}, True),
+        ({"config__json": "{"}, False),
+    ],
+)
+def test_models_with_code(tmp_path: Path, files: dict[str, str], carries: bool) -> None:
+    model = write(tmp_path, **files)
+    assert carries_code(model) == carries
+    assert model.format is ModelFormat.SAFETENSORS
+    assert ("--trust-remote-code" in command(spec(model), trust_remote_code=carries)) == carries
