@@ -104,4 +104,4 @@ def _clock(event: api.Event) -> str:
 
 def _told(event: api.Event, *, kind: bool = True) -> str:
     what = " ".join(filter(None, [event.event if kind else "", event.model, event.runner and f"({event.runner})"]))
-    return f"{what}: {event.reason}" if event.reason else what
+    return ": ".join(filter(None, [what, event.reason]))
