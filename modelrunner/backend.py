@@ -227,7 +227,10 @@ class Backend(ABC):
     def probe(self, spec: RunSpec) -> tuple[str, Mapping[str, Any]] | None:
         """Path and body of the smallest request that proves that the engine serves, None if there is none. It is asked
         only of an engine that owes answers and has shown no sign of life for a while."""
-        return _PROBES.get(spec.mode)
+        if (probe := _PROBES.get(spec.mode)) is None:
+            return None
+        path, body = probe
+        return path, {"model": next(iter(spec.bundle.references), spec.model_id), **body}
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
         """A figure of the engine's that grows with every batch it computes, None if it has none. Then processor time is

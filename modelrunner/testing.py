@@ -91,6 +91,12 @@ class BackendContract:
             status, answer = await runner.upstream.fetch("POST", path, body, timeout=self.load_limit)
             assert status == 200, answer
             assert isinstance(json.loads(answer), dict)
+            if (probe := backend.probe(spec)) is not None:
+                path, request = probe
+                status, answer = await runner.upstream.fetch(
+                    "POST", path, json.dumps(request).encode(), timeout=self.load_limit
+                )
+                assert status == 200, answer
 
     async def test_another_model_is_misdirected(self, backend: Backend, spec: RunSpec) -> None:
         async with running(backend, spec, self.load_limit) as (runner, _):

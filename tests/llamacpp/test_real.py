@@ -89,6 +89,16 @@ async def test_what_leaks_or_changes_the_engine_is_off(
     assert b"llamacpp:" in text
 
 
+async def test_the_work_that_it_counts_grows(backend: LlamaCppBackend, spec: RunSpec, own_server: None) -> None:
+    async with serving(backend, spec) as runner:
+        before = await backend.work_done(spec, runner.endpoint)
+        await ask(runner, "/v1/completions", prompt="Hello", max_tokens=4)
+        after = await backend.work_done(spec, runner.endpoint)
+    assert before is not None
+    assert after is not None
+    assert after >= before + 4
+
+
 async def test_a_request_that_is_broken_off_frees_its_slot(
     backend: LlamaCppBackend, spec: RunSpec, own_server: None
 ) -> None:
