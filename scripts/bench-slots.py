@@ -1,7 +1,7 @@
 """A long conversation that goes on after the model was unloaded: time to first token with the saved prompt cache,
 without it, and in a process that was never stopped, interleaved in one run, each conversation with a text of its own.
 
-Usage: bench-slots.py [--rounds 3] [--words 470]    (470 words are about 1,500 tokens of SmolLM2)
+Usage: bench-slots.py [--rounds 3] [--words 370]    (370 words are about 1,500 tokens of SmolLM2)
 """
 
 import argparse
@@ -93,14 +93,15 @@ def measure(client: httpx.Client, saved: Path, way: str, words: int, seed: int) 
             file.unlink()
     first, second_load = talk.turn("And what else?", "0")
     unloaded(client)
-    print(f"{way:14} {talk.tokens} tokens, {talk.cached} cached: {first * 1000:.0f} ms", file=sys.stderr)
+    seconds = f"{first:.2f} s, {second_load:.2f} of them the load, first turn {cold - load:.2f}"
+    print(f"{way:14} {talk.tokens} tokens, {talk.cached} cached: {seconds}", file=sys.stderr)
     return cold - load, first, second_load
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--words", type=int, default=470)
+    parser.add_argument("--words", type=int, default=370)
     arguments = parser.parse_args()
     found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as name, daemon(Path(name)) as client:
