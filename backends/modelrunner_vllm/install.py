@@ -26,7 +26,8 @@ async def install(context: BackendContext, settings: VllmSettings, progress: Pro
     `InsufficientDisk`."""
     python = await asyncio.to_thread(find_python, settings)
     build = Machine.here(python.version).build(settings.build)
-    entry = context.cache / enginecache.key(f"vllm-{build.kind}", VERSION, *python.identity, settings.torch_index or "")
+    options = (*python.identity, settings.torch_index or "", build.lock.read_text("utf-8"))
+    entry = context.cache / enginecache.key(f"vllm-{build.kind}", VERSION, *options)
     work = _Installation(build, python, settings, entry, context.logs / "install-vllm.log", progress)
     await enginecache.provide(link(context), entry, work.make, lambda folder: usable(folder) is not None, progress)
 
@@ -78,7 +79,7 @@ class _Installation:
         self._progress = progress
 
     async def make(self, folder: Path) -> dict[str, str]:
-        check_disk(self._build, [folder])
+        check_disk(self._build, folder)
         self._progress(InstallProgress("making an environment for vLLM"))
         await steps.execute([self._python.program, "-m", "venv", "--without-pip", folder], log=self._log)
         program = folder / "bin/python"
@@ -114,7 +115,7 @@ class _Installation:
         command = steps.pip(
             "--python", program, "download", "--no-deps", "--only-binary", ":all:", "--progress-bar", "off"
         )
-        command += ["-d", self._parts, *words]
+        command += ["-d", self._parts, "--find-links", self._parts, *words]
         self._progress(InstallProgress(message))
         await steps.execute(command, log=self._log, on_line=self._teller(message, total))
 

@@ -3,7 +3,6 @@
 import os
 import platform
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,9 +98,8 @@ def has_cuda(root: Path = Path("/")) -> bool:
     )
 
 
-def check_disk(build: Build, folders: Sequence[Path]) -> None:
-    """`folders` are on the disk that takes the build, the nearest existing one counts. Raises `InsufficientDisk`."""
-    folder = next((folder for folder in folders if folder.exists()), Path("/"))
+def check_disk(build: Build, folder: Path) -> None:
+    """Raises `InsufficientDisk` unless the disk of `folder` takes the build."""
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
     if free < build.needed:

