@@ -47,12 +47,15 @@ class SlotFiles:
 
     def heal(self) -> None:
         """For the daemon's start: what a killed one left half-written goes, and what is over the bound."""
-        for left in self._root.glob(f"*/*/*{_PARTIAL}"):
-            left.unlink(missing_ok=True)
-        self.trim()
-        for folder in (*self._root.glob("*/*/"), *self._root.glob("*/")):
-            if not any(folder.iterdir()):
-                folder.rmdir()
+        try:
+            for left in self._root.glob(f"*/*/*{_PARTIAL}"):
+                left.unlink(missing_ok=True)
+            self.trim()
+            for folder in (*self._root.glob("*/*/"), *self._root.glob("*/")):
+                if not any(folder.iterdir()):
+                    folder.rmdir()
+        except OSError as error:
+            log.warning("old prompt caches cannot be removed: %s", error)
 
     def folder(self, model_id: str, key: str) -> Path:
         """Made if need be, for nobody else to look into: the files hold what people wrote."""

@@ -44,6 +44,16 @@ def test_tcp_endpoint_has_a_port() -> None:
     assert (found["--host"], found["--port"]) == ("127.0.0.1", "4321")
 
 
+def test_slots_are_saved_where_the_daemon_says() -> None:
+    run = spec(bundle(SMOLLM2))
+    options = args.effective(run) | args.owned(run, SOCKET, NATIVE, Path("/state/slots"))
+    words = args.command(NATIVE, options)
+    assert values(words)["--slot-save-path"] == "/state/slots/"
+    assert ("--slots" in words, "--no-slots" in words) == (True, False)
+    chosen = args.attributes(options)["attributes"]
+    assert (chosen["slot_save_path"], chosen["endpoint_slots"]) == ("/state/slots/", True)
+
+
 def test_a_persons_flags_win_over_the_specification() -> None:
     found = values(command(spec(bundle(SMOLLM2), "-c", "512", "-np", "1", "--cache-ram", "64"), cache_ram=8, threads=3))
     assert (found["--ctx-size"], found["--parallel"], found["--cache-ram"]) == ("512", "1", "64")
