@@ -91,10 +91,11 @@ async def post(socket: Path, path: str, fields: dict[str, object]) -> None:
 
 async def fill(socket: Path, spec: RunSpec) -> None:
     """Gives every sequence its part of the context at the same time, as conversations of three turns: the checkpoints
-    of each turn stay."""
-    path, field = ("/v1/completions", "prompt") if spec.mode is Mode.COMPLETION else ("/v1/embeddings", "input")
+    of each turn stay. An encoder gets as many inputs as long as its context."""
+    chat = spec.mode is Mode.COMPLETION
+    path, field = ("/v1/completions", "prompt") if chat else ("/v1/embeddings", "input")
     for left in (96, 56, 16):
-        length = spec.context_size // spec.parallel - left
+        length = spec.context_size // (spec.parallel if chat else 1) - left
         prompts = [[1000 + 7 * sequence] * length for sequence in range(spec.parallel)]
         await asyncio.gather(*(post(socket, path, {field: prompt, "max_tokens": 8}) for prompt in prompts))
 
@@ -129,6 +130,8 @@ async def run(arguments: argparse.Namespace, folder: Path) -> None:
     for kind, backend in backends(folder):
         for model in store.list():
             bundle = store.bundle(model.id)
+            if bundle.format not in backend.formats:
+                continue
             for context in arguments.contexts:
                 for parallel in PARALLEL:
                     if context <= (bundle.context_length or context):
