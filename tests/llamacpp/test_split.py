@@ -1,13 +1,14 @@
 """Layers on devices: sizes and room in, placements out."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelrunner import ModelHeader, RequiredMemory, RunSpec, Tensor, Variant
-from modelrunner_llamacpp import args, memory, split
+from modelrunner import BackendContext, ModelHeader, RequiredMemory, RunSpec, Tensor, Variant
+from modelrunner_llamacpp import LlamaCppBackend, args, memory, split
 from modelrunner_llamacpp.engines import Kind
 from modelrunner_llamacpp.kvcache import Header
 from modelrunner_llamacpp.memory import MIB
@@ -110,6 +111,17 @@ def test_a_projector_is_on_the_first_device_and_a_draft_with_the_most_layers() -
     assert with_eyes.vram[0] - plain.vram[0] == 300 * MIB
     assert with_eyes.ram == plain.ram
     assert drafted.vram[0] - plain.vram[0] > bundle(SMOLLM2).size
+
+
+@pytest.mark.parametrize(("listed", "ways"), [("  CUDA0: a GPU (24576 MiB)", 5), ("  (none)", 1)])
+async def test_an_engine_that_can_use_no_device_gets_none(listed: str, ways: int, tmp_path: Path) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text(f"#!/bin/sh\ncase $1 in --version) echo 'version: b7000';; *) echo '{listed}';; esac\n")
+    program.chmod(0o755)
+    backend = LlamaCppBackend(BackendContext(tmp_path, tmp_path, tmp_path, {"llama_server": program}))
+    found = await backend.variants(model(), RequiredMemory(64 * GIB, (16 * GIB,)))
+    assert len(found) == ways
+    assert bool(found[0].memory.vram) == (ways > 1)
 
 
 sizes = st.integers(0, 500)
