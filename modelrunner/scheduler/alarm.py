@@ -13,6 +13,7 @@ class Alarm:
         self._clock = clock
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._at = math.inf  # when the timer rings
 
     def soon(self) -> None:
         """In the next turn."""
@@ -21,25 +22,22 @@ class Alarm:
 
     def at(self, time: float) -> None:
         """At that time of the clock; at an earlier one that was set before it instead."""
-        if time == math.inf:
+        if time >= self._at:
             return
-        loop = asyncio.get_running_loop()
-        when = loop.time() + max(0.0, time - self._clock())
-        if self._timer is not None:
-            if self._timer.when() <= when:
-                return
-            self._timer.cancel()
-        self._timer = loop.call_at(when, self._due)
+        self.cancel()
+        self._at = time
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, time - self._clock()), self._due)
 
     def cancel(self) -> None:
         """The one at a time."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer, self._at = None, math.inf
 
     def _now(self) -> None:
         self._soon = None
         self._ring()
 
     def _due(self) -> None:
-        self._timer = None
+        self._timer, self._at = None, math.inf
         self.soon()

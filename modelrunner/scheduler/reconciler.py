@@ -109,16 +109,19 @@ class Reconciler:
             return Lease(self, slot, keep_alive, now)
         return Lease(self, slot, keep_alive, now, now - since, max(0.0, slot.ready_at - max(slot.started, since)))
 
-    def lease_ended(self, slot: RunnerSlot, keep_alive: KeepAlive, held: float) -> None:
+    def lease_ended(self, slot: RunnerSlot, keep_alive: KeepAlive, taken: float) -> None:
         """Called by the lease. Among concurrent requests the latest to end decides the keep-alive."""
+        now = self.time()
+        held = now - taken
         slot.leases -= 1
-        slot.last_used = self.time()
+        slot.last_used = now
         slot.keep_alive = keep_alive
         slot.held = held if slot.held is None else 0.8 * slot.held + 0.2 * held
-        if slot.phase is Phase.READY and slot.last_used >= slot.measured_at + _MEASURED_AGE:
-            slot.measured_at = slot.last_used
+        ready = slot.phase is Phase.READY
+        if ready and now >= slot.measured_at + _MEASURED_AGE:
+            slot.measured_at = now
             self._in_background(self._measure_now(slot))
-        if self.queues or slot.phase is not Phase.READY:
+        if self.queues or not ready:
             self.changed()
         elif slot.leases == 0:
             self._alarm.at(slot.expires)

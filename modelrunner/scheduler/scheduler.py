@@ -86,7 +86,7 @@ class Scheduler:
             slot = table.slots.get(key)
         if slot is None:
             return None
-        if not is_warm(slot.phase, key in table.queues, slot.leases, slot.capacity):
+        if not is_warm(slot.phase, bool(table.queues) and key in table.queues, slot.leases, slot.capacity):
             return None
         return table.lease(slot, keep_alive or target.keep_alive)
 

@@ -139,9 +139,8 @@ class Queues(dict[RunnerKey, Queue]):
 class Leases(Protocol):
     """Who takes a lease back."""
 
-    def lease_ended(self, slot: RunnerSlot, keep_alive: KeepAlive, held: float) -> None: ...
-
-    def time(self) -> float: ...
+    def lease_ended(self, slot: RunnerSlot, keep_alive: KeepAlive, taken: float) -> None:
+        """`taken` is when it began."""
 
 
 class Lease:
@@ -174,7 +173,7 @@ class Lease:
         """Gives the runner back; its keep-alive is from now on the one of this request. Safe to call again."""
         owner, self._owner = self._owner, None
         if owner is not None:
-            owner.lease_ended(self._slot, self._keep_alive, owner.time() - self._taken)
+            owner.lease_ended(self._slot, self._keep_alive, self._taken)
 
     async def engine_ended(self, within: float) -> bool:
         """After a broken connection: did the engine's process end, now or within that many seconds? If so,
