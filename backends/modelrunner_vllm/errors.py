@@ -76,7 +76,7 @@ _STAGES = [
     ("Capturing CUDA graph", "capturing CUDA graphs"),
     ("Warming up model", "warming up"),
     ("warming up", "warming up"),
-    ("GPU KV cache size", "warming up"),
+    ("KV cache size:", "warming up"),
     ("init engine (profile", "starting the server"),
 ]
 

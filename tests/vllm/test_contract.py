@@ -1,0 +1,101 @@
+"""The real vLLM under the contract that every backend keeps, and what its processes leave when one of them dies."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from modelrunner import BackendExited, BadRequest, Bundle, Mode, RunSpec
+from modelrunner.testing import BackendContract, alive, running, tree
+from modelrunner_vllm import VllmBackend
+from tests.models.prepare import MINILM_SAFETENSORS, RERANKER_SAFETENSORS
+
+pytestmark = pytest.mark.engine
+LIMIT = 300.0  # seconds
+
+
+class TestVllm(BackendContract):
+    """The fixtures of conftest.py are what it takes."""
+
+    load_limit = LIMIT
+
+
+def named(processes: list[psutil.Process], name: str) -> psutil.Process:
+    return next(process for process in processes if name in " ".join(process.cmdline()))
+
+
+def left_in_shared_memory() -> list[str]:
+    return [file.name for file in Path("/dev/shm").glob("*modelrunner-*")]
+
+
+@pytest.mark.parametrize("victim", ["VLLM::EngineCore", "VLLM::Worker"])
+async def test_one_process_dies_and_the_others_follow(backend: VllmBackend, spec: RunSpec, victim: str) -> None:
+    before = left_in_shared_memory()
+    async with running(backend, spec, LIMIT) as (runner, task):
+        processes = await asyncio.to_thread(tree, runner)
+        os.kill(named(processes, victim).pid, signal.SIGKILL)
+        async with asyncio.timeout(30):
+            with pytest.raises(BackendExited):
+                await task
+        assert not alive(processes)
+    assert left_in_shared_memory() == before
+
+
+async def test_embeddings_and_their_memory(
+    backend: VllmBackend, spec: RunSpec, bundle_of: Callable[[str], Bundle]
+) -> None:
+    bundle = bundle_of(MINILM_SAFETENSORS)
+    run = replace(spec, model_id=bundle.model_id, bundle=bundle, mode=Mode.EMBEDDING, context_size=256)
+    estimate = await backend.required_memory(run)
+    async with running(backend, run, LIMIT) as (runner, _):
+        stages = runner.stage
+        body = b'{"model": "%b", "input": ["the cat sleeps", "a cat is asleep", "stock prices"]}'
+        sent = body % bundle.references[0].encode()
+        status, answer = await runner.upstream.fetch("POST", "/v1/embeddings", sent, timeout=60)
+        measured = await asyncio.to_thread(runner.measured_memory)
+    assert (status, stages) == (200, "")
+    assert answer.count(b'"embedding":[') == 3
+    assert measured is not None
+    assert measured.ram == pytest.approx(estimate.ram, rel=0.25)
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v1/score"])
+async def test_reranking(backend: VllmBackend, spec: RunSpec, bundle_of: Callable[[str], Bundle], path: str) -> None:
+    bundle = bundle_of(RERANKER_SAFETENSORS)
+    run = replace(spec, model_id=bundle.model_id, bundle=bundle, mode=Mode.RERANKING, context_size=512)
+    fields = {"/v1/rerank": b'"query": "cat", "documents"', "/v1/score": b'"queries": "cat", "documents"'}[path]
+    sent = b'{"model": "%b", %b: ["the cat", "dog"]}' % (bundle.model_id.encode(), fields)
+    async with running(backend, run, LIMIT) as (runner, _):
+        status, answer = await runner.upstream.fetch("POST", path, sent, timeout=60)
+    assert status == 200, answer
+    assert answer.count(b'"index":') == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"context_size": 99_999}, "99999 is beyond"),
+        ({"options": {"hf-overrides": {"architectures": ["NoSuchForCausalLM"]}}}, "architecture"),
+        ({"options": {"tensor-parallel-size": 2}}, "tensor-parallel-size"),
+        ({"options": {"executor": "ray", "ray-address": "127.0.0.1:1"}}, "Ray cluster"),
+    ],
+)
+async def test_a_start_that_fails_is_explained(
+    backend: VllmBackend, spec: RunSpec, change: dict[str, object], said: str
+) -> None:
+    with pytest.raises(BackendExited, match=said):
+        async with running(backend, replace(spec, **change), LIMIT):  # type: ignore[arg-type]
+            pass
+    assert not left_in_shared_memory()
+
+
+def test_what_the_model_cannot_do_is_refused_before_it_starts(backend: VllmBackend, spec: RunSpec) -> None:
+    backend.check(spec)
+    for change in ({"context_size": 99_999}, {"options": {"sleep": 1}}, {"options": {"lora-adapters": ["x"]}}):
+        with pytest.raises(BadRequest):
+            backend.check(replace(spec, **change))  # type: ignore[arg-type]

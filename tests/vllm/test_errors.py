@@ -1,0 +1,79 @@
+"""What log lines mean. The lines are vLLM's own, from starts that went wrong."""
+
+import pytest
+
+from modelrunner_vllm import errors
+
+
+@pytest.mark.parametrize(
+    ("tail", "said"),
+    [
+        ("ModuleNotFoundError: No module named 'xgrammar'", "incomplete (xgrammar)"),
+        ("RuntimeError: operator torchvision::nms does not exist", "incomplete (torchvision::nms)"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "GPU's memory"),
+        (
+            "ValueError: Free memory on device cuda:0 (3.1/23.5 GiB) on startup is less than desired GPU memory "
+            "utilization (0.9, 21.2 GiB).",
+            "in use by other programs",
+        ),
+        (
+            "ValueError: Available memory on node 0 (1.2/23.0 GiB) on kv cache allocation is less than requested",
+            "not enough memory",
+        ),
+        (
+            "ValueError: To serve at least one request with the models's max seq len (8192), (0.18 GiB KV cache is "
+            "needed, which is larger than the available KV cache memory (0.05 GiB).",
+            "cache is too small",
+        ),
+        (
+            "ValueError: User-specified max_model_len (99999) is greater than the derived max_model_len "
+            "(max_position_embeddings=8192)",
+            "size 99999 is beyond",
+        ),
+        ("ValueError: Model architectures ['FooForCausalLM'] are not supported for now.", "(FooForCausalLM)"),
+        ("safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer", "damaged"),
+        (
+            "ConnectionError: Could not find any running Ray instance. Please specify the one",
+            "Ray cluster cannot be joined",
+        ),
+        (
+            "ValueError: The number of required GPUs exceeds the total number of available GPUs in the group",
+            "not enough free devices",
+        ),
+        ("ValueError: Total number of attention heads (9) must be divisible by tensor parallel size (2).", "heads"),
+        ("api_server.py: error: unrecognized arguments: --swap-space", "does not take"),
+        ("RuntimeError: Engine core initialization failed. See root cause above.", "could not start"),
+    ],
+)
+def test_last_words(tail: str, said: str) -> None:
+    explained = errors.explain(f"(EngineCore pid=1) INFO ok\n{tail}\nRuntimeError: Engine core initialization failed.")
+    assert explained is not None
+    assert said in explained
+
+
+def test_unknown_words_are_not_explained() -> None:
+    assert errors.explain("INFO: Shutting down") is None
+
+
+def test_what_is_tried_again_with_more_room() -> None:
+    assert errors.ran_out_of_memory("torch.OutOfMemoryError: CUDA out of memory.")
+    assert errors.ran_out_of_memory("ValueError: Available memory on node 0 (1/2 GiB) on startup is less than desired")
+    assert not errors.ran_out_of_memory("ModuleNotFoundError: No module named 'x'")
+
+
+def test_stages_in_their_order() -> None:
+    lines = (
+        "importing vLLM",
+        "(APIServer pid=1) INFO 11-21 [api_utils.py:286] non-default args: {'uds': '/x.sock'}",
+        "(EngineCore pid=2) INFO 11-21 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='/m'",
+        "(Worker pid=3) INFO 11-21 [cpu_model_runner.py:68] Starting to load model /m...",
+        "Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:00,  1.06s/it]",
+        "(Worker pid=3) INFO 11-21 [monitor.py:34] torch.compile takes 92.10 s in total",
+        "(EngineCore pid=2) INFO 11-21 [kv_cache_utils.py:2327] CPU KV cache size: 12,928 tokens",
+        "(EngineCore pid=2) INFO 11-21 [core.py:402] init engine (profile, create kv cache, warmup model) took 0.79 s",
+        "(Worker pid=3) WARNING 11-21 [utils.py:333] something else",
+    )
+    assert [errors.stage(line) for line in lines] == [
+        *("importing", "reading the configuration", "starting workers", "loading weights", "loading weights"),
+        *("compiling", "warming up", "starting the server", None),
+    ]

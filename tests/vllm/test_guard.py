@@ -1,0 +1,106 @@
+"""The middleware that runs inside vLLM, around an application that tells what reached it."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import modelrunner_vllm
+
+FILE = Path(modelrunner_vllm.__file__).with_name("inside") / "modelrunner_guard.py"
+
+
+class Client:
+    """Sends one request through the guard; `reached` is what the application got, None if nothing."""
+
+    def __init__(self, guard: Any) -> None:
+        self.reached: tuple[bytes, dict[bytes, bytes]] | None = None
+        self._app = guard.OneModel(self._answer)
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while scope["type"] == "http" and more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        self.reached = body, dict(scope.get("headers", []))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def ask(self, path: str, *pieces: bytes, kind: str = "http") -> tuple[int, Any]:
+        waiting = [{"type": "http.request", "body": p, "more_body": i < len(pieces) - 1} for i, p in enumerate(pieces)]
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return waiting.pop(0) if waiting else {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        length = str(sum(map(len, pieces))).encode()
+        await self._app({"type": kind, "path": path, "headers": [(b"content-length", length)]}, receive, send)
+        body = b"".join(message.get("body", b"") for message in sent)
+        return sent[0].get("status", 0), json.loads(body) if body else None
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    monkeypatch.setenv("MODELRUNNER_GUARD", json.dumps({"models": ["smol", "sha256:a"], "adapters": ["sql"]}))
+    spec = importlib.util.spec_from_file_location("modelrunner_guard", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    guard = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(guard)
+    return Client(guard)
+
+
+@pytest.mark.parametrize("model", ["smol", "sha256:a"])
+async def test_its_own_names_pass_byte_for_byte(client: Client, model: str) -> None:
+    body = json.dumps({"model": model, "prompt": "é"}).encode()
+    assert await client.ask("/v1/completions", body[:10], body[10:]) == (200, None)
+    assert client.reached is not None
+    assert client.reached[0] == body
+
+
+async def test_another_model_is_misdirected(client: Client) -> None:
+    status, answer = await client.ask("/v1/chat/completions", b'{"model": "other"}')
+    assert (status, answer["error"]["code"]) == (421, "misdirected_request")
+    assert client.reached is None
+
+
+async def test_an_adapter_is_a_model_to_vllm(client: Client) -> None:
+    await client.ask("/v1/completions", b'{"model": "smol", "adapter": "sql", "seed": 18446744073709551615}')
+    assert client.reached is not None
+    body, headers = client.reached
+    assert json.loads(body) == {"model": "sql", "seed": 18446744073709551615}
+    assert headers[b"content-length"] == str(len(body)).encode()
+    status, answer = await client.ask("/v1/completions", b'{"model": "smol", "adapter": "other"}')
+    assert (status, "sql" in answer["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("path", ["/server_info", "/invocations", "/v1/load_lora_adapter", "/docs", "/"])
+async def test_other_routes_do_not_exist(client: Client, path: str) -> None:
+    status, _ = await client.ask(path, b"{}")
+    assert status == 404
+    assert client.reached is None
+
+
+async def test_sockets_of_the_web_are_closed(client: Client) -> None:
+    await client.ask("/v1/realtime", kind="websocket")
+    assert client.reached is None
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"model": 3}', b"\xff", b'{"prompt": "no model"}'])
+async def test_what_makes_no_sense_is_left_to_vllm(client: Client, body: bytes) -> None:
+    await client.ask("/v1/completions", body)
+    assert client.reached is not None
+    assert client.reached[0] == body
+
+
+async def test_a_client_that_leaves_while_it_sends(client: Client) -> None:
+    sent = await client.ask("/health")
+    assert sent == (200, None)
+    client.reached = None
+    with pytest.raises(IndexError):  # nobody is left to answer
+        await client.ask("/v1/completions")
+    assert client.reached is None

@@ -1,0 +1,88 @@
+"""Bytes from the headers and the options."""
+
+from dataclasses import replace
+
+import pytest
+
+from modelrunner import Mode, Tensor
+from modelrunner_vllm import memory
+from tests.vllm.models import MINILM, MINILM_ELEMENTS, SMOLLM2, SMOLLM2_ELEMENTS, bundle, spec
+
+MIB, GIB = 1 << 20, 1 << 30
+TOKEN = 2 * 30 * 3 * 64 * 2  # keys and values of SmolLM2: 23,040 bytes; vLLM said 300,000,000 bytes are 12,928 tokens
+
+
+def test_the_cache_is_one_context_in_blocks_and_one_begun_block_for_each_sequence() -> None:
+    assert memory.kv_cache(spec(context=2048, parallel=4), cuda=False) == (16 + 4 + 1) * 128 * TOKEN
+    assert memory.kv_cache(spec(context=2048, parallel=4), cuda=True) == (128 + 4 + 1) * 16 * TOKEN
+    assert memory.kv_cache(spec(None, "--block-size", "32", context=2048, parallel=4), cuda=True) == 69 * 32 * TOKEN
+
+
+def test_what_the_options_say_about_the_cache() -> None:
+    whole = memory.kv_cache(spec(), cuda=True)
+    assert whole is not None
+    assert memory.kv_cache(spec(options={"kv-cache-size": GIB}), cuda=True) == GIB
+    assert memory.kv_cache(spec(options={"gpu-memory-utilization": 0.4}), cuda=True) is None
+    assert memory.kv_cache(spec(options={"kv-cache-dtype": "fp8"}), cuda=True) == whole // 2
+    assert memory.kv_cache(spec(options={"dtype": "float32"}), cuda=True) == whole * 2
+    assert memory.kv_cache(spec(options={"tensor-parallel-size": 2}), cuda=True) == whole // 2
+
+
+def test_an_encoder_keeps_none() -> None:
+    assert memory.kv_cache(spec(bundle(MINILM), mode=Mode.EMBEDDING), cuda=False) is None
+
+
+def test_compressed_keys_and_hybrid_layers() -> None:
+    latent = SMOLLM2 | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    assert memory.kv_cache(spec(bundle(latent), context=128, parallel=1), cuda=False) == 3 * 128 * 30 * 576 * 2
+    hybrid = SMOLLM2 | {"layer_types": ["linear_attention"] * 20 + ["full_attention"] * 10}
+    of_all, of_ten = (memory.kv_cache(spec(bundle(header)), cuda=False) for header in (SMOLLM2, hybrid))
+    assert of_all == 3 * (of_ten or 0)
+
+
+def test_weights_by_type() -> None:
+    packed = Tensor("q.qweight", (1000, 100), "I32", 400_000)
+    scales = Tensor("q.scales", (1000,), "F16", 2000)
+    model = bundle(SMOLLM2, packed, scales, Tensor("embed", (5000, 10), "F32", 200_000))
+    run = memory.Run.of(spec(model), cuda=False)
+    assert memory.weights(model, run.options) == 400_000 + 2000 + 100_000
+    wide = memory.Run.of(spec(model, options={"dtype": "float32"}), cuda=False)
+    assert memory.weights(model, wide.options) == 400_000 + 4000 + 200_000
+
+
+@pytest.mark.parametrize(
+    ("model", "run", "measured"),
+    [
+        # PSS of all processes of a ready engine, vLLM 0.32.0 on the CPU.
+        (bundle(), {"context": 2048, "parallel": 16, "options": {"kv-cache-size": 300_000_000}}, 2348 * MIB),
+        (bundle(), {"context": 8192, "parallel": 16}, 2335 * MIB),
+        (
+            bundle(MINILM, Tensor("all", (MINILM_ELEMENTS,), "F32", 4 * MINILM_ELEMENTS)),
+            {"context": 256, "parallel": 16, "mode": Mode.EMBEDDING},
+            1613 * MIB,
+        ),
+    ],
+)
+def test_near_what_was_measured(model: object, run: dict[str, object], measured: int) -> None:
+    estimate = memory.required(spec(model, **run), 0, cuda=False)  # type: ignore[arg-type]
+    assert estimate.vram == ()
+    assert estimate.ram == pytest.approx(measured, rel=0.12)
+
+
+def test_on_gpus_each_holds_its_part() -> None:
+    one = memory.required(spec(), 0, cuda=True)
+    two = memory.required(spec(options={"tensor-parallel-size": 2}), 0, cuda=True)
+    assert len(one.vram) == 1
+    assert len(two.vram) == 2
+    assert two.vram[0] == two.vram[1] < one.vram[0]
+    assert one.vram[0] > 2 * SMOLLM2_ELEMENTS + (memory.kv_cache(spec(), cuda=True) or 0)
+    assert two.ram > one.ram
+
+
+def test_adapters_and_drafts_are_counted_and_rays_workers_are_not() -> None:
+    alone = memory.required(spec(), 0, cuda=False)
+    assert memory.required(spec(), 5 * MIB, cuda=False).ram == alone.ram + 5 * MIB
+    assert memory.required(spec(draft=bundle()), 0, cuda=False).ram > alone.ram + 2 * SMOLLM2_ELEMENTS
+    ray = memory.required(spec(options={"executor": "ray", "tensor-parallel-size": 2}), 0, cuda=False)
+    assert ray.ram < alone.ram
+    assert replace(ray, ram=0).vram == ()

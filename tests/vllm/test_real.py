@@ -1,0 +1,169 @@
+"""The real vLLM behind a daemon, beside llama.cpp: what clients see, and what is left when something dies."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from modelrunner_vllm import engines
+from tests.e2e.conftest import StartDaemon
+from tests.e2e.daemons import Daemon, until
+from tests.models.prepare import MINILM_SAFETENSORS, SMOLLM2, SMOLLM2_SAFETENSORS
+
+pytestmark = pytest.mark.engine
+LOAD = 300  # seconds
+SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(no_process_left: None) -> None:
+    """Instead of the check after every test: the daemon serves all of them."""
+
+
+@pytest.fixture(scope="module")
+def daemon(installed: Path, make_daemon: StartDaemon) -> Iterator[Daemon]:
+    """With both engines."""
+    daemon = make_daemon("wheel")
+    (daemon.data / "engines" / "vllm").symlink_to(installed)
+    assert engines.usable(daemon.data / "engines" / "vllm")
+    daemon.start()
+    configured = daemon.run("configure", SMOLLM2_SAFETENSORS, "--set", "vllm.tool-call-parser=hermes")
+    assert configured.returncode == 0, configured.stderr
+    yield daemon
+    if daemon.process is not None:
+        daemon.stop()
+
+
+def post(daemon: Daemon, path: str, **body: Any) -> httpx.Response:
+    with daemon.client(LOAD) as client:
+        return client.post(path, json={"model": SMOLLM2_SAFETENSORS, **body})
+
+
+def chat(daemon: Daemon, text: str = "What is the capital of France?", **fields: Any) -> httpx.Response:
+    messages = [SYSTEM, {"role": "user", "content": text}]
+    return post(daemon, "/engines/vllm/v1/chat/completions", messages=messages, temperature=0, **fields)
+
+
+def runner(daemon: Daemon) -> dict[str, Any]:
+    return next(each for each in daemon.runners() if each["backend_name"] == "vllm")
+
+
+def aborted(daemon: Daemon) -> float:
+    """The engine's own counter, asked of the engine itself."""
+    path = runner(daemon)["endpoint"].removeprefix("unix://")
+    with httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://x") as client:
+        lines = client.get("/metrics").text.splitlines()
+    found = (line for line in lines if line.startswith("vllm:request_success_total") and 'reason="abort"' in line)
+    return float(next(found).split()[-1])
+
+
+def test_chat(daemon: Daemon) -> None:
+    answer = chat(daemon, max_tokens=16)
+    assert answer.status_code == 200, answer.text
+    assert "Paris" in answer.json()["choices"][0]["message"]["content"]
+
+
+def test_stream(daemon: Daemon) -> None:
+    text = chat(daemon, max_tokens=16, stream=True).text
+    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    deltas = [choice["delta"].get("content") or "" for e in events[:-1] for choice in json.loads(e)["choices"]]
+    assert "Paris" in "".join(deltas)
+    assert len(deltas) > 3
+
+
+def test_completions_with_logprobs(daemon: Daemon) -> None:
+    answer = post(daemon, "/v1/completions", prompt="The capital of France is", max_tokens=4, logprobs=3, temperature=0)
+    found = answer.json()["choices"][0]["logprobs"]
+    assert len(found["tokens"]) == len(found["top_logprobs"]) == 4
+    assert all(len(top) >= 3 for top in found["top_logprobs"])
+
+
+def test_structured_output(daemon: Daemon) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "large": {"type": "boolean"}},
+        "required": ["city", "large"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
+    content = chat(daemon, response_format=form, max_tokens=64).json()["choices"][0]["message"]["content"]
+    assert json.loads(content).keys() == {"city", "large"}
+
+
+def test_a_tool_that_must_be_called(daemon: Daemon) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    choice = {"type": "function", "function": {"name": "weather"}}
+    answer = chat(daemon, "How is the weather in Paris?", tools=[tool], tool_choice=choice, max_tokens=64)
+    assert answer.status_code == 200, answer.text
+    call = answer.json()["choices"][0]["message"]["tool_calls"][0]["function"]
+    assert call["name"] == "weather"
+    assert json.loads(call["arguments"]).keys() == {"city"}
+
+
+def test_a_name_that_came_later_and_a_part_of_one(daemon: Daemon) -> None:
+    before = runner(daemon)["pid"]
+    assert daemon.run("tag", SMOLLM2_SAFETENSORS, "test/later").returncode == 0
+    for name in ("test/later", "llama-safetensors"):
+        answer = chat(daemon, max_tokens=4, model=name)
+        assert answer.status_code == 200, answer.text
+    assert runner(daemon)["pid"] == before
+
+
+def test_each_backend_serves_its_format_and_names_the_other(daemon: Daemon) -> None:
+    wrong = chat(daemon, max_tokens=4, model=SMOLLM2)
+    assert wrong.status_code == 421
+    assert "/engines/llama.cpp/v1/" in wrong.json()["error"]["message"]
+    other = post(daemon, "/engines/llama.cpp/v1/completions", prompt="x", max_tokens=1)
+    assert other.status_code == 421
+    assert "/engines/vllm/v1/" in other.json()["error"]["message"]
+
+
+def test_both_engines_answer_at_once(daemon: Daemon) -> None:
+    assert "Paris" in daemon.chat(SMOLLM2, max_tokens=16).text
+    assert "Paris" in chat(daemon, max_tokens=16).text
+    assert {each["backend_name"] for each in daemon.runners()} == {"vllm", "llama.cpp"}
+
+
+def test_a_client_that_leaves_ends_the_generation(daemon: Daemon) -> None:
+    before = aborted(daemon)
+    body = {"model": SMOLLM2_SAFETENSORS, "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with daemon.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
+        next(answer.iter_raw())
+    until(lambda: aborted(daemon) == before + 1, 10)
+
+
+def test_embeddings(daemon: Daemon) -> None:
+    answer = post(
+        daemon, "/v1/embeddings", model=MINILM_SAFETENSORS, input=["the cat sleeps", "a cat is asleep", "tax"]
+    )
+    vectors = [entry["embedding"] for entry in answer.json()["data"]]
+    near, far = (sum(a * b for a, b in zip(vectors[0], other, strict=True)) for other in vectors[1:])
+    assert near > far + 0.3
+
+
+def test_an_engine_that_loses_a_process_is_replaced(daemon: Daemon) -> None:
+    assert chat(daemon, max_tokens=4).status_code == 200
+    lost = psutil.Process(runner(daemon)["pid"])
+    tree = [lost, *lost.children(recursive=True)]
+    core = next(process for process in tree if "EngineCore" in " ".join(process.cmdline()))
+    core.send_signal(signal.SIGKILL)
+    until(lambda: not any(process.is_running() for process in tree), 30)
+    assert "Paris" in chat(daemon, max_tokens=16).text
+
+
+def test_nothing_outlives_a_killed_daemon(daemon: Daemon) -> None:
+    assert chat(daemon, max_tokens=4).status_code == 200
+    processes = daemon.descendants()
+    assert any("EngineCore" in " ".join(process.cmdline()) for process in processes)
+    daemon.kill()
+    until(lambda: not any(process.is_running() for process in processes), 5)
+    daemon.start()
+    daemon.stop()
+    assert not list(Path("/dev/shm").glob("*modelrunner-*"))
