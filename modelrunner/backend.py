@@ -206,6 +206,10 @@ class Backend(ABC):
         """A sentence for people from the engine's last words, or None where they say nothing known."""
         return None
 
+    def blames_client(self, status: int, message: str) -> bool:
+        """Is it the request that an engine's answer with status 500 or more complains of? `message` is the answer's."""
+        return False
+
     def ran_out_of_memory(self, tail: str) -> bool:
         """Do the engine's last words say that it could not have the memory it asked for? The run is then tried again
         with more room, and in a smaller variant."""

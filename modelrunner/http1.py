@@ -4,7 +4,6 @@ llhttp reads the head and checks the chunks. The bytes of a chunked body can be 
 all: then llhttp only has to find the end, and a proxy's work per chunk is one call.
 """
 
-import re
 from functools import lru_cache
 from typing import Protocol
 
@@ -12,20 +11,28 @@ import httptools
 
 from modelrunner.errors import EngineProtocolError
 
-_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,15})\r\n")
+_MOST_DIGITS = 15
 _END = b"\r\n0\r\n\r\n"
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _CHUNKED_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 
-def without_length(head: bytes) -> tuple[bytes, int | None]:
-    """A head with 1 for its Content-Length, and that length; None, and the head as it is, where it has none in the
-    usual form. One peer's heads differ in nothing else, so that what is remembered of one holds for the next."""
-    found = _LENGTH.search(head)
-    if found is None:
-        return head, None
-    start, end = found.span(1)
-    return head[:start] + b"1" + head[end:], int(head[start:end])
+def part_length(head: bytes) -> tuple[bytes, bytes, int | None]:
+    """What stands before and after the Content-Length of a head, and that length; the head, b"" and None where it has
+    none in one of the usual forms. One peer's heads differ in nothing else, so that what is remembered of one, by the
+    two parts, holds for the next."""
+    before, name, rest = head.partition(b"\r\nContent-Length: ")
+    if not name:
+        before, name, rest = head.partition(b"\r\ncontent-length: ")
+    digits, _, after = rest.partition(b"\r\n")
+    if not digits.isdigit() or len(digits) > _MOST_DIGITS:
+        return head, b"", None
+    return before, after, int(digits)
+
+
+def with_length(before: bytes, after: bytes) -> bytes:
+    """A head of which `part_length` made two parts; if it had a length, with 1 in its place."""
+    return before + b"\r\nContent-Length: 1\r\n" + after if after else before
 
 
 class Body(Protocol):
@@ -76,15 +83,17 @@ class ResponseHead:
         return Spliced() if splice else Decoded()
 
 
-_remembered = lru_cache(maxsize=256)(ResponseHead)
-
-
 def response_head(data: bytes) -> tuple[ResponseHead, int | None]:
     """A complete head, and the length of its body, None if that is unknown. An engine's heads are parsed once and
     remembered. Raises `EngineProtocolError`."""
-    same, length = without_length(data)
-    head = _remembered(same)
+    before, after, length = part_length(data)
+    head = _remembered(before, after)
     return head, head.length if length is None or head.length != 1 else length
+
+
+@lru_cache(maxsize=256)
+def _remembered(before: bytes, after: bytes) -> ResponseHead:
+    return ResponseHead(with_length(before, after))
 
 
 class Sized:

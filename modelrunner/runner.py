@@ -69,6 +69,7 @@ class Runner:
         self.failure: ModelRunnerError | None = None
         self.names = (*spec.bundle.references, spec.model_id) if backend.checks_model else None
         self.upstream = UpstreamPool(endpoint)
+        self.blames_client = backend.blames_client
         self._backend = backend
         self._clock = clock
         self._oom_kills = oom_kills

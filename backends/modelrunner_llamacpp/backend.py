@@ -172,6 +172,9 @@ class LlamaCppBackend(Backend):
     def explain(self, tail: str) -> str | None:
         return errors.explain(tail)
 
+    def blames_client(self, status: int, message: str) -> bool:
+        return errors.blames_client(message)
+
     def ran_out_of_memory(self, tail: str) -> bool:
         return errors.ran_out_of_memory(tail)
 

@@ -47,6 +47,8 @@ _CAUSES = [
      "`modelrunner install llama.cpp`"),
     (r"failed to load model", "llama.cpp could not load the model. " + _LOCAL),
 ]  # fmt: skip
+# What llama-server says with status 500 to an input beyond its batch or its context.
+_CLIENTS_FAULT = ("too large to process", "exceeds the available context size", "context length")
 _STARVED = re.compile(f"{_NO_DEVICE_MEMORY}|{_NO_MEMORY}")
 _COMPILED = [(re.compile(pattern), sentence) for pattern, sentence in _CAUSES]
 
@@ -69,6 +71,11 @@ def explain(tail: str) -> str | None:
         if match := pattern.search(tail):
             return sentence.format(next((group for group in match.groups() if group), ""))
     return None
+
+
+def blames_client(message: str) -> bool:
+    """Is the request at fault that was answered with this message?"""
+    return any(words in message for words in _CLIENTS_FAULT)
 
 
 def ran_out_of_memory(tail: str) -> bool:

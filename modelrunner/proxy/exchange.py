@@ -188,7 +188,9 @@ class Exchange:
         if self._host.quarantine.alert and self._lease is not None:
             self._host.quarantine.answered(self._lease.runner.key, self._ask.terms.route.path, self._ask.body)
         if self._refusal is not None:
-            self._refuse(engine_error(self._refusal[0], bytes(self._refusal[1])))
+            assert self._lease is not None
+            status, body = self._refusal
+            self._refuse(engine_error(status, bytes(body), self._lease.runner.blames_client))
             return
         if self._sized_in_chunks:
             self._sink.write(b"0\r\n\r\n")

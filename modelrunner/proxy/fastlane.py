@@ -153,13 +153,12 @@ class ClientConnection(asyncio.Protocol):
         """Takes requests from what was read, until one is under way or one is incomplete."""
         while self._data and self._exchange is None and self._body is None and not self._lingering:
             data = self._data
-            if data.startswith(b"\r\n"):  # RFC 9112, 2.2: one empty line before a request is forgiven
+            if data[:2] == b"\r\n":  # RFC 9112, 2.2: one empty line before a request is forgiven
                 data = data[2:]
             end = data.find(b"\r\n\r\n") + 4
             if end < 4 or end > self._limits.head:
                 self._await_head(data)
                 break
-            self._data = data[end:]
             self._read_head(data, end)
         if self._half_closed and self._exchange is None:  # what is missing will not come
             self._leave()
@@ -178,7 +177,7 @@ class ClientConnection(asyncio.Protocol):
         self._deadline = _NEVER
         self._keep_alive = False
         try:
-            found = self._lane.judge(data[:end])
+            found = self._lane.judge.read(data[:end])
             if found is None:
                 self._hand_over(data)
                 return
@@ -246,7 +245,7 @@ class ClientConnection(asyncio.Protocol):
         if length is None and http_1_0:
             self._keep_alive = False
         headers += self._cors
-        head = response_head(status, headers, own, length, http_1_0=http_1_0, keep_alive=self._keep_alive)
+        head = response_head(status, headers, own, length, http_1_0, self._keep_alive)
         if not self._transport.is_closing():  # uvloop raises on one that broke and has not said so yet
             self._transport.write(head + data)
 

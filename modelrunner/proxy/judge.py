@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from modelrunner.errors import ModelRunnerError
-from modelrunner.http1 import without_length
+from modelrunner.http1 import part_length, with_length
 from modelrunner.proxy.head import RequestHead
 from modelrunner.proxy.inference import Terms
 from modelrunner.proxy.pipeline import Pipeline
@@ -35,18 +35,18 @@ class Judge:
         self._access = pipeline.access
         self._remembered = lru_cache(maxsize=256)(self._judge)
 
-    def __call__(self, data: bytes) -> tuple[Judged, int] | None:
+    def read(self, data: bytes) -> tuple[Judged, int] | None:
         """The head's meaning and the length of its body; None if it is not for the fast lane. Raises
         `ModelRunnerError`."""
-        same, length = without_length(data)
-        judged = self._remembered(same, self._access.generation)
+        before, after, length = part_length(data)
+        judged = self._remembered(before, after, self._access.generation)
         if judged is None:
             return None
         return judged, judged.length if length is None else length
 
-    def _judge(self, data: bytes, generation: int) -> Judged | None:
+    def _judge(self, before: bytes, after: bytes, generation: int) -> Judged | None:
         """`generation` is that of the access rules: when they change, what was judged by them is."""
-        head = self._parse(data)
+        head = self._parse(with_length(before, after))
         line = head.line
         if line.route is None or head.chunked:
             return None

@@ -3,6 +3,7 @@
 import itertools
 import re
 import secrets
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -42,8 +43,6 @@ _OF_STATUS: dict[int, type[ModelRunnerError]] = {
     501: NotImplementedHere,
     503: Unavailable,
 }
-# Engines answer some requests that are the client's fault with 500; llama-server does for an input beyond its batch.
-_CLIENTS_FAULT = ("too large to process", "exceeds the available context size", "context length")
 
 
 def harmless_id(given: str | None) -> str | None:
@@ -105,13 +104,12 @@ def variant_header(variant: str) -> tuple[Header, ...]:
     return ((b"X-Modelrunner-Variant", " ".join(variant.split()).encode("ascii", "replace")),) if variant else ()
 
 
-def engine_error(status: int, body: bytes) -> ModelRunnerError:
+def engine_error(status: int, body: bytes, blames_client: Callable[[int, str], bool]) -> ModelRunnerError:
     """An engine's refusal in our shape, with its message. What is wrong with the engine rather than with the request
-    becomes 502: 500 would be a fault of ours."""
+    becomes 502: 500 would be a fault of ours. `blames_client` is the backend's."""
     message = _message(body) or f"the engine answered with status {status}"
     if status in (401, 403, 407) or (status >= 500 and status not in _OF_STATUS):
-        blame = any(words in message for words in _CLIENTS_FAULT)
-        return BadRequest(message) if blame else EngineFailed(message)
+        return BadRequest(message) if status >= 500 and blames_client(status, message) else EngineFailed(message)
     if status < 400:
         return EngineFailed(f"the engine answered with status {status}, which is no answer to this request")
     kind = _OF_STATUS.get(status, BadRequest)

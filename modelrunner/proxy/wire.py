@@ -14,7 +14,7 @@ _CHUNKED = b"Transfer-Encoding: chunked\r\n"
 
 
 def response_head(
-    status: int, headers: tuple[Header, ...], own: bytes, length: int | None, *, http_1_0: bool, keep_alive: bool
+    status: int, headers: tuple[Header, ...], own: bytes, length: int | None, http_1_0: bool, keep_alive: bool
 ) -> bytes:
     """With its empty line. `headers` are those that many answers have, `own` the lines of this one. A `length` of None
     means chunks, or for HTTP/1.0 a body until the end of the connection."""

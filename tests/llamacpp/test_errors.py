@@ -2,7 +2,7 @@
 
 import pytest
 
-from modelrunner_llamacpp.errors import explain, stage
+from modelrunner_llamacpp.errors import blames_client, explain, stage
 
 UNKNOWN = """\
 0.00.009.431 E llama_model_load: error loading model: unknown model architecture: 'nonsense'
@@ -77,6 +77,18 @@ def test_explains(tail: str, words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("tail", ["", "0.00.413.910 I srv          init: model loaded\n", "Killed\n", "{0} {x!r}\n"])
 def test_nothing_known(tail: str) -> None:
     assert explain(tail) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "blamed"),
+    [
+        ("input (920 tokens) is too large to process. increase the physical batch size (current batch size: 64)", True),
+        ("request (9000 tokens) exceeds the available context size (8192 tokens), try increasing it", True),
+        ("Compute error.", False),
+    ],
+)
+def test_whom_a_refusal_blames(message: str, blamed: bool) -> None:
+    assert blames_client(message) is blamed
 
 
 @pytest.mark.parametrize(

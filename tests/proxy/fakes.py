@@ -159,6 +159,9 @@ class FakeRunner:
         self.failure = EngineFailed(message)
         self.gone.set()
 
+    def blames_client(self, status: int, message: str) -> bool:
+        return "too large to process" in message
+
     def check_model(self, model_id: str) -> None:
         if model_id != self.key.model_id:
             raise Misdirected(f"{self.id} serves {self.key.model_id}; ask /v1/ for {model_id}")

@@ -117,6 +117,20 @@ async def test_a_connection_serves_again_after_a_sized_answer(socket_path: Path)
         pool.close()
 
 
+@pytest.mark.parametrize("name", [b"Content-Length: ", b"content-length: ", b"CONTENT-LENGTH:"])
+async def test_heads_that_differ_in_their_length_only(socket_path: Path, name: bytes) -> None:
+    bodies = [b"1", b"", b"another", b"1"]
+
+    async def script(call: Call) -> None:
+        body = bodies[len(call.engine.received) - 1]
+        await call.send(b"HTTP/1.1 200 OK\r\n%b%d\r\nConnection: keep-alive\r\n\r\n%b" % (name, len(body), body))
+
+    async with scripted_engine(socket_path, script) as engine:
+        pool = UpstreamPool(engine.endpoint)
+        assert [bytes((await exchange(pool)).body) for _ in bodies] == bodies
+        pool.close()
+
+
 async def test_a_connection_does_not_serve_again_after_a_stream(socket_path: Path) -> None:
     async with scripted_engine(socket_path, script_of(SSE, event("a"), chunk(b"x") + b"0\r\n\r\n")) as engine:
         pool = UpstreamPool(engine.endpoint)
