@@ -1,0 +1,265 @@
+"""`scripts/bench contention`: more models than memory and many clients: the daemon against llama-server's own router
+mode with the same engine, the same flags and the same requests, in one run.
+
+  overhead  one client asks for tokens of a short text, of an engine itself, of the router and of the daemon in turn
+  mixed     64 clients ask three models in a seeded random order, with room for two: answers, errors, waits, loads
+  starving  three clients stream from one model without a pause, another asks for a second one, with room for one
+
+--seconds N (300) of the mixed workload on each side  --clients N (64)  --seed N (1)
+--limit N (60) seconds that the starved request may take
+Needs the native engine (`scripts/install-engine --build`): the wheel has no router. Exits with 1 if the daemon gave an
+error, held more than its budget and 10 %, gave fewer answers, or loaded more often.
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from peers import GEMMA, MINILM, PARALLEL, SMOLLM2, command_of, connected, daemon, engine, prepare, router
+
+
+@dataclass
+class Figures:
+    """What one side did. `waits` in seconds until the whole answer; `held` in bytes, the most in any sample."""
+
+    waits: list[float] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+    loads: int = 0
+    held: int = 0
+
+    def line(self) -> str:
+        ranked = sorted(self.waits)
+        p50, p99 = (ranked[int(len(ranked) * share)] for share in (0.5, 0.99)) if ranked else (0.0, 0.0)
+        return (
+            f"{len(self.waits):6} answers, {sum(self.errors.values()):4} errors, {self.loads:4} loads,"
+            f" wait p50 {p50:5.1f} s, p99 {p99:5.1f} s, most memory {self.held / 2**20:.0f} MiB"
+        )
+
+
+# The requests
+
+
+def question(model: str, chooser: random.Random) -> tuple[str, dict[str, Any]]:
+    """A path and a body; prompts differ, so that no cache answers them."""
+    text = f"Write a sentence about the number {chooser.randrange(10_000)}."
+    if model == MINILM:
+        return "/v1/embeddings", {"model": model, "input": text}
+    fields = {"model": model, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    if model == GEMMA:
+        return "/v1/completions", fields | {"prompt": text}
+    return "/v1/chat/completions", fields | {"messages": [{"role": "user", "content": text}]}
+
+
+async def ask_until(end: float, client: httpx.AsyncClient, chooser: random.Random, figures: Figures) -> None:
+    while time.monotonic() < end:
+        path, body = question(chooser.choice((SMOLLM2, GEMMA, MINILM)), chooser)
+        began = time.monotonic()
+        try:
+            answer = await client.post(path, json=body)
+        except httpx.TransportError as error:
+            figures.errors[type(error).__name__] += 1
+            continue
+        if answer.status_code == 200:
+            figures.waits.append(time.monotonic() - began)
+        else:
+            figures.errors[f"{answer.status_code} {answer.text[:100]}"] += 1
+
+
+def engines(root: psutil.Process) -> dict[int, int]:
+    """Bytes (PSS: what processes share counts once) of each engine below `root`, by process ID."""
+    found = {}
+    for process in root.children(recursive=True):
+        with suppress(psutil.Error):
+            if "--model" in process.cmdline() or "-m" in process.cmdline():
+                found[process.pid] = process.memory_full_info().pss
+    return found
+
+
+async def watch(root: psutil.Process, figures: Figures) -> None:
+    """Ten times a second, until cancelled."""
+    seen: set[int] = set()
+    while True:
+        held = await asyncio.to_thread(engines, root)
+        seen |= held.keys()
+        figures.loads = len(seen)
+        figures.held = max(figures.held, sum(held.values()))
+        await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def watched(root: psutil.Process, figures: Figures) -> AsyncIterator[None]:
+    watching = asyncio.create_task(watch(root, figures))
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+
+
+async def mixed(client: httpx.AsyncClient, root: psutil.Process, options: argparse.Namespace) -> Figures:
+    figures, end = Figures(), time.monotonic() + options.seconds
+    choosers = [random.Random(f"{options.seed}/{number}") for number in range(options.clients)]
+    async with watched(root, figures):
+        await asyncio.gather(*(ask_until(end, client, chooser, figures) for chooser in choosers))
+    return figures
+
+
+async def stream_for_ever(client: httpx.AsyncClient, answers: list[float]) -> None:
+    body = {"model": SMOLLM2, "prompt": "Once upon a time", "max_tokens": 128, "ignore_eos": True, "stream": True}
+    while True:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            async for _ in response.aiter_bytes():
+                pass
+        answers.append(time.monotonic())
+
+
+async def starving(client: httpx.AsyncClient, limit: float) -> tuple[float | None, int]:
+    """Seconds until the request for the second model was answered (None: not within the limit), and how many streams of
+    the first one ended meanwhile."""
+    answers: list[float] = []
+    busy = [asyncio.create_task(stream_for_ever(client, answers)) for _ in range(3)]
+    try:
+        while len(answers) < 3:
+            await asyncio.sleep(0.05)
+            for task in busy:
+                if task.done():
+                    task.result()
+        began = time.monotonic()
+        path, body = question(GEMMA, random.Random(0))
+        try:
+            answer = await asyncio.wait_for(client.post(path, json=body), limit)
+        except TimeoutError:
+            return None, sum(at > began for at in answers)
+        if answer.status_code != 200:
+            raise SystemExit(f"the second model: {answer.status_code} {answer.text}")
+        return time.monotonic() - began, sum(at > began for at in answers)
+    finally:
+        for task in busy:
+            task.cancel()
+        await asyncio.wait(busy)
+
+
+# Both sides
+
+
+@dataclass(frozen=True)
+class Engines:
+    """What the daemon runs: bytes that each model holds when used, and its command line."""
+
+    held: Mapping[str, int]
+    commands: Mapping[str, Sequence[str]]
+
+    def budget(self, models: Sequence[str], count: int) -> int:
+        """Bytes for the `count` largest of the models, and half of the smallest more."""
+        sizes = sorted((self.held[model] for model in models), reverse=True)
+        return sum(sizes[:count]) + sizes[-1] // 2
+
+
+async def look(client: httpx.AsyncClient) -> Engines:
+    """Each model is used once with all its sequences, and what the daemon counts for it is asked."""
+    held, commands = {}, {}
+    for model in (SMOLLM2, GEMMA, MINILM):
+        path, body = question(model, random.Random(0))
+        for answer in await asyncio.gather(*(client.post(path, json=body) for _ in range(PARALLEL))):
+            answer.raise_for_status()
+        runners = (await client.get("/engines/ps")).json()
+        runner = next(r for r in runners if model in r["model_name"])
+        memory = runner["memory"]
+        held[model] = max(memory["estimated"]["ram"], (memory["measured"] or {"ram": 0})["ram"])
+        commands[model] = command_of(runner["pid"])
+    return Engines(held, commands)
+
+
+async def tokenized(client: httpx.AsyncClient, path: str = "/tokenize") -> float:
+    """Seconds of one exchange, the median of 200."""
+    body = {"model": SMOLLM2, "content": "The capital of France is"}
+    found: list[float] = []
+    while len(found) < 200:
+        began = time.perf_counter()
+        try:
+            answer = await client.post(path, json=body)
+        except httpx.RemoteProtocolError:
+            continue  # llama-server closed a connection that was idle
+        if answer.status_code != 200:
+            raise SystemExit(f"{client.base_url}: {answer.status_code} {answer.text}")
+        found.append(time.perf_counter() - began)
+    return statistics.median(found)
+
+
+async def overhead(folder: Path, known: Engines) -> None:
+    """Three rounds, each of the three in turn."""
+    figures: dict[str, list[float]] = {"engine itself": [], "router": [], "modelrunner": []}
+    with engine(folder, known.commands[SMOLLM2]) as direct, router(folder, known.commands, 2) as (_, address), daemon():
+        async with connected(direct) as itself, connected(address) as routed, connected() as ours:
+            for number in range(4):
+                for name, client in zip(figures, (itself, routed, ours), strict=True):
+                    median = await tokenized(client, "/v1/tokenize" if client is ours else "/tokenize")
+                    if number:  # the first round loads
+                        figures[name].append(median)
+    base = statistics.median(figures["engine itself"])
+    for name, found in figures.items():
+        median = statistics.median(found)
+        print(f"  {name:13} {median * 1e6:7.0f} us, {(median - base) * 1e6:+7.0f} us to the engine itself")
+
+
+async def run(options: argparse.Namespace, folder: Path) -> bool:
+    with daemon():
+        async with connected() as client:
+            known = await look(client)
+    budget = known.budget([SMOLLM2, GEMMA, MINILM], 2)
+    sizes = ", ".join(f"{model} {size / 2**20:.0f} MiB" for model, size in known.held.items())
+    print(f"{sizes}; budget {budget / 2**20:.0f} MiB; seed {options.seed}\n\noverhead")
+    await overhead(folder, known)
+    print(f"\nmixed, {options.seconds} s each")
+    with daemon(memory_budget=budget) as process:
+        async with connected() as client:
+            ours = await mixed(client, process, options)
+    print(f"  modelrunner {ours.line()}", *ours.errors.most_common(3))
+    with router(folder, known.commands, 2) as (process, address):
+        async with connected(address) as client:
+            theirs = await mixed(client, process, options)
+    print(f"  router      {theirs.line()}", *theirs.errors.most_common(3))
+    print(f"\nstarving, {options.limit} s at most")
+    with daemon(memory_budget=known.budget([SMOLLM2, GEMMA], 1)):
+        async with connected() as client:
+            waited, streams = await starving(client, options.limit)
+    print(f"  modelrunner {outcome(waited, streams)}")
+    with router(folder, known.commands, 1) as (_, address):
+        async with connected(address) as client:
+            print(f"  router      {outcome(*await starving(client, options.limit))}")
+    kept = ours.held <= budget * 1.1
+    better = len(ours.waits) >= len(theirs.waits) and ours.loads <= theirs.loads
+    return not ours.errors and kept and better and waited is not None
+
+
+def outcome(waited: float | None, streams: int) -> str:
+    answered = "not answered" if waited is None else f"answered after {waited:.1f} s"
+    return f"the second model was {answered}; {streams} answers of the first one meanwhile"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench contention", description=__doc__)
+    parser.add_argument("--seconds", type=int, default=300)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit", type=int, default=60)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        prepare(Path(name))
+        if not asyncio.run(run(options, Path(name))):
+            raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

