@@ -93,12 +93,6 @@ class UpstreamPool:
         for connection in list(self._open):
             connection.fail(ConnectionAbortedError("the connections to the engine were closed"))
 
-    def _release(self, connection: "UpstreamConnection") -> None:
-        if self._closed or len(self._idle) >= self._max_idle:
-            connection.abort()
-        else:
-            self._idle.append(connection)
-
     def _forget(self, connection: "UpstreamConnection") -> None:
         self._open.discard(connection)
         if connection in self._idle:
@@ -264,8 +258,9 @@ class UpstreamConnection(asyncio.Protocol):
         receiver, self._receiver = self._receiver, None
         if receiver is None:  # it left while it took the last bytes
             return
-        if self._keep:
-            self._pool._release(self)
+        idle = self._pool._idle
+        if self._keep and len(idle) < self._pool._max_idle and not self._pool._closed:
+            idle.append(self)
         else:
             self.abort()
         receiver.on_end()

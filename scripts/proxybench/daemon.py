@@ -13,7 +13,7 @@ from modelrunner.config import Settings
 from modelrunner.locations import Locations
 from modelrunner.server.app import serve
 from modelrunner.store import Store
-from modelrunner.types import Endpoint, ModelFormat, RequiredMemory, RunSpec
+from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, RequiredMemory, RunSpec
 
 
 class BenchBackend(Backend):
@@ -35,6 +35,9 @@ class BenchBackend(Backend):
 
     async def disk_usage(self) -> int:
         return 0
+
+    def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
+        return 4096  # nothing waits for its turn: it is the way to the engine that is measured
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
         return RequiredMemory(1 << 20)
