@@ -1,6 +1,7 @@
 """The vLLM backend: safetensors models on a GPU, or on the CPU where there is none."""
 
 import asyncio
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -29,6 +30,7 @@ from modelrunner_vllm.engines import Engine
 from modelrunner_vllm.machine import Machine, has_cuda
 from modelrunner_vllm.options import VllmOptions
 from modelrunner_vllm.scratch import Scratch
+from modelrunner_vllm.sentences import sentence_limit
 from modelrunner_vllm.settings import VllmSettings
 from modelrunner_vllm.trust import carries_code
 from modelrunner_vllm.versions import VERSION
@@ -119,6 +121,9 @@ class VllmBackend(Backend):
             raise BadRequest(f"vllm takes no draft model in the {spec.draft.format} format", param="speculative")
         args.check(spec, self._cuda())
         self._adapters(spec)
+
+    def default_context_size(self, bundle: Bundle) -> int:
+        return min(super().default_context_size(bundle), sentence_limit(bundle) or sys.maxsize)
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         return _PARALLEL

@@ -21,6 +21,8 @@ _CAUSES = [
      r"No available node types can fulfill|Current node has no (\S+) available|Ray does not allocate any GPUs)",
      "the Ray cluster has not enough free devices for tensor-parallel-size x pipeline-parallel-size: lower them, or "
      "free devices (`ray status` shows them)"),
+    (r"current platform (\S+) does not support ray",
+     "vLLM's build for the {0} joins a Ray cluster, but runs nothing on it: executor ray needs the CUDA build"),
     (r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|HIP out of memory",
      "the model does not fit in the GPU's memory: use a smaller context size, fewer parallel sequences, a quantized "
      "model, or more devices (tensor-parallel-size)"),

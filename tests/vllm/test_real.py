@@ -10,6 +10,7 @@ import httpx
 import psutil
 import pytest
 
+from modelrunner.testing import alive
 from modelrunner_vllm import engines
 from tests.e2e.conftest import StartDaemon
 from tests.e2e.daemons import Daemon, until
@@ -53,13 +54,12 @@ def runner(daemon: Daemon) -> dict[str, Any]:
     return next(each for each in daemon.runners() if each["backend_name"] == "vllm")
 
 
-def aborted(daemon: Daemon) -> float:
-    """The engine's own counter, asked of the engine itself."""
+def under_way(daemon: Daemon) -> float:
+    """Requests that the engine works on, asked of the engine itself."""
     path = runner(daemon)["endpoint"].removeprefix("unix://")
     with httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://x") as client:
         lines = client.get("/metrics").text.splitlines()
-    found = (line for line in lines if line.startswith("vllm:request_success_total") and 'reason="abort"' in line)
-    return float(next(found).split()[-1])
+    return float(next(line for line in lines if line.startswith("vllm:num_requests_running")).split()[-1])
 
 
 def test_chat(daemon: Daemon) -> None:
@@ -132,17 +132,19 @@ def test_both_engines_answer_at_once(daemon: Daemon) -> None:
 
 
 def test_a_client_that_leaves_ends_the_generation(daemon: Daemon) -> None:
-    before = aborted(daemon)
-    body = {"model": SMOLLM2_SAFETENSORS, "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    """All of its tokens would take a minute or more."""
+    body = {"model": SMOLLM2_SAFETENSORS, "prompt": "Once", "max_tokens": 8000, "ignore_eos": True, "stream": True}
     with daemon.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_raw())
-    until(lambda: aborted(daemon) == before + 1, 10)
+        until(lambda: under_way(daemon) == 1, 10)
+    until(lambda: under_way(daemon) == 0, 10)
 
 
 def test_embeddings(daemon: Daemon) -> None:
     answer = post(
         daemon, "/v1/embeddings", model=MINILM_SAFETENSORS, input=["the cat sleeps", "a cat is asleep", "tax"]
     )
+    assert answer.status_code == 200, answer.text
     vectors = [entry["embedding"] for entry in answer.json()["data"]]
     near, far = (sum(a * b for a, b in zip(vectors[0], other, strict=True)) for other in vectors[1:])
     assert near > far + 0.3
@@ -154,7 +156,7 @@ def test_an_engine_that_loses_a_process_is_replaced(daemon: Daemon) -> None:
     tree = [lost, *lost.children(recursive=True)]
     core = next(process for process in tree if "EngineCore" in " ".join(process.cmdline()))
     core.send_signal(signal.SIGKILL)
-    until(lambda: not any(process.is_running() for process in tree), 30)
+    until(lambda: not alive(tree), 30)
     assert "Paris" in chat(daemon, max_tokens=16).text
 
 
@@ -163,7 +165,7 @@ def test_nothing_outlives_a_killed_daemon(daemon: Daemon) -> None:
     processes = daemon.descendants()
     assert any("EngineCore" in " ".join(process.cmdline()) for process in processes)
     daemon.kill()
-    until(lambda: not any(process.is_running() for process in processes), 5)
+    until(lambda: not alive(processes), 5)
     daemon.start()
     daemon.stop()
     assert not list(Path("/dev/shm").glob("*modelrunner-*"))
