@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from modelrunner.errors import EngineFailed, EngineProtocolError, TimedOut
 from modelrunner.processtree import Activity, activity_of, strangers_on
 from modelrunner.upstream import UpstreamPool
 
 _HEALTH_TIMEOUT = 5.0
+_SHORTEST_PAUSE = 0.01
 
 
 class Readiness:
@@ -18,21 +20,34 @@ class Readiness:
         self._upstream = upstream
         self._stall_limit = stall_limit
         self._clock = clock
-        self._began = self._progressed = self._sampled = clock()
+        self._began = self._progressed = self._sampled = self._heard = clock()
         self._activity = Activity(0.0, 0)
+        self._news = asyncio.Event()
 
     def heard(self) -> None:
         """It logged something."""
-        self._progressed = self._clock()
+        self._progressed = self._heard = self._clock()
+        self._news.set()
 
     async def wait(self) -> None:
-        """Returns once the engine answers `GET /health` with 200. Asks every 10 ms at first, later after a hundredth of
-        the time that has passed, at most a quarter of a second. Raises `TimedOut` after `stall_limit` seconds without
-        progress (a log line, processor time, reading from disk), `EngineFailed` if its port is somebody else's."""
+        """Returns once the engine answers `GET /health` with 200. Asks every 10 ms at first, and again after each line
+        that it logs, then ever more seldom, at most after a quarter of a second. Raises `TimedOut` after `stall_limit`
+        seconds without progress (a log line, processor time, reading from disk), `EngineFailed` if its port is
+        somebody else's."""
         self._began = self._progressed = self._sampled = self._clock()
         while not (await self._answers() and await self._is_ours()):
-            await asyncio.sleep(min(0.25, max(0.01, (self._clock() - self._began) / 100)))
+            await self._pause()
             await self._check_progress()
+
+    async def _pause(self) -> None:
+        """What an engine logs last before it serves, it may log after half a minute of loading."""
+        now = self._clock()
+        seconds = min(0.25, max(_SHORTEST_PAUSE, min((now - self._began) / 100, (now - self._heard) / 10)))
+        self._news.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+                await asyncio.sleep(_SHORTEST_PAUSE)  # a flood of lines is no flood of questions
 
     async def _answers(self) -> bool:
         if self.pid is None:
