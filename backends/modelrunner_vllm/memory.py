@@ -90,15 +90,15 @@ def required(spec: RunSpec, adapters: int, *, cuda: bool) -> RequiredMemory:
 
 
 def kv_cache(spec: RunSpec, *, cuda: bool) -> int | None:
-    """Bytes of the cache on each device; None where the options leave it to a share of the GPU, or where there is
-    none."""
+    """Bytes of the cache on each device; None where the options leave it to a share of the GPU. A model that keeps none
+    gets a little: without a figure vLLM insists on most of the memory being free before it starts."""
     run = Run.of(spec, cuda=cuda)
     if run.options.gpu_memory_utilization is not None:
         return None
     if run.options.kv_cache_size is not None:
         return run.options.kv_cache_size
     total = sum(_cache_of(bundle, run) for bundle in (spec.bundle, spec.draft) if bundle is not None)
-    return -(-total // run.options.workers) or None
+    return max(-(-total // run.options.workers), MIB)
 
 
 def _cache_of(bundle: Bundle, run: Run) -> int:

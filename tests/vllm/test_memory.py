@@ -28,8 +28,8 @@ def test_what_the_options_say_about_the_cache() -> None:
     assert memory.kv_cache(spec(options={"tensor-parallel-size": 2}), cuda=True) == whole // 2
 
 
-def test_an_encoder_keeps_none() -> None:
-    assert memory.kv_cache(spec(bundle(MINILM), mode=Mode.EMBEDDING), cuda=False) is None
+def test_an_encoder_keeps_none_but_says_so_with_a_figure() -> None:
+    assert memory.kv_cache(spec(bundle(MINILM), mode=Mode.EMBEDDING), cuda=False) == MIB
 
 
 def test_compressed_keys_and_hybrid_layers() -> None:
