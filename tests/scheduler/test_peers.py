@@ -70,7 +70,7 @@ async def test_a_configuration_changed_during_a_load_neither_aborts_it_nor_is_se
     world = World(12, {"a": Engine(6, load_seconds=4.0)})
     scheduler = world.scheduler()
     old = target("a")
-    new = replace(old, key=replace(old.key, revision=1), spec=replace(old.spec, context_size=1024))
+    new = replace(old, key=old.key._replace(revision=1), spec=replace(old.spec, context_size=1024))
     loading = asyncio.create_task(scheduler.acquire(old))
     await asyncio.sleep(1.0)
     restarting = asyncio.create_task(scheduler.restart(new))

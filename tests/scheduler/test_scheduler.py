@@ -79,7 +79,7 @@ async def test_another_revision_of_the_configuration_is_another_runner() -> None
     world = World(12, {"a": Engine(6)})
     scheduler = world.scheduler()
     old, new = target("a"), target("a")
-    new = replace(new, key=replace(new.key, revision=1))
+    new = replace(new, key=new.key._replace(revision=1))
     first, shared = await scheduler.acquire(old), await scheduler.acquire(new)
     assert first.runner is shared.runner, "a request reloads nothing"
     second = await scheduler.restart(new)
@@ -282,7 +282,7 @@ async def test_a_budget_that_grows_is_seen() -> None:
 async def test_an_unknown_backend_answers_everybody() -> None:
     world = World(10, {"a": Engine(6)})
     scheduler = world.scheduler()
-    stray = replace(target("a"), key=replace(target("a").key, backend="nobody"))
+    stray = replace(target("a"), key=target("a").key._replace(backend="nobody"))
     errors = await gathered(scheduler.acquire(stray) for _ in range(3))
     assert [type(e) for e in errors] == [BackendNotFound] * 3
     await scheduler.close(0)
