@@ -47,6 +47,10 @@ class Scratch:
                 shutil.rmtree(folder, ignore_errors=True)
         self._forget_shared(self._name)
 
+    def owns(self, name: str) -> bool:
+        """Is that the name of a file that a run of this data directory made?"""
+        return name.removeprefix("sem.").startswith(self._name)
+
     def _forget_shared(self, prefix: str) -> None:
         """Segments, and semaphores, whose files have names that begin with `sem.`."""
         for pattern in (f"{prefix}*", f"sem.{prefix}*"):

@@ -88,10 +88,11 @@ async def test_reranking(backend: VllmBackend, spec: RunSpec, bundle_of: Callabl
 async def test_a_start_that_fails_is_explained(
     backend: VllmBackend, spec: RunSpec, change: dict[str, object], said: str
 ) -> None:
+    before = left_in_shared_memory()
     with pytest.raises(BackendExited, match=said):
         async with running(backend, replace(spec, **change), LIMIT):  # type: ignore[arg-type]
             pass
-    assert not left_in_shared_memory()
+    assert set(left_in_shared_memory()) <= set(before)
 
 
 def test_what_the_model_cannot_do_is_refused_before_it_starts(backend: VllmBackend, spec: RunSpec) -> None:
