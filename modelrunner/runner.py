@@ -174,7 +174,8 @@ class Runner:
             async with asyncio.timeout(self.spec.process.stop_grace):
                 await self._backend.after_ready(self.spec, self.endpoint)
         except (OSError, ModelRunnerError) as error:  # a timeout is an OSError
-            log.warning("runner %s: %s did not prepare its engine: %s", self.id, self.key.backend, error)
+            why = str(error) or "it took too long"
+            log.warning("runner %s: %s did not prepare its engine: %s", self.id, self.key.backend, why)
 
     async def _let_go(self) -> None:
         """The backend's last exchange with its living engine, within the grace that a stop has."""
@@ -182,7 +183,8 @@ class Runner:
             async with asyncio.timeout(self.spec.process.stop_grace):
                 await self._backend.before_stop(self.spec, self.endpoint)
         except (OSError, ModelRunnerError) as error:  # a timeout is an OSError
-            log.warning("runner %s: %s was not done with its engine: %s", self.id, self.key.backend, error)
+            why = str(error) or "it took too long"
+            log.warning("runner %s: %s was not done with its engine: %s", self.id, self.key.backend, why)
 
     def _explained(self, error: Exception) -> ModelRunnerError:
         """`error`, with what the engine said about it."""
