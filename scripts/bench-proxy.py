@@ -119,19 +119,31 @@ def wrk(subject: Subject, connections: int, stream: bool, seconds: int) -> tuple
     return float(latency[1]) * {"us": 1.0, "ms": 1e3, "s": 1e6}[latency[2]], float(rate[1])
 
 
+def cpu_seconds(subject: Subject) -> float:
+    """0 for a subject that has no process of its own."""
+    if subject.process is None:
+        return 0.0
+    times = subject.process.cpu_times()
+    return times.user + times.system
+
+
 def closed_loop(all_subjects: list[Subject], rounds: int, seconds: int) -> None:
     figures: dict[tuple[str, str], list[float]] = defaultdict(list)
+    spent: dict[tuple[str, str], list[float]] = defaultdict(list)
     for _ in range(rounds):
         for shape, connections, stream in SHAPES:
             for subject in all_subjects:
+                before = cpu_seconds(subject)
                 latency, rate = wrk(subject, connections, stream, seconds)
                 figures[shape, subject.name].append(latency if connections == 1 else rate)
+                spent[shape, subject.name].append((cpu_seconds(subject) - before) / (rate * seconds) * 1e6)
     for shape, _, _ in SHAPES:
         print(f"\n{shape} (target {TARGETS[shape]} of nginx)")
         for subject in all_subjects:
             mine, base = figures[shape, subject.name], figures[shape, "nginx"]
             ratio = statistics.median(a / b for a, b in zip(mine, base, strict=True))
-            print(f"  {subject.name:12} {statistics.median(mine):10,.0f}   {ratio:6.2f} of nginx")
+            cpu = f"; CPU {statistics.median(spent[shape, subject.name]):6.1f} us each" if subject.process else ""
+            print(f"  {subject.name:12} {statistics.median(mine):10,.0f}   {ratio:6.2f} of nginx{cpu}")
 
 
 @dataclass(frozen=True)
