@@ -28,14 +28,18 @@ from modelrunner.types import RequiredMemory, RunnerKey
 
 class Draft:
     """`live` are the runners whose process may still exist, as they will be; `oldest` says since when somebody waits
-    for a key; `evictable` is the budget without what pinned runners hold."""
+    for a key; `mapped` has, by model, the bytes of its files that a start of this plan counts for; `evictable` is the
+    budget without what pinned runners hold."""
 
     def __init__(self, state: State, now: float) -> None:
         self.live: dict[RunnerKey, Slot] = {s.key: s for s in state.slots if s.phase is not Phase.ENDED}
         self.room = Room(state.budget, list(self.live.values()), state.groups)
-        pinned = (s for s in self.live.values() if s.pinned and s.phase in (Phase.STARTING, Phase.READY))
+        pinned = [s for s in self.live.values() if _stays(s) and s.key.model_id not in state.paused]
         self.evictable = subtract(self.room.budget, self.room.total(pinned))
         self.oldest: dict[RunnerKey, float] = {}
+        self.served = state.served
+        self.mapped: dict[str, int] = {}
+        self._kept: set[RunnerKey] = set()
         self.actions: list[Action] = []
         self._wake = math.inf
         self._victims: Victims | None = None
@@ -44,8 +48,15 @@ class Draft:
     @property
     def victims(self) -> Victims:
         if self._victims is None:
-            self._victims = Victims(self.live.values(), self.oldest, self.room, self._state.policy, self._now)
+            slots = [slot for slot in self.live.values() if slot.key not in self._kept]
+            self._victims = Victims(slots, self.oldest, self.room, self._state.policy, self._now)
         return self._victims
+
+    def keep(self, key: RunnerKey) -> None:
+        """From here on no room is made of this runner."""
+        self._kept.add(key)
+        if self._victims is not None:
+            self._victims.keep(key)
 
     def finished(self) -> list[Action]:
         return self.actions if math.isinf(self._wake) else [*self.actions, WakeAt(self._wake)]
@@ -58,9 +69,11 @@ class Draft:
     def grant(self, slot: Slot, group: Group) -> Group:
         """As many leases as the runner has left. Returns the group without those who got one."""
         free, policy = max(0, slot.capacity - slot.leases), self._state.policy
-        chosen = in_turn(group.waiting, free, self._state.served, policy.ageing, self._now)
+        chosen = in_turn(group.waiting, free, self.served, policy.ageing, self._now)
         if not chosen:
             return group
+        turn = max(self.served.values(), default=0.0) + 1.0
+        self.served = {**self.served, **{(r.caller, r.batch): turn + i for i, r in enumerate(chosen)}}
         ids = tuple([request.id for request in chosen])
         self.live[slot.key] = replace(slot, leases=slot.leases + len(ids), last_used=self._now)
         self.actions.append(Grant(slot.key, ids))
@@ -69,10 +82,14 @@ class Draft:
 
     def start(self, group: Group, number: int, memory: RequiredMemory) -> bool:
         """If there is room now that nobody before waits for."""
-        need = self.room.takes(group.key.model_id, memory)
+        need = self.room.vector(memory)
         if not self.room.can_take(need):
             return False
+        if group.pinned:
+            self.evictable = subtract(self.evictable, need)
         self.room.take(need)
+        if memory.shared:
+            self.mapped[group.key.model_id] = self.mapped.get(group.key.model_id, 0) + memory.shared
         self.actions.append(Start(group.key, memory, number))
         return True
 
@@ -101,3 +118,9 @@ class Draft:
     def refuse(self, key: RunnerKey, requests: Sequence[Request], error: BaseException) -> None:
         if requests:
             self.actions.append(Refuse(key, tuple([r.id for r in requests]), error))
+
+
+def _stays(slot: Slot) -> bool:
+    """It is pinned, and was so before anybody asked it to go but for room."""
+    leaving = slot.phase is Phase.STOPPING or (slot.phase is Phase.DRAINING and slot.drain is not Reason.ROOM)
+    return slot.pinned and not leaving

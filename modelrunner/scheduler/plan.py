@@ -6,7 +6,8 @@
 3. Whose turn it is comes first (`order`). Its runner is ready and has a lease left: grant; starting: wait; can never
    fit: refuse; fits: start; else free just enough: the cheapest runners that nobody holds, and, once the request has
    been overtaken for as long as its patience lasts, busy ones too, which then take nothing new and stop after their
-   last lease. One that has just been loaded is spared for a while (`victims`).
+   last lease; not one that somebody before it in line waits for. One that has just been loaded is spared for a while
+   (`victims`).
 4. The preferred variant of a run is waited for as long as room can be made for it; a smaller one is started where it
    could not be had if everything went that may go, or if it fits at once when half of the maximum wait has passed.
 5. A runner's memory counts until its process is gone.
@@ -22,6 +23,7 @@ from modelrunner.scheduler import failures, refusals
 from modelrunner.scheduler.draft import Draft
 from modelrunner.scheduler.order import in_line
 from modelrunner.scheduler.room import Vector, covers, raised
+from modelrunner.scheduler.sharing import own
 from modelrunner.scheduler.state import Action, Failure, Forget, Group, Phase, Reason, Slot, State
 from modelrunner.types import RequiredMemory, RunnerKey
 
@@ -51,6 +53,7 @@ class _Plan:
         self._failures = dict(state.failures)
         self._draft = Draft(state, now)
         self._room = self._draft.room
+        self._claims: dict[RunnerKey, Group] = {}
 
     def make(self) -> list[Action]:
         failed = self._forget_ended()
@@ -58,13 +61,13 @@ class _Plan:
         if self._state.closing:
             self._close(groups)
             groups = []
-        self._pause()
+        else:
+            self._pause()
+            self._keep_pinned()
         waiting = [g for g in map(self._serve, groups) if g.waiting]
         self._draft.oldest = {g.key: g.waiting[0].since for g in waiting}
         self._stop_unused()
-        homeless = [g for g in waiting if self._wants_a_runner(g)]
-        for group in in_line(homeless, self._state.served, self._policy.ageing, self._now):
-            self._admit(group)
+        self._admit_in_line(waiting)
         if not self._state.closing:
             self._take_back_drains()
         return self._draft.finished()
@@ -107,6 +110,13 @@ class _Plan:
             if slot.key.model_id in self._state.paused and slot.phase in (Phase.STARTING, Phase.READY):
                 self._draft.drain(slot, Reason.PAUSED)
 
+    def _keep_pinned(self) -> None:
+        """One that was pinned after its drain for room began."""
+        for slot in list(self._draft.live.values()):
+            paused = slot.key.model_id in self._state.paused
+            if slot.pinned and not paused and slot.phase is Phase.DRAINING and slot.drain is Reason.ROOM:
+                self._draft.take_back(slot)
+
     def _serve(self, group: Group) -> Group:
         """Grants what is ready and refuses who waited too long. Returns what still waits."""
         slot = self._draft.live.get(group.key)
@@ -121,6 +131,17 @@ class _Plan:
         if group.waiting:
             self._draft.wake_at(group.waiting[0].since + self._policy.max_wait)
         return group
+
+    def _admit_in_line(self, waiting: Sequence[Group]) -> None:
+        """Who needs a runner, in turn. From a runner that others wait for, those who come after them take no room."""
+        if not any(self._wants_a_runner(group) for group in waiting):
+            return
+        staying = [group for group in waiting if not self._is_refused(group)]
+        for group in in_line(staying, self._draft.served, self._policy.ageing, self._now):
+            if self._wants_a_runner(group):
+                self._admit(group)
+            else:
+                self._draft.keep(group.key)
 
     def _wants_a_runner(self, group: Group) -> bool:
         """It has none, nor one that starts, and could have one."""
@@ -142,44 +163,63 @@ class _Plan:
                 else:
                     self._draft.wake_at(expires)
 
-    def _admit(self, group: Group) -> None:
-        """Rule 3, for one group that wants a runner."""
-        slot = self._draft.live.get(group.key)
-        failure = self._failures.get(group.key)
-        if slot is None and failure is not None and self._now < failure.until:
-            self._rest(group, failure)
-            return
-        number, memory = self._variant(group)
-        need = self._room.takes(group.key.model_id, memory)
-        error = self._refusal(group, need)
+    def _is_refused(self, group: Group) -> bool:
+        """Answers those who can have no runner now, or ever."""
+        error = self._refusal(group) if self._wants_a_runner(group) else None
         if error is not None:
             self._draft.refuse(group.key, group.waiting, error)
-        elif slot is not None and self._may_stay(slot):
-            self._draft.take_back(slot)
-            self._draft.grant(self._draft.live[slot.key], group)
+        return error is not None
+
+    def _refusal(self, group: Group) -> Exception | None:
+        failure = self._resting(group)
+        if failure is not None:
+            return None if failure.waits else refusals.backing_off(group, failure, self._now)
+        _, memory = self._variant(group)
+        need = self._room.vector(memory)
+        if not covers(self._room.budget, need):
+            return refusals.too_large(group, self._room.budget, self._room.free)
+        if not covers(self._draft.evictable, need):
+            return refusals.pinned_out(group, self._room.budget, self._room.free)
+        return None
+
+    def _resting(self, group: Group) -> Failure | None:
+        """The failure after which the pause is not over."""
+        failure = self._failures.get(group.key)
+        if failure is None or self._now >= failure.until or group.key in self._draft.live:
+            return None
+        return failure
+
+    def _admit(self, group: Group) -> None:
+        """Rule 3, for one group that wants a runner."""
+        failure = self._resting(group)
+        if failure is not None:
+            self._draft.wake_at(failure.until)
+            return
+        if self._is_refused(group):
+            return  # a runner that will be pinned was started before it
+        slot = self._draft.live.get(group.key)
+        number, memory = self._variant(group)
+        need = self._room.vector(memory)
+        if slot is not None and self._may_stay(slot):
+            self._take_back(slot, group)
         elif slot is not None or not self._draft.start(group, number, memory):
             self._make_room(group, need)
             if slot is not None or not self._draft.start(group, number, memory):
                 self._room.claim(need)
-
-    def _rest(self, group: Group, failure: Failure) -> None:
-        """The pause after a failure."""
-        if failure.waits:
-            self._draft.wake_at(failure.until)
-        else:
-            self._draft.refuse(group.key, group.waiting, refusals.backing_off(group, failure, self._now))
+                self._claims[group.key] = group
 
     def _variant(self, group: Group) -> tuple[int, RequiredMemory]:
         """Rule 4: a variant's number, and what counts for it; the smallest one where none fits."""
-        model, choices = group.key.model_id, self._choices(group)
-        fitting = [c for c in choices if covers(self._draft.evictable, self._room.takes(model, c[1]))] or choices[-1:]
+        choices = self._choices(group)
+        fitting = [c for c in choices if covers(self._draft.evictable, self._room.vector(c[1]))] or choices[-1:]
         if len(fitting) > 1 and self._now >= self._overdue_at(group):
-            return next((c for c in fitting if self._room.can_take(self._room.takes(model, c[1]))), fitting[0])
+            return next((c for c in fitting if self._room.can_take(self._room.vector(c[1]))), fitting[0])
         return fitting[0]
 
     def _choices(self, group: Group) -> list[tuple[int, RequiredMemory]]:
         """The variants that may be tried; where memory ran out, more counts for them than was estimated."""
-        failure, choices = self._failures.get(group.key), list(enumerate(group.needs))
+        mapped = self._draft.mapped.get(group.key.model_id, 0)
+        failure, choices = self._failures.get(group.key), [(i, own(m, mapped)) for i, m in enumerate(group.needs)]
         if failure is None or not failure.raised:
             return choices
         floor = min(failure.floor, len(choices) - 1)
@@ -188,14 +228,6 @@ class _Plan:
     def _overdue_at(self, group: Group) -> float:
         """When nobody is spared any longer, so that it is served before the maximum wait is over."""
         return group.waiting[0].since + self._policy.max_wait / 2
-
-    def _refusal(self, group: Group, need: Vector) -> Exception | None:
-        """Why the group can never have a runner."""
-        if not covers(self._room.budget, need):
-            return refusals.too_large(group, self._room.budget, self._room.free)
-        if not covers(self._draft.evictable, need):
-            return refusals.pinned_out(group, self._room.budget, self._room.free)
-        return None
 
     def _make_room(self, group: Group, need: Vector) -> None:
         """Frees just what is missing: idle runners, or, after the patience of the oldest request, busy ones too."""
@@ -219,7 +251,13 @@ class _Plan:
         drained = [s for s in self._draft.live.values() if s.phase is Phase.DRAINING]
         for slot in sorted(drained, key=lambda s: -s.last_used):
             if self._may_stay(slot):
-                self._draft.take_back(slot)
+                self._take_back(slot, self._claims.get(slot.key))
+
+    def _take_back(self, slot: Slot, group: Group | None) -> None:
+        """`group` waits for it."""
+        self._draft.take_back(slot)
+        if group is not None and self._draft.grant(self._draft.live[slot.key], group).waiting:
+            self._draft.keep(slot.key)
 
     def _may_stay(self, slot: Slot) -> bool:
         """It is drained for room or was paused, and those who still wait for room do without it."""
@@ -227,4 +265,4 @@ class _Plan:
             return False
         if slot.drain not in (Reason.ROOM, Reason.PAUSED):
             return False
-        return covers(self._room.over(), self._room.gives(slot))
+        return covers(self._room.over(), self._room.vector(slot.memory))

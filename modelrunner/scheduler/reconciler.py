@@ -16,7 +16,7 @@ from modelrunner.scheduler.meter import Meter
 from modelrunner.scheduler.order import Line
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.runners import MakeRunner
-from modelrunner.scheduler.sharing import counted_once
+from modelrunner.scheduler.sharing import counted_once, whole
 from modelrunner.scheduler.slots import Lease, Queue, Queues, RunnerSlot, Target, Ticket
 from modelrunner.scheduler.state import (
     Action,
@@ -189,9 +189,7 @@ class Reconciler:
         slots, groups = counted_once(
             [slot.view() for slot in self.slots.values()], [queue.view() for queue in self.queues.values()]
         )
-        return State(
-            groups, slots, self.budget(), self._failures, self.policy, self.closing, self.paused, self._served
-        )
+        return State(groups, slots, self.budget(), self._failures, self.policy, self.closing, self.paused, self._served)
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -257,7 +255,9 @@ class Reconciler:
             return
         log.info("starting %s (%s)", target.name, runner.id)
         self._events.emit("load", model=target.name, runner=runner.id, ram=memory.ram, vram=list(memory.vram))
-        slot = self.slots[key] = RunnerSlot(runner, target, variant, number, memory, self.time())
+        slot = self.slots[key] = RunnerSlot(
+            runner, target, variant, number, whole(memory, variant.memory.shared), self.time()
+        )
         slot.task = asyncio.get_running_loop().create_task(runner.run(self.changed), name=f"runner {runner.id}")
         slot.task.add_done_callback(partial(self._ended, slot))
 

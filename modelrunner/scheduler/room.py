@@ -1,7 +1,6 @@
 """The arithmetic of memory within one plan."""
 
 import operator
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from modelrunner.scheduler.state import Group, Phase, Slot
@@ -34,55 +33,32 @@ def total(vectors: Iterable[Vector], none: Vector) -> Vector:
 class Room:
     """`free` is what no runner counts for, `coming` what leaving runners still hold, `claimed` what older requests wait
     for. A younger request starts only in what the older ones leave over, so that a large model is not starved by small
-    ones. What the runners of one model share counts once, as long as there is one of them."""
+    ones."""
 
     def __init__(self, budget: RequiredMemory, slots: Sequence[Slot], groups: Iterable[Group]) -> None:
         needs = [need for group in groups for need in group.needs]
         self._devices = max(len(m.vram) for m in (budget, *(s.memory for s in slots), *needs))
-        self._runners = Counter([slot.key.model_id for slot in slots])
-        self._shared: dict[str, int] = {}
-        for slot in slots:
-            if slot.memory.shared:
-                model = slot.key.model_id
-                self._shared[model] = max(slot.memory.shared, self._shared.get(model, 0))
         self.budget = self.vector(budget)
         self.none = (0,) * (self._devices + 1)
         self.claimed = self.none
         self.free = subtract(self.budget, self.total(slots))
-        self.coming = total((self.gives(s) for s in slots if s.phase in (Phase.DRAINING, Phase.STOPPING)), self.none)
+        self.coming = self.total(s for s in slots if s.phase in (Phase.DRAINING, Phase.STOPPING))
 
     def vector(self, memory: RequiredMemory) -> Vector:
-        return self._without(memory, 0)
+        if not self._devices:
+            return (memory.ram,)
+        return (memory.ram, *memory.vram, *(0,) * (self._devices - len(memory.vram)))
 
     def total(self, slots: Iterable[Slot]) -> Vector:
-        """What these runners hold together."""
-        shared: dict[str, int] = {}
-        own = []
-        for slot in slots:
-            memory = slot.memory
-            own.append(self._without(memory, memory.shared))
-            if memory.shared:
-                shared[slot.key.model_id] = max(memory.shared, shared.get(slot.key.model_id, 0))
-        private = total(own, self.none)
-        return (private[0] + sum(shared.values()), *private[1:])
-
-    def gives(self, slot: Slot) -> Vector:
-        """What is free when this one has gone: not what it shares with another."""
-        shared = slot.memory.shared
-        return self._without(slot.memory, shared if shared and self._runners[slot.key.model_id] > 1 else 0)
-
-    def takes(self, model_id: str, memory: RequiredMemory) -> Vector:
-        """What one more runner needs, beyond what it shares with those that there are."""
-        shared = memory.shared
-        return self._without(memory, shared and min(shared, self._shared.get(model_id, 0)))
+        return total([self.vector(slot.memory) for slot in slots], self.none)
 
     def leaves(self, slot: Slot) -> None:
         """The slot's memory will be free in a while."""
-        self.coming = add(self.coming, self.gives(slot))
+        self.coming = add(self.coming, self.vector(slot.memory))
 
     def stays(self, slot: Slot) -> None:
         """The slot's drain was taken back."""
-        self.coming = subtract(self.coming, self.gives(slot))
+        self.coming = subtract(self.coming, self.vector(slot.memory))
 
     def take(self, need: Vector) -> None:
         self.free = subtract(self.free, need)
@@ -101,12 +77,6 @@ class Room:
     def can_take(self, need: Vector) -> bool:
         """Free now, and not what an older request waits for."""
         return covers(self.free, need) and covers(self.over(), need)
-
-    def _without(self, memory: RequiredMemory, shared: int) -> Vector:
-        missing = self._devices - len(memory.vram)
-        return (
-            (memory.ram - shared, *memory.vram, *(0,) * missing) if missing or memory.vram else (memory.ram - shared,)
-        )
 
 
 def raised(memory: RequiredMemory, most: Vector) -> RequiredMemory:

@@ -14,16 +14,22 @@ def counted_once(slots: Iterable[Slot], groups: Iterable[Group]) -> tuple[tuple[
     once = []
     for slot in slots:
         model = slot.key.model_id
-        once.append(replace(slot, memory=_own(slot.memory, counted[model])) if model in counted else slot)
+        once.append(replace(slot, memory=own(slot.memory, counted[model])) if model in counted else slot)
         if slot.phase is not Phase.ENDED:
             counted[model] = max(slot.memory.shared, counted.get(model, 0))
     return tuple(once), tuple(_lighter(group, counted.get(group.key.model_id, 0)) for group in groups)
 
 
 def _lighter(group: Group, counted: int) -> Group:
-    return replace(group, needs=tuple(_own(need, counted) for need in group.needs)) if counted else group
+    return replace(group, needs=tuple(own(need, counted) for need in group.needs)) if counted else group
 
 
-def _own(memory: RequiredMemory, counted: int) -> RequiredMemory:
+def own(memory: RequiredMemory, counted: int) -> RequiredMemory:
+    """Without the part of its files that others count for."""
     shared = min(memory.shared, counted)
     return replace(memory, ram=memory.ram - shared, shared=memory.shared - shared)
+
+
+def whole(memory: RequiredMemory, shared: int) -> RequiredMemory:
+    """`memory` with its files again, which are `shared` bytes: what `own` left of it."""
+    return replace(memory, ram=memory.ram + shared - memory.shared, shared=shared)

@@ -119,7 +119,7 @@ class Queue:
         """The queue as a plan sees it."""
         waiting = tuple([ticket.request for ticket in self.tickets.values()])
         needs = tuple([variant.memory for variant in self.variants])
-        return Group(self.target.key, waiting, needs, self.target.name)
+        return Group(self.target.key, waiting, needs, self.target.name, self.target.pinned)
 
 
 class Queues(dict[RunnerKey, Queue]):

@@ -43,12 +43,14 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Group:
     """The requests that wait for one key, oldest first. `needs` has what each variant of the run needs, the preferred
-    one first, and is empty while the estimate is being made. `name` is what people call the model."""
+    one first, and is empty while the estimate is being made. `name` is what people call the model. A runner of a
+    `pinned` one will be pinned."""
 
     key: RunnerKey
     waiting: tuple[Request, ...]
     needs: tuple[RequiredMemory, ...]
     name: str = ""
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

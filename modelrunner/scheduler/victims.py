@@ -86,7 +86,7 @@ class Victims:
             if slot.pinned or not _may_go(slot, since < math.inf):
                 continue
             cost = eviction_cost(slot, now) + (_BUSY if slot.leases else 0.0)
-            candidate = Candidate(cost, room.gives(slot), slot)
+            candidate = Candidate(cost, room.vector(slot.memory), slot)
             (self._busy if slot.leases else self._idle).append(candidate)
             until = spared_until(slot, since, policy)
             if until > now:
@@ -104,6 +104,9 @@ class Victims:
         if not covers(add(idle.total, busy.total), shortage):
             return []
         return choose(idle.ranked + busy.ranked, shortage)
+
+    def keep(self, key: RunnerKey) -> None:
+        self.remove([c for c in (*self._idle, *self._busy) if c.slot.key == key])
 
     def remove(self, victims: Sequence[Candidate]) -> None:
         gone = {id(victim) for victim in victims}

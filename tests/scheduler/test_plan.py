@@ -270,6 +270,14 @@ def test_a_pinned_runner_is_neither_evicted_nor_drained_where_another_can_go() -
     assert decide(group("x", 5, NOW - 50), pinned, other) == [Drain(key("b"), Reason.ROOM)]
 
 
+def test_one_that_is_pinned_while_it_is_drained_for_room_stays() -> None:
+    draining = slot("a", 6, Phase.DRAINING, leases=1, drain=Reason.ROOM, pinned=True)
+    actions = decide(group("x", 6, NOW - 50), draining)
+    assert actions[0] == Admit(key("a"))
+    assert "pinned" in refusal(actions[1:]).message
+    assert decide(replace(draining, leases=0)) == [Admit(key("a"))]
+
+
 def test_a_pinned_model_that_was_unloaded_gives_its_room() -> None:
     assert decide(group("x", 6), slot("a", 6, Phase.STOPPING, pinned=True)) == []
 

@@ -11,7 +11,6 @@ from modelrunner.scheduler.state import (
     Drain,
     Failure,
     Forget,
-    Group,
     Phase,
     Reason,
     Refuse,
@@ -59,29 +58,6 @@ def test_a_smaller_variant_that_fits_at_once_is_taken_when_half_of_the_wait_is_o
     draining = slot("b", 5, Phase.DRAINING, leases=1, drain=Reason.ROOM)
     assert decide(group("a", 8, NOW - 49, smaller=(6, 5)), draining) == []
     assert decide(group("a", 8, NOW - 50, smaller=(6, 5)), draining) == [start(5, 2), Admit(key("b"))]
-
-
-# What runners of one model share
-
-
-def sharing(name: str, ram: int, shared: int, phase: Phase = Phase.READY, revision: int = 0) -> Slot:
-    where = key(name)
-    where = type(where)(where.backend, where.model_id, where.mode, revision)
-    return Slot(where, phase, RequiredMemory(ram, (), shared), last_used=NOW - 10)
-
-
-def test_what_runners_of_one_model_share_counts_once() -> None:
-    waiting = group("a", 6)
-    waiting = Group(waiting.key, waiting.waiting, (RequiredMemory(6, (), 4),), "a")
-    assert decide(waiting, sharing("a", 8, 5, revision=1)) == [Start(key("a"), RequiredMemory(6, (), 4), 0)]
-    other = sharing("other", 8, 5)
-    assert decide(waiting, other) == [Stop(other.key, Reason.ROOM)]
-
-
-def test_what_is_shared_stays_when_one_of_two_goes() -> None:
-    two = [sharing("b", 6, 4), sharing("b", 6, 4, revision=1)]
-    assert decide(group("a", 4), *two) == [Stop(two[0].key, Reason.ROOM)], "8 are held, 2 free, and one gives 2"
-    assert decide(group("a", 6), *two)[:2] == [Stop(two[0].key, Reason.ROOM), Stop(two[1].key, Reason.ROOM)]
 
 
 # Memory that runs out

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from modelrunner.errors import EngineFailed, InsufficientMemory, OutOfMemory, TimedOut
 from modelrunner.scheduler.order import Line, in_line
 from modelrunner.scheduler.plan import plan
+from modelrunner.scheduler.sharing import counted_once, whole
 from modelrunner.scheduler.state import (
     Action,
     Admit,
@@ -193,9 +194,16 @@ class PlanMachine(RuleBasedStateMachine):
         for id, waiting in self.waiting.items():
             request = Request(id, waiting.since, waiting.caller, waiting.batch)
             groups.setdefault(waiting.name, []).append(request)
+        slots, waiting = counted_once(
+            self.slots.values(),
+            [
+                Group(key(name), tuple(requests), NEEDS[name], name, name == "pinned")
+                for name, requests in groups.items()
+            ],
+        )
         return State(
-            tuple(Group(key(name), tuple(requests), NEEDS[name], name) for name, requests in groups.items()),
-            tuple(self.slots.values()),
+            waiting,
+            slots,
             BUDGET,
             self.failures,
             POLICY,
@@ -231,7 +239,9 @@ class PlanMachine(RuleBasedStateMachine):
             case Start(where, memory, variant):
                 assert where not in self.slots, "two runners of one key"
                 assert where.model_id not in self.paused
-                assert NEEDS[NAMES[where]][variant].fits(memory)
+                need = NEEDS[NAMES[where]][variant]
+                memory = whole(memory, need.shared)
+                assert need.fits(memory)
                 self.check_restart(where)
                 self.slots[where] = Slot(
                     where,
@@ -268,7 +278,8 @@ class PlanMachine(RuleBasedStateMachine):
                 for id in requests:
                     waited = self.now - self.waiting.pop(id).since
                     assert not isinstance(error, TimedOut) or waited >= POLICY.max_wait - ROUNDING
-                    assert isinstance(error, InsufficientMemory) or where.model_id != "huge" or self.closing
+                    excused = where.model_id != "huge" or "huge" in self.paused or self.closing
+                    assert isinstance(error, InsufficientMemory) or excused
                     self.answer(id)
             case WakeAt(at):
                 assert at > self.now
@@ -319,20 +330,22 @@ class PlanMachine(RuleBasedStateMachine):
     def the_first_in_line_is_not_overtaken_beyond_its_patience(self) -> None:
         """Who waited so long for room has it on its way, unless runners that are spared, or a load that others wait
         for, hold it for now; and none is spared any longer when half of the maximum wait is over."""
-        groups = self.state().groups
+        state = self.state()
+        groups = state.groups
         wanted = {group.key for group in groups}
-        blocked = [g for g in groups if g.key not in self.slots and self.may_start(g.key)]
         loads = [s for s in self.slots.values() if s.phase is Phase.STARTING and s.key in wanted]
-        if not blocked or loads or any(g.key in self.slots for g in groups):
+        line = in_line(groups, self.served, POLICY.ageing, self.now)
+        if loads or not line or line[0].key in self.slots or not self.may_start(line[0].key):
             return
-        first = in_line(blocked, self.served, POLICY.ageing, self.now)[0]
+        first = line[0]
         waited = self.now - first.waiting[0].since
-        spared = any(spared_until(s, math.inf, POLICY) > self.now - ROUNDING for s in self.slots.values())
+        since = {group.key: group.waiting[0].since for group in groups}
+        until = [spared_until(s, since.get(s.key, math.inf), POLICY) for s in self.slots.values()]
+        spared = any(time > self.now - ROUNDING for time in until)
         if waited < POLICY.patience + ROUNDING or (spared and waited < POLICY.max_wait / 2 + ROUNDING):
             return
-        staying = [s for s in self.slots.values() if s.phase in (Phase.READY, Phase.STARTING)]
-        new = [Slot(first.key, Phase.STARTING, need) for need in first.needs]
-        assert any(held([*staying, one]).fits(BUDGET) for one in new)
+        staying = [s.memory for s in state.slots if s.phase in (Phase.READY, Phase.STARTING)]
+        assert any(sum(staying, need).fits(BUDGET) for need in first.needs)
 
     def may_start(self, where: RunnerKey) -> bool:
         failure = self.failures.get(where)

@@ -138,6 +138,18 @@ def test_it_serves_those_who_waited_for_its_load() -> None:
     assert decide(waiting, group("a", 6, NOW - 29, first=2), runner, policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
 
 
+def test_no_room_is_made_of_a_runner_that_somebody_before_in_line_waits_for() -> None:
+    runner = slot("a", 6, leases=2, capacity=2)
+    older, younger = group("a", 6, NOW - 9, first=2), group("a", 6, NOW - 7, first=2)
+    assert decide(group("x", 6, NOW - 8), older, runner) == []
+    assert decide(group("x", 6, NOW - 8), younger, runner) == [Drain(key("a"), Reason.ROOM)]
+
+
+def test_a_drain_is_taken_back_for_who_came_before_and_not_begun_again_for_who_came_after() -> None:
+    draining = slot("a", 6, Phase.DRAINING, leases=2, capacity=2, drain=Reason.ROOM)
+    assert decide(group("x", 6, NOW - 8), group("a", 6, NOW - 9, first=2), draining) == [Admit(key("a"))]
+
+
 def test_an_idle_runner_stays_for_a_moment_in_which_it_may_be_used_again() -> None:
     waiting = group("x", 6, NOW - 1)
     used = slot("a", 6, idle=0.25, load=2.0, ready=3.0)
