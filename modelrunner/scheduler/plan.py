@@ -195,12 +195,12 @@ class _Plan:
         if failure is not None:
             self._draft.wake_at(failure.until)
             return
-        if self._is_refused(group):
-            return  # a runner that will be pinned was started before it
         slot = self._draft.live.get(group.key)
         number, memory = self._variant(group)
         need = self._room.vector(memory)
-        if slot is not None and self._may_stay(slot):
+        if not covers(self._draft.evictable, need):
+            self._is_refused(group)  # a runner that will be pinned was started before it
+        elif slot is not None and self._may_stay(slot):
             self._take_back(slot, group)
         elif slot is not None or not self._draft.start(group, number, memory):
             self._make_room(group, need)
@@ -218,8 +218,9 @@ class _Plan:
 
     def _choices(self, group: Group) -> list[tuple[int, RequiredMemory]]:
         """The variants that may be tried; where memory ran out, more counts for them than was estimated."""
-        mapped = self._draft.mapped.get(group.key.model_id, 0)
-        failure, choices = self._failures.get(group.key), [(i, own(m, mapped)) for i, m in enumerate(group.needs)]
+        failure, choices = self._failures.get(group.key), list(enumerate(group.needs))
+        if mapped := self._draft.mapped.get(group.key.model_id):
+            choices = [(number, own(memory, mapped)) for number, memory in choices]
         if failure is None or not failure.raised:
             return choices
         floor = min(failure.floor, len(choices) - 1)
