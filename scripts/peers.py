@@ -34,15 +34,17 @@ def prepare(folder: Path) -> None:
         {"MODELRUNNER_DATA_DIR": str(folder / "data"), "MODELRUNNER_RUNTIME_DIR": str(folder / "run")}
         | {"MODELRUNNER_LISTEN": "", "MODELRUNNER_MAX_WAIT": f"{MAX_WAIT}s"}
     )
-    modelrunner("install", "--build", "llama.cpp")
-    for name, reference in PULLED.items():
-        modelrunner("pull", reference)
-        modelrunner("tag", reference, name)
-    write_gguf(folder / "minilm.gguf", folder)
-    modelrunner("package", "--gguf", folder / "minilm.gguf", MINILM)
-    for name in (SMOLLM2, GEMMA, MINILM):
-        modelrunner("configure", name, "--context-size", 512 if name == MINILM else CONTEXT, "--parallel", PARALLEL)
-    modelrunner("shutdown")
+    try:
+        modelrunner("install", "--build", "llama.cpp")
+        for name, reference in PULLED.items():
+            modelrunner("pull", reference)
+            modelrunner("tag", reference, name)
+        write_gguf(folder / "minilm.gguf", folder)
+        modelrunner("package", "--gguf", folder / "minilm.gguf", MINILM)
+        for name in (SMOLLM2, GEMMA, MINILM):
+            modelrunner("configure", name, "--context-size", 512 if name == MINILM else CONTEXT, "--parallel", PARALLEL)
+    finally:
+        modelrunner("shutdown")
 
 
 @contextmanager
