@@ -12,6 +12,7 @@ from typing import Any
 
 from modelrunner.errors import EngineFailed, EngineProtocolError, ModelRunnerError, Unavailable
 from modelrunner.proxy.inference import Host, Inference, Sink
+from modelrunner.proxy.record import tee
 from modelrunner.proxy.rename import body_for
 from modelrunner.proxy.render import (
     EVENT_STREAM,
@@ -269,17 +270,8 @@ class Exchange:
             timing = server_timing(lease.waited - lease.loaded, lease.loaded, proxy)
         self._sink.respond(status, headers, self._id_line + timing, length, data)
         if self._host.hooks is not None and (tap := self._host.hooks.tap(self._ask.request_id)):
-            self._tap(tap, data)
-
-    def _tap(self, tap: Callable[[bytes], None], data: bytes) -> None:
-        onward = self.on_data
-
-        def both(piece: bytes) -> None:
-            tap(piece)
-            onward(piece)
-
-        tap(data)
-        self.on_data = both
+            tap(data)
+            self.on_data = tee(tap, self.on_data)
 
     def _finish(self) -> None:
         self._close()

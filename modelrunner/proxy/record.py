@@ -29,3 +29,13 @@ class Hooks(Protocol):
 
     def tap(self, request_id: str) -> Callable[[bytes], None] | None:
         """Where a copy of each piece of the answer goes (with its framing), or None."""
+
+
+def tee(tap: Callable[[bytes], None], onward: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """Gives each piece to both."""
+
+    def both(piece: bytes) -> None:
+        tap(piece)
+        onward(piece)
+
+    return both
