@@ -84,6 +84,7 @@ def besiege(port: int, count: int, stack: ExitStack) -> None:
             client.send(data)
 
 
+@pytest.mark.alone
 def test_a_control_client_is_answered(tmp_path: Path, many_descriptors: None) -> None:
     with serving(tmp_path) as (process, local), ExitStack() as stack:
         listen = status(local).listen
