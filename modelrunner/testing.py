@@ -92,10 +92,9 @@ class BackendContract:
             assert status == 200, answer
             assert isinstance(json.loads(answer), dict)
             if (probe := backend.probe(spec)) is not None:
-                path, request = probe
-                status, answer = await runner.upstream.fetch(
-                    "POST", path, json.dumps(request).encode(), timeout=self.load_limit
-                )
+                path, asked = probe
+                body = json.dumps(asked).encode()
+                status, answer = await runner.upstream.fetch("POST", path, body, timeout=self.load_limit)
                 assert status == 200, answer
 
     async def test_another_model_is_misdirected(self, backend: Backend, spec: RunSpec) -> None:
