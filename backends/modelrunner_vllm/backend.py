@@ -29,6 +29,7 @@ from modelrunner_vllm.adapters import Adapter, find_adapters
 from modelrunner_vllm.engines import Engine
 from modelrunner_vllm.machine import Machine, has_cuda
 from modelrunner_vllm.options import VllmOptions
+from modelrunner_vllm.ray import check_reachable
 from modelrunner_vllm.scratch import Scratch
 from modelrunner_vllm.sentences import sentence_limit
 from modelrunner_vllm.settings import VllmSettings
@@ -69,6 +70,8 @@ class VllmBackend(Backend):
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
         engine = self._engine()
         args.check(spec, engine.cuda)
+        if ray_address := VllmOptions.model_validate(dict(spec.options)).ray_address:
+            await check_reachable(ray_address)
         adapters = self._adapters(spec)
         argv = args.command(
             spec,

@@ -21,7 +21,7 @@ SMOLLM2_SAFETENSORS = "test/llama-safetensors"
 RERANKER = "test/reranker"
 RERANKER_SAFETENSORS = "test/reranker-safetensors"
 # The folder's name changes with what is in it; a store format of its own would change it too.
-PREPARED = "test-models-3"
+PREPARED = "test-models-5"
 
 
 def prepared() -> Path:

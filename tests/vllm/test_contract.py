@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from modelrunner import BackendExited, BadRequest, Bundle, Mode, RunSpec
+from modelrunner import BackendExited, BackendUnavailable, BadRequest, Bundle, Mode, RunSpec
 from modelrunner.testing import BackendContract, alive, running, tree
 from modelrunner_vllm import VllmBackend
 from tests.models.prepare import MINILM_SAFETENSORS, RERANKER_SAFETENSORS
@@ -82,7 +82,6 @@ async def test_reranking(backend: VllmBackend, spec: RunSpec, bundle_of: Callabl
         ({"context_size": 99_999}, "99999 is beyond"),
         ({"options": {"hf-overrides": {"architectures": ["NoSuchForCausalLM"]}}}, "architecture"),
         ({"options": {"tensor-parallel-size": 2}}, "tensor-parallel-size"),
-        ({"options": {"executor": "ray", "ray-address": "127.0.0.1:1"}}, "Ray cluster"),
     ],
 )
 async def test_a_start_that_fails_is_explained(
@@ -93,6 +92,13 @@ async def test_a_start_that_fails_is_explained(
         async with running(backend, replace(spec, **change), LIMIT):  # type: ignore[arg-type]
             pass
     assert set(left_in_shared_memory()) <= set(before)
+
+
+async def test_a_ray_cluster_that_is_not_there(backend: VllmBackend, spec: RunSpec) -> None:
+    options = {"executor": "ray", "ray-address": "127.0.0.1:1"}
+    with pytest.raises(BackendUnavailable, match=r"Ray cluster at 127\.0\.0\.1:1 cannot be reached"):
+        async with running(backend, replace(spec, options=options), LIMIT):
+            pass
 
 
 def test_what_the_model_cannot_do_is_refused_before_it_starts(backend: VllmBackend, spec: RunSpec) -> None:
