@@ -150,6 +150,16 @@ def test_a_drain_is_taken_back_for_who_came_before_and_not_begun_again_for_who_c
     assert decide(group("x", 6, NOW - 8), group("a", 6, NOW - 9, first=2), draining) == [Admit(key("a"))]
 
 
+def test_a_drain_that_is_taken_back_late_in_a_plan_serves_its_queue_at_once() -> None:
+    draining = slot("p", 4, Phase.DRAINING, leases=1, drain=Reason.ROOM)
+    older, its_own = group("x", 5, NOW - 9), group("p", 4, NOW - 8, first=2)
+    assert decide(older, its_own, draining, slot("m", 9), budget=14) == [
+        Stop(key("m"), Reason.ROOM),
+        Admit(key("p")),
+        Grant(key("p"), (2,)),
+    ]
+
+
 def test_an_idle_runner_stays_for_a_moment_in_which_it_may_be_used_again() -> None:
     waiting = group("x", 6, NOW - 1)
     used = slot("a", 6, idle=0.25, load=2.0, ready=3.0)
