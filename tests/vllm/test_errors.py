@@ -1,4 +1,5 @@
-"""What log lines mean. The lines are vLLM's own, from starts that went wrong."""
+"""What log lines mean. The stages, and the lines about Ray on the CPU and about memory there, were seen; the others are
+written after the messages in vLLM's and its libraries' sources, and most of those starts were never made."""
 
 import pytest
 
