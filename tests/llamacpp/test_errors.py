@@ -2,7 +2,7 @@
 
 import pytest
 
-from modelrunner_llamacpp.errors import blames_client, explain, stage
+from modelrunner_llamacpp.errors import blames_client, explain, ran_out_of_memory, stage
 
 UNKNOWN = """\
 0.00.009.431 E llama_model_load: error loading model: unknown model architecture: 'nonsense'
@@ -72,6 +72,11 @@ def test_explains(tail: str, words: tuple[str, ...]) -> None:
     sentence = explain("0.00.008.037 I srv          init: initializing ...\n" + tail)
     assert sentence is not None
     assert all(word in sentence for word in words), sentence
+
+
+@pytest.mark.parametrize(("tail", "starved"), [(MEMORY, True), (CUDA, True), (METAL, True), (TORN, False), ("", False)])
+def test_memory_that_ran_out_is_told_apart(tail: str, starved: bool) -> None:
+    assert ran_out_of_memory(tail) is starved
 
 
 @pytest.mark.parametrize("tail", ["", "0.00.413.910 I srv          init: model loaded\n", "Killed\n", "{0} {x!r}\n"])

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from modelrunner import process
-from modelrunner.errors import BackendExited, BackendUnavailable, EngineFailed, Misdirected, TimedOut
+from modelrunner.errors import BackendExited, BackendUnavailable, EngineFailed, Misdirected, OutOfMemory, TimedOut
 from modelrunner.runner import Runner, RunnerState, last_words
 from modelrunner.types import Endpoint, ProcessOptions, RunSpec
 from tests.fakes import FakeBackend, FakeClock, FakeTcpBackend, Observer, fake_key, fake_spec
@@ -116,13 +116,29 @@ async def test_crash_while_serving_is_explained_by_the_backend(watch):
     assert not runner.endpoint.path.exists()
 
 
-@pytest.mark.parametrize(("kills", "said"), [([3, 4], "memory ran out"), ([3, 3], "ended by signal 9")])
-async def test_killed_for_memory_is_told_apart(watch, kills, said):
+@pytest.mark.parametrize(
+    ("kills", "said", "kind"),
+    [([3, 4], "memory ran out", OutOfMemory), ([3, 3], "ended by signal 9", BackendExited)],
+)
+async def test_killed_for_memory_is_told_apart(watch, kills, said, kind):
     watched = watch(oom_kills=iter(kills).__next__)
     runner = await watched.ready()
     os.kill(runner.pid, signal.SIGKILL)
-    with pytest.raises(BackendExited, match=said):
+    with pytest.raises(BackendExited, match=said) as caught:
         await watched.task
+    assert type(caught.value) is kind
+
+
+async def test_an_engine_that_was_refused_memory_is_told_apart(watch, tmp_path):
+    class Starved(FakeBackend):
+        def ran_out_of_memory(self, tail):
+            return "unable to allocate" in tail
+
+    with pytest.raises(OutOfMemory):
+        await watch("--crash", "fake::error: unable to allocate 9 GiB", backend=Starved(tmp_path)).task
+    with pytest.raises(BackendExited) as caught:
+        await watch("--crash", "fake::error: unknown architecture", backend=Starved(tmp_path)).task
+    assert not isinstance(caught.value, OutOfMemory)
 
 
 async def test_missing_engine(watch, tmp_path):
