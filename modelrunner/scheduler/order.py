@@ -9,6 +9,8 @@ from modelrunner.scheduler.state import Group, Request
 # Who takes turns: a caller, whose batch requests stand in a line of their own.
 Line = tuple[str, bool]
 
+_MAX_LINES = 1024
+
 
 def capacity(parallel: int) -> int:
     """Leases that a runner has at once: one for each of the engine's sequences, and a quarter more, so that a sequence
@@ -54,6 +56,14 @@ def in_line(groups: Iterable[Group], served: Mapping[Line, float], ageing: float
         turns.update(lines)
         ranked.append((2 if batch else 1, turn, last, position, group))
     return [group for *_, group in sorted(ranked, key=lambda r: r[:4])]
+
+
+def note_turn(served: dict[Line, float], line: Line, turn: float) -> None:
+    """The line's last turn; of many lines those are forgotten that were served longest ago."""
+    served.pop(line, None)
+    served[line] = turn
+    if len(served) > _MAX_LINES:
+        del served[next(iter(served))]
 
 
 def age(group: Group) -> tuple[float, int]:

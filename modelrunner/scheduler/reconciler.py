@@ -13,7 +13,7 @@ from modelrunner.scheduler.alarm import Alarm
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.failures import is_past
 from modelrunner.scheduler.meter import Meter
-from modelrunner.scheduler.order import Line
+from modelrunner.scheduler.order import Line, note_turn
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.runners import MakeRunner
 from modelrunner.scheduler.sharing import counted_once, whole
@@ -38,8 +38,6 @@ from modelrunner.scheduler.state import (
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
 
 log = logging.getLogger(__name__)
-# So many callers are remembered with their last turn.
-_MAX_LINES = 1024
 # Seconds between two measurements of a runner in use.
 _MEASURED_AGE = 30.0
 
@@ -69,7 +67,7 @@ class Reconciler:
         self._make_runner = make_runner
         self._events = events
         self._failures: dict[RunnerKey, Failure] = {}
-        self._served: dict[Line, float] = {}  # the least recently served line first
+        self._served: dict[Line, float] = {}
         self._ids, self._turns = itertools.count(1), itertools.count(1)
         self._alarm = Alarm(self._reconcile, clock)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -218,11 +216,7 @@ class Reconciler:
 
     def _grant(self, slot: RunnerSlot, ticket: Ticket) -> None:
         request = ticket.request
-        line = (request.caller, request.batch)
-        self._served.pop(line, None)
-        self._served[line] = next(self._turns)
-        if len(self._served) > _MAX_LINES:
-            del self._served[next(iter(self._served))]
+        note_turn(self._served, (request.caller, request.batch), next(self._turns))
         ticket.granted.set_result(self.lease(slot, ticket.keep_alive, since=request.since))
 
     def _remember(self, key: RunnerKey, failure: Failure) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from modelrunner.scheduler.order import capacity, in_line, in_turn
+from modelrunner.scheduler.order import capacity, in_line, in_turn, note_turn
 from modelrunner.scheduler.state import (
     Admit,
     Drain,
@@ -209,3 +209,13 @@ def test_resumed_before_its_last_request_has_ended_it_goes_on() -> None:
 def test_a_paused_model_that_is_drained_for_room_is_not_taken_back() -> None:
     draining = slot("a", 4, Phase.DRAINING, leases=1, drain=Reason.ROOM)
     assert decide(draining, paused=frozenset({"a"})) == []
+
+
+def test_turns_are_remembered_of_so_many_callers_and_the_oldest_forgotten() -> None:
+    served: dict[tuple[str, bool], float] = {}
+    for turn in range(3000):
+        note_turn(served, (f"caller {turn}", False), turn)
+        note_turn(served, ("regular", False), turn + 0.5)
+    assert served[("regular", False)] == 2999.5
+    assert len(served) == 1024
+    assert ("caller 2999", False) in served
