@@ -1,6 +1,8 @@
 """Models in safetensors through a daemon's HTTP interface: packaged, listed, asked; and refused."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +69,22 @@ async def test_code_is_refused_and_only_the_owner_can_trust_it(start_daemon: Sta
     assert last["type"] == "success"
 
 
-@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
-async def test_half_a_model_is_said_and_the_daemon_lives(start_daemon: StartDaemon, folder: Path, missing: str) -> None:
-    (folder / missing).unlink()
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "invalid_model", "there is no config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "invalid_model", "no model in safetensors"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 20), "invalid_model", "cut short"),
+        (lambda folder: write(folder, model_files(auto_map={"AutoModel": "evil.M"})), "unsupported_model", "auto_map"),
+    ],
+)
+async def test_what_is_no_whole_model_is_said_and_the_daemon_lives(
+    start_daemon: StartDaemon, folder: Path, change: Callable[[Path], object], code: str, said: str
+) -> None:
+    change(folder)
     daemon = await start_daemon()
     _, last = await create(daemon.unix, folder.as_uri())
-    assert last["error"]["message"].startswith("invalid model: ")
-    assert last["error"]["code"] == "invalid_model"
+    assert last["error"]["code"] == code
+    assert said in last["error"]["message"]
     async with daemon.unix.get("/models") as answer:
         assert await answer.json() == []
