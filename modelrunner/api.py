@@ -73,7 +73,7 @@ class Runner(msgspec.Struct, frozen=True):
     model_name: str
     model_id: str
     mode: str
-    state: Literal["starting", "ready", "draining", "stopping"]
+    state: Literal["starting", "ready", "sleeping", "draining", "stopping"]
     stage: str
     pid: int | None
     endpoint: str

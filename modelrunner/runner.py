@@ -5,7 +5,7 @@ import logging
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, NoReturn
@@ -19,6 +19,7 @@ from modelrunner.upstream import UpstreamPool
 from modelrunner.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
+_Order = Callable[[RunSpec, Endpoint], Awaitable[None]]
 _KEPT_LINES = 50
 _LAST_LINES = 3
 _LAST_WORDS = 400
@@ -77,6 +78,7 @@ class Runner:
         self._changed: Callable[[], None] = lambda: None
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._readiness = Readiness(self.upstream, stall_limit, clock)
+        self._stall_limit = stall_limit
         self._watchdog = Watchdog(backend, self.spec, self.upstream, limit=wedge_limit, clock=clock)
         self._is_watched = wedge_limit > 0
 
@@ -126,6 +128,32 @@ class Runner:
                 f"runner {self.id} serves {mine} and no other model; ask /v1 without a runner for {model_id}",
                 param="model",
             )
+
+    @property
+    def sleep_level(self) -> int:
+        """As of `Backend.sleep_level`."""
+        return self._backend.sleep_level(self.spec)
+
+    async def sleep(self) -> None:
+        """Has a ready engine without requests give back what it can. Raises `ModelRunnerError` where it fails or takes
+        longer than the grace of a stop; the engine is of no use then."""
+        self._watchdog.resting = True
+        await self._ask("fall asleep", self._backend.sleep, self.spec.process.stop_grace)
+
+    async def wake(self) -> None:
+        """The same for a sleeping one, which is to be ready again within `stall_limit`."""
+        self.stage = "waking up"
+        await self._ask("wake up", self._backend.wake, self._stall_limit)
+        self.stage, self._watchdog.resting = "", False
+
+    async def _ask(self, what: str, order: _Order, limit: float) -> None:
+        try:
+            async with asyncio.timeout(limit):
+                await order(self.spec, self.endpoint)
+        except TimeoutError:
+            raise EngineFailed(f"the engine did not {what} within {limit:g} seconds") from None
+        except Exception as error:  # as in `run`
+            raise EngineFailed(f"the engine did not {what}: {self._explained(error)}") from error
 
     def mark_stopping(self) -> None:
         """The decision to stop it has been made; its task is cancelled next."""

@@ -85,6 +85,11 @@ class RequiredMemory:
         pairs = zip_longest(self.vram, other.vram, fillvalue=0)
         return RequiredMemory(self.ram + other.ram, tuple(a + b for a, b in pairs), self.shared + other.shared)
 
+    def most(self, other: "RequiredMemory") -> "RequiredMemory":
+        """Of each figure the larger one."""
+        vram = tuple(map(max, zip_longest(self.vram, other.vram, fillvalue=0)))
+        return RequiredMemory(max(self.ram, other.ram), vram, max(self.shared, other.shared))
+
     def fits(self, free: "RequiredMemory") -> bool:
         """True if every figure is at most the one of `free`; a device that `free` does not list has nothing."""
         return self.ram <= free.ram and all(

@@ -91,6 +91,7 @@ class Watchdog:
         self._probe_limit = min(_PROBE_LIMIT, limit)
         self._clock = clock
         self._activity_of = activity
+        self.resting = False  # it sleeps: nothing is owed, and nothing asked
         self._silence: Silence | None = None
         self._begun = self._answered = 0
         self._work: float | None = None
@@ -101,6 +102,9 @@ class Watchdog:
         self._begun, self._answered = self._served.begun, self._served.answered
         while True:
             await asyncio.sleep(self._limit / _LOOKS)
+            if self.resting:
+                self._silence = None
+                continue
             await self._look(pid)
             if self._is_suspicious() and not await self._completes_a_token():
                 await self._look(pid)  # it may have worked meanwhile, on what came before the probe

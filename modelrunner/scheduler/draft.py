@@ -16,10 +16,12 @@ from modelrunner.scheduler.state import (
     Reason,
     Refuse,
     Request,
+    Sleep,
     Slot,
     Start,
     State,
     Stop,
+    Wake,
     WakeAt,
 )
 from modelrunner.scheduler.victims import Victims
@@ -91,6 +93,32 @@ class Draft:
         if memory.shared:
             self.mapped[group.key.model_id] = self.mapped.get(group.key.model_id, 0) + memory.shared
         self.actions.append(Start(group.key, memory, number))
+        return True
+
+    def sleep(self, slot: Slot) -> bool:
+        """If it can, and there is room for what it moves into main memory."""
+        if not self._turn(slot, Phase.SLEEPING):
+            return False
+        self.actions.append(Sleep(slot.key))
+        return True
+
+    def wake(self, slot: Slot) -> bool:
+        """If there is room now that nobody before waits for."""
+        if slot.other is None or not self._turn(slot, Phase.STARTING):
+            return False
+        self.actions.append(Wake(slot.key, slot.other))
+        return True
+
+    def _turn(self, slot: Slot, phase: Phase) -> bool:
+        if slot.other is None:
+            return False
+        memory = slot.memory.most(slot.other)
+        growth = subtract(self.room.vector(memory), self.room.vector(slot.memory))
+        if not self.room.can_take(growth):
+            return False
+        self.room.take(growth)
+        self._victims = None
+        self.live[slot.key] = replace(slot, phase=phase, memory=memory, other=slot.memory)
         return True
 
     def stop(self, slot: Slot, reason: Reason, room_for: str = "") -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from modelrunner import api
 
-Kind = Literal["load", "ready", "evict", "stop", "crash", "refuse", "pull", "configure", "install"]
+Kind = Literal["load", "ready", "sleep", "wake", "evict", "stop", "crash", "refuse", "pull", "configure", "install"]
 _KEPT = 1000
 
 

@@ -107,9 +107,12 @@ class Insight:
         return {key: slot.target.name for key, slot in self._table.slots.items()}
 
     def _load_left(self, key: RunnerKey) -> float | None:
-        """What is left of the load, or what it would take, by the last one; None if there was none."""
+        """What is left of the load, or what it would take, by the last one; None if there was none. A runner that
+        sleeps is awake sooner, nobody knows when."""
         took = self._table.load_seconds.get(key)
         slot = self._table.slots.get(key)
+        if slot is not None and slot.rest is not None:
+            return None
         if took is None or slot is None or slot.phase is not Phase.STARTING:
             return took
         return max(0.0, took - (self._clock() - slot.started))

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 from dataclasses import asdict, dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ class Ledger:
         known = self._known.get(entry)
         before = known.memory if known else self._estimates.get(entry, RequiredMemory(0))
         if known and known.measured:
-            measured = _most(before, measured)
+            measured = before.most(measured)
         elif not measured.vram:
             measured = replace(measured, vram=before.vram)
         self._keep(entry, Figure(measured, measured=True))
@@ -99,11 +98,6 @@ class Ledger:
             os.replace(temporary, self._path)  # without fsync: after a power cut the figures are measured again
         except OSError as error:
             log.warning("the memory ledger %s cannot be written: %s", self._path, error)
-
-
-def _most(a: RequiredMemory, b: RequiredMemory) -> RequiredMemory:
-    vram = tuple(map(max, zip_longest(a.vram, b.vram, fillvalue=0)))
-    return RequiredMemory(max(a.ram, b.ram), vram, max(a.shared, b.shared))
 
 
 def _entry(backend: Backend, spec: RunSpec) -> str:

@@ -32,6 +32,10 @@ class Meter:
         preferred, *_ = await self.variants(target, budget)
         await self._ledger.ask(self._registry.get(target.key.backend), preferred.spec)
 
+    async def asleep(self, slot: RunnerSlot) -> RequiredMemory:
+        """What a sleeping runner holds. Says nothing about its next load."""
+        return await self._measure(slot.runner) or slot.asleep()
+
     async def measure(self, slot: RunnerSlot, *, fresh: bool) -> bool:
         """Takes down what the runner holds, which counts for it from now on; `fresh` when it has only loaded its model.
         False if that cannot be said: a process on its way out holds less than it did."""

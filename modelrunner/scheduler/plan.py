@@ -2,7 +2,8 @@
 
 1. A runner that ended by itself is held against its model for a while (`failures`); a failed start answers everybody
    who waited for it, once.
-2. A runner that nobody holds stops when its keep-alive has passed, that of a paused model at once.
+2. A runner that nobody holds stops when its keep-alive has passed, that of a paused model at once. One that can sleep
+   sleeps for a second keep-alive before that; who asks for it has it woken like a start, in room made the same way.
 3. Whose turn it is comes first (`order`). Its runner is ready and has a lease left: grant; starting: wait; can never
    fit: refuse; fits: start; else free just enough: the cheapest runners that nobody holds, and, once the request has
    been overtaken for as long as its patience lasts, busy ones too, which then take nothing new and stop after their
@@ -22,10 +23,12 @@ from modelrunner.errors import BackendUnavailable, OutOfMemory
 from modelrunner.scheduler import failures, refusals
 from modelrunner.scheduler.draft import Draft
 from modelrunner.scheduler.order import in_line
-from modelrunner.scheduler.room import Vector, covers, raised
+from modelrunner.scheduler.room import Vector, add, covers, raised, subtract
 from modelrunner.scheduler.sharing import own
 from modelrunner.scheduler.state import Action, Failure, Forget, Group, Phase, Reason, Slot, State
 from modelrunner.types import RequiredMemory, RunnerKey
+
+_STAYING = (Phase.STARTING, Phase.READY, Phase.SLEEPING)
 
 
 def is_warm(phase: Phase, waiting: int, in_use: int, capacity: int) -> bool:
@@ -101,13 +104,13 @@ class _Plan:
         for group in groups:
             self._draft.refuse(group.key, group.waiting, refusals.shutting_down())
         for slot in list(self._draft.live.values()):
-            if slot.phase in (Phase.STARTING, Phase.READY):
+            if slot.phase in _STAYING:
                 self._draft.drain(slot, Reason.SHUTDOWN)
 
     def _pause(self) -> None:
         """The runners of paused models go, pinned or not."""
         for slot in list(self._draft.live.values()):
-            if slot.key.model_id in self._state.paused and slot.phase in (Phase.STARTING, Phase.READY):
+            if slot.key.model_id in self._state.paused and slot.phase in _STAYING:
                 self._draft.drain(slot, Reason.PAUSED)
 
     def _keep_pinned(self) -> None:
@@ -156,12 +159,17 @@ class _Plan:
                 continue
             if slot.phase is Phase.DRAINING:
                 self._draft.stop(slot, slot.drain or Reason.UNLOAD)
-            elif slot.phase is Phase.READY and not slot.pinned:
-                expires = slot.last_used + slot.keep_alive
-                if expires <= self._now:
-                    self._draft.stop(slot, Reason.IDLE)
-                else:
-                    self._draft.wake_at(expires)
+            elif slot.phase in (Phase.READY, Phase.SLEEPING) and not slot.pinned:
+                self._let_expire(slot)
+
+    def _let_expire(self, slot: Slot) -> None:
+        tired, expires = slot.last_used + slot.keep_alive, slot.last_used + 2 * slot.keep_alive
+        if self._now < tired:
+            self._draft.wake_at(tired)
+        elif self._now < expires and (slot.phase is Phase.SLEEPING or self._draft.sleep(slot)):
+            self._draft.wake_at(expires)
+        else:
+            self._draft.stop(slot, Reason.IDLE)
 
     def _is_refused(self, group: Group) -> bool:
         """Answers those who can have no runner now, or ever."""
@@ -178,7 +186,7 @@ class _Plan:
         need = self._room.vector(memory)
         if not covers(self._room.budget, need):
             return refusals.too_large(group, self._room.budget, self._room.free)
-        if not covers(self._draft.evictable, need):
+        if not covers(self._evictable(group), need):
             return refusals.pinned_out(group, self._room.budget, self._room.free)
         return None
 
@@ -198,15 +206,34 @@ class _Plan:
         slot = self._draft.live.get(group.key)
         number, memory = self._variant(group)
         need = self._room.vector(memory)
-        if not covers(self._draft.evictable, need):
+        if not covers(self._evictable(group), need):
             self._is_refused(group)  # a runner that will be pinned was started before it
         elif slot is not None and self._may_stay(slot):
             self._take_back(slot, group)
-        elif slot is not None or not self._draft.start(group, number, memory):
+        elif not self._begin(group, number, memory):
+            if (sleeper := self._sleeper(group)) is not None:
+                need = subtract(need, self._room.vector(sleeper.memory))
+                self._draft.keep(group.key)
             self._make_room(group, need)
-            if slot is not None or not self._draft.start(group, number, memory):
-                self._room.claim(need)
+            if not self._begin(group, number, memory):
+                self._room.claim(tuple([max(0, n) for n in need]))
                 self._claims[group.key] = group
+
+    def _begin(self, group: Group, number: int, memory: RequiredMemory) -> bool:
+        """To load its model, or to wake its runner, if there is room now."""
+        if (sleeper := self._sleeper(group)) is not None:
+            return self._draft.wake(sleeper)
+        return group.key not in self._draft.live and self._draft.start(group, number, memory)
+
+    def _sleeper(self, group: Group) -> Slot | None:
+        slot = self._draft.live.get(group.key)
+        return slot if slot is not None and slot.phase is Phase.SLEEPING else None
+
+    def _evictable(self, group: Group) -> Vector:
+        """What it could have at most: its own runner is not in its way, even if pinned."""
+        sleeper = self._sleeper(group)
+        own = self._room.vector(sleeper.memory) if sleeper is not None and sleeper.pinned else self._room.none
+        return add(self._draft.evictable, own)
 
     def _variant(self, group: Group) -> tuple[int, RequiredMemory]:
         """Rule 4: a variant's number, and what counts for it; the smallest one where none fits."""
@@ -217,7 +244,11 @@ class _Plan:
         return fitting[0]
 
     def _choices(self, group: Group) -> list[tuple[int, RequiredMemory]]:
-        """The variants that may be tried; where memory ran out, more counts for them than was estimated."""
+        """The variants that may be tried; where memory ran out, more counts for them than was estimated. A sleeping
+        runner has only its own."""
+        sleeper = self._sleeper(group)
+        if sleeper is not None and sleeper.other is not None:
+            return [(sleeper.variant, sleeper.memory.most(sleeper.other))]
         failure, choices = self._failures.get(group.key), list(enumerate(group.needs))
         if mapped := self._draft.mapped.get(group.key.model_id):
             choices = [(number, own(memory, mapped)) for number, memory in choices]

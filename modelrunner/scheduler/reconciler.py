@@ -3,13 +3,15 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, assert_never
+from typing import assert_never
 
 from modelrunner.errors import EngineFailed, ModelRunnerError
 from modelrunner.scheduler.alarm import Alarm
+from modelrunner.scheduler.background import Background
+from modelrunner.scheduler.dozing import Dozing
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.failures import is_past
 from modelrunner.scheduler.meter import Meter
@@ -30,9 +32,11 @@ from modelrunner.scheduler.state import (
     Reason,
     Refuse,
     Request,
+    Sleep,
     Start,
     State,
     Stop,
+    Wake,
     WakeAt,
 )
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
@@ -70,7 +74,8 @@ class Reconciler:
         self._served: dict[Line, float] = {}
         self._ids, self._turns = itertools.count(1), itertools.count(1)
         self._alarm = Alarm(self._reconcile, clock)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
+        self._dozing = Dozing(meter, events, self._background, self.changed, clock)
 
     def queue_up(self, target: Target, keep_alive: KeepAlive, caller: str = "", batch: bool = False) -> Ticket:
         """A place at the end of the target's queue."""
@@ -86,7 +91,7 @@ class Reconciler:
         queue = self.queues.get(target.key)
         if queue is None:
             queue = self.queues[target.key] = Queue(target)
-            self._in_background(self._estimate(queue))
+            self._background.start(self._estimate(queue))
         return queue
 
     def leave(self, ticket: Ticket) -> None:
@@ -105,7 +110,7 @@ class Reconciler:
         slot.last_used = now
         if since is None or slot.ready_at is None:
             return Lease(self, slot, keep_alive, now)
-        return Lease(self, slot, keep_alive, now, now - since, max(0.0, slot.ready_at - max(slot.started, since)))
+        return Lease(self, slot, keep_alive, now, now - since, max(0.0, slot.ready_at - max(slot.load_began, since)))
 
     def lease_ended(self, slot: RunnerSlot, keep_alive: KeepAlive, taken: float) -> None:
         """Called by the lease. Among concurrent requests the latest to end decides the keep-alive."""
@@ -118,7 +123,7 @@ class Reconciler:
         ready = slot.phase is Phase.READY
         if ready and now >= slot.measured_at + _MEASURED_AGE:
             slot.measured_at = now
-            self._in_background(self._measure_now(slot))
+            self._background.start(self._measure_now(slot))
         if self.queues or not ready:
             self.changed()
         elif slot.leases == 0:
@@ -168,9 +173,7 @@ class Reconciler:
     async def finish(self) -> None:
         """After the last runner: no timer and no task is left."""
         self._alarm.cancel()
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.cancel()
 
     def _reconcile(self) -> None:
         self.stuck = True  # unless it comes to its end
@@ -196,6 +199,10 @@ class Reconciler:
                     self._grant(self.slots[key], ticket)
             case Start(key, memory, variant):
                 self._start(key, memory, variant)
+            case Sleep(key):
+                self._dozing.sleep(self.slots[key])
+            case Wake(key):
+                self._dozing.wake(self.slots[key])
             case Stop(key, reason, room_for):
                 self.end(self.slots[key], reason, room_for)
             case Drain(key, reason, room_for):
@@ -256,20 +263,21 @@ class Reconciler:
         slot.task.add_done_callback(partial(self._ended, slot))
 
     def _ended(self, slot: RunnerSlot, task: "asyncio.Task[None]") -> None:
-        error = None if task.cancelled() else task.exception() or EngineFailed("the backend's run() returned")
-        if error is not None and not slot.stopping:
-            slot.error = error
-            log.warning("%s ended: %s", slot.target.name, error)
-            self._events.emit("crash", model=slot.target.name, runner=slot.runner.id, reason=str(error))
+        if not task.cancelled() and not slot.stopping:
+            slot.error = task.exception() or EngineFailed("the backend's run() returned")
+        if slot.error is not None:
+            log.warning("%s ended: %s", slot.target.name, slot.error)
+            self._events.emit("crash", model=slot.target.name, runner=slot.runner.id, reason=str(slot.error))
         slot.ended = True
         self.changed()  # before those who wait for its end go on: they see it forgotten
         slot.gone.set()
 
     def _became_ready(self, slot: RunnerSlot, now: float) -> None:
         slot.ready_at = slot.last_used = now
-        loaded = self.load_seconds[slot.target.key] = round(now - slot.started, 3)
+        slot.load_seconds, slot.sleep_level = now - slot.started, slot.runner.sleep_level
+        loaded = self.load_seconds[slot.target.key] = round(slot.load_seconds, 3)
         self._events.emit("ready", model=slot.target.name, runner=slot.runner.id, seconds=loaded)
-        self._in_background(self._measure_now(slot, fresh=True))
+        self._background.start(self._measure_now(slot, fresh=True))
 
     async def _measure_now(self, slot: RunnerSlot, fresh: bool = False) -> None:
         """When loaded, after the first use and, while it is used, now and then: some engines grow with what they are
@@ -289,8 +297,3 @@ class Reconciler:
     async def variants(self, target: Target) -> Sequence[Variant]:
         """The ways to run it, the preferred one first."""
         return await self._meter.variants(target, self.budget())
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

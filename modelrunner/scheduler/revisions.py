@@ -32,7 +32,7 @@ def takes_requests(slot: RunnerSlot | None) -> bool:
     """One that is drained for room may be taken back; one that was unloaded is on its way out."""
     if slot is None:
         return False
-    return slot.phase in (Phase.STARTING, Phase.READY) or (
+    return slot.phase in (Phase.STARTING, Phase.READY, Phase.SLEEPING) or (
         slot.phase is Phase.DRAINING and slot.drain is Reason.ROOM and slot.leases > 0
     )
 

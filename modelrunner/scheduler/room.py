@@ -37,6 +37,7 @@ class Room:
 
     def __init__(self, budget: RequiredMemory, slots: Sequence[Slot], groups: Iterable[Group]) -> None:
         needs = [need for group in groups for need in group.needs]
+        needs += [slot.other for slot in slots if slot.other is not None]
         self._devices = max(len(m.vram) for m in (budget, *(s.memory for s in slots), *needs))
         self.budget = self.vector(budget)
         self.none = (0,) * (self._devices + 1)

@@ -139,10 +139,12 @@ class Scheduler:
 
     def lease_runner(self, runner_id: str) -> Lease:
         """A lease of that very runner; nothing is ever loaded. Raises `RunnerNotFound`, `Unavailable` while it is
-        still loading, or `QueueFull`."""
+        still loading or sleeps, or `QueueFull`."""
         slot = next((s for s in self._table.slots.values() if s.runner.id == runner_id), None)
-        if slot is None or slot.phase not in (Phase.STARTING, Phase.READY):
+        if slot is None or slot.phase not in (Phase.STARTING, Phase.READY, Phase.SLEEPING):
             raise RunnerNotFound(f"there is no runner {runner_id} any more: ask for the model by its name instead")
+        if slot.phase is Phase.SLEEPING:
+            raise Unavailable(f"runner {runner_id} sleeps: ask for {slot.target.name} by its name, which wakes it")
         if slot.phase is Phase.STARTING:
             raise Unavailable(f"runner {runner_id} is still loading its model", retry_after=1.0)
         self._check_open(slot.target)

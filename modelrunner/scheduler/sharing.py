@@ -14,10 +14,15 @@ def counted_once(slots: Iterable[Slot], groups: Iterable[Group]) -> tuple[tuple[
     once = []
     for slot in slots:
         model = slot.key.model_id
-        once.append(replace(slot, memory=own(slot.memory, counted[model])) if model in counted else slot)
+        once.append(_without(slot, counted[model]) if model in counted else slot)
         if slot.phase is not Phase.ENDED:
             counted[model] = max(slot.memory.shared, counted.get(model, 0))
     return tuple(once), tuple(_lighter(group, counted.get(group.key.model_id, 0)) for group in groups)
+
+
+def _without(slot: Slot, counted: int) -> Slot:
+    other = None if slot.other is None else own(slot.other, counted)
+    return replace(slot, memory=own(slot.memory, counted), other=other)
 
 
 def _lighter(group: Group, counted: int) -> Group:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
 from modelrunner.scheduler.order import capacity
@@ -32,7 +32,9 @@ class Target:
 class RunnerSlot:
     """One runner from its start until its process is gone, with what only the scheduler knows about it. `variant` is
     the way in which it runs its model, the one of that `number`, `memory` what counts for it now, `capacity` how many
-    leases it gives out at once. `held` is how long its requests hold a lease, a moving mean in seconds."""
+    leases it gives out at once. `rest` is what it does between two times of being ready: it sleeps, or is woken
+    (`STARTING`); `awake` is what counts for it when it does neither. `held` is how long its requests hold a lease, a
+    moving mean in seconds."""
 
     def __init__(
         self, runner: "Runner", target: Target, variant: Variant, number: int, memory: RequiredMemory, now: float
@@ -47,7 +49,13 @@ class RunnerSlot:
         self.memory = memory
         self.measured: RequiredMemory | None = None
         self.started = self.last_used = now
+        self.load_began = now  # or its waking
+        self.load_seconds = 0.0
         self.ready_at: float | None = None
+        self.sleep_level = 0
+        self.rest: Phase | None = None
+        self.awake: RequiredMemory | None = None
+        self.turn = asyncio.Lock()  # held while it falls asleep or is woken
         self.measured_at = float("-inf")  # since it was used
         self.held: float | None = None
         self.keep_alive = target.keep_alive
@@ -68,12 +76,21 @@ class RunnerSlot:
             return Phase.STOPPING
         if self.drain is not None:
             return Phase.DRAINING
-        return Phase.STARTING if self.ready_at is None else Phase.READY
+        return Phase.STARTING if self.ready_at is None else self.rest or Phase.READY
 
     @property
     def expires(self) -> float:
-        """When the idle timer stops it, if nobody uses it before; infinity for never."""
-        return float("inf") if self.pinned else self.last_used + self.keep_alive.seconds
+        """When the idle timer puts it to sleep or stops it, if nobody uses it before; infinity for never."""
+        keep_alives = 2 if self.rest is Phase.SLEEPING else 1
+        return float("inf") if self.pinned else self.last_used + keep_alives * self.keep_alive.seconds
+
+    def asleep(self) -> RequiredMemory:
+        """What it holds while it sleeps, at most: level 1 moves the weights, which are about as large as their files,
+        to main memory."""
+        memory, spec = self.awake or self.memory, self.variant.spec
+        weights = spec.bundle.size + (spec.draft.size if spec.draft is not None else 0)
+        moved = min(weights, sum(memory.vram)) if self.sleep_level == 1 else 0
+        return replace(memory, ram=memory.ram + moved, vram=(0,) * len(memory.vram))
 
     def view(self) -> Slot:
         """The slot as a plan sees it."""
@@ -86,13 +103,14 @@ class RunnerSlot:
             last_used=self.last_used,
             keep_alive=self.keep_alive.seconds,
             pinned=self.pinned,
-            load_seconds=self.ready_at - self.started if self.ready_at is not None else 0.0,
+            load_seconds=self.load_seconds,
             drain=self.drain,
             was_ready=ready,
             error=self.error,
             ready_at=self.ready_at if self.ready_at is not None else float("-inf"),
             capacity=self.capacity,
             variant=self.number,
+            other=self.awake or (self.asleep() if self.sleep_level else None),
         )
 
 

@@ -10,10 +10,12 @@ from modelrunner.types import RequiredMemory, RunnerKey
 
 
 class Phase(StrEnum):
-    """Of a slot. Only a ready one takes new leases; only an ended one gives its memory back."""
+    """Of a slot. Only a ready one takes new leases; only an ended one gives its memory back. One that is being woken is
+    starting, one that is falling asleep sleeping."""
 
     STARTING = "starting"
     READY = "ready"
+    SLEEPING = "sleeping"
     DRAINING = "draining"
     STOPPING = "stopping"
     ENDED = "ended"
@@ -58,7 +60,8 @@ class Slot:
     """The one runner of its key. `memory` counts until the process is gone. `last_used` is when the last lease began or
     ended, or when loading ended, which was at `ready_at` and took `load_seconds`. It has at most `capacity` leases at
     once. `variant` is the number of the one it runs. `drain` says why it takes no new leases; `error` how it ended, if
-    nobody asked it to."""
+    nobody asked it to. `other` is what counts for it once it sleeps (at most) or, while it sleeps, once it is awake;
+    None for one that cannot sleep."""
 
     key: RunnerKey
     phase: Phase
@@ -74,6 +77,7 @@ class Slot:
     ready_at: float = -math.inf
     capacity: int = 64
     variant: int = 0
+    other: RequiredMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,21 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Sleep:
+    """The runner gives back what it can without ending. Until it sleeps, the most of both counts for it."""
+
+    key: RunnerKey
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """It will count for `memory` again; until it is awake, the most of both does."""
+
+    key: RunnerKey
+    memory: RequiredMemory
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The process is asked to end, whoever still uses it. `room_for` is the name of the model that needs the room."""
 
@@ -186,4 +205,4 @@ class WakeAt:
     time: float
 
 
-Action = Grant | Start | Stop | Drain | Admit | Forget | Refuse | WakeAt
+Action = Grant | Start | Sleep | Wake | Stop | Drain | Admit | Forget | Refuse | WakeAt

@@ -12,8 +12,8 @@ from modelrunner.types import RunnerKey
 ASSUMED_RATE = 500e6
 # The share of its load time, and the most seconds, for which a runner that was just used may be used again at once.
 _LINGER, _MAX_LINGER = 0.25, 1.0
-# A busy runner is dearer than all idle ones together.
-_BUSY = 1e9
+# A busy runner is dearer than all idle ones together, a sleeping one cheaper.
+_BUSY, _ASLEEP = 1e9, 1e-9
 
 
 def eviction_cost(slot: Slot, now: float) -> float:
@@ -85,7 +85,8 @@ class Victims:
             since = oldest.get(slot.key, math.inf)
             if slot.pinned or not _may_go(slot, since < math.inf):
                 continue
-            cost = eviction_cost(slot, now) + (_BUSY if slot.leases else 0.0)
+            cost = eviction_cost(slot, now) * (_ASLEEP if slot.phase is Phase.SLEEPING else 1.0)
+            cost += _BUSY if slot.leases else 0.0
             candidate = Candidate(cost, room.vector(slot.memory), slot)
             (self._busy if slot.leases else self._idle).append(candidate)
             until = spared_until(slot, since, policy)
@@ -127,7 +128,7 @@ class Victims:
 
 def _may_go(slot: Slot, wanted: bool) -> bool:
     """A load that everybody left may, too."""
-    return slot.phase is Phase.READY or (slot.phase is Phase.STARTING and not wanted)
+    return slot.phase in (Phase.READY, Phase.SLEEPING) or (slot.phase is Phase.STARTING and not wanted)
 
 
 def choose(ranked: Sequence[Candidate], shortage: Vector) -> list[Candidate]:

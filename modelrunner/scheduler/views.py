@@ -9,9 +9,10 @@ from modelrunner.scheduler.slots import RunnerSlot
 from modelrunner.scheduler.state import Phase
 from modelrunner.types import RequiredMemory
 
-_STATES: dict[Phase, Literal["starting", "ready", "draining", "stopping"]] = {
+_STATES: dict[Phase, Literal["starting", "ready", "sleeping", "draining", "stopping"]] = {
     Phase.STARTING: "starting",
     Phase.READY: "ready",
+    Phase.SLEEPING: "sleeping",
     Phase.DRAINING: "draining",
     Phase.STOPPING: "stopping",
     Phase.ENDED: "stopping",
@@ -21,7 +22,7 @@ _STATES: dict[Phase, Literal["starting", "ready", "draining", "stopping"]] = {
 def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> api.Runner:
     """`now` is the scheduler's clock, `wall` the time of day at that moment, in Unix seconds."""
     phase, spec, target = slot.phase, slot.variant.spec, slot.target
-    idle = phase is Phase.READY and not slot.leases
+    idle = phase in (Phase.READY, Phase.SLEEPING) and not slot.leases
     finite = slot.expires != float("inf")
     return api.Runner(
         id=slot.runner.id,

@@ -9,7 +9,20 @@ from modelrunner.scheduler import refusals
 from modelrunner.scheduler.order import in_line
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.room import Room, Vector
-from modelrunner.scheduler.state import Action, Drain, Group, Phase, Reason, Refuse, Request, Slot, Start, State, Stop
+from modelrunner.scheduler.state import (
+    Action,
+    Drain,
+    Group,
+    Phase,
+    Reason,
+    Refuse,
+    Request,
+    Slot,
+    Start,
+    State,
+    Stop,
+    Wake,
+)
 from modelrunner.types import RunnerKey
 
 _LEAVING = (Phase.DRAINING, Phase.STOPPING)
@@ -21,7 +34,7 @@ class Outlook:
     that others wait for are in the way), `at_once` or after `victims` and those that leave already have gone; or refuse
     with `error`, which with `pinned` it would not do if nothing were pinned."""
 
-    start: Start | None = None
+    start: Start | Wake | None = None
     at_once: bool = False
     victims: tuple[RunnerKey, ...] = ()
     error: BaseException | None = None
@@ -75,7 +88,7 @@ def fit(state: State, group: Group, names: Mapping[RunnerKey, str], now: float) 
         fits, reason = "now", f"{name} is loaded"
     elif look.error is not None:
         fits, reason = "never", str(look.error)
-    elif look.start is not None and look.start.variant:
+    elif isinstance(look.start, Start) and look.start.variant:
         fits, reason = "split", f"{name} fits in a smaller way than the one that was asked for"
     elif look.at_once:
         fits, reason = "now", f"{name} fits into what is free"
@@ -122,9 +135,11 @@ def _answer(state: State, group: Group, about: About, now: float, look: Outlook,
         return _Answer(where, str(look.error), "pin" if look.pinned else "memory")
     if not group.needs:
         return _Answer(where, f"{name} waits for the estimate of its memory", "memory")
+    sleeps = slot is not None and slot.phase is Phase.SLEEPING
+    now_it, then = ("sleeps", "wakes") if sleeps else ("is not loaded", "loads")
     if look.at_once:
-        return _Answer(where, f"{name} is not loaded; a request loads it", "load" if queued else None, about.load)
-    what = "waits until" if queued else "is not loaded; a request would wait until"
+        return _Answer(where, f"{name} {now_it}; a request {then} it", "load" if queued else None, about.load)
+    what = "waits until" if queued else f"{now_it}; a request would wait until"
     leased = [s for s in state.slots if s.leases and (s.key in look.victims or s.phase in _LEAVING)]
     return _Answer(
         where,
@@ -148,7 +163,7 @@ def _leaving(state: State) -> tuple[RunnerKey, ...]:
     return tuple([slot.key for slot in state.slots if slot.phase in _LEAVING])
 
 
-def figures(state: State, group: Group, start: Start | None) -> tuple[api.Memory | None, api.Memory, api.Memory]:
+def figures(state: State, group: Group, start: Start | Wake | None) -> tuple[api.Memory | None, api.Memory, api.Memory]:
     """What it needs to be started so (None while that is not known), what is free, and the budget."""
     live = [slot for slot in state.slots if slot.phase is not Phase.ENDED]
     room = Room(state.budget, live, [group])
@@ -178,8 +193,8 @@ def _slot(state: State, key: RunnerKey) -> Slot | None:
     return next((s for s in state.slots if s.key == key and s.phase is not Phase.ENDED), None)
 
 
-def _start(actions: Iterable[Action], key: RunnerKey) -> Start | None:
-    return next((a for a in actions if isinstance(a, Start) and a.key == key), None)
+def _start(actions: Iterable[Action], key: RunnerKey) -> Start | Wake | None:
+    return next((a for a in actions if isinstance(a, Start | Wake) and a.key == key), None)
 
 
 def _refusal(actions: Iterable[Action], key: RunnerKey) -> BaseException | None:

@@ -347,3 +347,32 @@ def test_last_words_are_the_last_lines_without_controls():
     assert last_words("a\nb\n\n\x1b[1mc\td\x00\n   \ne\n") == "b | [1mc d | e"
     assert len(last_words("x" * 10_000)) == 400
     assert last_words("") == ""
+
+
+class StuckBackend(FakeBackend):
+    """Its engine neither falls asleep nor wakes."""
+
+    async def sleep(self, spec, endpoint) -> None:
+        await asyncio.Event().wait()
+
+    async def wake(self, spec, endpoint) -> None:
+        raise ConnectionResetError("it hung up")
+
+
+async def test_an_engine_that_does_not_sleep_or_wake_has_failed(watch, tmp_path):
+    watched = watch(backend=StuckBackend(tmp_path), stop_grace=0.05)
+    runner = await watched.ready()
+    with pytest.raises(EngineFailed, match=r"did not fall asleep within 0\.05 seconds"):
+        await runner.sleep()
+    with pytest.raises(EngineFailed, match=r"did not wake up: .*it hung up"):
+        await runner.wake()
+    await watched.stop()
+
+
+async def test_a_backend_that_cannot_sleep_says_so(watch):
+    watched = watch()
+    runner = await watched.ready()
+    assert runner.sleep_level == 0
+    with pytest.raises(EngineFailed, match="fake cannot sleep"):
+        await runner.sleep()
+    await watched.stop()

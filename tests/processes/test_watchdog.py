@@ -182,6 +182,26 @@ async def test_a_fault_of_a_client_s_request_is_no_fault_of_the_engine_s(keep) -
     assert (kept.probes(), kept.task.done()) == (0, False)
 
 
+class DozyBackend(FakeBackend):
+    async def sleep(self, spec: RunSpec, endpoint: Endpoint) -> None: ...
+
+    async def wake(self, spec: RunSpec, endpoint: Endpoint) -> None: ...
+
+
+async def test_a_sleeping_engine_is_left_alone(keep, tmp_path) -> None:
+    """Even one that owes an answer to a client that left."""
+    kept = keep(*HUNG, backend=DozyBackend(tmp_path))
+    runner = await kept.ready()
+    with pytest.raises(TimeoutError):
+        await runner.upstream.fetch("POST", "/v1/completions", b"{}", timeout=0.05)
+    await runner.sleep()
+    done, _ = await asyncio.wait([kept.task], timeout=4 * LIMIT)
+    assert not done
+    assert kept.probes() == 0
+    await runner.wake()
+    await replaced(kept, kept.ask())
+
+
 async def test_it_can_be_switched_off(keep) -> None:
     kept = keep(*HUNG, limit=0.0)
     await kept.ready()

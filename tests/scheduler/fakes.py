@@ -85,7 +85,8 @@ async def settle() -> None:
 @dataclass
 class Engine:
     """How the engine of one model behaves. `smaller` are the sizes of the other variants of its run. `holds` is what it
-    really takes on a machine whose memory ends."""
+    really takes on a machine whose memory ends. Where it has a `sleep_level`, it holds
+    `asleep` while it sleeps."""
 
     size: int
     load_seconds: float = 1.0
@@ -94,6 +95,12 @@ class Engine:
     measured: int | None = None
     smaller: tuple[int, ...] = ()
     holds: int | None = None
+    sleep_level: int = 0
+    sleep_seconds: float = 0.1
+    wake_seconds: float = 0.2
+    asleep: int = 1
+    cannot_wake: BaseException | None = None
+    cannot_sleep: BaseException | None = None
 
     def sizes(self) -> tuple[int, ...]:
         return (self.size, *self.smaller)
@@ -109,6 +116,8 @@ class FakeRunner:
         self.pid: int | None = None
         self.ready_at: float | None = None
         self.failure: EngineFailed | None = None
+        self.orders: list[str] = []
+        self.sleeps = False
         self._world = world
         self._last_words = ""
         self._died = asyncio.Event()
@@ -141,7 +150,31 @@ class FakeRunner:
     def mark_stopping(self) -> None:
         self.stage = "stopping"
 
+    @property
+    def sleep_level(self) -> int:
+        return self._world.engines[self.key.model_id].sleep_level
+
+    async def sleep(self) -> None:
+        engine = self._world.engines[self.key.model_id]
+        self.orders.append("sleep")
+        await asyncio.sleep(engine.sleep_seconds)
+        if engine.cannot_sleep is not None:
+            raise engine.cannot_sleep
+        self.sleeps = True
+
+    async def wake(self) -> None:
+        engine = self._world.engines[self.key.model_id]
+        self.orders.append("wake")
+        assert self.sleeps, "it was awake"
+        await asyncio.sleep(engine.wake_seconds)
+        if engine.cannot_wake is not None:
+            raise engine.cannot_wake
+        self.sleeps = False
+        assert self._world.used() <= self._world.budget, "over the budget"
+
     def measured_memory(self) -> RequiredMemory | None:
+        if self.sleeps:
+            return RequiredMemory(self._world.engines[self.key.model_id].asleep)
         measured = self._world.engines[self.key.model_id].measured
         return None if measured is None else RequiredMemory(measured)
 
@@ -244,6 +277,8 @@ class World:
 
     def size(self, runner: FakeRunner) -> int:
         """Of the variant that it runs."""
+        if runner.sleeps:
+            return self.engines[runner.key.model_id].asleep
         return self.engines[runner.key.model_id].sizes()[runner.spec.gpu_layers or 0]
 
     def resident(self) -> list[str]:

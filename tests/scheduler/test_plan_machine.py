@@ -27,10 +27,12 @@ from modelrunner.scheduler.state import (
     Reason,
     Refuse,
     Request,
+    Sleep,
     Slot,
     Start,
     State,
     Stop,
+    Wake,
     WakeAt,
 )
 from modelrunner.scheduler.victims import spared_until
@@ -48,6 +50,7 @@ NEEDS = {
     "mapped": (RequiredMemory(5, (), 3),),
     "mapped again": (RequiredMemory(6, (), 4),),
 }
+ASLEEP = {"wide": RequiredMemory(3, (0,)), "small": RequiredMemory(2, (0,))}
 CAPACITY = 2
 LOAD_SECONDS = 0.7
 POLICY = Policy(max_wait=30.0, patience=3.0, ageing=8.0)
@@ -81,6 +84,7 @@ class PlanMachine(RuleBasedStateMachine):
         self.now = 1000.0
         self.wake = math.inf
         self.slots: dict[RunnerKey, Slot] = {}
+        self.awake: dict[RunnerKey, RequiredMemory] = {}
         self.waiting: dict[int, Waiting] = {}
         self.leases: dict[int, RunnerKey] = {}
         self.failures: dict[RunnerKey, Failure] = {}
@@ -124,14 +128,27 @@ class PlanMachine(RuleBasedStateMachine):
     def a_runner_gets_ready(self, data: st.DataObject) -> None:
         where = data.draw(st.sampled_from(self.phased(Phase.STARTING)))
         self.slots[where] = replace(
-            self.slots[where], phase=Phase.READY, was_ready=True, last_used=self.now, ready_at=self.now
+            self.slots[where],
+            phase=Phase.READY,
+            was_ready=True,
+            last_used=self.now,
+            ready_at=self.now,
+            memory=self.awake.pop(where, self.slots[where].memory),
+            other=ASLEEP.get(NAMES[where]),
         )
         self.reconcile()
 
-    @precondition(lambda self: self.phased(Phase.STARTING, Phase.READY, Phase.DRAINING))
+    @precondition(lambda self: self.phased(Phase.SLEEPING))
+    @rule(data=st.data())
+    def a_runner_has_fallen_asleep(self, data: st.DataObject) -> None:
+        where = data.draw(st.sampled_from(self.phased(Phase.SLEEPING)))
+        self.slots[where] = replace(self.slots[where], memory=ASLEEP[NAMES[where]])
+        self.reconcile()
+
+    @precondition(lambda self: self.phased(Phase.STARTING, Phase.READY, Phase.SLEEPING, Phase.DRAINING))
     @rule(data=st.data(), starved=st.booleans())
     def a_runner_dies(self, data: st.DataObject, starved: bool) -> None:
-        where = data.draw(st.sampled_from(self.phased(Phase.STARTING, Phase.READY, Phase.DRAINING)))
+        where = data.draw(st.sampled_from(self.phased(Phase.STARTING, Phase.READY, Phase.SLEEPING, Phase.DRAINING)))
         error = OutOfMemory(-9) if starved else EngineFailed("died")
         self.slots[where] = replace(self.slots[where], phase=Phase.ENDED, error=error)
         self.fell.add(where)
@@ -162,10 +179,10 @@ class PlanMachine(RuleBasedStateMachine):
         self.slots[where] = replace(self.slots[where], phase=Phase.ENDED)
         self.reconcile()
 
-    @precondition(lambda self: self.phased(Phase.READY))
+    @precondition(lambda self: self.phased(Phase.READY, Phase.SLEEPING))
     @rule(data=st.data())
     def somebody_unloads(self, data: st.DataObject) -> None:
-        where = data.draw(st.sampled_from(self.phased(Phase.READY)))
+        where = data.draw(st.sampled_from(self.phased(Phase.READY, Phase.SLEEPING)))
         self.slots[where] = replace(self.slots[where], phase=Phase.DRAINING, drain=Reason.UNLOAD)
         self.reconcile()
 
@@ -255,6 +272,20 @@ class PlanMachine(RuleBasedStateMachine):
                     capacity=CAPACITY,
                     variant=variant,
                 )
+            case Sleep(where):
+                tired = self.slots[where]
+                assert tired.phase is Phase.READY
+                assert not tired.leases
+                assert not tired.pinned
+                self.awake[where] = tired.memory
+                memory = tired.memory.most(ASLEEP[NAMES[where]])
+                self.slots[where] = replace(tired, phase=Phase.SLEEPING, memory=memory, other=tired.memory)
+            case Wake(where, memory):
+                slept = self.slots[where]
+                assert slept.phase is Phase.SLEEPING
+                assert where.model_id not in self.paused
+                assert memory == self.awake[where]
+                self.slots[where] = replace(slept, phase=Phase.STARTING, memory=slept.memory.most(memory))
             case Stop(where, reason):
                 stopped = self.slots[where]
                 assert stopped.phase not in (Phase.STOPPING, Phase.ENDED)
@@ -271,6 +302,7 @@ class PlanMachine(RuleBasedStateMachine):
                 self.slots[where] = replace(self.slots[where], phase=Phase.READY, drain=None)
             case Forget(where, failure):
                 assert self.slots.pop(where).phase is Phase.ENDED
+                self.awake.pop(where, None)
                 self.leases = {id: held for id, held in self.leases.items() if held != where}
                 if failure is not None:
                     self.failures[where] = failure
@@ -335,9 +367,12 @@ class PlanMachine(RuleBasedStateMachine):
         wanted = {group.key for group in groups}
         loads = [s for s in self.slots.values() if s.phase is Phase.STARTING and s.key in wanted]
         line = in_line(groups, self.served, POLICY.ageing, self.now)
-        if loads or not line or line[0].key in self.slots or not self.may_start(line[0].key):
+        if loads or not line or not self.may_start(line[0].key):
             return
-        first = line[0]
+        first, own = line[0], self.slots.get(line[0].key)
+        if own is not None and own.phase is not Phase.SLEEPING:
+            return
+        needs = first.needs if own is None else [own.memory.most(self.awake[own.key])]
         waited = self.now - first.waiting[0].since
         since = {group.key: group.waiting[0].since for group in groups}
         until = [spared_until(s, since.get(s.key, math.inf), POLICY) for s in self.slots.values()]
@@ -345,7 +380,7 @@ class PlanMachine(RuleBasedStateMachine):
         if waited < POLICY.patience + ROUNDING or (spared and waited < POLICY.max_wait / 2 + ROUNDING):
             return
         staying = [s.memory for s in state.slots if s.phase in (Phase.READY, Phase.STARTING)]
-        assert any(sum(staying, need).fits(BUDGET) for need in first.needs)
+        assert any(sum(staying, need).fits(BUDGET) for need in needs)
 
     def may_start(self, where: RunnerKey) -> bool:
         failure = self.failures.get(where)
@@ -356,6 +391,8 @@ class PlanMachine(RuleBasedStateMachine):
         for slot in self.slots.values():
             if slot.phase is Phase.READY and not slot.leases and not slot.pinned:
                 assert self.now <= slot.last_used + slot.keep_alive + ROUNDING
+            if slot.phase is Phase.SLEEPING and not slot.pinned:
+                assert self.now <= slot.last_used + 2 * slot.keep_alive + ROUNDING
 
 
 def held(slots: Iterable[Slot]) -> RequiredMemory:
