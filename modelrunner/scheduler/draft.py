@@ -36,7 +36,7 @@ class Draft:
     def __init__(self, state: State, now: float) -> None:
         self.live: dict[RunnerKey, Slot] = {s.key: s for s in state.slots if s.phase is not Phase.ENDED}
         self.room = Room(state.budget, list(self.live.values()), state.groups)
-        pinned = [s for s in self.live.values() if _stays(s) and s.key.model_id not in state.paused]
+        pinned = [_awake(s) for s in self.live.values() if _stays(s) and s.key.model_id not in state.paused]
         self.evictable = subtract(self.room.budget, self.room.total(pinned))
         self.oldest: dict[RunnerKey, float] = {}
         self.served = state.served
@@ -146,6 +146,12 @@ class Draft:
     def refuse(self, key: RunnerKey, requests: Sequence[Request], error: BaseException) -> None:
         if requests:
             self.actions.append(Refuse(key, tuple([r.id for r in requests]), error))
+
+
+def _awake(slot: Slot) -> Slot:
+    """A sleeping one may be woken at any time."""
+    other = slot.other if slot.phase is Phase.SLEEPING else None
+    return slot if other is None else replace(slot, memory=slot.memory.most(other))
 
 
 def _stays(slot: Slot) -> bool:

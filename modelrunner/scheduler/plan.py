@@ -232,8 +232,8 @@ class _Plan:
     def _evictable(self, group: Group) -> Vector:
         """What it could have at most: its own runner is not in its way, even if pinned."""
         sleeper = self._sleeper(group)
-        own = self._room.vector(sleeper.memory) if sleeper is not None and sleeper.pinned else self._room.none
-        return add(self._draft.evictable, own)
+        own = self._choices(group)[0][1] if sleeper is not None and sleeper.pinned else None
+        return self._draft.evictable if own is None else add(self._draft.evictable, self._room.vector(own))
 
     def _variant(self, group: Group) -> tuple[int, RequiredMemory]:
         """Rule 4: a variant's number, and what counts for it; the smallest one where none fits."""

@@ -69,6 +69,11 @@ def test_pinned_models_that_leave_no_room_to_wake_refuse_it() -> None:
     assert error.status == 507
 
 
+def test_a_pinned_sleeper_can_always_be_woken() -> None:
+    error = refusal(decide(sleeper(pinned=True), group("b", 1, vram=(6,)), vram=(8,)))
+    assert error.status == 507
+
+
 def test_a_sleeping_runner_goes_before_one_that_is_awake() -> None:
     awake = slot("b", 2, idle=1e5, load=0.01, keep_alive=1e6)
     actions = decide(awake, sleeper(0.0), group("c", 8), vram=(8,))
