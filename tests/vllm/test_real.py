@@ -10,6 +10,7 @@ import httpx
 import psutil
 import pytest
 
+from modelrunner.store import Store
 from modelrunner.testing import alive
 from modelrunner_vllm import engines
 from modelrunner_vllm.scratch import Scratch
@@ -46,9 +47,14 @@ def post(daemon: Daemon, path: str, **body: Any) -> httpx.Response:
         return client.post(path, json={"model": SMOLLM2_SAFETENSORS, **body})
 
 
-def chat(daemon: Daemon, text: str = "What is the capital of France?", **fields: Any) -> httpx.Response:
+def chat(
+    daemon: Daemon,
+    text: str = "What is the capital of France?",
+    path: str = "/engines/vllm/v1/chat/completions",
+    **fields: Any,
+) -> httpx.Response:
     messages = [SYSTEM, {"role": "user", "content": text}]
-    return post(daemon, "/engines/vllm/v1/chat/completions", messages=messages, temperature=0, **fields)
+    return post(daemon, path, messages=messages, temperature=0, **fields)
 
 
 def runner(daemon: Daemon) -> dict[str, Any]:
@@ -63,10 +69,40 @@ def under_way(daemon: Daemon) -> float:
     return float(next(line for line in lines if line.startswith("vllm:num_requests_running")).split()[-1])
 
 
+def shared_memory_of(daemon: Daemon) -> set[str]:
+    """Its engines' segments and semaphores."""
+    owner = Scratch(daemon.data / "engines")
+    return {file.name for file in Path("/dev/shm").glob("*modelrunner-*") if owner.owns(file.name)}
+
+
 def test_chat(daemon: Daemon) -> None:
     answer = chat(daemon, max_tokens=16)
     assert answer.status_code == 200, answer.text
     assert "Paris" in answer.json()["choices"][0]["message"]["content"]
+
+
+def test_the_command_line_packages_and_asks(daemon: Daemon, prepared: Path) -> None:
+    folder = Store(prepared).bundle(SMOLLM2_SAFETENSORS).directory
+    packaged = daemon.run("package", "test/packaged", "--safetensors-dir", str(folder))
+    assert packaged.returncode == 0, packaged.stderr
+    words = ("--system", SYSTEM["content"], "--temperature", "0", "--max-tokens", "40")
+    done = daemon.run("run", "test/packaged", *words, "What is the capital of France?")
+    assert done.returncode == 0, done.stderr
+    assert "The capital of France is Paris." in done.stdout
+
+
+def test_the_official_client(daemon: Daemon) -> None:
+    """With nothing but its base URL changed."""
+    from openai import OpenAI
+
+    messages: Any = [SYSTEM, {"role": "user", "content": "What is the capital of France?"}]
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(daemon.socket))) as http:
+        client = OpenAI(base_url="http://localhost/engines/vllm/v1", api_key="unused", http_client=http)
+        answer = client.chat.completions.create(model=SMOLLM2_SAFETENSORS, messages=messages, temperature=0)
+        assert SMOLLM2_SAFETENSORS in [model.id for model in client.models.list()]
+    assert "The capital of France is Paris." in (answer.choices[0].message.content or "")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 0
 
 
 def test_stream(daemon: Daemon) -> None:
@@ -132,6 +168,46 @@ def test_both_engines_answer_at_once(daemon: Daemon) -> None:
     assert {each["backend_name"] for each in daemon.runners()} == {"vllm", "llama.cpp"}
 
 
+def test_where_one_engine_fits_they_take_turns(daemon: Daemon) -> None:
+    """A budget that holds at once, so that vLLM starts once more for this, not twice."""
+    needs = [
+        max((each["memory"][w] or {"ram": 0})["ram"] for w in ("estimated", "measured")) for each in daemon.runners()
+    ]
+    assert daemon.run("unload", SMOLLM2).returncode == 0
+    config = Path(daemon.environment["MODELRUNNER_CONFIG"])
+    config.write_text(f"memory_budget = {max(needs) + min(needs) // 2}\n")
+    assert daemon.run("reload").returncode == 0
+    try:
+        for model, backend in ((SMOLLM2, "llama.cpp"), (SMOLLM2_SAFETENSORS, "vllm")):
+            before = psutil.Process(daemon.runners()[0]["pid"])
+            evicted = [before, *before.children(recursive=True)]
+            answer = chat(daemon, max_tokens=16, path="/v1/chat/completions", model=model)
+            assert answer.status_code == 200, answer.text
+            assert "Paris" in answer.json()["choices"][0]["message"]["content"]
+            assert [each["backend_name"] for each in daemon.runners()] == [backend]
+            assert not alive(evicted)
+    finally:
+        config.write_text("")
+        assert daemon.run("reload").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--context-size", "99999"), "99999 is beyond the 8192"),
+        (("--set", 'vllm.hf-overrides={"auto_map": {"AutoModel": "evil.Model"}}'), "auto_map"),
+        (("--set", "vllm.trust-remote-code=true"), "trust-remote-code"),
+    ],
+)
+def test_settings_that_are_refused_change_nothing(daemon: Daemon, words: tuple[str, ...], said: str) -> None:
+    before = runner(daemon)["pid"]
+    refused = daemon.run("configure", SMOLLM2_SAFETENSORS, *words)
+    assert refused.returncode == 1
+    assert said in refused.stderr
+    assert chat(daemon, max_tokens=4).status_code == 200
+    assert runner(daemon)["pid"] == before
+
+
 def test_a_client_that_leaves_ends_the_generation(daemon: Daemon) -> None:
     """All of its tokens would take a minute or more."""
     body = {"model": SMOLLM2_SAFETENSORS, "prompt": "Once", "max_tokens": 8000, "ignore_eos": True, "stream": True}
@@ -153,28 +229,27 @@ def test_embeddings(daemon: Daemon) -> None:
 
 
 def test_an_engine_that_loses_a_process_is_replaced(daemon: Daemon) -> None:
+    assert daemon.run("unload", MINILM_SAFETENSORS).returncode == 0  # what is in shared memory is of one engine then
     assert chat(daemon, max_tokens=4).status_code == 200
+    before = shared_memory_of(daemon)
+    assert before
     lost = psutil.Process(runner(daemon)["pid"])
     tree = [lost, *lost.children(recursive=True)]
     core = next(process for process in tree if "EngineCore" in " ".join(process.cmdline()))
     core.send_signal(signal.SIGKILL)
     until(lambda: not alive(tree), 30)
+    until(lambda: not before & shared_memory_of(daemon), 5)
     assert "Paris" in chat(daemon, max_tokens=16).text
-
-
-def shared_memory() -> set[str]:
-    return {file.name for file in Path("/dev/shm").glob("*modelrunner-*")}
 
 
 def test_nothing_outlives_a_killed_daemon(daemon: Daemon) -> None:
     assert chat(daemon, max_tokens=4).status_code == 200
-    before = shared_memory()
+    before = shared_memory_of(daemon)
+    assert before
     processes = daemon.descendants()
     assert any("EngineCore" in " ".join(process.cmdline()) for process in processes)
     daemon.kill()
     until(lambda: not alive(processes), 5)
     daemon.start()
     daemon.stop()
-    engines_own = {name for name in before if Scratch(daemon.data / "engines").owns(name)}
-    assert engines_own
-    assert not engines_own & shared_memory()
+    assert not before & shared_memory_of(daemon)
