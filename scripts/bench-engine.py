@@ -231,6 +231,8 @@ async def measure(target: Target, folder: Path, arguments: argparse.Namespace) -
                 await asyncio.to_thread(modelrunner, "configure", target.model, "--set", "vllm.enforce-eager=false")
                 await start(target, arguments.backend, "compiled, first start")
                 await start(target, arguments.backend, "compiled, second start")
+            case _:
+                raise SystemExit(f"there is no part {part!r}; there are load, start, throughput and compile")
     print(f"daemon memory when idle            {idle / 2**20:.1f} MiB (RSS, before the first request)")
 
 
