@@ -1,6 +1,7 @@
 """`scripts/bench proxy`: one engine reached directly, through nginx and through the warm daemon, in turn in one run.
 
---rounds N (3)  --seconds N (3) per measurement  --streams 256,1000  --also NAME=PORT for a further proxy on that port.
+--rounds N (3)  --seconds N (3) per measurement  --streams 256,1000  --also NAME=PORT for a further proxy on that port;
+--litellm PROGRAM (of `pip install 'litellm[proxy]'` in an environment of its own) measures that too, with one worker.
 Needs gcc, nginx and wrk. Prints medians, and their ratio to nginx: the speed of a machine drifts, a ratio less.
 """
 
@@ -69,12 +70,13 @@ def running(*argv: object, **options: object) -> Iterator[psutil.Process]:
         process.wait(20)
 
 
-def wait_for(port: int) -> None:
+def wait_for(port: int, seconds: int = 10) -> None:
     """Until a chat on the port is answered: the model is loaded by then."""
     data = json.dumps({"model": "bench", "messages": []}).encode()
-    for _ in range(200):
+    for _ in range(seconds * 20):
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{CHAT}", data, timeout=20) as answer:
+            ask = urllib.request.Request(f"http://127.0.0.1:{port}{CHAT}", data, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(ask, timeout=20) as answer:
                 answer.read()
             return
         except OSError:
@@ -83,7 +85,24 @@ def wait_for(port: int) -> None:
 
 
 @contextmanager
-def subjects(folder: Path, also: list[str]) -> Iterator[list[Subject]]:
+def litellm(folder: Path, program: str, engine: int) -> Iterator[Subject]:
+    """Its proxy with no keys, no database and no log."""
+    port, file = free_port(), folder / "litellm.json"
+    parameters = {"model": "openai/bench", "api_base": f"http://127.0.0.1:{engine}/v1", "api_key": "none"}
+    file.write_text(json.dumps({"model_list": [{"model_name": "bench", "litellm_params": parameters}]}))
+    variables = {"LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    variables["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"
+    options = ("--config", file, "--host", "127.0.0.1", "--port", port, "--num_workers", 1, "--telemetry", "False")
+    with (
+        open(folder / "litellm.log", "w") as log,
+        running(program, *options, env=os.environ | variables, stdout=log, stderr=log) as process,
+    ):
+        wait_for(port, 60)
+        yield Subject("litellm", port, process)
+
+
+@contextmanager
+def subjects(folder: Path, also: list[str], litellm_program: str | None) -> Iterator[list[Subject]]:
     for program in ("engine", "listen"):
         subprocess.run(["gcc", "-O2", "-o", folder / program, HERE / f"{program}.c", "-lpthread"], check=True)
     direct, nginx, daemon = free_port(), free_port(), free_port()
@@ -96,6 +115,8 @@ def subjects(folder: Path, also: list[str]) -> Iterator[list[Subject]]:
         for port in (direct, nginx, daemon):
             wait_for(port)
         others = [Subject(name, int(port)) for name, port in (text.split("=") for text in also)]
+        if litellm_program:
+            others.append(stack.enter_context(litellm(folder, litellm_program, direct)))
         yield [
             Subject("direct", direct),
             Subject("nginx", nginx, master.children()[0]),
@@ -107,7 +128,18 @@ def subjects(folder: Path, also: list[str]) -> Iterator[list[Subject]]:
 def wrk(subject: Subject, connections: int, stream: bool, seconds: int) -> tuple[float, float]:
     """Median latency in microseconds, and answers per second. An answer other than 200 ends the bench."""
     url = f"http://127.0.0.1:{subject.port}{CHAT}"
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "-s", str(HERE / "ask.lua"), url]
+    command = [
+        "wrk",
+        "-t1",
+        f"-c{connections}",
+        f"-d{seconds}s",
+        "--timeout",
+        "60s",
+        "--latency",
+        "-s",
+        str(HERE / "ask.lua"),
+        url,
+    ]
     environment = os.environ | {"MODEL": "bench", "STREAM": "true" if stream else "false"}
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     if "Non-2xx" in printed or "Socket errors" in printed:
@@ -201,16 +233,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--streams", default="256,1000")
     parser.add_argument("--also", action="append", default=[])
+    parser.add_argument("--litellm")
     options = parser.parse_args()
     missing = [program for program in ("gcc", "nginx", "wrk") if shutil.which(program) is None]
     if missing:
         raise SystemExit(f"not here: {', '.join(missing)} (Debian: gcc, nginx-light, wrk)")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 16384)), hard))
-    with tempfile.TemporaryDirectory() as name, subjects(Path(name), options.also) as found:
+    with tempfile.TemporaryDirectory() as name, subjects(Path(name), options.also, options.litellm) as found:
         closed_loop(found, options.rounds, options.seconds)
         for streams in filter(None, options.streams.split(",")):
-            open_loop(found, Path(name), int(streams), options.rounds, options.seconds)
+            open_loop(
+                [s for s in found if s.name != "litellm"], Path(name), int(streams), options.rounds, options.seconds
+            )
 
 
 if __name__ == "__main__":
