@@ -27,7 +27,7 @@ KINDS = [
     BODY_OF_1000,
     CONTROL_BODY,
     b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea",  # an answer, then half a head
-    b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500,  # answers that nobody reads
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200,  # answers that nobody reads
 ]
 
 
