@@ -42,7 +42,16 @@ _MANAGED = (Kind.NATIVE, Kind.WHEEL)
 # Smaller ones were not measurably slower there (docs/performance.md); on a device they are.
 _CPU_BATCH = 64
 _DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # so that devices have the numbers that the daemon knows them by
-_KEPT_VARIABLES = ("GGML_*", "LLAMA_CPP_LIB_PATH")  # never LLAMA_ARG_*, which would be flags past the allow-list
+# libgomp's threads wait for each other in a busy loop, by default for milliseconds. Where two engines share processors,
+# each then keeps the other's threads from running: together they gave less than half of what they do with a short loop,
+# which costs one engine alone a few percent at most (docs/performance.md).
+_SHARED_PROCESSORS = {"GOMP_SPINCOUNT": "300"}
+_KEPT_VARIABLES = (
+    "GGML_*",
+    "LLAMA_CPP_LIB_PATH",
+    "GOMP_*",
+    "OMP_*",
+)  # never LLAMA_ARG_*, which would be flags past the allow-list
 
 
 class LlamaCppBackend(Backend):
@@ -91,7 +100,7 @@ class LlamaCppBackend(Backend):
             self._keepers[endpoint] = keeper
             options = keeper.options
         options = options | args.owned(spec, endpoint, engine, keeper.folder if keeper else None)
-        env = scrubbed_environment(keep=_KEPT_VARIABLES) | _DEVICE_ORDER | dict(spec.environment)
+        env = _SHARED_PROCESSORS | scrubbed_environment(keep=_KEPT_VARIABLES) | _DEVICE_ORDER | dict(spec.environment)
         try:
             await run(args.command(engine, options), env=env, options=spec.process)
         finally:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from modelrunner import BackendExited, BadRequest, Bundle, Mode, ProcessOptions, RunSpec
@@ -87,6 +88,18 @@ async def test_what_leaks_or_changes_the_engine_is_off(
     assert page == 404
     assert metrics == 200
     assert b"llamacpp:" in text
+
+
+@pytest.mark.parametrize("own", ["", "7"])
+async def test_its_threads_leave_the_processors_to_others(
+    backend: LlamaCppBackend, spec: RunSpec, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless whoever started the daemon said how long they are to wait for each other."""
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    if own:
+        monkeypatch.setenv("GOMP_SPINCOUNT", own)
+    async with serving(backend, spec) as runner:
+        assert psutil.Process(runner.pid).environ()["GOMP_SPINCOUNT"] == (own or "300")
 
 
 async def test_the_work_that_it_counts_grows(backend: LlamaCppBackend, spec: RunSpec, own_server: None) -> None:
