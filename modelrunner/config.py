@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from modelrunner.errors import BadRequest
 from modelrunner.locations import ConfigFile, ConfigurationError, Locations
@@ -26,15 +25,31 @@ def _by(parse: Callable[[Any], Any]) -> BeforeValidator:
     return BeforeValidator(convert)
 
 
+def _number(value: Any) -> Any:
+    """Seconds as a number where they are written without a unit, which is all that a variable can do."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
+
+
 def _seconds(value: Any) -> float:
+    value = _number(value)
     return (
         float(value) if isinstance(value, int | float) and not isinstance(value, bool) else parse_duration(str(value))
     )
 
 
+def _keep_alive(value: Any) -> KeepAlive:
+    return value if isinstance(value, KeepAlive) else KeepAlive.parse(_number(value))
+
+
+def _list(value: Any) -> Any:
+    """A variable's text has commas between its words."""
+    return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
+
+
 Bytes = Annotated[int, _by(parse_bytes)]
-Seconds = Annotated[float, _by(_seconds), Field(ge=0)]
-KeepAliveSetting = Annotated[KeepAlive, _by(lambda v: v if isinstance(v, KeepAlive) else KeepAlive.parse(v))]
+Seconds = Annotated[float, _by(_seconds), Field(ge=0, allow_inf_nan=False)]
+KeepAliveSetting = Annotated[KeepAlive, _by(_keep_alive)]
+Words = Annotated[tuple[str, ...], BeforeValidator(_list)]
 
 
 def _model(value: Any) -> ModelConfiguration:
@@ -52,21 +67,19 @@ def _model(value: Any) -> ModelConfiguration:
 ModelTable = Annotated[ModelConfiguration, BeforeValidator(_model)]
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """See docs/configuration.md for the meaning of each. Sizes are in bytes, times in seconds."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="MODELRUNNER_", frozen=True, extra="forbid", arbitrary_types_allowed=True, env_parse_none_str="none"
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     data_dir: Path
     cache_dir: Path
     runtime_dir: Path
     config: Path
     listen: str = "127.0.0.1:12434"
-    socket: Path | None = None
-    origins: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
+    socket: Path
+    origins: Words = ()
+    hosts: Words = ()
     memory_budget: Annotated[Bytes, Field(gt=0)] | None = None
     memory_reserve: Bytes | None = None
     keep_alive: KeepAliveSetting = KeepAlive(300.0)
@@ -79,7 +92,7 @@ class Settings(BaseSettings):
     wedge_limit: Seconds = 60.0
     drain_limit: Seconds = 30.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _by(lambda v: str(v).lower())] = "info"
-    llama_server: Path | None = None
+    llama_server: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
     models: Mapping[str, ModelTable] = Field(default_factory=dict)
     backends: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
 
@@ -95,11 +108,12 @@ class Settings(BaseSettings):
             "cache_dir": locations.cache,
             "runtime_dir": locations.runtime,
             "config": locations.config_file,
+            "socket": locations.socket,
         }
         given = {name: value for name, value in overrides.items() if value is not None}
+        table = {name: value for name, value in file.table.items() if name != "host"}  # the client's
         try:
-            values: dict[str, Any] = {"_file": file.table, **places, **given}
-            settings = cls(**values)
+            settings = cls.model_validate({**table, **_from_environment(locations.environ), **places, **given})
         except ValidationError as error:
             faults = [_explained(fault, file, locations.environ) for fault in error.errors()]
             raise ConfigurationError("; ".join(faults)) from None
@@ -115,26 +129,23 @@ class Settings(BaseSettings):
         """Where in the configuration file the key stands."""
         return self._origin[1].place(*key)
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        given = init_settings()
-        file = {name: value for name, value in given.pop("_file", {}).items() if name != "host"}  # the client's
-        return (lambda: given, env_settings, lambda: file)  # type: ignore[return-value]
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """An empty variable is as good as none, but for the one where it says that there is no listener."""
+    found = {name: environ.get(_variable(name)) for name in Settings.model_fields}
+    return {name: text for name, text in found.items() if text or (text is not None and name == "listen")}
+
+
+def _variable(name: str) -> str:
+    return f"MODELRUNNER_{name.upper()}"
 
 
 def _explained(fault: ErrorDetails, file: ConfigFile, environ: Mapping[str, str]) -> str:
     """One fault, with the line of the file or the variable that it comes from."""
     param = fault.get("ctx", {}).get("param") or ""
     key = [str(part) for part in fault["loc"]] + (param.split(".") if param else [])
-    variable = f"MODELRUNNER_{key[0].upper()}"
-    where = file.place(*key) if key[0] in file.table and variable not in environ else variable
+    variable = _variable(key[0])
+    where = variable if key[0] in _from_environment(environ) or key[0] not in file.table else file.place(*key)
     if fault["type"] == "extra_forbidden":
         return f"{where}: {'.'.join(key)!r} is no setting{nearest(key[-1], Settings.model_fields)}"
     said = fault["msg"].removeprefix("Value error, ")

@@ -60,7 +60,7 @@ async def serve(
     """Holds the data directory, serves until a signal or `POST /shutdown`, drains, and leaves nothing behind. `ready`
     is called once both listeners answer; `registry` replaces the installed backends. Raises `AlreadyRunning`,
     `ConfigurationError`, `StorageFailed`."""
-    path = settings.socket or settings.runtime_dir / "modelrunner.sock"
+    path = settings.socket
     with daemon.hold(settings.data_dir, path), logs.logging_to(settings.data_dir / "logs", settings.log_level):
         await asyncio.to_thread(sweep_orphans)
         daemon.remove_dead_sockets(private_directory(settings.runtime_dir))

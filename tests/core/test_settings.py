@@ -18,21 +18,57 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def load(config: str = "", environ: dict[str, str] | None = None, **overrides: object) -> Settings:
-    locations = Locations.find(environ or {})
+    """`environ` has the variables without their prefix."""
+    variables = {f"MODELRUNNER_{name}": text for name, text in (environ or {}).items()}
+    locations = Locations.find(variables)
     locations.config_file.parent.mkdir(parents=True, exist_ok=True)
     locations.config_file.write_text(config)
-    return Settings.load(Locations.find(environ or {}), **overrides)
+    return Settings.load(Locations.find(variables), **overrides)
 
 
-def test_the_command_line_beats_the_environment_beats_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_beats_the_environment_beats_the_file() -> None:
     config = 'keep_alive = "1m"\nmax_queue = 7\nlisten = "127.0.0.1:1"\nmemory_budget = "2GiB"'
-    monkeypatch.setenv("MODELRUNNER_KEEP_ALIVE", "-1")
-    monkeypatch.setenv("MODELRUNNER_LISTEN", "127.0.0.1:2")
-    settings = load(config, listen="127.0.0.1:3")
+    environ = {"KEEP_ALIVE": "-1", "LISTEN": "127.0.0.1:2"}
+    settings = load(config, environ, listen="127.0.0.1:3")
     assert settings.listen == "127.0.0.1:3"
     assert settings.keep_alive == KeepAlive(float("inf"))
     assert settings.max_queue == 7
     assert settings.memory_budget == 2 << 30
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("KEEP_ALIVE", "1h30m", KeepAlive(5400.0)),
+        ("KEEP_ALIVE", "300", KeepAlive(300.0)),
+        ("KEEP_ALIVE", "0", KeepAlive(0.0)),
+        ("MAX_WAIT", "30", 30.0),
+        ("MAX_WAIT", "1m", 60.0),
+        ("MEMORY_BUDGET", "8GiB", 8 << 30),
+        ("MAX_QUEUE", "3", 3),
+        ("ORIGINS", "http://a.example, http://localhost:*", ("http://a.example", "http://localhost:*")),
+        ("HOSTS", "a.example", ("a.example",)),
+        ("LISTEN", "", ""),
+        ("LLAMA_SERVER", "~/llama-server", Path("~/llama-server").expanduser),
+        ("SOCKET", "~/mr.sock", Path("~/mr.sock").expanduser),
+    ],
+)
+def test_every_kind_of_setting_can_be_a_variable(name: str, text: str, value: object) -> None:
+    assert getattr(load("", {name: text}), name.lower()) == (value() if callable(value) else value)
+
+
+@pytest.mark.parametrize("name", ["KEEP_ALIVE", "MEMORY_BUDGET", "SOCKET", "LLAMA_SERVER", "ORIGINS"])
+def test_an_empty_variable_is_none(name: str) -> None:
+    assert load("", {name: ""}).model_dump() == load("").model_dump()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("KEEP_ALIVE", "soon"), ("MAX_WAIT", "inf"), ("MAX_QUEUE", "x"), ("MODELS", "x"), ("MEMORY_BUDGET", "0")],
+)
+def test_a_wrong_variable_is_named(name: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^MODELRUNNER_{name}: {name.lower()}: "):
+        load("", {name: text})
 
 
 def test_a_model_has_a_table_of_its_own() -> None:
@@ -48,6 +84,8 @@ def test_a_model_has_a_table_of_its_own() -> None:
         ("max_queue = 0", "max_queue"),
         ("max_quue = 3", "max_quue"),
         ("memory_budget = 'much'", "memory_budget"),
+        ("max_wait = inf", "max_wait: .* finite"),
+        ("stall_limit = nan", "stall_limit"),
         ("keep_alive = = 1", "line 1, column"),
         ('[models."m"]\ncontxt-size = 1', "contxt-size"),
     ],
