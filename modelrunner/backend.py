@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NoReturn, Self
 from pydantic import BaseModel, ConfigDict
 
 from modelrunner.errors import BackendNotFound, BackendUnavailable, BadRequest, UnsupportedModel
+from modelrunner.locations import ConfigurationError
 from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, RequiredMemory, RunSpec, Variant
 
 ENTRY_POINT_GROUP = "modelrunner.backends"
@@ -269,16 +270,19 @@ class BackendRegistry:
         self.errors = dict(errors or {})
 
     @classmethod
-    def discover(cls, context: Callable[[str], BackendContext]) -> Self:
-        """Loads the entry points of group `modelrunner.backends`; `context(name)` makes each its context."""
+    def discover(cls, context: Callable[[type[Backend]], BackendContext]) -> Self:
+        """Loads the entry points of group `modelrunner.backends`; `context(backend)` makes each its context, or raises
+        the `ConfigurationError` that this then raises."""
         backends: dict[str, Backend] = {}
         errors: dict[str, str] = {}
         for entry in entry_points(group=ENTRY_POINT_GROUP):
             try:
-                backend: Backend = entry.load()(context(entry.name))
-                if backend.name != entry.name:
-                    raise ValueError(f"the entry point {entry.name!r} made a backend named {backend.name!r}")
-                backends[entry.name] = backend
+                kind: type[Backend] = entry.load()
+                if kind.name != entry.name:
+                    raise ValueError(f"the entry point {entry.name!r} is a backend named {kind.name!r}")
+                backends[entry.name] = kind(context(kind))
+            except ConfigurationError:
+                raise  # the plug-in is well: what it was given is not
             except Exception as error:  # a plug-in may fail in any way; it is reported by /engines/status
                 log.exception("backend %s cannot be used", entry.name)
                 errors[entry.name] = f"{type(error).__name__}: {error}"

@@ -30,6 +30,14 @@ FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 KNOBS = frozenset(re.findall(r'"(--[a-z-]+)"', FAKE_ENGINE.read_text()))
 
 
+class FakeSettings(BaseModel):
+    """Its table in the configuration file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    threads: int = Field(default=1, ge=1)
+
+
 class FakeOptions(BaseModel):
     """Its own table in a model's configuration."""
 
@@ -45,6 +53,7 @@ class FakeBackend(Backend):
     name = "fake"
     formats = frozenset({ModelFormat.GGUF})
     modes = frozenset(Mode)
+    settings_model = FakeSettings
     options_model = FakeOptions
     executable: ClassVar[Sequence[str]] = (sys.executable, "-I", "-S", str(FAKE_ENGINE))
 

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from modelrunner import __version__
-from modelrunner.backend import BackendContext, BackendRegistry
+from modelrunner.backend import Backend, BackendContext, BackendRegistry
 from modelrunner.config import Settings
 from modelrunner.errors import InvalidReference
 from modelrunner.locations import ConfigurationError, private_directory
@@ -32,6 +32,7 @@ from modelrunner.server.insight import InsightRoutes
 from modelrunner.server.installs import Installer
 from modelrunner.server.middleware import connections, envelope, finish_head
 from modelrunner.server.models import ModelRoutes
+from modelrunner.server.options import check_settings
 from modelrunner.server.preload import Preloader
 from modelrunner.server.reload import Reading, Reloader, Setter, check_tables
 from modelrunner.server.residency import ResidencyRoutes
@@ -98,7 +99,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
     state = data / "state"
     state.mkdir(mode=0o700, exist_ok=True)
     store = Store(data)
-    registry = registry or BackendRegistry.discover(lambda name: _context(settings, name))
+    registry = registry or BackendRegistry.discover(lambda backend: _context(settings, backend))
     configurations = Configurations(state / "configurations.json")
     probe = MemoryProbe(settings.memory_budget, settings.memory_reserve)
     resolver = Resolver(
@@ -217,8 +218,11 @@ async def _drain(scheduler: Scheduler, lifecycle: daemon.Lifecycle, limit: float
     await closing
 
 
-def _context(settings: Settings, name: str) -> BackendContext:
+def _context(settings: Settings, backend: type[Backend]) -> BackendContext:
+    """Raises `ConfigurationError`."""
+    name = backend.name
     table: dict[str, Any] = dict(settings.backends.get(name, {}))
+    check_settings(backend, table, settings.place)
     if name == "llama.cpp" and settings.llama_server:  # MODELRUNNER_LLAMA_SERVER is short for this table's key
         table["llama_server"] = settings.llama_server
     data = settings.data_dir

@@ -2,7 +2,7 @@
 and holds for the next load, or at once with `apply: "restart"`."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,7 +15,8 @@ from modelrunner.modelconfig import ModelConfiguration, table_name, unknown, wit
 from modelrunner.scheduler import Scheduler, Target
 from modelrunner.server.configurations import Configurations, Entry
 from modelrunner.server.messages import json_response, read_json
-from modelrunner.server.resolve import Resolver, Tables, backend_options, check_mode, folded, main_mode
+from modelrunner.server.options import backend_options, check_backends
+from modelrunner.server.resolve import Resolver, Tables, check_mode, folded, main_mode
 from modelrunner.store import Store, vocabulary
 from modelrunner.types import Bundle, Mode, RunSpec
 
@@ -26,6 +27,10 @@ class Judge:
     def __init__(self, registry: BackendRegistry, resolver: Resolver) -> None:
         self._registry = registry
         self._resolver = resolver
+
+    def check_backends(self, tables: Mapping[str, Any], place: Callable[..., str]) -> None:
+        """The tables of the backends themselves; `place` says where a key stands. Raises `ConfigurationError`."""
+        check_backends(tables, self._registry, place)
 
     def check_options(self, settings: ModelConfiguration) -> None:
         """The tables that only backends understand. Raises `BadRequest`."""

@@ -159,8 +159,9 @@ class Reloader:
 
 
 def check_tables(reading: Reading, store: Store, configurations: Configurations, judge: Judge) -> None:
-    """Raises `ConfigurationError` for the first table of a model that cannot be run so. One whose model is not here is
-    judged as far as that goes. Reads files."""
+    """Raises `ConfigurationError` for the first table of a backend that it does not take, or of a model that cannot be
+    run so. One whose model is not here is judged as far as that goes. Reads files."""
+    judge.check_backends(reading.values["backends"], reading.place)
     for reference, table in reading.models.items():
         try:
             judge.check_options(table)

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from modelrunner.backend import Backend, BackendRegistry, BackendState
 from modelrunner.errors import (
     BackendUnavailable,
@@ -21,9 +19,10 @@ from modelrunner.errors import (
     NotImplementedHere,
     Unavailable,
 )
-from modelrunner.modelconfig import NOTHING_SET, ModelConfiguration, Speculative, nearest, table_name
+from modelrunner.modelconfig import NOTHING_SET, ModelConfiguration, Speculative
 from modelrunner.scheduler import Target
 from modelrunner.server.configurations import Configurations, Entry
+from modelrunner.server.options import backend_options
 from modelrunner.store import Store
 from modelrunner.types import Bundle, KeepAlive, Mode, ProcessOptions, RunnerKey, RunSpec
 
@@ -215,22 +214,6 @@ def folded(backend: Backend, patch: Mapping[str, Any]) -> Mapping[str, Any]:
                 f"{name} is {patch[name]}, and a runtime flag says {value}: leave one of them out", param=name
             )
     return {**patch, **fields, "runtime-flags": list(rest) or None}
-
-
-def backend_options(backend: Backend, settings: ModelConfiguration) -> dict[str, Any]:
-    """The backend's own table, as its `options_model` reads it. Raises `BadRequest` that names the key."""
-    table = table_name(backend.name)
-    try:
-        return backend.options_model.model_validate(settings.options.get(table, {})).model_dump()
-    except ValidationError as error:
-        fault = error.errors()[0]
-        path = ".".join([table, *map(str, fault["loc"])])
-        if fault["type"] == "extra_forbidden":
-            known = [field.alias or name for name, field in backend.options_model.model_fields.items()]
-            raise BadRequest(
-                f"{path!r} is no setting of {backend.name}{nearest(str(fault['loc'][0]), known)}", param=path
-            ) from None
-        raise BadRequest(f"{path}: {fault['msg']}", param=path) from None
 
 
 def main_mode(bundle: Bundle) -> Mode:

@@ -11,6 +11,7 @@ import modelrunner.backend
 from modelrunner import Backend, BackendContext, BackendStatus, Bundle, ModelFormat, ModelHeader
 from modelrunner.backend import BackendRegistry, BackendState
 from modelrunner.errors import BackendNotFound, BackendUnavailable, UnsupportedModel
+from modelrunner.locations import ConfigurationError
 
 
 class Plain(Backend):
@@ -45,7 +46,7 @@ class Better(Plain):
     rank = 2.0
 
 
-def context(name: str) -> BackendContext:
+def context(backend: type[Backend] = Plain) -> BackendContext:
     return BackendContext(Path("/e"), Path("/c"), Path("/l"), {})
 
 
@@ -58,7 +59,7 @@ def entry(name: str, value: str) -> EntryPoint:
 
 
 def test_the_backend_of_the_highest_priority_is_chosen() -> None:
-    plain, better = Plain(context("plain")), Better(context("better"))
+    plain, better = Plain(context()), Better(context())
     registry = BackendRegistry({"plain": plain, "better": better})
     assert registry.choose(bundle(ModelFormat.GGUF)) is better
     better.rank = None
@@ -85,6 +86,15 @@ def test_a_broken_plug_in_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
         registry.get("gone")
     with pytest.raises(BackendNotFound, match="plain"):
         registry.get("nothing")
+
+
+def test_what_a_plug_in_was_wrongly_given_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(backend: type[Backend]) -> BackendContext:
+        raise ConfigurationError(f"{backend.name} takes no such thing")
+
+    monkeypatch.setattr(modelrunner.backend, "entry_points", lambda group: [entry("plain", f"{__name__}:Plain")])
+    with pytest.raises(ConfigurationError, match="plain takes no such thing"):
+        BackendRegistry.discover(refuse)
 
 
 def test_the_plug_in_api_is_whole() -> None:

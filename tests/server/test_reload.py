@@ -68,7 +68,7 @@ async def test_settings_of_the_daemon_change_or_say_that_they_cannot(start_daemo
         assert answer.status == 403
     config.write_text(
         'origins = ["http://page.example"]\nhosts = ["box"]\nkeep_alive = "3h"\nmax_queue = 3\nmax_wait = "1s"\n'
-        'memory_budget = "1MiB"\nbody_limit = "1MiB"\nlog_level = "ERROR"\n[backends."llama.cpp"]\nthreads = 3'
+        'memory_budget = "1MiB"\nbody_limit = "1MiB"\nlog_level = "ERROR"\n[backends.fake]\nthreads = 3'
     )
     status, body = await reload(daemon)
     assert status == 200
@@ -104,6 +104,9 @@ WRONG = [
     ),
     ("[models.smol]\nbackend = 'nope'", "line 2, column 1: there is no backend 'nope'"),
     ("[models.'A B']", "line 1, column 10"),
+    ("[backends.fake]\n\nthread = 3", "line 3, column 1: 'thread' is no setting of fake; did you mean 'threads'"),
+    ("[backends]\nfake = { threads = 0 }", "line 2, column 10: threads: Input should be greater"),
+    ("[backends.fakes]\nthreads = 3", "line 1, column 11: there is no backend 'fakes'; did you mean 'fake'"),
 ]
 
 
