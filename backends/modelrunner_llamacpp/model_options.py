@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from modelrunner.units import parse_bytes
+from modelrunner_llamacpp.settings import Size
 
 DeviceNumber = Annotated[int, Field(ge=0, le=127)]  # llama.cpp's most devices: 128
 
@@ -27,7 +27,7 @@ class LlamaCppOptions(BaseModel):
     reasoning_budget: int | None = Field(default=None, ge=-1, le=1 << 24)
     devices: tuple[DeviceNumber, ...] = ()
     main_device: DeviceNumber | None = None
-    prompt_cache: Annotated[int, BeforeValidator(parse_bytes)] | None = None
+    prompt_cache: Size | None = None
     save_slots: bool = True
 
     @model_validator(mode="after")

@@ -1,12 +1,22 @@
 """What `[backends."llama.cpp"]` in the configuration may hold."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from modelrunner import BadRequest
 from modelrunner.units import parse_bytes
 
+
+def _size(value: Any) -> int:
+    try:
+        return parse_bytes(value)
+    except BadRequest as error:
+        raise ValueError(error.message) from None  # for pydantic, which knows the key
+
+
+Size = Annotated[int, BeforeValidator(_size)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -29,7 +39,7 @@ class LlamaCppSettings(BaseModel):
     python: Path | None = None
     wheel_index: str | None = None
     wheel_sha256: tuple[Sha256, ...] = ()
-    prompt_cache: Annotated[int, BeforeValidator(parse_bytes)] = 0
-    slot_cache: Annotated[int, BeforeValidator(parse_bytes)] = 4 << 30
+    prompt_cache: Size = 0
+    slot_cache: Size = 4 << 30
     slot_tokens: int = Field(default=256, ge=1)
     threads: int | None = Field(default=None, ge=1, le=1024)

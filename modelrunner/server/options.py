@@ -46,7 +46,7 @@ def _read(kind: type[Kind], table: Mapping[str, Any], backend: str, under: tuple
         fault = error.errors()[0]
         path = ".".join([*under, *map(str, fault["loc"])])
         if fault["type"] != "extra_forbidden":
-            raise BadRequest(f"{path}: {fault['msg']}", param=path) from None
+            raise BadRequest(f"{path}: {fault['msg'].removeprefix('Value error, ')}", param=path) from None
         top = [field.alias or name for name, field in kind.model_fields.items()] if len(fault["loc"]) == 1 else []
         raise BadRequest(
             f"{path!r} is no setting of {backend}{nearest(str(fault['loc'][-1]), top)}", param=path

@@ -3,11 +3,14 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
 
 from modelrunner import BadRequest
 from modelrunner.flags import words_of
 from modelrunner_llamacpp import flags
+from modelrunner_llamacpp.model_options import LlamaCppOptions
 from modelrunner_llamacpp.options import ALLOWED, OPTIONS, OWNED
+from modelrunner_llamacpp.settings import LlamaCppSettings
 
 
 @pytest.mark.parametrize(
@@ -124,3 +127,10 @@ def test_folding_loses_nothing(order: list[tuple[str, ...]]) -> None:
     again = flags.parse(rest) | {"--ctx-size": str(fields["context_size"]), "--parallel": str(fields["parallel"])}
     assert again == flags.parse(words)
     assert flags.fold(rest) == ({}, rest)
+
+
+@pytest.mark.parametrize(("model", "key"), [(LlamaCppSettings, "slot_cache"), (LlamaCppOptions, "prompt-cache")])
+def test_a_size_that_is_none_is_named(model: type[BaseModel], key: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate({key: "much"})
+    assert [fault["loc"] for fault in caught.value.errors()] == [(key,)]
