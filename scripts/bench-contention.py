@@ -6,9 +6,10 @@ mode with the same engine, the same flags and the same requests, in one run.
   starving  three clients stream from one model without a pause, another asks for a second one, with room for one
 
 --seconds N (300) of the mixed workload on each side  --clients N (64)  --seed N (1)
+--as-it-is  the mixed workload on a third side: the router without the environment that the daemon gives its engines
 --limit N (60) seconds that the starved request may take
 Needs the native engine (`scripts/install-engine --build`): the wheel has no router. Exits with 1 if the daemon gave an
-error, held more than its budget and 10 %, gave fewer answers, or loaded more often.
+error, held more than its budget and 10 %, gave fewer answers, or did not load less often than the router.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from typing import Any
 
 import httpx
 import psutil
-from peers import GEMMA, MINILM, PARALLEL, SMOLLM2, command_of, connected, daemon, engine, prepare, router
+from peers import GEMMA, MINILM, PARALLEL, SMOLLM2, THREADS, command_of, connected, daemon, engine, prepare, router
 
 
 @dataclass
@@ -41,9 +42,11 @@ class Figures:
     def line(self) -> str:
         ranked = sorted(self.waits)
         p50, p99 = (ranked[int(len(ranked) * share)] for share in (0.5, 0.99)) if ranked else (0.0, 0.0)
+        share = 100 * self.loads / max(1, len(self.waits))
         return (
-            f"{len(self.waits):6} answers, {sum(self.errors.values()):4} errors, {self.loads:4} loads,"
-            f" wait p50 {p50:5.1f} s, p99 {p99:5.1f} s, most memory {self.held / 2**20:.0f} MiB"
+            f"{len(self.waits):6} answers, {sum(self.errors.values()):4} errors, {self.loads:4} loads"
+            f" ({share:.2f} for 100 answers), wait p50 {p50:5.1f} s, p99 {p99:5.1f} s,"
+            f" most memory {self.held / 2**20:.0f} MiB"
         )
 
 
@@ -229,10 +232,9 @@ async def run(options: argparse.Namespace, folder: Path) -> bool:
         async with connected() as client:
             ours = await mixed(client, process, options)
     print(f"  modelrunner {ours.line()}", *ours.errors.most_common(3))
-    with router(folder, known.commands, 2) as (process, address):
-        async with connected(address) as client:
-            theirs = await mixed(client, process, options)
-    print(f"  router      {theirs.line()}", *theirs.errors.most_common(3))
+    theirs = await mixed_by_router(folder, known, options, THREADS)
+    if options.as_it_is:
+        await mixed_by_router(folder, known, options, {})
     print(f"\nstarving, {options.limit} s at most")
     with daemon(memory_budget=known.budget([SMOLLM2, GEMMA], 1)):
         async with connected() as client:
@@ -242,8 +244,18 @@ async def run(options: argparse.Namespace, folder: Path) -> bool:
         async with connected(address) as client:
             print(f"  router      {outcome(*await starving(client, options.limit))}")
     kept = ours.held <= budget * 1.1
-    better = len(ours.waits) >= len(theirs.waits) and ours.loads <= theirs.loads
+    better = len(ours.waits) >= len(theirs.waits) and ours.loads < theirs.loads
     return not ours.errors and kept and better and waited is not None
+
+
+async def mixed_by_router(
+    folder: Path, known: Engines, options: argparse.Namespace, environment: Mapping[str, str]
+) -> Figures:
+    with router(folder, known.commands, 2, environment) as (process, address):
+        async with connected(address) as client:
+            figures = await mixed(client, process, options)
+    print(f"  router      {figures.line()}", *figures.errors.most_common(3), "" if environment else "(as it is)")
+    return figures
 
 
 def outcome(waited: float | None, streams: int) -> str:
@@ -256,6 +268,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=300)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--as-it-is", action="store_true")
     parser.add_argument("--limit", type=int, default=60)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

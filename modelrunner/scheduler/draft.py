@@ -29,16 +29,16 @@ from modelrunner.types import RequiredMemory, RunnerKey
 
 
 class Draft:
-    """`live` are the runners whose process may still exist, as they will be; `oldest` says since when somebody waits
-    for a key; `mapped` has, by model, the bytes of its files that a start of this plan counts for; `evictable` is the
-    budget without what pinned runners hold."""
+    """`live` are the runners whose process may still exist, as they will be; `waiting` says how many
+    requests wait for a key; `mapped` has, by model, the bytes of its files that a start of this plan counts for;
+    `evictable` is the budget without what pinned runners hold."""
 
     def __init__(self, state: State, now: float) -> None:
         self.live: dict[RunnerKey, Slot] = {s.key: s for s in state.slots if s.phase is not Phase.ENDED}
         self.room = Room(state.budget, list(self.live.values()), state.groups)
         pinned = [_awake(s) for s in self.live.values() if _stays(s) and s.key.model_id not in state.paused]
         self.evictable = subtract(self.room.budget, self.room.total(pinned))
-        self.oldest: dict[RunnerKey, float] = {}
+        self.waiting: dict[RunnerKey, int] = {}
         self.served = state.served
         self.mapped: dict[str, int] = {}
         self._kept: set[RunnerKey] = set()
@@ -50,8 +50,8 @@ class Draft:
     @property
     def victims(self) -> Victims:
         if self._victims is None:
-            slots = [slot for slot in self.live.values() if slot.key not in self._kept]
-            self._victims = Victims(slots, self.oldest, self.room, self._state.policy, self._now)
+            slots, state = self.live.values(), self._state
+            self._victims = Victims(slots, self._kept, self.waiting, self.room, state.policy, self._now)
         return self._victims
 
     def keep(self, key: RunnerKey) -> None:

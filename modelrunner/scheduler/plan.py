@@ -6,9 +6,8 @@
    sleeps for a second keep-alive before that; who asks for it has it woken like a start, in room made the same way.
 3. Whose turn it is comes first (`order`). Its runner is ready and has a lease left: grant; starting: wait; can never
    fit: refuse; fits: start; else free just enough: the cheapest runners that nobody holds, and, once the request has
-   been overtaken for as long as its patience lasts, busy ones too, which then take nothing new and stop after their
-   last lease; not one that somebody before it in line waits for. One that has just been loaded is spared for a while
-   (`victims`).
+   been overtaken for long enough, busy ones too, which then take nothing new and stop after their last lease; not one
+   that somebody before it in line waits for. One that has just been loaded or used is spared for a while (`victims`).
 4. The preferred variant of a run is waited for as long as room can be made for it; a smaller one is started where it
    could not be had if everything went that may go, or if it fits at once when half of the maximum wait has passed.
 5. A runner's memory counts until its process is gone.
@@ -68,7 +67,7 @@ class _Plan:
             self._pause()
             self._keep_pinned()
         waiting = [g for g in map(self._serve, groups) if g.waiting]
-        self._draft.oldest = {g.key: g.waiting[0].since for g in waiting}
+        self._draft.waiting = {g.key: len(g.waiting) for g in waiting}
         self._stop_unused()
         self._admit_in_line(waiting)
         if not self._state.closing:
@@ -142,6 +141,7 @@ class _Plan:
         staying = [group for group in waiting if not self._is_refused(group)]
         for group in in_line(staying, self._draft.served, self._policy.ageing, self._now):
             if self._wants_a_runner(group):
+                self._draft.wake_at(group.waiting[0].since + self._policy.ageing)  # when it may come first
                 self._admit(group)
             else:
                 self._draft.keep(group.key)
@@ -262,22 +262,16 @@ class _Plan:
         return group.waiting[0].since + self._policy.max_wait / 2
 
     def _make_room(self, group: Group, need: Vector) -> None:
-        """Frees just what is missing: idle runners, or, after the patience of the oldest request, busy ones too."""
+        """Frees just what is missing, if those who go for it may go now."""
         shortage = self._room.shortage(need)
         if not any(shortage):
             return  # it is on its way
-        candidates, overdue_at = self._draft.victims, self._overdue_at(group)
-        patient_until = group.waiting[0].since + self._policy.patience
-        victims = candidates.idle(shortage, anyone=self._now >= overdue_at)
-        if not victims and self._now >= patient_until:
-            victims = candidates.any(shortage, anyone=self._now >= overdue_at)
-        if not victims:  # until then, or until a load that others wait for is done
-            for time in (patient_until, overdue_at, candidates.next):
-                self._draft.wake_at(time)
-            return
-        candidates.remove(victims)
-        for _, _, slot in victims:
+        candidates = self._draft.victims
+        for _, _, slot in (victims := candidates.take(shortage, group.waiting[0].since)):
             self._draft.drain(slot, Reason.ROOM, group.name)
+        if not victims:
+            for time in candidates.again_at(group.waiting[0].since):
+                self._draft.wake_at(time)
 
     def _take_back_drains(self) -> None:
         drained = [s for s in self._draft.live.values() if s.phase is Phase.DRAINING]

@@ -97,10 +97,10 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Policy:
     """`max_wait` is how long a request may wait in all; when half of it has passed, its model gets room whoever else is
-    spared, and in a smaller variant if need be. `patience` is the batching window: how long a request that waits for
-    room lets itself be overtaken by requests for a busy runner before that is drained. `residency` is how many times as
-    long as its load took a runner is spared after it. A batch request takes turns with the others after `ageing`
-    seconds."""
+    spared, and in a smaller variant if need be. `patience` is the batching window: how long a request
+    that waits for room lets itself be overtaken by requests for busy runners before one of them is drained, if nobody
+    queues for them. `residency` is how many times as long as its load took a runner is spared. A batch request takes
+    turns with the others after `ageing` seconds."""
 
     max_wait: float = 600.0
     patience: float = 5.0

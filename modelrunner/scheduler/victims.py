@@ -1,7 +1,7 @@
 """Who has to go for whom: what it costs that a runner goes, how long it is spared, and the choice. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from modelrunner.scheduler.room import Room, Vector, add, covers, subtract, total
@@ -10,8 +10,8 @@ from modelrunner.types import RunnerKey
 
 # Bytes per second at which a model is assumed to load as long as that was not measured: a disk's speed, rather low.
 ASSUMED_RATE = 500e6
-# The share of its load time, and the most seconds, for which a runner that was just used may be used again at once.
-_LINGER, _MAX_LINGER = 0.25, 1.0
+# A request is overtaken by at most so many times as much as an engine works on at once.
+_MOST_ROUNDS = 4.0
 # A busy runner is dearer than all idle ones together, a sleeping one cheaper.
 _BUSY, _ASLEEP = 1e9, 1e-9
 
@@ -26,20 +26,25 @@ def eviction_cost(slot: Slot, now: float) -> float:
     return load / (1.0 + max(0.0, now - slot.last_used))
 
 
-def spared_until(slot: Slot, oldest: float, policy: Policy) -> float:
-    """When the runner may be taken for room. After its load it stays for `policy.residency` times as long as that took,
-    at least for the patience of others, and, as long as somebody waits for it since before it was ready (`oldest` is
-    when the first that waits for it came), for a quarter of the maximum wait, which is the limit of both: two models in
-    turns then spend most of the time serving, not loading. One that nobody holds goes earlier, when it was not asked
-    for again within a moment (a quarter of its load, at most a second)."""
+def spared_until(slot: Slot, policy: Policy) -> float:
+    """When the runner may be taken for room. A busy one stays after its load for `policy.residency` times as long as
+    that took, at least for the patience of others and at most for a quarter of the maximum wait: two models in turns
+    then spend most of the time serving, not loading. One that nobody holds stays for so many times its load after its
+    last use, at most for the patience of others: where clients ask in a loop, it is used again before that."""
     if slot.phase is not Phase.READY:
         return -math.inf
-    limit = policy.max_wait / 4
-    stay = limit if oldest <= slot.ready_at else max(policy.patience, policy.residency * slot.load_seconds)
-    until = slot.ready_at + min(stay, limit)
-    if slot.leases:
-        return until
-    return min(until, slot.last_used + min(_MAX_LINGER, _LINGER * slot.load_seconds))
+    stay = policy.residency * slot.load_seconds
+    if not slot.leases:
+        return slot.last_used + min(stay, policy.patience)
+    return slot.ready_at + min(max(stay, policy.patience), policy.max_wait / 4)
+
+
+def patience(served: int, queued: int, policy: Policy) -> float:
+    """How long, in seconds, a request lets itself be overtaken. What is served meanwhile needs no load of its own, so
+    where many wait for ready runners, fewer and larger batches serve all of them sooner: as many times the patience as
+    there are rounds of requests, at most four."""
+    rounds = min(1.0 + queued / max(1, served), _MOST_ROUNDS)
+    return min(rounds * policy.patience, max(policy.patience, policy.max_wait / 4))
 
 
 class Candidate(NamedTuple):
@@ -69,47 +74,66 @@ class Pool:
 
 class Victims:
     """The runners that may have to go, within one plan: `idle` ones, which go at once, and busy ones, which are
-    drained; those that are spared for now count only for a group that has waited for half of the maximum wait."""
+    drained; none of `kept`. `waiting` says how many requests wait for a key."""
 
     def __init__(
-        self, slots: Iterable[Slot], oldest: Mapping[RunnerKey, float], room: Room, policy: Policy, now: float
+        self,
+        slots: Iterable[Slot],
+        kept: Collection[RunnerKey],
+        waiting: Mapping[RunnerKey, int],
+        room: Room,
+        policy: Policy,
+        now: float,
     ) -> None:
-        """`oldest` says since when somebody waits for a key."""
-        self.next = math.inf  # when another one is spared no longer
-        self._room = room
+        self._room, self._policy, self._now = room, policy, now
         self._idle: list[Candidate] = []
         self._busy: list[Candidate] = []
-        self._spared: set[int] = set()
-        self._pools: dict[bool, tuple[Pool, Pool]] = {}
+        self._spared: dict[int, float] = {}
+        self._pools: dict[tuple[bool, bool], tuple[Pool, Pool]] = {}
+        served = queued = 0  # requests that the ready runners have, and those that wait for them
         for slot in slots:
-            since = oldest.get(slot.key, math.inf)
-            if slot.pinned or not _may_go(slot, since < math.inf):
-                continue
-            cost = eviction_cost(slot, now) * (_ASLEEP if slot.phase is Phase.SLEEPING else 1.0)
-            cost += _BUSY if slot.leases else 0.0
-            candidate = Candidate(cost, room.vector(slot.memory), slot)
-            (self._busy if slot.leases else self._idle).append(candidate)
-            until = spared_until(slot, since, policy)
-            if until > now:
-                self.next = min(self.next, until)
-                self._spared.add(id(candidate))
+            if slot.phase is Phase.READY:
+                served += slot.leases
+                queued += waiting.get(slot.key, 0)
+            if not slot.pinned and slot.key not in kept and _may_go(slot, slot.key in waiting):
+                self._add(slot)
+        self._idling = not served
+        self._patience = patience(served, queued, policy)
 
-    def idle(self, shortage: Vector, anyone: bool) -> list[Candidate]:
-        """The runners that nobody holds and whose going covers `shortage`; none if that takes others."""
-        pool, _ = self._of(anyone)
-        return choose(pool.ranked, shortage) if covers(pool.total, shortage) else []
+    def _add(self, slot: Slot) -> None:
+        cost = eviction_cost(slot, self._now) * (_ASLEEP if slot.phase is Phase.SLEEPING else 1.0)
+        cost += _BUSY if slot.leases else 0.0
+        candidate = Candidate(cost, self._room.vector(slot.memory), slot)
+        (self._busy if slot.leases else self._idle).append(candidate)
+        until = spared_until(slot, self._policy)
+        if until > self._now:
+            self._spared[id(candidate)] = until
 
-    def any(self, shortage: Vector, anyone: bool) -> list[Candidate]:
-        """Busy ones too; none if even all of them are not enough."""
-        idle, busy = self._of(anyone)
-        if not covers(add(idle.total, busy.total), shortage):
+    def take(self, shortage: Vector, since: float) -> list[Candidate]:
+        """The runners whose going covers `shortage` for those of whom the first has waited since `since`; they are
+        candidates no longer. Idle ones where they suffice, else, when it has been overtaken long enough, busy ones too;
+        none if that takes others, or time. Idle ones are spared until then, where anything is served meanwhile, busy
+        ones until half of the maximum wait is over."""
+        waited = self._now - since
+        overtaken = waited >= self._patience
+        idle, busy = self._of(overtaken or self._idling, waited >= self._policy.max_wait / 2)
+        if covers(idle.total, shortage):
+            victims = choose(idle.ranked, shortage)
+        elif overtaken and covers(add(idle.total, busy.total), shortage):
+            victims = choose(idle.ranked + busy.ranked, shortage)
+        else:
             return []
-        return choose(idle.ranked + busy.ranked, shortage)
+        self._remove(victims)
+        return victims
+
+    def again_at(self, since: float) -> list[float]:
+        """When somebody may be had who could not, though nothing happens but time."""
+        return [since + self._patience, since + self._policy.max_wait / 2, *self._spared.values()]
 
     def keep(self, key: RunnerKey) -> None:
-        self.remove([c for c in (*self._idle, *self._busy) if c.slot.key == key])
+        self._remove([c for c in (*self._idle, *self._busy) if c.slot.key == key])
 
-    def remove(self, victims: Sequence[Candidate]) -> None:
+    def _remove(self, victims: Sequence[Candidate]) -> None:
         gone = {id(victim) for victim in victims}
         self._idle = [c for c in self._idle if id(c) not in gone]
         self._busy = [c for c in self._busy if id(c) not in gone]
@@ -117,13 +141,13 @@ class Victims:
             idle.remove(victims)
             busy.remove(victims)
 
-    def _of(self, anyone: bool) -> tuple[Pool, Pool]:
-        """Idle and busy ones, the spared among them or not."""
-        if anyone not in self._pools:
-            idle = [c for c in self._idle if anyone or id(c) not in self._spared]
-            busy = [c for c in self._busy if anyone or id(c) not in self._spared]
-            self._pools[anyone] = Pool(idle, self._room), Pool(busy, self._room)
-        return self._pools[anyone]
+    def _of(self, any_idle: bool, any_busy: bool) -> tuple[Pool, Pool]:
+        """Idle and busy ones, those that are spared among them or not."""
+        if (any_idle, any_busy) not in self._pools:
+            idle = [c for c in self._idle if any_idle or id(c) not in self._spared]
+            busy = [c for c in self._busy if any_busy or id(c) not in self._spared]
+            self._pools[any_idle, any_busy] = Pool(idle, self._room), Pool(busy, self._room)
+        return self._pools[any_idle, any_busy]
 
 
 def _may_go(slot: Slot, wanted: bool) -> bool:

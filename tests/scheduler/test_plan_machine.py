@@ -35,7 +35,7 @@ from modelrunner.scheduler.state import (
     Wake,
     WakeAt,
 )
-from modelrunner.scheduler.victims import spared_until
+from modelrunner.scheduler.victims import patience, spared_until
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 
 BUDGET = RequiredMemory(10, (8,))
@@ -374,10 +374,12 @@ class PlanMachine(RuleBasedStateMachine):
             return
         needs = first.needs if own is None else [own.memory.most(self.awake[own.key])]
         waited = self.now - first.waiting[0].since
-        since = {group.key: group.waiting[0].since for group in groups}
-        until = [spared_until(s, since.get(s.key, math.inf), POLICY) for s in self.slots.values()]
+        ready = {s.key: s.leases for s in self.slots.values() if s.phase is Phase.READY}
+        queued = sum(len(group.waiting) for group in groups if group.key in ready)
+        until = [spared_until(s, POLICY) for s in self.slots.values() if s.leases]
         spared = any(time > self.now - ROUNDING for time in until)
-        if waited < POLICY.patience + ROUNDING or (spared and waited < POLICY.max_wait / 2 + ROUNDING):
+        overtaken = waited >= patience(sum(ready.values()), queued, POLICY) + ROUNDING
+        if not overtaken or (spared and waited < POLICY.max_wait / 2 + ROUNDING):
             return
         staying = [s.memory for s in state.slots if s.phase in (Phase.READY, Phase.STARTING)]
         assert any(sum(staying, need).fits(BUDGET) for need in needs)

@@ -1,5 +1,7 @@
 """Whose turn it is, how long a runner is spared, and what is paused: decisions as values."""
 
+from dataclasses import replace
+
 import pytest
 
 from modelrunner.scheduler.order import capacity, in_line, in_turn, note_turn
@@ -100,6 +102,12 @@ def test_batches_come_last_and_what_is_old_first_whoever_asks() -> None:
     assert line(group("batch", 1, NOW - 19.5, batch=True), mixed) == ["mixed", "batch"]
 
 
+def test_somebody_looks_again_when_a_batch_is_old_enough_to_come_first() -> None:
+    batch, chat = group("batch", 6, NOW - 19, batch=True), group("chat", 6, NOW - 1, first=2)
+    leaving = slot("a", 10, Phase.STOPPING)
+    assert WakeAt(NOW + 1) in everything(batch, chat, leaving, policy=POLICY)
+
+
 def test_the_room_goes_by_that_order() -> None:
     batch, chat = group("batch", 6, NOW - 2, batch=True), group("chat", 6, NOW - 1, first=2)
     assert decide(batch, chat) == [Start(key("chat"), RequiredMemory(6))]
@@ -127,15 +135,17 @@ def test_it_stays_for_a_quarter_of_the_maximum_wait_at_most() -> None:
     ]
 
 
-def test_it_serves_those_who_waited_for_its_load() -> None:
-    """As long as one of them waits still, and that no longer than a quarter of the maximum wait."""
-    waiting = group("x", 6, NOW - 30)
-    before, since = group("a", 6, NOW - 21, first=2), group("a", 6, NOW - 19, first=2)
-    runner = slot("a", 6, leases=2, capacity=2, load=1.0, ready=20.0)
-    assert decide(waiting, before, runner, policy=POLICY) == []
-    assert decide(waiting, since, runner, policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
-    runner = slot("a", 6, leases=2, capacity=2, load=1.0, ready=25.0)
-    assert decide(waiting, group("a", 6, NOW - 29, first=2), runner, policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
+@pytest.mark.parametrize(("queued", "rounds"), [(0, 1.0), (1, 1.5), (2, 2.0), (6, 4.0), (20, 4.0)])
+def test_the_more_queue_for_busy_runners_the_longer_they_are_served_first(queued: int, rounds: float) -> None:
+    """The patience once for each round of them, at most four times, and at most a quarter of the maximum wait."""
+    busy = slot("a", 6, leases=2, capacity=2)
+    younger = [group("a", 6, *[NOW - 1] * queued, first=2)] if queued else []
+    assert decide(group("x", 6, NOW - 5 * rounds + 0.1), *younger, busy, policy=POLICY) == []
+    assert decide(group("x", 6, NOW - 5 * rounds), *younger, busy, policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
+    hasty = replace(POLICY, max_wait=40.0)
+    assert decide(group("x", 6, NOW - min(5 * rounds, 10.0)), *younger, busy, policy=hasty) == [
+        Drain(key("a"), Reason.ROOM)
+    ]
 
 
 def test_no_room_is_made_of_a_runner_that_somebody_before_in_line_waits_for() -> None:
@@ -160,15 +170,18 @@ def test_a_drain_that_is_taken_back_late_in_a_plan_serves_its_queue_at_once() ->
     ]
 
 
-def test_an_idle_runner_stays_for_a_moment_in_which_it_may_be_used_again() -> None:
-    waiting = group("x", 6, NOW - 1)
-    used = slot("a", 6, idle=0.25, load=2.0, ready=3.0)
-    assert everything(waiting, used, policy=POLICY) == [WakeAt(NOW + 0.25)]
-    assert decide(waiting, slot("a", 6, idle=0.5, load=2.0, ready=3.0), policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
-    slow = slot("a", 6, idle=1.0, load=40.0, ready=3.0)
-    assert decide(waiting, slow, policy=POLICY) == [Stop(key("a"), Reason.ROOM)], "at most a second"
-    settled = slot("a", 6, idle=0.0, load=2.0, ready=6.0)
-    assert decide(waiting, settled, policy=POLICY) == [Stop(key("a"), Reason.ROOM)], "nor after its residency"
+def test_while_others_are_served_an_idle_runner_stays_that_may_be_used_again() -> None:
+    """For three times its load after its last use, at most for the patience; nothing is lost by that but the wait."""
+    waiting, busy = group("x", 6, NOW - 1), slot("b", 4, leases=1)
+    used = slot("a", 6, idle=2.0, load=1.0)
+    assert everything(waiting, used, busy, policy=POLICY) == [WakeAt(NOW + 1)]
+    assert decide(waiting, slot("a", 6, idle=3.0, load=1.0), busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    slow = slot("a", 6, idle=4.9, load=40.0)
+    assert decide(waiting, slow, busy, policy=POLICY) == []
+    assert decide(waiting, replace(slow, last_used=NOW - 5), busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(waiting, used, policy=POLICY) == [Stop(key("a"), Reason.ROOM)], "where nobody else is served, at once"
+    patient = group("x", 6, NOW - 5)
+    assert decide(patient, replace(used, last_used=NOW), busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
 
 
 def test_nobody_is_spared_for_a_request_that_has_waited_for_half_of_the_maximum() -> None:
