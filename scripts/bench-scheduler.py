@@ -35,7 +35,7 @@ class Ready:
     """A runner that is ready at once and needs no process."""
 
     def __init__(self, spec: RunSpec) -> None:
-        self.id, self.spec, self.stage, self.pid = "00000000", spec, "", None
+        self.id, self.spec, self.stage, self.pid, self.sleep_level = "00000000", spec, "", None, 0
         self.endpoint = Endpoint(path=Path("/nowhere.sock"))
         self.ready_at: float | None = None
 

@@ -88,7 +88,8 @@ class Victims:
         self._room, self._policy, self._now = room, policy, now
         self._idle: list[Candidate] = []
         self._busy: list[Candidate] = []
-        self._spared: dict[int, float] = {}
+        self._spared: set[int] = set()
+        self._next = math.inf  # when the first of them may be had
         self._pools: dict[tuple[bool, bool], tuple[Pool, Pool]] = {}
         served = queued = 0  # requests that the ready runners have, and those that wait for them
         for slot in slots:
@@ -107,7 +108,8 @@ class Victims:
         (self._busy if slot.leases else self._idle).append(candidate)
         until = spared_until(slot, self._policy)
         if until > self._now:
-            self._spared[id(candidate)] = until
+            self._spared.add(id(candidate))
+            self._next = min(self._next, until)
 
     def take(self, shortage: Vector, since: float) -> list[Candidate]:
         """The runners whose going covers `shortage` for those of whom the first has waited since `since`; they are
@@ -126,9 +128,9 @@ class Victims:
         self._remove(victims)
         return victims
 
-    def again_at(self, since: float) -> list[float]:
+    def again_at(self, since: float) -> tuple[float, ...]:
         """When somebody may be had who could not, though nothing happens but time."""
-        return [since + self._patience, since + self._policy.max_wait / 2, *self._spared.values()]
+        return since + self._patience, since + self._policy.max_wait / 2, self._next
 
     def keep(self, key: RunnerKey) -> None:
         self._remove([c for c in (*self._idle, *self._busy) if c.slot.key == key])
