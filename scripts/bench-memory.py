@@ -1,9 +1,11 @@
-"""What engines are predicted to need and what they hold: every model of a data directory in several contexts, with
-every engine that the cache has. Prints the rows of the table in docs/memory.md, in MiB.
+"""What engines are predicted to need and what they hold: the models of a data directory in several ways to run them,
+with the engines that the cache has; contexts above 2,048 tokens with the compiled one only, since filling them takes a
+minute. Prints the rows of the tables in docs/memory.md, in MiB.
 
-`before`: predicted from the file's header; `dry run`: with the engine asked, where it can say; `after`: predicted once
-a run was measured right after its load; `full`: measured after every sequence was given its part of the context, the
-figure that the three predict, with their errors. Usage: bench-memory.py [--data DIRECTORY] [--contexts 512,2048,8192]
+`before`: predicted from the file's header; `told`: with the engine asked, where it can say; `after`: predicted once a
+run was measured right after its load; `full`: measured after every sequence was given its part of the context, the
+figure that the three predict, with their errors.
+Usage: bench-memory.py [--data DIRECTORY] [--engines native,wheel] [--models SUBSTRING] [--longest TOKENS]
 """
 
 import argparse
@@ -15,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from modelrunner import BackendContext, Bundle, Endpoint, Mode, ProcessOptions, RunSpec
@@ -28,13 +31,52 @@ from modelrunner_llamacpp import LlamaCppBackend, engines
 from modelrunner_llamacpp.engines import Kind
 
 MIB = 1 << 20
-PARALLEL = (1, 4)
+LEAST = 16 * MIB  # smaller models are lost in what the program needs
+LONG = 2048  # tokens; more are computed with one engine only
 
 
-def backends(folder: Path) -> Iterator[tuple[Kind, LlamaCppBackend]]:
+@dataclass(frozen=True)
+class Case:
+    """A way to run a model: `flags` are llama.cpp's; with `drafts` the model drafts for itself."""
+
+    context: int
+    parallel: int
+    flags: tuple[str, ...] = ()
+    mode: Mode = Mode.COMPLETION
+    drafts: bool = False
+
+    def __str__(self) -> str:
+        said = [f"{self.context} / {self.parallel}", *([" ".join(self.flags)] if self.flags else [])]
+        return ", ".join([*said, *(["embeddings"] * (self.mode is Mode.EMBEDDING)), *(["drafts"] * self.drafts)])
+
+
+SMALL_CACHE = ("-fa", "on", "-ctk", "q8_0", "-ctv", "q8_0")
+CASES = (
+    *(Case(context, parallel) for context in (512, 2048) for parallel in (1, 4)),
+    Case(2048, 4, ("-b", "512", "-ub", "512")),
+    Case(2048, 4, ("--load-mode", "none")),
+    Case(2048, 1, drafts=True),
+    Case(1024, 1, mode=Mode.EMBEDDING),
+    *(Case(4096, 8), Case(4096, 4, SMALL_CACHE), Case(4096, 4, ("--swa-full",)), Case(4096, 4, ("-fa", "off"))),
+    *(Case(8192, 1), Case(16384, 4)),
+)
+ENCODER_CASES = tuple(Case(512, parallel, mode=Mode.EMBEDDING) for parallel in (1, 4, 8))
+
+
+def cases(bundle: Bundle, kind: Kind, longest: int) -> Iterator[Case]:
+    """Those that say something about this model."""
+    chats = "completion" in bundle.capabilities
+    slides = any(name.endswith(".sliding_window") for name in bundle.header.metadata)
+    for case in CASES if chats else ENCODER_CASES:
+        known = case.context <= min(longest, bundle.context_length or longest)
+        if known and (slides or case.flags != ("--swa-full",)) and (kind is Kind.NATIVE or case.context <= LONG):
+            yield case
+
+
+def backends(folder: Path, kinds: list[str]) -> Iterator[tuple[Kind, LlamaCppBackend]]:
     """One for each kind of engine in the cache."""
     cache = Locations.find().cache
-    for kind in (Kind.WHEEL, Kind.NATIVE):
+    for kind in map(Kind, kinds):
         links = folder / kind
         links.mkdir()
         context = BackendContext(links, cache, folder, {})
@@ -52,9 +94,9 @@ def store_of(data: Path, folder: Path) -> Store:
     return Store(folder / "data")
 
 
-def spec_of(bundle: Bundle, context: int, parallel: int, log: Path) -> RunSpec:
-    mode = Mode.COMPLETION if "completion" in bundle.capabilities else Mode.EMBEDDING
-    return RunSpec(bundle.model_id, bundle, mode, context, parallel, ProcessOptions(log))
+def spec_of(bundle: Bundle, case: Case, log: Path) -> RunSpec:
+    draft, options = bundle if case.drafts else None, ProcessOptions(log)
+    return RunSpec(bundle.model_id, bundle, case.mode, case.context, case.parallel, options, case.flags, draft)
 
 
 @asynccontextmanager
@@ -106,7 +148,7 @@ async def held(runner: Runner) -> RequiredMemory:
     return found
 
 
-async def row(kind: Kind, backend: LlamaCppBackend, spec: RunSpec, folder: Path) -> None:
+async def row(name: str, backend: LlamaCppBackend, spec: RunSpec, folder: Path) -> None:
     ledger = Ledger()
     before = await ledger.required(backend, spec)
     told = await backend.dry_run(spec)
@@ -119,23 +161,21 @@ async def row(kind: Kind, backend: LlamaCppBackend, spec: RunSpec, folder: Path)
     def cell(figure: RequiredMemory | None) -> str:
         return "" if figure is None else f"{figure.ram / MIB:.0f} ({figure.ram / full - 1:+.0%})"
 
-    what = f"{spec.bundle.references[0]} {spec.context_size} / {spec.parallel}, {kind}"
-    figures = [cell(before), cell(told), f"{loaded.ram / MIB:.0f}", cell(after), f"{full / MIB:.0f}"]
-    print(f"| {what} | {' | '.join(figures)} |", flush=True)
+    figures = [f"{loaded.ram / MIB:.0f}", f"{full / MIB:.0f}", cell(before), cell(told), cell(after)]
+    print(f"| {name} | {' | '.join(figures)} |", flush=True)
 
 
 async def run(arguments: argparse.Namespace, folder: Path) -> None:
     store = store_of(arguments.data, folder)
-    print("| model, context / parallel, engine | before | dry run | loaded | after | full |\n|---|---|---|---|---|---|")
-    for kind, backend in backends(folder):
+    for kind, backend in backends(folder, arguments.engines):
+        print(f"\n| {kind} | loaded | full | before | told | after |\n|---|---|---|---|---|---|")
         for model in store.list():
             bundle = store.bundle(model.id)
-            if bundle.format not in backend.formats:
-                continue
-            for context in arguments.contexts:
-                for parallel in PARALLEL:
-                    if context <= (bundle.context_length or context):
-                        await row(kind, backend, spec_of(bundle, context, parallel, folder / "engine.log"), folder)
+            name = next(iter(bundle.references), model.id)
+            if bundle.format in backend.formats and bundle.size >= LEAST and arguments.models in name:
+                for case in cases(bundle, kind, arguments.longest):
+                    spec = spec_of(bundle, case, folder / "engine.log")
+                    await row(f"{name} {case}", backend, spec, folder)
 
 
 def tested_models() -> Path:
@@ -147,7 +187,9 @@ def tested_models() -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=tested_models())
-    parser.add_argument("--contexts", type=lambda text: [int(n) for n in text.split(",")], default=[512, 2048, 8192])
+    parser.add_argument("--engines", type=lambda text: text.split(","), default=[Kind.NATIVE, Kind.WHEEL])
+    parser.add_argument("--models", default="", help="a part of their names")
+    parser.add_argument("--longest", type=int, default=8192, help="no context of more tokens is filled")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         asyncio.run(run(arguments, Path(name)))

@@ -25,12 +25,12 @@ from modelrunner import (
     enginecache,
 )
 from modelrunner.process import run, scrubbed_environment
-from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, metrics, split
+from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, metrics, repack, split
 from modelrunner_llamacpp.build import install_build
 from modelrunner_llamacpp.cpus import limited_threads
 from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.hparams import Header
 from modelrunner_llamacpp.install import NoWheel, compiler, install_wheel
-from modelrunner_llamacpp.kvcache import Header
 from modelrunner_llamacpp.model_options import LlamaCppOptions
 from modelrunner_llamacpp.settings import LlamaCppSettings
 from modelrunner_llamacpp.slotfiles import SlotFiles
@@ -67,6 +67,7 @@ class LlamaCppBackend(Backend):
         self._installing = enginecache.Installing()
         self._saved = SlotFiles(context.state / "slots", self.settings.slot_cache) if context.state else None
         self._keepers: dict[Endpoint, SlotKeeper] = {}
+        self._features = repack.features()
         if self._saved:
             self._saved.heal()
 
@@ -164,7 +165,7 @@ class LlamaCppBackend(Backend):
     async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:
         engine, options = self._found(), self._options(spec)
         rows = await fit.told(engine, spec.bundle, options, self.context.logs / "fit-llama.cpp.log") if engine else []
-        return fit.corrected(self._required(spec), rows, spec.bundle, options) if rows else None
+        return fit.corrected(self._required(spec), rows, spec.bundle, options, self._features) if rows else None
 
     def check_flags(self, flags_: tuple[str, ...], mode: Mode) -> None:
         flags.parse(flags_)
@@ -204,7 +205,7 @@ class LlamaCppBackend(Backend):
     def _required(self, spec: RunSpec) -> RequiredMemory:
         engine = self._found()
         kind = engine.kind if engine is not None else Kind.WHEEL
-        return memory.required(spec.bundle, spec.draft, self._options(spec), kind)
+        return memory.required(spec.bundle, spec.draft, self._options(spec), kind, self._features)
 
     def _options(self, spec: RunSpec) -> dict[str, str]:
         """Without what depends on the endpoint and the engine."""

@@ -4,14 +4,15 @@ reads the model's header and allocates nothing (tools/fit-params of llama.cpp)."
 import asyncio
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from modelrunner import BackendUnavailable, Bundle, RequiredMemory, steps
 from modelrunner_llamacpp import kvcache, memory
 from modelrunner_llamacpp.engines import Engine, Kind
-from modelrunner_llamacpp.kvcache import Header, Shape
+from modelrunner_llamacpp.hparams import Header
+from modelrunner_llamacpp.kvcache import Shape
 from modelrunner_llamacpp.memory import MIB
 
 _LIMIT = 60.0  # seconds
@@ -71,10 +72,15 @@ def parse(lines: Iterable[str]) -> list[Row]:
 
 
 def corrected(
-    estimate: RequiredMemory, rows: Iterable[Row], bundle: Bundle, options: Mapping[str, str]
+    estimate: RequiredMemory,
+    rows: Iterable[Row],
+    bundle: Bundle,
+    options: Mapping[str, str],
+    features: Collection[str] = (),
 ) -> RequiredMemory:
     """The estimate with what the engine said of weights, caches and device buffers. Its figure for the buffers of the
-    CPU is not taken: most of them are never touched."""
+    CPU is not taken: most of them are never touched. Weights that it leaves out are those that it rearranges
+    (repack.py), of which the estimate knows `features` only."""
     shape, header = Shape.of(options), Header(bundle.header)
     parts = memory.parts(bundle, shape)
     alone = replace(shape, parallel=1) if shape.unified else shape
@@ -82,12 +88,9 @@ def corrected(
     ram, vram = estimate.ram, list(estimate.vram)
     for row in rows:
         if row.device is None and not any(vram):
-            ram += row.model + row.context + more - sum(parts.caches) - tensors(bundle)
+            ram += row.context + more - sum(parts.caches)
+            if memory.rearranges(options):
+                ram += max(0, memory.tensors(bundle) - row.model) - memory.twice(bundle, options, features)
         elif row.device is not None and row.device < len(vram):
             vram[row.device] = max(vram[row.device], row.model + row.context + row.compute + memory.PER_DEVICE)
     return replace(estimate, ram=ram, vram=tuple(vram))
-
-
-def tensors(bundle: Bundle) -> int:
-    """Bytes of the weights that the engine counts: without a projector's."""
-    return sum(t.size for t in bundle.header.tensors if not memory.PROJECTOR.fullmatch(t.name))

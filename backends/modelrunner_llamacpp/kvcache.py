@@ -1,32 +1,26 @@
 """The sizes of llama.cpp's KV cache and recurrent states, from a model's header and the options of a run. Pure.
 
-Sources: llama-kv-cache.cpp, llama-kv-cache-iswa.cpp, llama-memory-recurrent.cpp and llama-hparams.cpp of llama.cpp.
+Sources: llama-kv-cache.cpp, llama-kv-cache-iswa.cpp, llama-kv-cache-dsa.cpp, llama-memory-recurrent.cpp,
+llama-hparams.cpp and llama-context.cpp of llama.cpp.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from modelrunner import ModelHeader
+from modelrunner_llamacpp.hparams import Header
 
 _CELL_PAD = 256
-DEFAULT_UBATCH = 512
+_DEFAULT_BATCH, DEFAULT_UBATCH = 2048, 512
 # Bytes of one element, block formats included (ggml.c: type_size / block size).
 _TYPE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_0": 22 / 32, "q5_1": 24 / 32,
                "q4_0": 18 / 32, "q4_1": 20 / 32, "iq4_nl": 18 / 32}  # fmt: skip
-# Every how many layers one has full attention, where the file does not say (load_swa_pattern in src/models).
-_SWA_PERIOD = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gemma-embedding": 6, "cohere2": 4, "cohere2moe": 4,
-               "llama4": 4, "gpt-oss": 2, "olmo2": 4, "exaone4": 4, "exaone-moe": 4, "afmoe": 4, "plamo3": 8,
-               "smallthinker": 4, "modern-bert": 3}  # fmt: skip
-_DENSE_FIRST = frozenset({"cohere2moe", "smallthinker", "modern-bert"})
-_ATTENTION = re.compile(r"blk\.(\d+)\.attn_(?:k|qkv|kv_a_mqa|kv)\.weight")
-_RECURRENT = re.compile(r"blk\.(\d+)\.(?:ssm_conv1d\w*|ssm_out|shortconv\.conv|time_mix_receptance)\.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The options of a run that decide its memory. `context` in tokens, shared by `parallel` sequences."""
+    """The options of a run that decide its memory. `context` in tokens, shared by `parallel` sequences; `ubatch` is how
+    many are computed at once. Without `flash` attention values lie transposed, in all layers as wide as in the widest.
+    """
 
     context: int
     parallel: int
@@ -35,49 +29,22 @@ class Shape:
     type_v: str = "f16"
     unified: bool = True
     swa_full: bool = False
+    flash: bool = True
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "Shape":
+        context = int(options["--ctx-size"])
+        batch = int(options.get("--batch-size", _DEFAULT_BATCH))
         return cls(
-            context=int(options["--ctx-size"]),
+            context=context,
             parallel=int(options["--parallel"]),
-            ubatch=int(options.get("--ubatch-size", DEFAULT_UBATCH)),
+            ubatch=min(int(options.get("--ubatch-size", DEFAULT_UBATCH)), batch, context),
             type_k=options.get("--cache-type-k", "f16"),
             type_v=options.get("--cache-type-v", "f16"),
             unified=options.get("--kv-unified") != "off",
             swa_full=options.get("--swa-full") == "on",
+            flash=options.get("--flash-attn") != "off",
         )
-
-
-class Header:
-    """A model header's figures, by their names without the architecture."""
-
-    def __init__(self, header: ModelHeader) -> None:
-        self._header = header
-        self.architecture = header.architecture
-        self.layers = self.integer("block_count")
-        self.embedding = self.integer("embedding_length")
-
-    def get(self, name: str) -> Any:
-        return self._header.metadata.get(f"{self.architecture}.{name}")
-
-    def integer(self, name: str, default: int = 0, layer: int = 0) -> int:
-        """Of one layer, where the file lists a value for each."""
-        value = self.get(name)
-        if isinstance(value, list | tuple):
-            value = value[layer] if layer < len(value) else default
-        return value if isinstance(value, int) else default
-
-    @property
-    def vocabulary(self) -> int:
-        return self.integer("vocab_size", int(self._header.metadata.get("tokenizer.ggml.tokens.length", 0)))
-
-    @property
-    def causal(self) -> bool:
-        return self.get("attention.causal") is not False
-
-    def layers_with(self, tensor: re.Pattern[str]) -> set[int]:
-        return {int(match[1]) for entry in self._header.tensors if (match := tensor.fullmatch(entry.name))}
 
 
 def kv_cache(header: Header, shape: Shape) -> int:
@@ -86,14 +53,11 @@ def kv_cache(header: Header, shape: Shape) -> int:
 
 
 def by_layer(header: Header, shape: Shape) -> dict[int, int]:
-    """Bytes of each layer that has an attention cache or a recurrent state. An encoder (BERT) keeps neither."""
-    if not header.causal:
+    """Bytes of each layer that has an attention cache or a recurrent state."""
+    if not header.has_cache:
         return {}
-    recurrent = header.layers_with(_RECURRENT)
-    attention = header.layers_with(_ATTENTION) or set(range(header.layers)) - recurrent
-    own = header.layers - header.integer("attention.shared_kv_layers")  # the last ones use those of others
-    found = {i: int(_cells(header, shape, i) * _cell_bytes(header, shape, i)) for i in sorted(attention) if i < own}
-    for layer in recurrent:
+    found = {layer: _attention_bytes(header, shape, layer) for layer in sorted(header.attention())}
+    for layer in header.recurrent():
         found[layer] = found.get(layer, 0) + shape.parallel * _state_bytes(header)
     return found
 
@@ -101,59 +65,83 @@ def by_layer(header: Header, shape: Shape) -> dict[int, int]:
 def checkpoints(header: Header, shape: Shape, count: int) -> int:
     """Bytes of `count` copies for each sequence of what it cannot be rolled back in: the tokens that its sliding layers
     hold, and its recurrent states. All sequences together have no more tokens than the context."""
-    if not header.causal:
+    if not header.has_cache:
         return 0
-    window = header.integer("attention.sliding_window") + shape.ubatch
-    cells = min(shape.context, shape.parallel * window)
-    cached, recurrent = by_layer(header, shape), header.layers_with(_RECURRENT)
-    sliding = [i for i in cached if i not in recurrent and slides(header, i) and not shape.swa_full]
+    cells = min(shape.context, shape.parallel * (header.window + shape.ubatch))
+    sliding = [i for i in header.attention() if header.slides(i) and not shape.swa_full]
     copied = cells * sum(_cell_bytes(header, shape, i) for i in sliding)
-    return count * int(copied + len(recurrent) * shape.parallel * _state_bytes(header))
+    return count * int(copied + len(header.recurrent()) * shape.parallel * _state_bytes(header))
+
+
+def _attention_bytes(header: Header, shape: Shape, layer: int) -> int:
+    """All cells of one layer, and what chooses among them where attention is sparse."""
+    cells = _cells(header, shape, layer)
+    return int(cells * _cell_bytes(header, shape, layer) + _full(shape) * _index_bytes(header, shape, layer))
+
+
+def _index_bytes(header: Header, shape: Shape, layer: int) -> float:
+    """What one token adds to an indexer (DSA): a key; where keys are pooled, also its gate and the pooled one; of
+    MiniMax-M3 values, too, though nobody reads them."""
+    if header.slides(layer) or not header.integer("attention.indexer.types", 1, layer):
+        return 0.0
+    keys = header.integer("attention.indexer.key_length") * (3 if header.integer("attention.indexer.kpool") else 1)
+    values = header.integer("attention.value_length", keys) if header.architecture == "minimax-m3" else 0
+    return keys * _TYPE_BYTES[shape.type_k] + values * _TYPE_BYTES[shape.type_v]
 
 
 def _cells(header: Header, shape: Shape, layer: int) -> int:
-    streams = 1 if shape.unified else shape.parallel
-    full = _padded(-(-shape.context // streams))
-    if shape.swa_full or not slides(header, layer):
-        return full * streams
-    window = header.integer("attention.sliding_window")
-    return min(full, _padded(window * (shape.parallel if shape.unified else 1) + shape.ubatch)) * streams
+    if shape.swa_full or not header.slides(layer):
+        return _full(shape)
+    streams = _streams(shape)
+    window = _padded(header.window * (shape.parallel if shape.unified else 1) + shape.ubatch)
+    return min(_full(shape), window * streams)
+
+
+def _full(shape: Shape) -> int:
+    """Cells for the whole context."""
+    streams = _streams(shape)
+    return _padded(-(-shape.context // streams)) * streams
+
+
+def _streams(shape: Shape) -> int:
+    return 1 if shape.unified else shape.parallel
 
 
 def _padded(cells: int) -> int:
     return -(-cells // _CELL_PAD) * _CELL_PAD
 
 
-def slides(header: Header, layer: int) -> bool:
-    """True for a layer that sees only a window of the context."""
-    pattern = header.get("attention.sliding_window_pattern")
-    if header.integer("attention.sliding_window") == 0:
-        return False
-    if isinstance(pattern, list | tuple):
-        return layer < len(pattern) and bool(pattern[layer])
-    period = pattern if isinstance(pattern, int) else _SWA_PERIOD.get(header.architecture, 1)
-    dense = 0 if header.architecture in _DENSE_FIRST else period - 1
-    return period == 0 or layer % period != dense
-
-
 def _cell_bytes(header: Header, shape: Shape, layer: int) -> float:
-    """One token's keys and values in one layer; of multi-head latent attention (DeepSeek) the compressed keys."""
-    if rank := header.integer("attention.kv_lora_rank"):
-        return (rank + header.integer("rope.dimension_count")) * _TYPE_BYTES[shape.type_k]
-    heads = header.integer("attention.head_count", 1, layer) or 1
+    """One token's keys and values in one layer; of multi-head latent attention (DeepSeek) only the keys, which are
+    compressed and hold the values."""
+    latent = header.integer("attention.key_length_mla") and header.integer("attention.value_length_mla")
+    layers = [layer] if shape.flash else range(header.layers)
+    values = 0 if latent else max((_width(header, "value", i) for i in layers), default=0)
+    return _width(header, "key", layer) * _TYPE_BYTES[shape.type_k] + values * _TYPE_BYTES[shape.type_v]
+
+
+def _width(header: Header, what: str, layer: int) -> int:
+    """Elements of one token's keys or values."""
+    heads = header.integer("attention.head_count", 1, layer)
     kv_heads = header.integer("attention.head_count_kv", heads, layer)
-    suffix = "_swa" if slides(header, layer) and header.get("attention.key_length_swa") else ""
-    key = header.integer(f"attention.key_length{suffix}", header.embedding // heads)
-    value = header.integer(f"attention.value_length{suffix}", header.embedding // heads)
-    return kv_heads * (key * _TYPE_BYTES[shape.type_k] + value * _TYPE_BYTES[shape.type_v])
+    length = header.integer(
+        f"attention.{what}_length", header.embedding // (header.integer("attention.head_count") or 1)
+    )
+    if header.slides(layer):
+        length = header.integer(f"attention.{what}_length_swa", length)
+    return kv_heads * length
 
 
 def _state_bytes(header: Header) -> int:
     """One sequence's state in one recurrent layer, in 32-bit floats (n_embd_r and n_embd_s of llama-hparams.cpp)."""
-    if head := header.integer("wkv.head_size"):
+    heads, kernel = header.integer("attention.head_count"), max(header.integer("ssm.conv_kernel") - 1, 0)
+    if head := header.integer("wkv.head_size"):  # RWKV
         return header.embedding * (head + header.integer("token_shift_count", 2)) * 4
-    if length := header.integer("shortconv.l_cache"):
+    if length := header.integer("shortconv.l_cache"):  # LFM2
         return header.embedding * (length - 1) * 4
+    if head := header.integer("kda.head_dim"):  # Kimi's delta attention
+        return (3 * (kernel or 3) * heads * head + heads * head * head) * 4
     state, inner = header.integer("ssm.state_size"), header.integer("ssm.inner_size")
-    convolved = inner + 2 * header.integer("ssm.group_count") * state
-    return (max(header.integer("ssm.conv_kernel") - 1, 0) * convolved + state * inner) * 4
+    if not inner:  # lightning attention (MiniMax-01)
+        return heads * header.integer("attention.key_length", header.embedding // (heads or 1)) ** 2 * 4
+    return (kernel * (inner + 2 * header.integer("ssm.group_count") * state) + state * inner) * 4

@@ -1,19 +1,20 @@
 """Bytes that an engine will need, from the model's header and the options of the run. Pure.
 
-On the CPU an engine that has just loaded its model holds the file, the KV cache, 0.21 KiB for each word of the
-vocabulary and what its program needs. Later it touches the activations of one batch, and keeps checkpoints and prompts.
-Measured in docs/memory.md.
+On the CPU an engine that has just loaded its model holds the weights, some of them twice (repack.py), the KV cache,
+0.21 KiB for each word of the vocabulary and what its program needs. Later it touches the activations of one batch, and
+keeps checkpoints and prompts. Measured in docs/memory.md.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from modelrunner import Bundle, RequiredMemory, RunSpec
-from modelrunner_llamacpp import kvcache, split
+from modelrunner_llamacpp import kvcache, repack, split
 from modelrunner_llamacpp.engines import Kind
-from modelrunner_llamacpp.kvcache import Header, Shape
+from modelrunner_llamacpp.hparams import Header
+from modelrunner_llamacpp.kvcache import Shape
 from modelrunner_llamacpp.model_options import LlamaCppOptions
 
 MIB = 1 << 20
@@ -31,7 +32,7 @@ PROJECTOR = re.compile(r"(?:v|a|mm|resampler)\..*")
 @dataclass(frozen=True, slots=True)
 class Parts:
     """A model in the pieces that can lie on different devices, in bytes. `rest` stays in main memory: what is looked up
-    (the token embedding), not multiplied, and the file's metadata. `output` counts as one layer more when layers are
+    (the token embedding), not multiplied. `output` counts as one layer more when layers are
     placed; it is the embedding once more where the model has no output of its own."""
 
     layers: tuple[int, ...]
@@ -67,27 +68,53 @@ def parts(bundle: Bundle, shape: Shape) -> Parts:
         layers=tuple(layers),
         caches=tuple(caches.get(layer, 0) for layer in range(header.layers)),
         output=output + (embedding if tied else 0),
-        rest=max(0, bundle.size - sum(layers) - projector),
+        rest=max(0, tensors(bundle) - sum(layers)),
         projector=projector,
     )
 
 
-def required(bundle: Bundle, draft: Bundle | None, options: Mapping[str, str], kind: Kind) -> RequiredMemory:
+def tensors(bundle: Bundle) -> int:
+    """Bytes of the weights, without a projector's; the files' where there is no tensor table."""
+    listed = sum(tensor.size for tensor in bundle.header.tensors if not PROJECTOR.fullmatch(tensor.name))
+    return listed or bundle.size
+
+
+def twice(bundle: Bundle, options: Mapping[str, str], features: Collection[str]) -> int:
+    """Bytes of the weights that are both mapped and rearranged on a processor with these features."""
+    if not rearranges(options):
+        return 0
+    return repack.size((t for t in bundle.header.tensors if not PROJECTOR.fullmatch(t.name)), features)
+
+
+def rearranges(options: Mapping[str, str]) -> bool:
+    """True if weights may be held twice: without a mapping they are rearranged while they are read."""
+    return _mapped(options) and options.get("--repack") != "off"
+
+
+def _mapped(options: Mapping[str, str]) -> bool:
+    return options.get("--load-mode") not in ("none", "dio")
+
+
+def required(
+    bundle: Bundle, draft: Bundle | None, options: Mapping[str, str], kind: Kind, features: Collection[str] = ()
+) -> RequiredMemory:
     """At a full context. `options` as args.effective gives them; where they say how many layers each device gets
-    (split.py), the devices count too, else all of it is main memory."""
+    (split.py), the devices count too, else all of it is main memory. `features` are the processor's (repack.py)."""
     shape = Shape.of(options)
     model, header = parts(bundle, shape), Header(bundle.header)
     placed = placement(options, len(model.layers) + 1)
     host = _PROGRAM[kind] + (header.vocabulary * _PER_WORD if header.causal else 0)
     drafting = draft_size(draft, shape) if draft else 0
     if not any(placed):
-        loaded = RequiredMemory(host + bundle.size + sum(model.caches) + drafting, shared=model.weights)
+        rearranged = sum(twice(each, options, features) for each in (bundle, draft) if each)
+        held = model.weights + model.projector + rearranged + sum(model.caches) + drafting
+        loaded = RequiredMemory(host + held, shared=model.weights)
     else:
         loaded = _on_devices(model, placed, header, shape, options)
         main = placed.index(max(placed))
         vram = tuple(size + drafting if i == main else size for i, size in enumerate(loaded.vram))
         loaded = replace(loaded, ram=loaded.ram + host + _PINNED, vram=vram)
-    if options.get("--load-mode") in ("none", "dio"):
+    if not _mapped(options):
         loaded = replace(loaded, shared=0)
     return loaded + growth(bundle, options)
 
@@ -97,11 +124,13 @@ def growth(bundle: Bundle, options: Mapping[str, str]) -> RequiredMemory:
     every token is an output; a checkpoint now and then of what cannot be rolled back; the cache of prompts."""
     shape, header = Shape.of(options), Header(bundle.header)
     row = 4 * (2 * header.integer("feed_forward_length") + 6 * header.embedding) + 2 * shape.context
+    sequences = shape.parallel * _SEQUENCE
     if options.get("--embeddings") == "on":
         row += 4 * header.vocabulary * (2 if header.causal else 1)  # computed, and copied out
+        sequences = 0  # nothing is generated
     kept = kvcache.checkpoints(header, shape, int(options["--ctx-checkpoints"]))
     prompts = int(options["--cache-ram"]) * MIB
-    return RequiredMemory(shape.ubatch * row + kept + prompts + shape.parallel * _SEQUENCE)
+    return RequiredMemory(shape.ubatch * row + kept + prompts + sequences)
 
 
 def draft_size(draft: Bundle, shape: Shape) -> int:

@@ -37,7 +37,7 @@ def test_what_it_says_of_the_cache_replaces_the_formula(parallel: int) -> None:
     run = spec(bundle(GEMMA3), parallel=parallel)
     options = args.effective(run)
     estimate = memory.required(run.bundle, None, options, Kind.NATIVE)
-    told = [Row(None, fit.tensors(run.bundle), 21 * MIB + 20 * MIB, 514 * MIB)]
+    told = [Row(None, memory.tensors(run.bundle), 21 * MIB + 20 * MIB, 514 * MIB)]
     assert fit.corrected(estimate, told, run.bundle, options).ram == estimate.ram + 20 * MIB
 
 

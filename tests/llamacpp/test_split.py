@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from modelrunner import BackendContext, ModelHeader, RequiredMemory, RunSpec, Tensor, Variant
 from modelrunner_llamacpp import LlamaCppBackend, args, memory, split
 from modelrunner_llamacpp.engines import Kind
-from modelrunner_llamacpp.kvcache import Header
+from modelrunner_llamacpp.hparams import Header
 from modelrunner_llamacpp.memory import MIB
 from tests.llamacpp.models import SMOLLM2, bundle, spec
 

@@ -1,0 +1,107 @@
+"""What llama.cpp makes of a model's header: which layers keep which kind of memory. Pure.
+
+Sources: load_hparams and create_memory of llama-model.cpp, and load_arch_hparams of every file in src/models.
+"""
+
+import re
+from typing import Any
+
+from modelrunner import ModelHeader
+
+# For which llama.cpp keeps nothing: encoders and diffusion models (create_memory).
+_CACHELESS = frozenset(
+    {"bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert"}
+    | {"gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1"}
+)
+# Architectures with layers that slide, and every how many layers one sees the whole context, where the file does not
+# say (load_swa_pattern); 0: none does. Others have no such layers, whatever window their file names (phi3, qwen2).
+_SWA_PERIOD = {"afmoe": 4, "cohere2": 4, "cohere2moe": 4, "exaone-moe": 4, "exaone4": 4, "gemma2": 2,
+               "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "laguna": 4, "lfm2": 0, "llama4": 4, "mellum": 4,
+               "muse-glimmer": 4, "olmo2": 4, "plamo3": 8, "smallthinker": 4}  # fmt: skip
+_DENSE_FIRST = frozenset({"cohere2moe", "laguna", "smallthinker"})
+_WINDOW = {"llama4": 8192, "smallthinker": 4096}  # whatever the file says, unless that is 0
+_ATTENTION = re.compile(r"blk\.(\d+)\.attn_(?:k|qkv|kv_a_mqa|kv)\.weight")
+_RECURRENT = re.compile(r"blk\.(\d+)\.(?:ssm_conv1d\w*|ssm_out|shortconv\.conv|time_mix_receptance)\.weight")
+_BOTH = "falcon-h1"  # every layer has attention and a recurrent state
+
+
+class Header:
+    """A model header's figures, by their names without the architecture."""
+
+    def __init__(self, header: ModelHeader) -> None:
+        self._header = header
+        self.architecture = header.architecture
+        self.layers = self.integer("block_count")
+        self.embedding = self.integer("embedding_length")
+
+    def get(self, name: str) -> Any:
+        return self._header.metadata.get(f"{self.architecture}.{name}")
+
+    def integer(self, name: str, default: int = 0, layer: int = 0) -> int:
+        """Of one layer, where the file lists a value for each."""
+        value = self.get(name)
+        if isinstance(value, list | tuple):
+            value = value[layer] if layer < len(value) else default
+        return value if isinstance(value, int) else default
+
+    @property
+    def vocabulary(self) -> int:
+        return self.integer("vocab_size", int(self._header.metadata.get("tokenizer.ggml.tokens.length", 0)))
+
+    @property
+    def causal(self) -> bool:
+        return self.get("attention.causal") is not False
+
+    @property
+    def has_cache(self) -> bool:
+        return self.architecture not in _CACHELESS
+
+    @property
+    def window(self) -> int:
+        """Tokens that a sliding layer sees; 0 where none slides."""
+        if self.architecture == "exaone4" and self.layers != 64:
+            return 0
+        fixed = _WINDOW.get(self.architecture, 0)
+        said = self.integer("attention.sliding_window", fixed)
+        return fixed or said if said else 0
+
+    def slides(self, layer: int) -> bool:
+        """True for a layer that sees only a window of the context."""
+        pattern = self.get("attention.sliding_window_pattern")
+        if self.window == 0:
+            return False
+        if isinstance(pattern, list | tuple):
+            return layer < len(pattern) and bool(pattern[layer])
+        period = _SWA_PERIOD.get(self.architecture)
+        if not period:
+            return period == 0
+        if isinstance(pattern, int):
+            period = pattern
+        return period == 0 or layer % period != (0 if self.architecture in _DENSE_FIRST else period - 1)
+
+    def attention(self) -> set[int]:
+        """The layers with keys and values of their own; the last ones may use those of others."""
+        own = min(self._computed(), self.layers - self.integer("attention.shared_kv_layers"))
+        found = self._with(_ATTENTION) or set(range(self.layers))
+        if self.architecture != _BOTH:
+            found -= self.recurrent()
+        return {layer for layer in found if layer < own}
+
+    def recurrent(self) -> set[int]:
+        """The layers that keep a state for each sequence instead."""
+        listed, every = self.get("attention.recurrent_layers"), self.integer("full_attention_interval")
+        if isinstance(listed, list | tuple):
+            found = {layer for layer, recurrent in enumerate(listed) if recurrent}
+        elif every:
+            found = {layer for layer in range(self.layers) if (layer + 1) % every}
+        else:
+            found = self._with(_RECURRENT)
+        return {layer for layer in found if layer < self._computed()}
+
+    def _computed(self) -> int:
+        """Without the last layers that only predict further tokens, which the daemon makes no use of."""
+        last = self.integer("nextn_predict_layers")
+        return self.layers - last if last < self.layers else self.layers
+
+    def _with(self, tensor: re.Pattern[str]) -> set[int]:
+        return {int(match[1]) for entry in self._header.tensors if (match := tensor.fullmatch(entry.name))}

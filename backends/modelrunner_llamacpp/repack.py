@@ -1,0 +1,45 @@
+"""Weights that llama.cpp rearranges for the processor's vector units, into memory of their own. Where the file is
+mapped, they stay there too, so that they are held twice.
+
+Source: ggml_repack_get_optimal_repack_type in ggml/src/ggml-cpu/repack.cpp.
+"""
+
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+
+from modelrunner import Tensor
+
+# Types that each feature of a processor is used for, and of how many rows a matrix must be a multiple.
+_ROWS = {
+    "avx2": {"Q4_0": 8, "Q4_K": 8, "IQ4_NL": 8, "MXFP4": 8},
+    "avx512f": {"Q2_K": 8},
+    "asimddp": {"Q4_0": 4, "Q4_K": 8, "Q5_K": 8, "Q6_K": 8, "IQ4_NL": 4, "MXFP4": 4, "Q8_0": 4},
+}
+_EMBEDDING = "token_embd.weight"
+
+
+def features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Those of this processor that matter, by Linux's names. Every Mac of Apple's own making has dot products."""
+    try:
+        rows = cpuinfo.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return frozenset({"asimddp"} if platform.machine() == "arm64" else ())
+    listed = next((row for row in rows if row.startswith(("flags", "Features"))), "")
+    return frozenset(listed.split()) & _ROWS.keys()
+
+
+def size(tensors: Iterable[Tensor], with_features: Iterable[str]) -> int:
+    """Bytes of the matrices that are rearranged. The embedding, which is looked up, is one of them only where it is the
+    output, too."""
+    tensors = tuple(tensors)
+    rows = {kind: least for feature in with_features for kind, least in _ROWS[feature].items()}
+    tied = not any(tensor.name == "output.weight" for tensor in tensors)
+    return sum(
+        tensor.size
+        for tensor in tensors
+        if tensor.dtype in rows
+        and len(tensor.shape) > 1
+        and tensor.shape[1] % rows[tensor.dtype] == 0
+        and (tensor.name != _EMBEDDING or tied)
+    )

@@ -1,0 +1,97 @@
+"""Weights that are held twice: llama.cpp's own figure of its CPU_REPACK buffer, and what follows from it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from modelrunner import Bundle, Tensor
+from modelrunner_llamacpp import args, fit, memory, repack
+from modelrunner_llamacpp.engines import Kind
+from modelrunner_llamacpp.fit import Row
+from modelrunner_llamacpp.memory import MIB
+from tests.llamacpp.models import SMOLLM2, bundle, spec
+
+AVX2 = frozenset({"avx2"})
+
+
+def quantized(kind: str, *, tied: bool = True) -> Bundle:
+    """8 MiB of an embedding, 2 MiB in each of two matrices, and a norm."""
+    tensors = [
+        Tensor("token_embd.weight", (1024, 8192), kind, 8 * MIB),
+        Tensor("blk.0.attn_k.weight", (1024, 512), kind, 2 * MIB),
+        Tensor("blk.0.ffn_up_exps.weight", (1024, 64, 8), kind, 2 * MIB),
+        Tensor("blk.0.attn_norm.weight", (1024,), "F32", 4096),
+        Tensor("blk.0.odd.weight", (1024, 3), kind, 4096),
+    ]
+    if not tied:
+        tensors.append(Tensor("output.weight", (1024, 8192), "F16", 16 * MIB))
+    model = bundle(SMOLLM2)
+    return replace(model, header=replace(model.header, tensors=tuple(tensors)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "features", "expected"),
+    [
+        ("Q4_K", {"avx2"}, 4),
+        ("Q4_0", {"avx2", "avx512f"}, 4),
+        ("Q2_K", {"avx2"}, 0),
+        ("Q2_K", {"avx2", "avx512f"}, 4),
+        ("Q6_K", {"avx2"}, 0),
+        ("Q6_K", {"asimddp"}, 4),
+        ("F16", {"avx2"}, 0),
+        ("Q4_K", set(), 0),
+    ],
+)
+def test_matrices_of_types_that_the_processor_has_kernels_for(kind: str, features: set[str], expected: int) -> None:
+    assert repack.size(quantized(kind, tied=False).header.tensors, features) == expected * MIB
+
+
+def test_an_embedding_that_is_the_output_too() -> None:
+    assert repack.size(quantized("Q4_K").header.tensors, AVX2) == 12 * MIB
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("processor : 0\nflags\t\t: fpu avx avx2 avx512f avx512_vnni\n", {"avx2", "avx512f"}),
+        ("processor : 0\nFeatures\t: fp asimd asimddp i8mm\n", {"asimddp"}),
+        ("flags : fpu sse2\n", set()),
+    ],
+)
+def test_the_processor_is_asked(text: str, expected: set[str], tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert repack.features(tmp_path / "cpuinfo") == expected
+
+
+def test_they_count_twice_as_long_as_the_file_is_mapped() -> None:
+    model = quantized("Q4_K", tied=False)
+
+    def needed(*flags: str) -> tuple[int, int]:
+        run = spec(model, *flags)
+        found = memory.required(model, None, args.effective(run), Kind.NATIVE, AVX2)
+        return found.ram, found.shared
+
+    ram, shared = needed()
+    assert shared == memory.tensors(model)
+    assert needed("--no-repack") == (ram - 4 * MIB, shared)
+    assert needed("--no-mmap") == (ram - 4 * MIB, 0)
+
+
+def test_those_of_a_draft_model_too() -> None:
+    model = quantized("Q4_K", tied=False)
+    options = args.effective(spec(model))
+    both = memory.required(model, model, options, Kind.NATIVE, AVX2)
+    assert both.ram - memory.required(model, model, options, Kind.NATIVE).ram == 8 * MIB
+
+
+def test_llama_fit_params_leaves_them_out() -> None:
+    """So that what it does not say of the weights is what is held twice, whatever was expected of the processor."""
+    model = quantized("Q4_K", tied=False)
+    options = args.effective(spec(model))
+    told = [Row(None, memory.tensors(model) - 4 * MIB, MIB * 3 // 2, 98 * MIB)]  # one layer has keys
+    figures = set()
+    for features in (AVX2, frozenset[str]()):
+        estimate = memory.required(model, None, options, Kind.NATIVE, features)
+        figures.add(fit.corrected(estimate, told, model, options, features).ram)
+    assert figures == {memory.required(model, None, options, Kind.NATIVE, AVX2).ram}
