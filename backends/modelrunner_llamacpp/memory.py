@@ -134,9 +134,11 @@ def growth(bundle: Bundle, options: Mapping[str, str]) -> RequiredMemory:
 
 
 def draft_size(draft: Bundle, shape: Shape) -> int:
-    """Beside the model that it drafts for."""
+    """Beside the model that it drafts for, whose types of the cache are not the draft model's
+    (common_base_params_to_speculative of common/speculative.cpp)."""
     header = Header(draft.header)
-    return draft.size + kvcache.kv_cache(header, shape) + header.vocabulary * _PER_WORD
+    cache = kvcache.kv_cache(header, replace(shape, type_k="f16", type_v="f16"))
+    return tensors(draft) + cache + header.vocabulary * _PER_WORD
 
 
 def placement(options: Mapping[str, str], layers: int) -> tuple[int, ...]:

@@ -25,8 +25,8 @@ class Figure:
 
 
 class Ledger:
-    """Figures are kept in `path` (none: in memory only) per backend and its version, model, mode, context, parallel,
-    flags, options and draft: a figure of another combination says nothing about this one."""
+    """Figures are kept in `path` (none: in memory only) per backend, its version and settings, model, mode, context,
+    parallel, flags, options and draft: a figure of another combination says nothing about this one."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -102,7 +102,7 @@ class Ledger:
 
 def _entry(backend: Backend, spec: RunSpec) -> str:
     parts: list[Any] = [backend.name, backend.version(), spec.model_id, spec.mode, spec.context_size, spec.parallel]
-    parts += [spec.gpu_layers]
+    parts += [backend.settings.model_dump_json(), spec.gpu_layers]
     parts += [spec.flags, spec.draft.model_id if spec.draft else None, sorted(spec.options.items())]
     return json.dumps(parts, default=str)
 

@@ -134,30 +134,32 @@ def _private(process: psutil.Process) -> int:
 
 def control_group_limits(root: Path = Path("/")) -> list[tuple[int, int]]:
     """(limit, used) in bytes of every level above this process that sets a limit; page cache that can be dropped does
-    not count as used. Versions 1 and 2 (Linux: Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst)."""
+    not count as used. Beyond version 2's `memory.high` nobody is killed, but all are slowed down until they crawl: that
+    is a limit, too. Versions 1 and 2 (Linux: Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst)."""
     found = []
-    for directory, limit_name, used_name in _levels(root):
-        limit, used = _number(directory / limit_name), _number(directory / used_name)
-        if limit is not None and used is not None:
-            found.append((limit, max(0, used - _droppable(directory / "memory.stat"))))
+    for directory, limit_names, used_name in _levels(root):
+        limits = [limit for name in limit_names if (limit := _number(directory / name)) is not None]
+        used = _number(directory / used_name)
+        if limits and used is not None:
+            found.append((min(limits), max(0, used - _droppable(directory / "memory.stat"))))
     return found
 
 
-def _levels(root: Path) -> list[tuple[Path, str, str]]:
+def _levels(root: Path) -> list[tuple[Path, list[str], str]]:
     """The control groups of this process, from its own up to the one that is mounted. In a container the path may not
     exist under the mount, which then is the container's own group."""
     levels = []
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            base, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
+            base, limits, used = root / "sys/fs/cgroup", ["memory.max", "memory.high"], "memory.current"
         elif "memory" in controllers.split(","):
-            base, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            base, limits, used = root / "sys/fs/cgroup/memory", ["memory.limit_in_bytes"], "memory.usage_in_bytes"
         else:
             continue
         own = base / path.lstrip("/")
         above = [p for p in (own, *own.parents) if p.is_relative_to(base)]
-        levels += [(directory, *names) for directory in above]
+        levels += [(directory, limits, used) for directory in above]
     return levels
 
 

@@ -87,6 +87,15 @@ def test_a_draft_model_is_counted_once_more_without_the_process() -> None:
     assert both - alone == alone - 19 * MIB - grown
 
 
+def test_its_cache_is_not_of_the_models_types() -> None:
+    run = spec(bundle(SMOLLM2), "-ctk", "q8_0", "-ctv", "q8_0")
+    both = required(replace(run, draft=bundle(SMOLLM2)))
+    assert (
+        both.ram - required(run).ram
+        == required(spec(bundle(SMOLLM2))).ram - 19 * MIB - memory.growth(run.bundle, args.effective(run)).ram
+    )
+
+
 def test_the_weights_are_what_runners_of_one_model_share() -> None:
     run = spec(bundle(SMOLLM2))
     assert required(run).shared == run.bundle.size

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from modelrunner.scheduler import Ledger
 from modelrunner.types import RequiredMemory, RunSpec
@@ -57,6 +58,25 @@ async def test_nor_about_another_version_of_the_engine(monkeypatch: pytest.Monke
     ledger.record(backend, SPEC, RequiredMemory(7))
     monkeypatch.setattr(backend, "version", lambda: "2.0")
     assert await ledger.required(backend, SPEC) == RequiredMemory(100)
+
+
+async def test_nor_about_other_settings_of_the_backend(tmp_path: Path) -> None:
+    """A prompt cache that was switched on takes memory."""
+
+    class Cache(BaseModel):
+        prompt_cache: int = 0
+
+    class Caching(FakeBackend):
+        settings_model = Cache
+
+        def __init__(self, size: int) -> None:
+            super().__init__({"a": Engine(100)})
+            self.settings = Cache(prompt_cache=size)
+
+    file = tmp_path / "memory.json"
+    Ledger(file).record(Caching(0), SPEC, RequiredMemory(7))
+    assert await Ledger(file).required(Caching(50), SPEC) == RequiredMemory(100)
+    assert await Ledger(file).required(Caching(0), SPEC) == RequiredMemory(7)
 
 
 async def test_devices_that_were_not_measured_keep_their_estimate(backend: FakeBackend) -> None:

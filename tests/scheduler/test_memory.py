@@ -65,14 +65,41 @@ IN_A_CONTAINER = {
     "sys/fs/cgroup/memory.max": "100000",
     "sys/fs/cgroup/memory.current": "30000",
 }
+SLOWED_DOWN = {
+    "proc/self/cgroup": "0::/user.slice/box",
+    "sys/fs/cgroup/user.slice/box/memory.max": "200000",
+    "sys/fs/cgroup/user.slice/box/memory.high": "100000",
+    "sys/fs/cgroup/user.slice/box/memory.current": "30000",
+    "sys/fs/cgroup/user.slice/memory.max": "max",
+    "sys/fs/cgroup/user.slice/memory.high": "max",
+    "sys/fs/cgroup/user.slice/memory.current": "90000",
+}
+NESTED = {
+    "proc/self/cgroup": "0::/a/b",
+    **{f"sys/fs/cgroup/a/memory.{name}": text for name, text in {"max": "100000", "current": "30000"}.items()},
+    **{f"sys/fs/cgroup/a/b/memory.{name}": text for name, text in {"max": "max", "current": "20000"}.items()},
+}
 
 
-@pytest.mark.parametrize("files", [VERSION_2, VERSION_1, IN_A_CONTAINER], ids=["v2", "v1", "container"])
+@pytest.mark.parametrize(
+    "files",
+    [VERSION_2, VERSION_1, IN_A_CONTAINER, SLOWED_DOWN, NESTED],
+    ids=["v2", "v1", "container", "high", "nested"],
+)
 def test_the_limits_of_control_groups_count(files: dict[str, str], tmp_path: Path) -> None:
     root = lay(tmp_path, files)
     assert control_group_limits(root) == [(100000, 30000)]
     assert MemoryProbe(root=root)() == RequiredMemory(60000)
     assert MemoryProbe(reserve=0, root=root)() == RequiredMemory(70000)
+
+
+def test_the_tightest_level_counts(tmp_path: Path) -> None:
+    """The inner group has the smaller limit, the outer one less left."""
+    inner = {"sys/fs/cgroup/a/b/memory.max": "90000", "sys/fs/cgroup/a/memory.current": "95000"}
+    root = lay(tmp_path, NESTED | inner)
+    assert control_group_limits(root) == [(90000, 20000), (100000, 95000)]
+    assert MemoryProbe(reserve=0, root=root)() == RequiredMemory(5000)
+    assert MemoryProbe(reserve=1000, root=root)() == RequiredMemory(4000)
 
 
 def test_no_limit_is_none(tmp_path: Path) -> None:
