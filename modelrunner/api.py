@@ -214,8 +214,10 @@ class ConfigureRequest(msgspec.Struct, frozen=True):
 
 
 class Configuration(msgspec.Struct, frozen=True):
+    """What is set for one mode of a model alone, or, where `mode` is None, for all of them."""
+
     model: str
-    mode: str
+    mode: str | None
     revision: int
     config: dict[str, Any]
 

@@ -57,9 +57,9 @@ class ModelConfiguration(
         given["options"] = {name: given.pop(name) for name in tuple(given) if name not in FIELDS}
         for name, value in given["options"].items():
             if not isinstance(value, Mapping):
-                raise unknown(name)
+                raise unknown(name, of="a model, nor a backend's table")
         if given.get("keep_alive") is not None:
-            given["keep_alive"] = _keep_alive(given["keep_alive"])
+            given["keep_alive"] = str(KeepAlive.parse(given["keep_alive"]))
         try:
             made = msgspec.convert(given, cls)
         except msgspec.ValidationError as error:
@@ -92,7 +92,7 @@ class ModelConfiguration(
         """In the words of the wire: only what is set, the backends' tables beside the fields."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         tables: dict[str, Any] = found.pop("options", {})
-        return found | tables
+        return found | {name: table for name, table in tables.items() if table}
 
     def for_the_engine(self) -> "ModelConfiguration":
         """The part that an engine is started with: two that differ in it need two processes."""
@@ -108,9 +108,9 @@ def table_name(backend: str) -> str:
     return backend.replace(".", "")
 
 
-def unknown(name: str, known: Iterable[str] = ()) -> BadRequest:
+def unknown(name: str, known: Iterable[str] = (), *, of: str = "a model") -> BadRequest:
     """For a key that is no setting. `known` are further names that would have been."""
-    return BadRequest(f"{name!r} is no setting of a model{nearest(name, (*FIELDS, _RAW_FLAGS, *known))}", param=name)
+    return BadRequest(f"{name!r} is no setting of {of}{nearest(name, (*FIELDS, _RAW_FLAGS, *known))}", param=name)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -148,13 +148,6 @@ def _merge(before: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any
         else:
             merged[name] = value
     return merged
-
-
-def _keep_alive(value: Any) -> str:
-    try:
-        return str(KeepAlive.parse(value))
-    except BadRequest as error:
-        raise BadRequest(f"keep_alive: {error.message}", param="keep_alive") from None
 
 
 def _explained(error: msgspec.ValidationError) -> BadRequest:

@@ -61,7 +61,7 @@ class KeepAlive:
             case str() if value.strip().startswith("-") and value.strip()[1:].isdecimal():
                 seconds = -1.0
             case str():
-                seconds = parse_duration(value)
+                seconds = _duration(value)
             case _:
                 raise BadRequest("keep_alive is a duration or a number of seconds", param="keep_alive")
         if math.isnan(seconds):
@@ -70,6 +70,17 @@ class KeepAlive:
 
     def __str__(self) -> str:
         return "-1" if math.isinf(self.seconds) else format_duration(self.seconds)
+
+
+def _duration(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except BadRequest:
+        raise BadRequest(
+            f'{text!r} is no keep-alive: write a duration such as "90s", "5m" or "1h30m", 0 for not at all, or -1 for '
+            "as long as there is room",
+            param="keep_alive",
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def configure(
         _put(changes, name, None if text == "default" else _json(text))
     if flags:
         changes["runtime-flags"] = list(flags)
-    if changes:
+    if changes or restart:
         how = ({"mode": mode} if mode else {}) | ({"apply": "restart"} if restart else {})
         client.fetch("POST", "/engines/_configure", {"model": model, **how, **changes}, timeout=None)
     _show(client, model, as_json)
@@ -111,9 +111,14 @@ def _show(client: Client, model: str, as_json: bool) -> None:
     if as_json:
         output.json(raw)
         return
-    for found in decode(raw, list[api.Configuration]):
-        values = [(name, _text(value)) for name, value in found.config.items()]
-        output.fields([("model", found.model), ("mode", found.mode), ("revision", str(found.revision)), *values])
+    configurations = decode(raw, list[api.Configuration])
+    for found in configurations:
+        if found is not configurations[0]:
+            output.say("")
+        head = [("model", found.model), ("mode", found.mode or "all"), ("revision", str(found.revision))]
+        output.fields(head + [(name, _text(value)) for name, value in found.config.items()])
+    if not configurations:
+        output.note(f"nothing was set for {model}: it is run as the configuration file and its engine have it")
 
 
 def _put(changes: dict[str, Any], name: str, value: Any) -> None:

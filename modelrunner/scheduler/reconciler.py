@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
@@ -142,16 +141,6 @@ class Reconciler:
         queue = self.queues.get(key)
         if queue is not None:
             self._refuse(key, tuple(queue.tickets), error)
-
-    def set_pinned(self, model_id: str, pinned: bool) -> None:
-        """Of the runners that there are and of those that a queue waits for."""
-        for slot in self.slots.values():
-            if slot.target.key.model_id == model_id:
-                slot.pinned = pinned
-        for queue in self.queues.values():
-            if queue.target.key.model_id == model_id:
-                queue.target = replace(queue.target, pinned=pinned)
-        self.changed()
 
     def pause(self, model_id: str) -> None:
         """Its runners take nothing new and end after their last lease; who asks for it waits for `resume`."""

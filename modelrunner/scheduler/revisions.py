@@ -5,12 +5,13 @@ it. Only `retire`, the end of a restart, makes a loaded one leave.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.sharing import counted_once
 from modelrunner.scheduler.slots import Queue, RunnerSlot, Target
 from modelrunner.scheduler.state import Group, Phase, Reason
-from modelrunner.types import Mode, RequiredMemory, RunnerKey
+from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey
 
 
 def standing(table: Reconciler, target: Target) -> Target:
@@ -50,6 +51,20 @@ def retire(table: Reconciler, target: Target) -> None:
         _move(table, table.queues.pop(key), target)
     for key in _others(table.slots, target):
         table.slots[key].drain = Reason.UNLOAD
+    table.changed()
+
+
+def retain(table: Reconciler, model_id: str, mode: Mode, keep_alive: KeepAlive, pinned: bool) -> None:
+    """Of the runners that there are and of those that a queue waits for. A keep-alive that the last request asked for
+    stays."""
+    for slot in table.slots.values():
+        if (slot.target.key.model_id, slot.target.key.mode) == (model_id, mode):
+            if slot.keep_alive == slot.target.keep_alive:
+                slot.keep_alive = keep_alive
+            slot.target, slot.pinned = replace(slot.target, keep_alive=keep_alive), pinned
+    for key, queue in table.queues.items():
+        if (key.model_id, key.mode) == (model_id, mode):
+            queue.target = replace(queue.target, keep_alive=keep_alive, pinned=pinned)
     table.changed()
 
 

@@ -130,6 +130,10 @@ class Scheduler:
         keys = [key for key, slot in self._table.slots.items() if revisions.takes_requests(slot)]
         return {key.mode for key in (*keys, *self._table.queues) if key.model_id == model_id}
 
+    def has(self, target: Target) -> bool:
+        """Is there a runner of this very configuration that takes requests, or will be."""
+        return revisions.takes_requests(self._table.slots.get(target.key))
+
     async def _granted(self, ticket: Ticket) -> Lease:
         try:
             return await ticket.granted
@@ -176,10 +180,10 @@ class Scheduler:
         to come. Raises what the backend raises."""
         await self._meter.ask(target, self._table.budget())
 
-    def set_pinned(self, model_id: str, pinned: bool) -> None:
-        """Whether room may be made of this model's runners, from now on; those of its later loads have it from their
-        target."""
-        self._table.set_pinned(model_id, pinned)
+    def retain(self, model_id: str, mode: Mode, keep_alive: KeepAlive, *, pinned: bool) -> None:
+        """How long this model's runners in that mode stay unused, unless their last request asked for something else,
+        and whether room may be made of them; from now on. Those of its later loads have it from their target."""
+        revisions.retain(self._table, model_id, mode, keep_alive, pinned)
 
     async def pause(self, model_id: str) -> None:
         """Ends the model's runners after their last request, waiting for that at most `drain_limit`; its requests wait

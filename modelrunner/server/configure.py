@@ -17,7 +17,7 @@ from modelrunner.server.configurations import Configurations, Entry
 from modelrunner.server.messages import json_response, read_json
 from modelrunner.server.options import backend_options, check_backends
 from modelrunner.server.resolve import Resolver, Tables, check_mode, folded, main_mode
-from modelrunner.store import Store, vocabulary
+from modelrunner.store import Store
 from modelrunner.types import Bundle, Mode, RunSpec
 
 
@@ -61,12 +61,6 @@ def _check(backend: Backend, spec: RunSpec) -> None:
     check_mode(backend, bundle, next(iter(bundle.references), spec.model_id), spec.mode)
     backend.check_flags(spec.flags, spec.mode)
     backend.check(spec)
-    if spec.draft is not None and (difference := vocabulary.difference(bundle, spec.draft)):
-        name = next(iter(spec.draft.references), spec.draft.model_id)
-        raise BadRequest(
-            f"{name} cannot draft for this model: {difference}; take a smaller model of the same family",
-            param="speculative.draft_model",
-        )
 
 
 class ConfigurationRoutes:
@@ -102,7 +96,7 @@ class ConfigurationRoutes:
         mode = Mode(wanted.mode) if wanted.mode else None
         bundle = await asyncio.to_thread(self._store.bundle, wanted.model)
         entry = await self.change(bundle.model_id, patch, mode, restart=wanted.apply == "restart")
-        return json_response(self._shown(bundle.model_id, mode or main_mode(bundle), entry), status=202)
+        return json_response(self._shown(bundle.model_id, mode, entry), status=202)
 
     async def change(
         self, model: str, patch: Mapping[str, Any], mode: Mode | None = None, *, restart: bool = False
@@ -125,7 +119,7 @@ class ConfigurationRoutes:
             if model_id in here and only in (None, model_id):
                 bundle = await asyncio.to_thread(self._store.bundle, model_id)
                 if backend in (None, self._resolver.backend_of(None, bundle, mode).name):
-                    found.append(self._shown(model_id, mode or main_mode(bundle), entry))
+                    found.append(self._shown(model_id, mode, entry))
         return json_response(found)
 
     async def _change(self, bundle: Bundle, mode: Mode | None, patch: Mapping[str, Any], *, restart: bool) -> Entry:
@@ -135,19 +129,21 @@ class ConfigurationRoutes:
         entry = self._configurations.draft(before, after)
         running = self._scheduler.modes(bundle.model_id)
         targets = []
-        if entry.revision != before.revision:
+        if restart or entry.revision != before.revision:
             concerned = {mode} if mode else {named, *running, *self._configurations.modes(bundle.model_id)}
             for each in concerned:
                 posted = self._layered(bundle.model_id, each, mode, entry)
                 targets.append(await asyncio.to_thread(self._judge.target, bundle, each, posted))
         with ExitStack() as leases:
             if restart:
-                await self._restart([t for t in targets if t.key.mode in running], leases)
+                late = [t for t in targets if t.key.mode in running and not self._scheduler.has(t)]
+                await self._restart(late, leases)
             await self._configurations.keep(bundle.model_id, mode, before, entry)
             if restart:
                 for target in targets:
                     self._scheduler.retire(target)
-        self._tell(bundle, entry, patch)
+        if entry != before:
+            self._tell(bundle, entry, patch)
         return entry
 
     def _patched(
@@ -181,15 +177,21 @@ class ConfigurationRoutes:
 
     def _tell(self, bundle: Bundle, entry: Entry, patch: Mapping[str, Any]) -> None:
         """Those whom it concerns at once."""
-        if "pin" in patch:
-            self._scheduler.set_pinned(bundle.model_id, bool(entry.configuration.pin))
+        retain(self._scheduler, self._resolver, bundle.model_id)
         name = next(iter(bundle.references), bundle.model_id)
         self._scheduler.events.emit("configure", model=name, reason=", ".join(sorted(patch)), revision=entry.revision)
 
-    def _shown(self, model_id: str, mode: Mode, entry: Entry) -> api.Configuration:
+    def _shown(self, model_id: str, mode: Mode | None, entry: Entry) -> api.Configuration:
         model = self._store.get(model_id)
         name = model.tags[0] if model.tags else model.id
         return api.Configuration(name, mode, entry.revision, entry.configuration.as_dict())
+
+
+def retain(scheduler: Scheduler, resolver: Resolver, model_id: str) -> None:
+    """What never needs another load holds at once for the runners that there are."""
+    for mode in scheduler.modes(model_id):
+        settings = resolver.settings(model_id, mode)
+        scheduler.retain(model_id, mode, resolver.keep_alive(settings), pinned=bool(settings.pin))
 
 
 def _with_backend(patch: dict[str, Any], in_path: str | None) -> dict[str, Any]:

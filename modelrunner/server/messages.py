@@ -11,7 +11,7 @@ from aiohttp import web
 from modelrunner.errors import BadRequest, InvalidReference, UnsupportedMediaType
 
 T = TypeVar("T")
-_FIELD = re.compile(r"`\$\.([\w-]+)|`([\w-]+)`$")
+_FIELD = re.compile(r"`\$\.([\w-]+)|field `([\w-]+)`$")
 
 
 def json_response(value: Any, *, status: int = 200) -> web.Response:

@@ -16,11 +16,11 @@ from modelrunner.locations import ConfigurationError
 from modelrunner.modelconfig import ModelConfiguration
 from modelrunner.scheduler import Scheduler
 from modelrunner.server.configurations import Configurations
-from modelrunner.server.configure import Judge
+from modelrunner.server.configure import Judge, retain
 from modelrunner.server.messages import json_response, read_json
 from modelrunner.server.resolve import Resolver, Tables, main_mode
 from modelrunner.store import Store
-from modelrunner.types import Bundle
+from modelrunner.types import Bundle, KeepAlive
 
 log = logging.getLogger(__name__)
 
@@ -146,10 +146,11 @@ class Reloader:
         self._resolver.set_file_models(new.models)
         await self._configurations.renew([change.model_id for change in models if change.reloads])
         for model in models:
-            self._scheduler.set_pinned(model.model_id, bool(self._resolver.settings(model.model_id).pin))
             if model.reloads:
                 await self._replace(model.model_id)
             self._scheduler.events.emit("configure", model=model.shown.what, reason=model.shown.effect)
+        for here in self._store.list():
+            retain(self._scheduler, self._resolver, here.id)
 
     async def _replace(self, model_id: str) -> None:
         """Its runners take nothing new; who waits for one gets another."""
@@ -197,4 +198,5 @@ def _difference(before: ModelConfiguration, after: ModelConfiguration) -> tuple[
 
 
 def _shown(value: Any) -> str:
+    value = str(value) if isinstance(value, KeepAlive) else value
     return msgspec.json.encode(value, enc_hook=str).decode()

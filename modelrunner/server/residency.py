@@ -54,7 +54,7 @@ class ResidencyRoutes:
             await asyncio.shield(self._scheduler.pause(model.id))
             return json_response(self._state(model, "is paused: its requests wait for `modelrunner resume`"))
         self._scheduler.resume(model.id)
-        return json_response(self._state(model, "is loaded for its next request"))
+        return json_response(self._state(model, "answers again: its next request loads it"))
 
     def _state(self, model: api.Model, what: str) -> api.ModelState:
         name = model.tags[0] if model.tags else model.id

@@ -19,11 +19,11 @@ from modelrunner.errors import (
     NotImplementedHere,
     Unavailable,
 )
-from modelrunner.modelconfig import NOTHING_SET, ModelConfiguration, Speculative
+from modelrunner.modelconfig import NOTHING_SET, ModelConfiguration
 from modelrunner.scheduler import Target
 from modelrunner.server.configurations import Configurations, Entry
 from modelrunner.server.options import backend_options
-from modelrunner.store import Store
+from modelrunner.store import Store, vocabulary
 from modelrunner.types import Bundle, KeepAlive, Mode, ProcessOptions, RunnerKey, RunSpec
 
 _MOST_REMEMBERED = 4096
@@ -63,6 +63,7 @@ class Resolver:
         self._stop_grace = stop_grace
         self._file_models = file_models
         self._targets: dict[tuple[str | None, str, Mode], Target] = {}
+        self._drafting: set[tuple[str, str]] = set()  # model and draft, by ID, of one vocabulary
         self._seen = (-1, -1)
 
     def __call__(self, backend: str | None, model: str, mode: Mode) -> Target:
@@ -97,9 +98,13 @@ class Resolver:
         self._file_models = tables
         self._targets.clear()
 
-    def settings(self, model_id: str) -> ModelConfiguration:
-        """What is set for all modes of the model, POSTed over the configuration file."""
-        return self._configurations.get(model_id).configuration.over(self.from_file(model_id))
+    def settings(self, model_id: str, mode: Mode | None = None) -> ModelConfiguration:
+        """What is set for the model in that mode, or for all modes, POSTed over the configuration file."""
+        posted = self._configurations.effective(model_id, mode) if mode else self._configurations.get(model_id)
+        return posted.configuration.over(self.from_file(model_id))
+
+    def keep_alive(self, settings: ModelConfiguration) -> KeepAlive:
+        return KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
 
     def backend_of(self, name: str | None, bundle: Bundle, mode: Mode | None = None) -> Backend:
         """The named backend, else the configured one, else the best for the bundle's format. Raises `BackendNotFound`,
@@ -142,8 +147,8 @@ class Resolver:
         file = folded(backend, self.from_file(bundle.model_id, tables).as_dict())
         settings = posted.configuration.over(NOTHING_SET.merged(file))
         key = RunnerKey(backend.name, bundle.model_id, mode, posted.revision)
-        keep_alive = KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
-        return Target(key, self._spec(backend, bundle, mode, settings, key), keep_alive, bool(settings.pin))
+        spec = self._spec(backend, bundle, mode, settings, key)
+        return Target(key, spec, self.keep_alive(settings), bool(settings.pin))
 
     def _remember(self, backend: str | None, model: str, mode: Mode) -> Target:
         target = self._target(backend, model, mode)
@@ -174,7 +179,7 @@ class Resolver:
             parallel=settings.parallel or backend.default_parallel(bundle, mode),
             process=ProcessOptions(engine_log(self._logs, key), stop_grace=self._stop_grace),
             flags=settings.runtime_flags or (),
-            draft=self._draft(speculative) if speculative else None,
+            draft=self._draft(bundle, speculative.draft_model) if speculative else None,
             options=backend_options(backend, settings),
             gpu_layers=settings.gpu_layers,
             min_context_size=settings.min_context_size,
@@ -182,14 +187,26 @@ class Resolver:
             draft_acceptance=speculative.min_acceptance_rate if speculative else None,
         )
 
-    def _draft(self, speculative: Speculative) -> Bundle:
-        name = speculative.draft_model
+    def _draft(self, bundle: Bundle, name: str) -> Bundle:
+        """A name may be given to another model at any time: what it means now is what drafts, if it can."""
         try:
-            return self._store.bundle(name)
+            draft = self._store.bundle(name)
         except ModelNotFound:
             raise ModelNotFound(
-                f"the draft model {name} is not here: get it with `modelrunner pull {name}`", param="speculative"
+                f"the draft model {name} is not here: get it with `modelrunner pull {name}`, or do without it with "
+                f"`modelrunner configure {_name(bundle)} --draft-model default`",
+                param="speculative.draft_model",
             ) from None
+        pair = bundle.model_id, draft.model_id
+        if pair not in self._drafting:
+            if difference := vocabulary.difference(bundle, draft):
+                raise BadRequest(
+                    f"{_name(draft)} cannot draft for {_name(bundle)}: {difference}; take a smaller model of the same "
+                    "family",
+                    param="speculative.draft_model",
+                )
+            self._drafting.add(pair)
+        return draft
 
     def _check_format(self, backend: Backend, bundle: Bundle, model: str) -> None:
         if bundle.format in backend.formats:
@@ -222,6 +239,10 @@ def main_mode(bundle: Bundle) -> Mode:
         if mode.value in bundle.capabilities:
             return mode
     return Mode.COMPLETION
+
+
+def _name(bundle: Bundle) -> str:
+    return next(iter(bundle.references), bundle.model_id)
 
 
 def engine_log(logs: Path, key: RunnerKey) -> Path:

@@ -179,6 +179,8 @@ def test_configure_leads_options_into_their_tables(daemon: FakeDaemon, cli: Cli)
     options += "--set llamacpp.save-slots=false --set vllm.hf-overrides.a=text --mode embedding -- --top-k 20"
     assert cli("configure", "m", *options.split()).code == 0
     assert cli("configure", "m", "--draft-model", "default").code == 0
+    told = cli("configure", "m", "--restart")
+    assert (told.code, told.out, told.err.startswith("nothing was set for m")) == (0, "", True)
     assert daemon.asked("POST", "/engines/_configure") == [
         {
             "model": "m",
@@ -192,6 +194,7 @@ def test_configure_leads_options_into_their_tables(daemon: FakeDaemon, cli: Cli)
             "runtime-flags": ["--top-k", "20"],
         },
         {"model": "m", "speculative": None},
+        {"model": "m", "apply": "restart"},
     ]
 
 
@@ -205,11 +208,13 @@ def test_reload_shows_what_changes(daemon: FakeDaemon, cli: Cli) -> None:
 
 
 def test_configure_sends_what_was_given_and_shows_the_result(daemon: FakeDaemon, cli: Cli) -> None:
-    shown = {"model": "m", "mode": "completion", "revision": 1, "config": {"runtime-flags": ["-a", "b c"]}}
-    daemon.answers |= {"POST /engines/_configure": {}, "GET /engines/_configure?model=m": [shown]}
+    shown = {"model": "m", "mode": None, "revision": 1, "config": {"runtime-flags": ["-a", "b c"]}}
+    of_one = {"model": "m", "mode": "embedding", "revision": 2, "config": {"parallel": 3}}
+    daemon.answers |= {"POST /engines/_configure": {}, "GET /engines/_configure?model=m": [shown, of_one]}
     options = ["--context-size", "512", "--parallel", "default", "--keep-alive", "1h", "--backend", "llama.cpp"]
     result = cli("configure", "m", *options, "--runtime-flags", "-a 'b c'")
-    assert '["-a","b c"]' in result.out
+    assert '["-a","b c"]\n\nmodel     m\nmode      embedding\nrevision  2\nparallel  3\n' in result.out
+    assert "mode           all\n" in result.out
     assert daemon.asked("POST", "/engines/_configure") == [
         {
             "model": "m",

@@ -131,6 +131,12 @@ async def test_refusals(folder: Path, kind: str, ask: bytes, status: int, code: 
         assert served.engine.received == []
 
 
+async def test_a_wrong_keep_alive_is_named(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind) as served:
+        answer = await served.ask(request(body={"model": "m", "keep_alive": "soon"}))
+        assert answer.error["param"] == "keep_alive"
+
+
 @pytest.mark.parametrize("refusal", [QueueFull("full", retry_after=3), InsufficientMemory("no room")])
 async def test_what_the_scheduler_refuses(folder: Path, kind: str, refusal: QueueFull) -> None:
     async with proxy(folder, kind) as served:

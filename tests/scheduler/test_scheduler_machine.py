@@ -18,7 +18,7 @@ from modelrunner.errors import (
     Unavailable,
 )
 from modelrunner.scheduler import Lease
-from modelrunner.types import KeepAlive
+from modelrunner.types import KeepAlive, Mode
 from tests.scheduler.fakes import Engine, VirtualLoop, World, settle, target
 
 MAX_WAIT = 40.0
@@ -119,7 +119,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(name=names, pinned=st.booleans())
     def somebody_pins_or_unpins(self, name: str, pinned: bool) -> None:
-        self.run(self.call(lambda: self.scheduler.set_pinned(name, pinned)))
+        self.run(self.call(lambda: self.scheduler.retain(name, Mode.COMPLETION, KeepAlive(9.0), pinned=pinned)))
         self.collect()
 
     @rule(seconds=st.floats(0.05, 20.0))

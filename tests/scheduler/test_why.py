@@ -9,7 +9,7 @@ import pytest
 from modelrunner import api
 from modelrunner.errors import EngineFailed
 from modelrunner.scheduler.scheduler import Scheduler
-from modelrunner.types import RunnerKey, RunSpec
+from modelrunner.types import KeepAlive, Mode, RunnerKey, RunSpec
 from tests.scheduler.fakes import Engine, VirtualLoop, World, settle, target, virtual
 
 
@@ -109,7 +109,7 @@ async def test_a_pin_is_named_as_what_is_in_the_way() -> None:
     assert (told.waiting_for, told.victims) == ("pin", [])
     assert "pinned" in told.reason
     assert (await scheduler.insight.fit(target("b"))).fits == "never"
-    scheduler.set_pinned("a", False)
+    scheduler.retain("a", Mode.COMPLETION, KeepAlive(300.0), pinned=False)
     assert (await why(scheduler, "b")).victims == ["a"]
     await scheduler.close(0)
 

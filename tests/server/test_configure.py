@@ -47,14 +47,14 @@ async def event(daemon: Daemon, kind: bytes) -> bytes:
         ({"fake": {"bugdet": 1}}, 400, "'fake.bugdet' is no setting of fake; did you mean 'budget'"),
         ({"fake": {"budget": -1}}, 400, "fake.budget: Input should be greater than or equal to 0"),
         ({"fake": {"budget": "__import__('os')"}}, 400, "fake.budget: Input should be a valid integer"),
-        ({"fake": 3}, 400, "'fake' is no setting"),
+        ({"fake": 3}, 400, "'fake' is no setting of a model, nor a backend's table"),
         ({"context-size": 2049}, 400, "beyond the 2048 tokens"),
         ({"min-context-size": 1024, "context-size": 512}, 400, "min-context-size 1024 is more"),
         ({"context-size": 512, "runtime-flags": ["--ctx-size", "1024"]}, 400, "a runtime flag says 1024"),
         ({"runtime-flags": ["--ctx-size", "4096"]}, 400, "beyond the 2048 tokens"),
         ({"runtime-flags": ["--rm-rf", "/"]}, 400, "no knob"),
         ({"raw-runtime-flags": "--tokens=1 '"}, 400, "No closing quotation"),
-        ({"keep_alive": "later"}, 400, "not a duration"),
+        ({"keep_alive": "later"}, 400, "'later' is no keep-alive"),
         ({"keep_alive": True}, 400, "not a boolean"),
         ({"mode": "dancing"}, 400, "Invalid enum value"),
         ({"mode": "reranking", "context-size": 9}, 501, "does not offer reranking"),
@@ -105,6 +105,9 @@ async def test_fields_are_merged_and_flags_become_the_fields_that_they_set(start
     assert (runner["context_size"], runner["pinned"]) == (1024, True)
     _, body = await configure(daemon, **{"speculative": None, "fake": None, "runtime-flags": None, "pin": False})
     assert body["config"] == {"context-size": 1024, "pin": False}
+    _, body = await configure(daemon, fake={"budget": 7})
+    _, body = await configure(daemon, fake={"budget": None})
+    assert body["config"] == {"context-size": 1024, "pin": False}
     (runner,) = await runners(daemon)
     assert runner["pinned"] is False
 
@@ -138,9 +141,69 @@ async def test_settings_of_one_mode_are_that_modes_alone(start_daemon: StartDaem
         ("embedding", 256),
     }
     assert [(entry["mode"], entry["config"]) for entry in await shown(daemon)] == [
-        ("completion", {"context-size": 1024}),
+        (None, {"context-size": 1024}),
         ("embedding", {"context-size": 256}),
     ]
+
+
+async def test_what_needs_no_load_holds_at_once(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[models.smol]\npin = true")
+    daemon = await start_daemon(models={"smol": 0}, listen="")
+    await chat(daemon.unix)
+    await chat(daemon.unix, "/v1/embeddings", input="hello")
+
+    async def kept() -> dict[str, tuple[str, bool]]:
+        return {runner["mode"]: (runner["keep_alive"], runner["pinned"]) for runner in await runners(daemon)}
+
+    await configure(daemon, keep_alive="1h")
+    assert await kept() == {"completion": ("1h", True), "embedding": ("1h", True)}
+    await configure(daemon, mode="embedding", pin=False, keep_alive="2h")
+    assert await kept() == {"completion": ("1h", True), "embedding": ("2h", False)}
+    await configure(daemon, mode="embedding", pin=None)
+    assert await kept() == {"completion": ("1h", True), "embedding": ("2h", True)}
+    await chat(daemon.unix, keep_alive="7m")  # what a request asked for stays
+    await configure(daemon, keep_alive=None)
+    assert await kept() == {"completion": ("7m", True), "embedding": ("2h", True)}
+
+
+async def test_a_restart_brings_what_was_changed_before_it(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0}, listen="")
+    await chat(daemon.unix)
+    await configure(daemon, **{"context-size": 512})
+    for changes in ({"context-size": 512}, {}):  # the second time all is as it should be
+        status, body = await configure(daemon, apply="restart", **changes)
+        assert (status, body["config"]) == (202, {"context-size": 512})
+        await chat(daemon.unix)
+        assert [r["context_size"] for r in await runners(daemon) if r["state"] == "ready"] == [512]
+    assert daemon.backend.runs == 2
+
+
+async def test_a_draft_models_name_that_now_means_another_is_told(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    (tmp_path / "data_dir").mkdir()
+    add_model(Store(tmp_path / "data_dir"), "other", 1, vocabulary=400)
+    daemon = await start_daemon(models={"smol": 0, "same": 2}, listen="")
+
+    async def name(model: str) -> None:
+        async with daemon.unix.post(f"/models/{model}/tag", params={"repo": "draft", "tag": "1"}) as answer:
+            assert answer.status == 201
+
+    async def ask() -> tuple[int, str]:
+        body = {"model": "smol", "messages": []}
+        async with daemon.unix.post("/v1/chat/completions", json=body) as answer:
+            return answer.status, await answer.text()
+
+    await name("same")
+    assert (await configure(daemon, speculative={"draft_model": "draft:1"}))[0] == 202
+    assert (await ask())[0] == 200
+    await name("other")
+    status, text = await ask()
+    assert (status, "another vocabulary (400 words, not 16)" in text) == (400, True)
+    async with daemon.unix.delete("/models/draft:1") as answer:
+        assert answer.status == 200
+    status, text = await ask()
+    assert (status, "configure smol --draft-model default" in text) == (404, True)
+    await name("same")
+    assert (await ask())[0] == 200
 
 
 async def test_a_restart_has_the_new_runner_first_and_no_request_is_lost(start_daemon: StartDaemon) -> None:

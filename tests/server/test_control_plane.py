@@ -55,6 +55,15 @@ async def test_the_daemon_about_itself(start_daemon: StartDaemon) -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "param"), [("[]", None), ("{}", "from"), ('{"from": 3}', "from"), ('{"from": "a", "name": 3}', "name")]
+)
+async def test_a_wrong_body_names_the_field(start_daemon: StartDaemon, body: str, param: str | None) -> None:
+    daemon = await start_daemon()
+    async with daemon.unix.post("/models/create", data=body) as answer:
+        assert (await answer.json())["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
     ("method", "path", "body", "expected"),
     [
         ("GET", "/nowhere", None, (404, "route_not_found")),

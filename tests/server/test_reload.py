@@ -53,6 +53,16 @@ async def test_only_what_changed_is_touched(start_daemon: StartDaemon, config: P
     assert (await reload(daemon))[1]["changes"] == []
 
 
+async def test_a_keep_alive_holds_for_what_is_loaded(start_daemon: StartDaemon, config: Path) -> None:
+    daemon = await start_daemon(models={"smol": 0, "other": 1}, listen="")
+    for model in ("smol", "other"):
+        await chat(daemon.unix, model=model)
+    config.write_text('keep_alive = -1\n[models.other]\nkeep_alive = "2h"')
+    _, body = await reload(daemon)
+    assert body["changes"][0] == {"what": "keep_alive", "from": '"5m"', "to": '"-1"', "effect": "holds at once"}
+    assert {r["model_name"]: r["keep_alive"] for r in await runners(daemon)} == {"smol": "-1", "other": "2h"}
+
+
 async def test_a_running_answer_ends_before_its_runner_does(start_daemon: StartDaemon, config: Path) -> None:
     daemon = await start_daemon(models={"smol": 0}, listen="")
     async with Stream(daemon) as stream:
