@@ -5,13 +5,14 @@ minute. Prints the rows of the tables in docs/memory.md, in MiB.
 `before`: predicted from the file's header; `told`: with the engine asked, where it can say; `after`: predicted once a
 run was measured right after its load; `full`: measured after every sequence was given its part of the context, the
 figure that the three predict, with their errors.
-Usage: bench-memory.py [--data DIRECTORY] [--engines native,wheel] [--models SUBSTRING] [--longest TOKENS]
+Usage: bench-memory.py [--data DIRECTORY] [--engines native,wheel] [--rows REGEX] [--longest TOKENS]
 """
 
 import argparse
 import asyncio
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -172,10 +173,11 @@ async def run(arguments: argparse.Namespace, folder: Path) -> None:
         for model in store.list():
             bundle = store.bundle(model.id)
             name = next(iter(bundle.references), model.id)
-            if bundle.format in backend.formats and bundle.size >= LEAST and arguments.models in name:
-                for case in cases(bundle, kind, arguments.longest):
-                    spec = spec_of(bundle, case, folder / "engine.log")
-                    await row(f"{name} {case}", backend, spec, folder)
+            if bundle.format not in backend.formats or bundle.size < LEAST:
+                continue
+            for case in cases(bundle, kind, arguments.longest):
+                if arguments.rows.search(f"{name} {case}"):
+                    await row(f"{name} {case}", backend, spec_of(bundle, case, folder / "engine.log"), folder)
 
 
 def tested_models() -> Path:
@@ -188,7 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=tested_models())
     parser.add_argument("--engines", type=lambda text: text.split(","), default=[Kind.NATIVE, Kind.WHEEL])
-    parser.add_argument("--models", default="", help="a part of their names")
+    parser.add_argument("--rows", type=re.compile, default=re.compile(""), help="only those that it is found in")
     parser.add_argument("--longest", type=int, default=8192, help="no context of more tokens is filled")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -22,11 +22,16 @@ _POOLING = ("none", "mean", "cls", "last", "rank")  # llama_pooling_type's numbe
 
 
 def effective(
-    spec: RunSpec, *, cache_ram: int = 0, threads: int | None = None, batch: int | None = None
+    spec: RunSpec,
+    *,
+    cache_ram: int = 0,
+    threads: int | None = None,
+    batch: int | None = None,
+    rearranged: bool = False,
 ) -> dict[str, str]:
     """What decides memory and speed: the specification, then the person's own flags, which win. Keys are llama-server's
-    flags; `cache_ram` in MiB, `batch` in tokens (llama.cpp's own default where None). Raises `BadRequest` as
-    `flags.parse` does."""
+    flags; `cache_ram` in MiB, `batch` in tokens (llama.cpp's own default where None), `rearranged` where most weights
+    would be held twice (repack.py). Raises `BadRequest` as `flags.parse` does."""
     options = {
         "--ctx-size": str(spec.context_size),
         "--parallel": str(spec.parallel),
@@ -50,6 +55,8 @@ def effective(
     if (budget := LlamaCppOptions.of(spec.options).reasoning_budget) is not None:
         options["--reasoning-budget"] = str(budget)
     own = flags.parse(spec.flags)
+    if rearranged and own.get("--repack") != "off":
+        options["--load-mode"] = "none"
     if (options | own)["--n-gpu-layers"] != "auto":
         options["--fit"] = "off"  # somebody has counted already
     return options | _mode(spec, options | own) | own

@@ -150,7 +150,7 @@ class LlamaCppBackend(Backend):
         return self._required(spec)
 
     def growth(self, spec: RunSpec) -> RequiredMemory:
-        return memory.growth(spec.bundle, self._options(spec))
+        return memory.growth(spec.bundle, spec.draft, self._options(spec))
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
         """On the budget's devices where the engine can use them: all layers, then fewer, then none."""
@@ -214,7 +214,9 @@ class LlamaCppBackend(Backend):
         batch = _CPU_BATCH if engine is not None and engine.devices is False else None
         own = LlamaCppOptions.of(spec.options).prompt_cache
         cache = self.settings.prompt_cache if own is None else own
-        return args.effective(spec, cache_ram=cache >> 20, threads=threads, batch=batch)
+        managed = engine is not None and engine.devices is False and engine.folder is not None
+        rearranged = managed and repack.most(spec.bundle.header.tensors, self._features)
+        return args.effective(spec, cache_ram=cache >> 20, threads=threads, batch=batch, rearranged=rearranged)
 
     def _folders(self) -> list[Path]:
         """Where the managed engines that this data directory uses lie."""

@@ -116,10 +116,10 @@ def required(
         loaded = replace(loaded, ram=loaded.ram + host + _PINNED, vram=vram)
     if not _mapped(options):
         loaded = replace(loaded, shared=0)
-    return loaded + growth(bundle, options)
+    return loaded + growth(bundle, draft, options)
 
 
-def growth(bundle: Bundle, options: Mapping[str, str]) -> RequiredMemory:
+def growth(bundle: Bundle, draft: Bundle | None, options: Mapping[str, str]) -> RequiredMemory:
     """What is touched only as prompts come: the activations and the attention mask of one batch, and the logits where
     every token is an output; a checkpoint now and then of what cannot be rolled back; the cache of prompts."""
     shape, header = Shape.of(options), Header(bundle.header)
@@ -128,17 +128,24 @@ def growth(bundle: Bundle, options: Mapping[str, str]) -> RequiredMemory:
     if options.get("--embeddings") == "on":
         row += 4 * header.vocabulary * (2 if header.causal else 1)  # computed, and copied out
         sequences = 0  # nothing is generated
-    kept = kvcache.checkpoints(header, shape, int(options["--ctx-checkpoints"]))
+    count = int(options["--ctx-checkpoints"])
+    kept = kvcache.checkpoints(header, shape, count)
+    if draft is not None:  # its states are kept beside the model's
+        kept += kvcache.checkpoints(Header(draft.header), _drafting(shape), count)
     prompts = int(options["--cache-ram"]) * MIB
     return RequiredMemory(shape.ubatch * row + kept + prompts + sequences)
 
 
 def draft_size(draft: Bundle, shape: Shape) -> int:
-    """Beside the model that it drafts for, whose types of the cache are not the draft model's
-    (common_base_params_to_speculative of common/speculative.cpp)."""
+    """Beside the model that it drafts for, right after the load."""
     header = Header(draft.header)
-    cache = kvcache.kv_cache(header, replace(shape, type_k="f16", type_v="f16"))
-    return tensors(draft) + cache + header.vocabulary * _PER_WORD
+    return tensors(draft) + kvcache.kv_cache(header, _drafting(shape)) + header.vocabulary * _PER_WORD
+
+
+def _drafting(shape: Shape) -> Shape:
+    """The types of the model's cache are not the draft model's (common_base_params_to_speculative of
+    common/speculative.cpp)."""
+    return replace(shape, type_k="f16", type_v="f16")
 
 
 def placement(options: Mapping[str, str], layers: int) -> tuple[int, ...]:

@@ -29,6 +29,13 @@ def features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset(listed.split()) & _ROWS.keys()
 
 
+def most(tensors: Iterable[Tensor], with_features: Iterable[str]) -> bool:
+    """More than half of all weights: then reading them takes less memory than mapping them, even where two runners of
+    the model would map them together."""
+    tensors = tuple(tensors)
+    return 2 * size(tensors, with_features) > sum(tensor.size for tensor in tensors)
+
+
 def size(tensors: Iterable[Tensor], with_features: Iterable[str]) -> int:
     """Bytes of the matrices that are rearranged. The embedding, which is looked up, is one of them only where it is the
     output, too."""

@@ -23,7 +23,7 @@ def required(run: RunSpec, kind: Kind = Kind.NATIVE) -> RequiredMemory:
 def estimate(metadata: dict[str, Any], context: int, parallel: int, *flags: str, mode: Mode = Mode.COMPLETION) -> float:
     """Right after the load."""
     run = spec(bundle(metadata), *flags, mode=mode, context=context, parallel=parallel)
-    return (required(run).ram - memory.growth(run.bundle, args.effective(run)).ram) / MIB
+    return (required(run).ram - memory.growth(run.bundle, None, args.effective(run)).ram) / MIB
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_the_prompt_cache_is_counted_before_it_is_used() -> None:
     run = spec(bundle(SMOLLM2), context=512, parallel=1)
     cached = replace(run, flags=("--cache-ram", "256"))
     assert required(cached).ram - required(run).ram == 256 * MIB
-    assert memory.growth(run.bundle, args.effective(cached)).ram > 256 * MIB
+    assert memory.growth(run.bundle, None, args.effective(cached)).ram > 256 * MIB
 
 
 def test_a_draft_model_is_counted_once_more_without_the_process() -> None:
     run = spec(bundle(SMOLLM2))
     alone, both = required(run).ram, required(replace(run, draft=bundle(SMOLLM2))).ram
-    grown = memory.growth(run.bundle, args.effective(run)).ram
+    grown = memory.growth(run.bundle, None, args.effective(run)).ram
     assert both - alone == alone - 19 * MIB - grown
 
 
@@ -92,8 +92,14 @@ def test_its_cache_is_not_of_the_models_types() -> None:
     both = required(replace(run, draft=bundle(SMOLLM2)))
     assert (
         both.ram - required(run).ram
-        == required(spec(bundle(SMOLLM2))).ram - 19 * MIB - memory.growth(run.bundle, args.effective(run)).ram
+        == required(spec(bundle(SMOLLM2))).ram - 19 * MIB - memory.growth(run.bundle, None, args.effective(run)).ram
     )
+
+
+def test_the_states_that_a_draft_model_goes_back_to() -> None:
+    run = spec(bundle(GEMMA3), parallel=1)
+    alone, both = (memory.growth(run.bundle, draft, args.effective(run)).ram for draft in (None, run.bundle))
+    assert both - alone == checkpoints(Header(header(GEMMA3)), Shape(2048, 1), 3)
 
 
 def test_the_weights_are_what_runners_of_one_model_share() -> None:

@@ -11,6 +11,9 @@ from modelrunner_llamacpp.engines import Kind
 from modelrunner_llamacpp.fit import Row
 from modelrunner_llamacpp.memory import MIB
 from tests.llamacpp.models import SMOLLM2, bundle, spec
+from tests.llamacpp.test_engines import MakeBackend, make_backend, managed
+
+__all__ = ["make_backend"]
 
 AVX2 = frozenset({"avx2"})
 
@@ -76,6 +79,29 @@ def test_they_count_twice_as_long_as_the_file_is_mapped() -> None:
     assert shared == memory.tensors(model)
     assert needed("--no-repack") == (ram - 4 * MIB, shared)
     assert needed("--no-mmap") == (ram - 4 * MIB, 0)
+
+
+def test_where_they_are_the_most_the_file_is_read_and_not_mapped() -> None:
+    model = quantized("Q4_K")
+    assert repack.most(model.header.tensors, AVX2)
+    assert not repack.most(quantized("Q4_K", tied=False).header.tensors, AVX2)
+
+    def load_mode(*flags: str) -> str | None:
+        return args.effective(spec(model, *flags), rearranged=True).get("--load-mode")
+
+    assert load_mode() == "none"
+    assert load_mode("--no-repack") is None
+    assert load_mode("--load-mode", "mmap") == "mmap"
+    assert "--load-mode" not in args.effective(spec(model))
+
+
+@pytest.mark.skipif(not repack.features(), reason="llama.cpp rearranges nothing for this processor")
+async def test_of_managed_engines_without_devices(make_backend: MakeBackend) -> None:
+    """Others may not know the flag, or hold the weights elsewhere."""
+    backend, run = make_backend(), spec(quantized("Q4_0"))
+    assert (await backend.required_memory(run)).shared == memory.tensors(run.bundle)
+    managed(backend.context, Kind.WHEEL, "2026.1")
+    assert (await backend.required_memory(run)).shared == 0
 
 
 def test_those_of_a_draft_model_too() -> None:
