@@ -11,7 +11,7 @@ from modelrunner.types import RunnerKey
 # Bytes per second at which a model is assumed to load as long as that was not measured: a disk's speed, rather low.
 ASSUMED_RATE = 500e6
 # A request is overtaken by at most so many times as much as an engine works on at once.
-_MOST_ROUNDS = 4.0
+_MOST_ROUNDS = 6.0
 # A busy runner is dearer than all idle ones together, a sleeping one cheaper.
 _BUSY, _ASLEEP = 1e9, 1e-9
 
@@ -42,9 +42,9 @@ def spared_until(slot: Slot, policy: Policy) -> float:
 def patience(served: int, queued: int, policy: Policy) -> float:
     """How long, in seconds, a request lets itself be overtaken. What is served meanwhile needs no load of its own, so
     where many wait for ready runners, fewer and larger batches serve all of them sooner: as many times the patience as
-    there are rounds of requests, at most four."""
+    there are rounds of requests, at most six, and at most a quarter of the maximum wait."""
     rounds = min(1.0 + queued / max(1, served), _MOST_ROUNDS)
-    return min(rounds * policy.patience, max(policy.patience, policy.max_wait / 4))
+    return min(rounds * policy.patience, policy.max_wait / 4)
 
 
 class Candidate(NamedTuple):

@@ -135,17 +135,18 @@ def test_it_stays_for_a_quarter_of_the_maximum_wait_at_most() -> None:
     ]
 
 
-@pytest.mark.parametrize(("queued", "rounds"), [(0, 1.0), (1, 1.5), (2, 2.0), (6, 4.0), (20, 4.0)])
-def test_the_more_queue_for_busy_runners_the_longer_they_are_served_first(queued: int, rounds: float) -> None:
-    """The patience once for each round of them, at most four times, and at most a quarter of the maximum wait."""
-    busy = slot("a", 6, leases=2, capacity=2)
+@pytest.mark.parametrize(
+    ("queued", "seconds", "max_wait"),
+    [(0, 5.0, 1000), (1, 7.5, 1000), (2, 10.0, 1000), (40, 30.0, 1000), (40, 25.0, 100), (0, 4.0, 16)],
+)
+def test_the_more_queue_for_busy_runners_the_longer_they_are_served_first(
+    queued: int, seconds: float, max_wait: float
+) -> None:
+    """The patience once for each round of them, at most six times, and at most a quarter of the maximum wait."""
+    busy, policy = slot("a", 6, leases=2, capacity=2), replace(POLICY, max_wait=max_wait)
     younger = [group("a", 6, *[NOW - 1] * queued, first=2)] if queued else []
-    assert decide(group("x", 6, NOW - 5 * rounds + 0.1), *younger, busy, policy=POLICY) == []
-    assert decide(group("x", 6, NOW - 5 * rounds), *younger, busy, policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
-    hasty = replace(POLICY, max_wait=40.0)
-    assert decide(group("x", 6, NOW - min(5 * rounds, 10.0)), *younger, busy, policy=hasty) == [
-        Drain(key("a"), Reason.ROOM)
-    ]
+    assert decide(group("x", 6, NOW - seconds + 0.1), *younger, busy, policy=policy) == []
+    assert decide(group("x", 6, NOW - seconds), *younger, busy, policy=policy) == [Drain(key("a"), Reason.ROOM)]
 
 
 def test_no_room_is_made_of_a_runner_that_somebody_before_in_line_waits_for() -> None:
@@ -180,6 +181,8 @@ def test_while_others_are_served_an_idle_runner_stays_that_may_be_used_again() -
     assert decide(waiting, slow, busy, policy=POLICY) == []
     assert decide(waiting, replace(slow, last_used=NOW - 5), busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
     assert decide(waiting, used, policy=POLICY) == [Stop(key("a"), Reason.ROOM)], "where nobody else is served, at once"
+    leaving = slot("b", 4, Phase.DRAINING, leases=1, drain=Reason.UNLOAD)
+    assert decide(waiting, used, leaving, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
     patient = group("x", 6, NOW - 5)
     assert decide(patient, replace(used, last_used=NOW), busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
 
