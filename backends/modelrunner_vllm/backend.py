@@ -24,7 +24,7 @@ from modelrunner import (
     enginecache,
 )
 from modelrunner.process import run, scrubbed_environment
-from modelrunner_vllm import args, engines, errors, flags, install, memory
+from modelrunner_vllm import args, engines, errors, flags, install, memory, metrics
 from modelrunner_vllm.adapters import Adapter, find_adapters
 from modelrunner_vllm.engines import Engine
 from modelrunner_vllm.machine import Machine, has_cuda
@@ -139,6 +139,9 @@ class VllmBackend(Backend):
 
     def progress(self, line: str) -> str | None:
         return errors.stage(line)
+
+    async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
+        return await metrics.work(endpoint)
 
     def sleep_level(self, spec: RunSpec) -> int:
         return (VllmOptions.model_validate(dict(spec.options)).sleep or 0) if self._cuda() else 0

@@ -50,18 +50,23 @@ _CAUSES = [
     (r"Can't load (?:the )?(?:configuration|tokenizer)|does not appear to have a file named (\S+)|"
      r"Invalid repository ID",
      "the model lacks files that vLLM needs (config.json, tokenizer): pull it again"),
-    (r"Unknown quantization method|quantization method.{0,120}not supported|not supported for the current GPU",
+    (r"Cannot find the config file for (\w+)",
+     "the model's weights are not quantized with {0}: leave `quantization` out, its config.json says what they are"),
+    (r"Unknown quantization method|quantization method.{0,120}not supported|not supported for the current GPU|"
+     r"_C::(\w+)\(\) expected at most 0 argument",  # a kernel that this build has the name of, and nothing more
      "this device or build cannot run the model's quantization: choose another quantization of the model"),
     (r"must be divisible by tensor parallel size|divisible by tensor.parallel",
      "tensor-parallel-size does not divide the model's attention heads: choose another"),
     (r"error: (?:unrecognized arguments|argument)[: ]+([^\n]{0,120})",
      "this vLLM does not take {0}: " + _AGAIN),
+    (r"\((?:Worker|EngineCore)[^)\n]*\) ERROR [^\]\n]*\] (\w+(?:Error|Exception): [^\n]{1,300})",
+     "vLLM could not start its engine: {0}"),
     (r"Engine core initialization failed", "vLLM could not start its engine; its log says more"),
 ]  # fmt: skip
 _STARVED = re.compile(
     r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|is less than desired GPU memory utilization|"
     r"Available memory on node .{0,200}is less than|Cannot allocate memory|DefaultCPUAllocator|std::bad_alloc|"
-    r"MemoryError",
+    r"MemoryError|No available memory for the cache blocks",  # the last where others took it while vLLM measured
     re.DOTALL,
 )
 _COMPILED = [(re.compile(pattern, re.DOTALL), sentence) for pattern, sentence in _CAUSES]

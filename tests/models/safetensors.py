@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-_NUMPY = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I64": np.int64}
+_NUMPY = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I64": np.int64, "I8": np.int8}
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
@@ -25,12 +25,13 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray], dtype: str = "F32") -> None:
-    """All tensors in one type: F32, F16 or BF16."""
+    """All tensors in one type, F32, F16 or BF16, but for those of 8-bit integers, which stay what they are."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     pieces, offset = [], 0
     for name, array in sorted(tensors.items()):
-        data = (narrowed(array) if dtype == "BF16" else array.astype(_NUMPY[dtype])).tobytes()
-        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [offset, offset + len(data)]}
+        kind = "I8" if array.dtype == np.int8 else dtype
+        data = (narrowed(array) if kind == "BF16" else array.astype(_NUMPY[kind])).tobytes()
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [offset, offset + len(data)]}
         pieces.append(data)
         offset += len(data)
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -13,7 +13,7 @@ import pytest
 from modelrunner import BackendExited, BackendUnavailable, BadRequest, Bundle, Mode, RunSpec
 from modelrunner.testing import BackendContract, alive, running, tree
 from modelrunner_vllm import VllmBackend
-from tests.models.prepare import MINILM_SAFETENSORS, RERANKER_SAFETENSORS
+from tests.models.prepare import MINILM_SAFETENSORS
 
 pytestmark = pytest.mark.engine
 LIMIT = 300.0  # seconds
@@ -61,17 +61,6 @@ async def test_embeddings_and_their_memory(
     assert answer.count(b'"embedding":[') == 3
     assert measured is not None
     assert measured.ram == pytest.approx(estimate.ram, rel=0.25)
-
-
-async def test_reranking_and_scoring(backend: VllmBackend, spec: RunSpec, bundle_of: Callable[[str], Bundle]) -> None:
-    bundle = bundle_of(RERANKER_SAFETENSORS)
-    run = replace(spec, model_id=bundle.model_id, bundle=bundle, mode=Mode.RERANKING, context_size=512)
-    async with running(backend, run, LIMIT) as (runner, _):
-        for path, query in (("/v1/rerank", b"query"), ("/v1/score", b"queries")):
-            sent = b'{"model": "%b", "%b": "cat", "documents": ["the cat", "dog"]}' % (run.model_id.encode(), query)
-            status, answer = await runner.upstream.fetch("POST", path, sent, timeout=60)
-            assert status == 200, answer
-            assert answer.count(b'"index":') == 2
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""What log lines mean. The stages, and the lines about Ray on the CPU and about memory there, were seen; the others are
-written after the messages in vLLM's and its libraries' sources, and most of those starts were never made."""
+"""What log lines mean. The stages, and the lines about Ray, quantization and memory on the CPU, were seen; the others
+are written after the messages in vLLM's and its libraries' sources, and most of those starts were never made."""
 
 import pytest
 
@@ -43,7 +43,17 @@ from modelrunner_vllm import errors
         ),
         ("ValueError: Total number of attention heads (9) must be divisible by tensor parallel size (2).", "heads"),
         ("api_server.py: error: unrecognized arguments: --swap-space", "does not take"),
-        ("RuntimeError: Engine core initialization failed. See root cause above.", "could not start"),
+        ("  Value error, Cannot find the config file for awq [type=value_error]", "not quantized with awq"),
+        (
+            "(Worker pid=3) ERROR 11-21 10:05:09 [multiproc_executor.py:953] RuntimeError: "
+            "_C::static_scaled_fp8_quant() expected at most 0 argument(s) but received 4 argument(s).",
+            "cannot run the model's quantization",
+        ),
+        (
+            "(EngineCore pid=2) ERROR 11-21 10:05:09 [core.py:99] KeyError: 'lm_head.weight'",
+            "could not start its engine: KeyError: 'lm_head.weight'",
+        ),
+        ("RuntimeError: Engine core initialization failed. See root cause above.", "its log says more"),
     ],
 )
 def test_last_words(tail: str, said: str) -> None:
@@ -59,6 +69,8 @@ def test_unknown_words_are_not_explained() -> None:
 def test_what_is_tried_again_with_more_room() -> None:
     assert errors.ran_out_of_memory("torch.OutOfMemoryError: CUDA out of memory.")
     assert errors.ran_out_of_memory("ValueError: Available memory on node 0 (1/2 GiB) on startup is less than desired")
+    assert errors.ran_out_of_memory("ValueError: No available memory for the cache blocks. Try increasing")
+    assert not errors.ran_out_of_memory("ValueError: KV cache is needed, which is larger than the available KV cache")
     assert not errors.ran_out_of_memory("ModuleNotFoundError: No module named 'x'")
 
 

@@ -74,8 +74,13 @@ async def test_an_adapter_is_a_model_to_vllm(client: Client) -> None:
     body, headers = client.reached
     assert json.loads(body) == {"model": "sql", "seed": 18446744073709551615}
     assert headers[b"content-length"] == str(len(body)).encode()
-    status, answer = await client.ask("/v1/completions", b'{"model": "smol", "adapter": "other"}')
-    assert (status, "sql" in answer["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("adapter", [b'"other"', b'""', b"7", b'["sql"]', b'{"name": "sql"}', b"false"])
+async def test_an_adapter_that_is_none_is_refused(client: Client, adapter: bytes) -> None:
+    status, answer = await client.ask("/v1/completions", b'{"model": "smol", "adapter": %b}' % adapter)
+    assert (status, "there are: sql" in answer["error"]["message"]) == (400, True)
+    assert client.reached is None
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/invocations", "/v1/load_lora_adapter", "/docs", "/"])

@@ -27,7 +27,7 @@ _SLEEP = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/collective_rpc"})
 
 class _Named(msgspec.Struct):
     model: str | None = None
-    adapter: str | None = None
+    adapter: Any = None
 
 
 class OneModel:
@@ -35,7 +35,7 @@ class OneModel:
         known = json.loads(os.environ["MODELRUNNER_GUARD"])
         self._app = app
         self._models = frozenset(known["models"])
-        self._adapters = frozenset(known["adapters"])
+        self._adapters: list[str] = known["adapters"]
         self._named = msgspec.json.Decoder(_Named)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -59,8 +59,8 @@ class OneModel:
             message = f"this engine serves {sorted(self._models)[0]} and no other model, not {named.model}"
             await _refuse(scope, send, 421, "misdirected_request", message)
         elif named.adapter is not None and named.adapter not in self._adapters:
-            known = ", ".join(sorted(self._adapters)) or "none"
-            message = f"there is no adapter {named.adapter!r} for this model; there are: {known}"
+            known = ", ".join(self._adapters) or "none"
+            message = f"there is no adapter {str(named.adapter)[:80]!r} for this model; there are: {known}"
             await _refuse(scope, send, 400, "bad_request", message)
         else:
             if named.adapter is not None:

@@ -1,0 +1,121 @@
+"""The real engine with adapters, quantized weights, guessed tokens and as a reranker, as the clients of a daemon see
+it. Each start takes half a minute, and serves as much as it can."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from modelrunner.store import Store
+from tests.e2e.conftest import StartDaemon
+from tests.e2e.daemons import Daemon
+from tests.models import int8, lora
+from tests.models.oracle import Bert
+from tests.models.prepare import RERANKER_SAFETENSORS, SMOLLM2_SAFETENSORS
+
+pytestmark = pytest.mark.engine
+QUANTIZED = "test/int8"
+PARIS = "The capital of France is Paris."
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(no_process_left: None) -> None:
+    """Instead of the check after every test: the daemon serves all of them."""
+
+
+@pytest.fixture(scope="module")
+def daemon(
+    installed: Path, make_daemon: StartDaemon, prepared: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Daemon:
+    """With vLLM, two LoRA adapters, and a model of 8 bits beside the one that it was made of."""
+    model, folder = Store(prepared).bundle(SMOLLM2_SAFETENSORS).directory, tmp_path_factory.mktemp("made")
+    for name, scale in (("noise", 0.5), ("nothing", 0.0)):
+        lora.write(folder / "adapters" / name, model, scale)
+    daemon = make_daemon(None)
+    link = daemon.data / "engines" / "vllm"
+    link.parent.mkdir()
+    link.symlink_to(installed)
+    Path(daemon.environment["MODELRUNNER_CONFIG"]).write_text(f'[backends.vllm]\nadapters = "{folder}/adapters"\n')
+    daemon.start()
+    do(daemon, "package", QUANTIZED, "--safetensors-dir", str(int8.convert(model, folder / "int8")))
+    return daemon
+
+
+def do(daemon: Daemon, *words: str) -> None:
+    done = daemon.run(*words)
+    assert done.returncode == 0, done.stderr
+
+
+def ask(daemon: Daemon, path: str, **body: Any) -> httpx.Response:
+    with daemon.client(300) as client:
+        return client.post(path, json=body)
+
+
+def said(daemon: Daemon, model: str, **fields: Any) -> str:
+    answer = daemon.chat(model, max_tokens=16, **fields)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+def guessed_right(daemon: Daemon) -> float:
+    """Tokens, in all, by the engine's own counter as the daemon passes it on."""
+    found = re.findall(r"^vllm:spec_decode_num_accepted_tokens_total\{.*\} (\S+)$", daemon.get("/metrics").text, re.M)
+    return sum(map(float, found))
+
+
+def test_a_request_chooses_an_adapter(daemon: Daemon) -> None:
+    do(daemon, "configure", SMOLLM2_SAFETENSORS, "--set", 'vllm.lora-adapters=["noise","nothing"]')
+    assert said(daemon, SMOLLM2_SAFETENSORS) == PARIS
+    assert said(daemon, SMOLLM2_SAFETENSORS, adapter="nothing") == PARIS
+    assert said(daemon, SMOLLM2_SAFETENSORS, adapter="noise") != PARIS
+    for wrong in ("other", 7):
+        refused = daemon.chat(SMOLLM2_SAFETENSORS, adapter=wrong)
+        assert refused.status_code == 400
+        assert "there are: noise, nothing" in refused.json()["error"]["message"]
+
+
+def test_an_adapter_that_is_not_there_is_refused_when_it_is_configured(daemon: Daemon) -> None:
+    refused = daemon.run("configure", SMOLLM2_SAFETENSORS, "--set", 'vllm.lora-adapters=["other"]')
+    assert refused.returncode == 1
+    assert "there is no LoRA adapter 'other'" in refused.stderr
+
+
+def test_weights_of_eight_bits_and_tokens_guessed_from_the_prompt(daemon: Daemon) -> None:
+    do(daemon, "configure", QUANTIZED, "--set", "vllm.speculative-ngram=4")
+    before = guessed_right(daemon)
+    assert "Paris" in said(daemon, QUANTIZED)
+    again = "one two three one two three one two three one two"
+    answer = ask(daemon, "/engines/vllm/v1/completions", model=QUANTIZED, prompt=again, max_tokens=12, temperature=0)
+    assert answer.status_code == 200, answer.text
+    assert guessed_right(daemon) > before
+
+
+def test_a_draft_model_guesses_tokens(daemon: Daemon) -> None:
+    do(daemon, "configure", SMOLLM2_SAFETENSORS, "--set", "vllm.lora-adapters=default", "--draft-model", QUANTIZED)
+    before = guessed_right(daemon)
+    assert said(daemon, SMOLLM2_SAFETENSORS) == PARIS
+    assert guessed_right(daemon) > before
+
+
+def test_reranking_and_scoring(daemon: Daemon, prepared: Path) -> None:
+    """Against the same computed in numpy; vLLM gives a score of one label as a probability."""
+    oracle, documents = Bert(Store(prepared).bundle(RERANKER_SAFETENSORS).directory), ["the cat", "dog", "word word"]
+    expected = {n: 1 / (1 + math.exp(-oracle.score("cat", text))) for n, text in enumerate(documents)}
+    best_first = sorted(expected, key=lambda n: -expected[n])
+    for path in ("/v1/rerank", "/rerank", "/engines/vllm/v1/rerank"):
+        answer = ask(daemon, path, model=RERANKER_SAFETENSORS, query="cat", documents=documents)
+        assert answer.status_code == 200, answer.text
+        results = answer.json()["results"]
+        assert [each["index"] for each in results] == best_first
+        assert {each["index"]: each["relevance_score"] for each in results} == pytest.approx(expected, abs=0.01)
+    answer = ask(daemon, "/score", model=RERANKER_SAFETENSORS, queries="cat", documents=documents)
+    assert answer.status_code == 200, answer.text
+    assert {each["index"]: each["score"] for each in answer.json()["data"]} == pytest.approx(expected, abs=0.01)
+    best = ask(daemon, "/v1/rerank", model=RERANKER_SAFETENSORS, query="cat", documents=documents, top_n=1)
+    assert [each["index"] for each in best.json()["results"]] == best_first[:1]
+    refused = daemon.chat(RERANKER_SAFETENSORS)
+    assert refused.status_code == 422
+    assert "reranking" in refused.json()["error"]["message"]
