@@ -31,9 +31,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
-    """What the imports made stays for good: left out of later collections, which take a tenth of the time then."""
-    gc.collect()
-    gc.freeze()
+    collect_garbage()
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +43,7 @@ def nothing_left() -> Iterator[None]:
     for pid in survivors:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    gc.collect()  # what closes itself only when it is collected is reported by its own ResourceWarning
+    collect_garbage()  # what closes itself only when it is collected is reported by its own ResourceWarning
     left = [f"process {pid} {what}" for pid, what in survivors.items()]
     left += [f"descriptor {fd} {what}" for fd, what in open_files().items() if files.get(fd) != what]
     for thread in (started := set(threading.enumerate()) - threads):
@@ -69,6 +67,13 @@ async def no_task_left() -> AsyncIterator[None]:
     if left:
         _, left = await asyncio.wait(left, timeout=1)
     assert not left, f"the test left tasks behind: {left}"
+
+
+def collect_garbage() -> None:
+    """What is left over (modules, and caches: one of aiohttp's keeps every server of a test) stays for good. It is left
+    out of later collections, which would soon take longer than the tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def open_files() -> dict[int, str]:
