@@ -15,6 +15,11 @@ class Model(msgspec.Struct, frozen=True):
     created: int
     config: dict[str, Any]
 
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.tags[0] if self.tags else self.id
+
 
 _PULL_NAMES = {"from_": "from", "bearer_token": "bearer-token", "trust_remote_code": "trust-remote-code"}
 
@@ -258,7 +263,8 @@ class Deleted(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`GET /health` and `/ready`. `reason` says what is wrong, of `/ready` alone."""
+    """`GET /health` and `/ready`. `reason` says what is wrong, of `/ready` alone: with models that cannot be had while
+    the others can."""
 
     status: Literal["starting", "ready", "busy", "shutting_down", "error"]
     uptime_seconds: float

@@ -3,13 +3,13 @@ and whether all is well. Looks at the reconciler's table and changes nothing in 
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from modelrunner import api
-from modelrunner.scheduler import revisions, why
+from modelrunner.scheduler import refusals, revisions, why
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.slots import Queue, Target
@@ -78,6 +78,16 @@ class Insight:
         self._missing.pop(model, None)
         if reason is not None:
             self._missing[model] = reason
+
+    def failing(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Why requests are refused for a while whose engine failed again and again: by model ID, of the models that
+        `names` has by theirs."""
+        now, table = self._clock(), self._table
+        return {
+            key.model_id: refusals.backing_off(Group(key, (), (), names[key.model_id]), failure, now).message
+            for key, failure in table.state().failures.items()
+            if key.model_id in names and key not in table.slots and not failure.waits and now < failure.until
+        }
 
     async def trouble(self) -> str:
         """Why it would be wrong to send requests here, "" if it would not."""

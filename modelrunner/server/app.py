@@ -147,7 +147,9 @@ def application(
     statuses = Statuses(registry)
     engines = EngineRoutes(store, scheduler, registry, statuses, parts.installer)
     configure = ConfigurationRoutes(store, scheduler, registry, configurations, parts.resolver, parts.judge)
-    system = SystemRoutes(addresses, lifecycle, store, statuses, scheduler, lambda: pipeline.active)
+    system = SystemRoutes(
+        addresses, lifecycle, store, statuses, scheduler, lambda: pipeline.active, parts.resolver.is_needed
+    )
     insight = InsightRoutes(store, parts.resolver, scheduler, parts.puller)
     residency = ResidencyRoutes(store, scheduler, parts.preloader, configure.change)
     families = (insight, models, engines, configure, residency, reloader, system)

@@ -183,8 +183,7 @@ class ConfigurationRoutes:
 
     def _shown(self, model_id: str, mode: Mode | None, entry: Entry) -> api.Configuration:
         model = self._store.get(model_id)
-        name = model.tags[0] if model.tags else model.id
-        return api.Configuration(name, mode, entry.revision, entry.configuration.as_dict())
+        return api.Configuration(model.name, mode, entry.revision, entry.configuration.as_dict())
 
 
 def retain(scheduler: Scheduler, resolver: Resolver, model_id: str) -> None:

@@ -80,9 +80,8 @@ class ModelRoutes:
             except ModelRunnerError as error:
                 self._scheduler.events.emit("pull", model=wanted.name or wanted.from_, reason=f"failed: {error}")
                 raise
-            name = _name(model)
-            self._scheduler.events.emit("pull", model=name, reason=f"pulled from {wanted.from_}")
-            return api.Progress("success", f"{name} is here", model=name)
+            self._scheduler.events.emit("pull", model=model.name, reason=f"pulled from {wanted.from_}")
+            return api.Progress("success", f"{model.name} is here", model=model.name)
 
         return await stream_progress(request, pull, mode="pull")
 
@@ -103,7 +102,7 @@ class ModelRoutes:
     async def get_openai(self, request: web.Request) -> web.Response:
         model = self._store.get(reference_in_path(request, "/v1/models/"))
         if not self._served(request, model):
-            raise ModelNotFound(f"{request.match_info['backend']} cannot serve {_name(model)}", param="model")
+            raise ModelNotFound(f"{request.match_info['backend']} cannot serve {model.name}", param="model")
         return json_response(self._openai(model))
 
     async def delete_openai(self, request: web.Request) -> web.Response:
@@ -142,7 +141,7 @@ class ModelRoutes:
 
     def _openai(self, model: api.Model) -> dict[str, object]:
         return {
-            "id": _name(model),
+            "id": model.name,
             "object": "model",
             "created": model.created,
             "owned_by": "modelrunner",
@@ -156,10 +155,6 @@ class ModelRoutes:
         configured = self._configurations.get(model.id).configuration.backend
         able = sorted(b.name for b in self._registry if str(model.config.get("format")) in b.formats)
         return configured or next(iter(able), None)
-
-
-def _name(model: api.Model) -> str:
-    return model.tags[0] if model.tags else model.id
 
 
 def _is_id(reference: str, model: api.Model) -> bool:

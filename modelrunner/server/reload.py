@@ -131,8 +131,7 @@ class Reloader:
                 if reloads:
                     loaded = self._scheduler.modes(model.id)
                     effect = "its runner is replaced" if loaded else "holds from its next load"
-                name = model.tags[0] if model.tags else model.id
-                shown = api.Change(f'models."{name}"', *_difference(before, after), effect)
+                shown = api.Change(f'models."{model.name}"', *_difference(before, after), effect)
                 found.append(_ModelChange(model.id, reloads, shown))
         return found
 

@@ -57,6 +57,5 @@ class ResidencyRoutes:
         return json_response(self._state(model, "answers again: its next request loads it"))
 
     def _state(self, model: api.Model, what: str) -> api.ModelState:
-        name = model.tags[0] if model.tags else model.id
         states = (runner.state for runner in self._scheduler.runners() if runner.model_id == model.id)
-        return api.ModelState(name, next(states, "stopped"), f"{name} {what}")
+        return api.ModelState(model.name, next(states, "stopped"), f"{model.name} {what}")

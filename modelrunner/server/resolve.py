@@ -125,6 +125,11 @@ class Resolver:
                 continue  # a table for a model that is not here (yet), or damaged
         return found
 
+    def is_needed(self, model_id: str) -> bool:
+        """Somebody said that it is to be loaded from the start, or to stay whatever comes."""
+        settings = self.settings(model_id)
+        return bool(settings.preload or settings.pin)
+
     def preloads(self) -> list[str]:
         """The models that are to be loaded from the start. One that only the configuration file names may not be here
         yet."""

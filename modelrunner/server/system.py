@@ -37,13 +37,16 @@ class SystemRoutes:
         statuses: Statuses,
         scheduler: Scheduler,
         active_requests: Callable[[], int],
+        is_needed: Callable[[str], bool],
     ) -> None:
+        """`is_needed`: by its ID, is a model one that must be there, whoever asks for it."""
         self._addresses = addresses
         self._lifecycle = lifecycle
         self._store = store
         self._statuses = statuses
         self._scheduler = scheduler
         self._active_requests = active_requests
+        self._is_needed = is_needed
         self._logs = addresses.data / "logs"
 
     def routes(self) -> list[web.RouteDef]:
@@ -63,13 +66,17 @@ class SystemRoutes:
         return json_response(self._health())
 
     async def ready(self, request: web.Request) -> web.Response:
-        """503 with the reason while it would be wrong to send a request here."""
-        health = self._health()
+        """503 with the reason while it would be wrong to send a request here. A model that nobody said is needed, and
+        whose engine fails, is named; the others are served all the same."""
+        health, insight = self._health(), self._scheduler.insight
         ending = health.status == "shutting_down"
-        reason = "the daemon is shutting down" if ending else await self._scheduler.insight.trouble()
-        status = "error" if reason and not ending else health.status
+        trouble = "the daemon is shutting down" if ending else await insight.trouble()
+        failing = insight.failing({model.id: model.name for model in self._store.list()})
+        unready = bool(trouble) or any(map(self._is_needed, failing))
+        reason = "; ".join(filter(None, [trouble, *failing.values()]))
+        status = "error" if unready and not ending else health.status
         told = msgspec.structs.replace(health, status=status, reason=reason)
-        return json_response(told, status=503 if reason else 200)
+        return json_response(told, status=503 if unready else 200)
 
     async def version(self, request: web.Request) -> web.Response:
         where = self._addresses

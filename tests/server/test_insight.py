@@ -234,6 +234,29 @@ async def test_a_preload_that_fails_is_loud_and_tried_again_when_it_is_mended(
             pass
 
 
+async def test_a_model_that_keeps_failing_is_named_and_only_a_needed_one_makes_the_daemon_unready(
+    start_daemon: StartDaemon,
+) -> None:
+    daemon = await start_daemon(models={"smol": 0, "other": 1})
+    await post(daemon, "/v1/chat/completions", {**CHAT, "model": "other"})
+    daemon.backend.knobs = ("--crash=no such layer",)
+    for _ in range(2):  # the second failure in a row makes a pause of two seconds
+        async with asyncio.timeout(20):
+            while (await _asked(daemon)) != 502:
+                pass
+    told = await get(daemon, "/ready")
+    assert (told["status"], "smol failed 2 times in a row" in told["reason"]) == ("ready", True)
+    await post(daemon, "/engines/pin", {"model": "smol"})
+    told = await get(daemon, "/ready", 503)
+    assert (told["status"], "smol failed 2 times in a row" in told["reason"]) == ("error", True)
+    await post(daemon, "/v1/chat/completions", {**CHAT, "model": "other"})
+
+
+async def _asked(daemon: Daemon) -> int:
+    async with daemon.unix.post("/v1/chat/completions", json=CHAT) as answer:
+        return answer.status
+
+
 async def _why_or_none(daemon: Daemon, model: str) -> Any:
     async with daemon.unix.get(f"/engines/why?model={model}") as answer:
         return await answer.json() if answer.status == 200 else None
