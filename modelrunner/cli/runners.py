@@ -32,7 +32,7 @@ def list_runners(client: Client, as_json: bool) -> None:
 @click.option("--backend", metavar="NAME", help="Only those of this inference engine.")
 @click.option("-f", "--force", is_flag=True, help="Even those that are answering.")
 @json_option
-@with_client()
+@with_client(start=False)
 def unload(
     client: Client, models: tuple[str, ...], everything: bool, backend: str | None, force: bool, as_json: bool
 ) -> None:

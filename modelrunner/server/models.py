@@ -130,6 +130,7 @@ class ModelRoutes:
         removed = await asyncio.to_thread(lambda: self._store.remove(reference, force=force))
         if any(isinstance(item, api.Deleted) for item in removed):
             await self._configurations.forget(model.id)
+            self._scheduler.resume(model.id)
             await self._scheduler.unload(model_ids=[model.id], force=force)  # one may have come up in between
             for backend in self._registry:
                 await backend.forget(model.id)

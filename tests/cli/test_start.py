@@ -40,6 +40,7 @@ def test_a_command_starts_it_another_uses_it_and_shutdown_waits_for_its_end(home
     assert Cli.process("shutdown").code == 0
     assert daemons(home / "data") == []
     assert Cli.process("ps").code == 3
+    assert Cli.process("stop", "--all").code == 3
 
 
 def test_two_commands_at_once_get_one_daemon(home: Path) -> None:

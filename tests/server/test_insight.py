@@ -17,6 +17,7 @@ from tests.fakes import FakeBackend
 from tests.pull.models import wheel
 from tests.pull.test_pypi import Index
 from tests.server.conftest import Daemon, StartDaemon
+from tests.store.samples import write_gguf
 
 CHAT = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -200,6 +201,20 @@ async def test_a_paused_models_requests_wait_for_its_resume(start_daemon: StartD
     assert (why["state"], why["waiting_for"]) == ("paused", "resume")
     await post(daemon, "/engines/resume", {"model": "smol"})
     assert (await waiting)["object"] == "chat.completion"
+
+
+async def test_a_model_that_was_removed_and_is_pulled_again_is_not_paused(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    daemon = await start_daemon()
+    pull = {"from": write_gguf(tmp_path / "a.gguf").as_uri(), "name": "a"}
+    await progress(daemon, "/models/create", pull)
+    await post(daemon, "/engines/pause", {"model": "a"})
+    assert (await get(daemon, "/engines/why?model=a"))["state"] == "paused"
+    async with daemon.unix.delete("/models/a") as answer:
+        assert answer.status == 200
+    await progress(daemon, "/models/create", pull)
+    assert (await get(daemon, "/engines/why?model=a"))["state"] == "stopped"
 
 
 async def test_what_is_to_be_loaded_from_the_start_is(start_daemon: StartDaemon, tmp_path: Path) -> None:
