@@ -206,11 +206,18 @@ class SourceFailed(ModelRunnerError):
 
 
 class Unavailable(ModelRunnerError):
+    """Not now. It always says when to ask again: after `pause` seconds where nobody knows better."""
+
     status, code = 503, "unavailable"
+    pause: ClassVar[float] = 1.0
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message, param=param, retry_after=self.pause if retry_after is None else retry_after)
 
 
 class ShuttingDown(Unavailable):
     code = "shutting_down"
+    pause = 5.0  # for a restart
 
 
 class BackingOff(Unavailable):

@@ -79,7 +79,7 @@ class ClientConnection(asyncio.Protocol):
         self.peer = peer_of(transport)
         self._deadline = self._loop.time() + self._limits.header_timeout
         if not self._lane.listener.enter(self) or self._lane.listener.draining:
-            self._refuse(Unavailable("there are too many connections", retry_after=1.0), new_request_id())
+            self._refuse(Unavailable("there are too many connections"), new_request_id())
 
     def data_received(self, data: bytes) -> None:
         if self._lingering:

@@ -107,7 +107,7 @@ class Pipeline:
         if whole > self.limits.body:
             raise PayloadTooLarge(f"the body has {whole} bytes; body_limit allows {self.limits.body}")
         if self.buffered + size > self.limits.total_body:
-            raise Unavailable("too much is being sent at this moment; try again", retry_after=1.0)
+            raise Unavailable("too much is being sent at this moment; try again")
         self.buffered += size
 
     def unbuffer(self, size: int) -> None:

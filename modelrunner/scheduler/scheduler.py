@@ -150,7 +150,7 @@ class Scheduler:
         if slot.phase is Phase.SLEEPING:
             raise Unavailable(f"runner {runner_id} sleeps: ask for {slot.target.name} by its name, which wakes it")
         if slot.phase is Phase.STARTING:
-            raise Unavailable(f"runner {runner_id} is still loading its model", retry_after=1.0)
+            raise Unavailable(f"runner {runner_id} is still loading its model")
         self._check_open(slot.target)
         return self._table.lease(slot, slot.keep_alive)
 
@@ -214,7 +214,7 @@ class Scheduler:
         for slot in chosen:
             slot.drain = Reason.UNLOAD
             if force:
-                gone = Unavailable(f"{slot.target.name} was unloaded while it was being loaded", retry_after=1.0)
+                gone = Unavailable(f"{slot.target.name} was unloaded while it was being loaded")
                 self._table.refuse(slot.target.key, gone)
                 self._table.end(slot, Reason.UNLOAD)
         self._table.changed()

@@ -34,7 +34,6 @@ _ORIGIN: web.RequestKey[str | None] = web.RequestKey("origin")
 _STARTED = web.RequestKey("started", bool)
 
 _LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
-_RESTART_RETRY = 5.0  # seconds, for Retry-After
 _CORS_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 _OF_STATUS: dict[int, type[ModelRunnerError]] = {
     404: RouteNotFound,
@@ -94,7 +93,7 @@ def envelope(access: Access, is_ending: Callable[[], bool]) -> Middleware:
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
                 return _preflight(request)
             if is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
-                raise ShuttingDown("the daemon is shutting down", retry_after=_RESTART_RETRY)
+                raise ShuttingDown("the daemon is shutting down")
             return await handler(request)
         except web.HTTPException as error:
             response = error_response(translated(error, request), request_id_of(request))

@@ -84,5 +84,5 @@ class Preloader:
 
 def _line(name: str, progress: dict[str, Any]) -> api.Progress:
     seconds = progress["expected_seconds"]
-    left = f", about {seconds:.0f} s more" if seconds else ""
+    left = f", about {seconds:.0f} s more" if seconds and seconds >= 0.5 else ""
     return api.Progress("progress", f"Loading {name}: {progress['stage']}{left}", phase=str(progress["stage"]))

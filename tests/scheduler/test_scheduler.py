@@ -481,7 +481,8 @@ async def test_close_lets_leases_end_and_refuses_the_rest() -> None:
     began = now()
     closing = asyncio.create_task(scheduler.close(30.0))
     await settle()
-    assert [type(e) for e in await gathered([loading, scheduler.acquire(target("a"))])] == [ShuttingDown] * 2
+    refused = await gathered([loading, scheduler.acquire(target("a"))])
+    assert [(type(error), error.retry_after) for error in refused] == [(ShuttingDown, 5.0)] * 2
     assert scheduler.health() == "shutting_down"
     await closing
     assert elapsed(began) == pytest.approx(5.1)
