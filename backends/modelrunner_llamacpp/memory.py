@@ -124,6 +124,8 @@ def growth(bundle: Bundle, draft: Bundle | None, options: Mapping[str, str]) -> 
     every token is an output; a checkpoint now and then of what cannot be rolled back; the cache of prompts."""
     shape, header = Shape.of(options), Header(bundle.header)
     row = 4 * (2 * header.integer("feed_forward_length") + 6 * header.embedding) + 2 * shape.context
+    if not shape.flash:  # the scores of all heads, and a copy at half the precision that values are multiplied by
+        row += 6 * header.integer("attention.head_count", 1) * shape.context
     sequences = shape.parallel * _SEQUENCE
     if options.get("--embeddings") == "on":
         row += 4 * header.vocabulary * (2 if header.causal else 1)  # computed, and copied out

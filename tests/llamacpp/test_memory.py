@@ -73,6 +73,12 @@ def test_in_embedding_mode_every_token_has_its_logits(
     assert required(run).ram / MIB == pytest.approx(measured, rel=0.12)
 
 
+def test_without_flash_attention_the_scores_of_all_heads_are_there() -> None:
+    """Measured after 4,096 tokens in batches of 64: 20 MiB more than after the load."""
+    run = spec(bundle(SMOLLM2), "-fa", "off", "-b", "64", "-ub", "64", context=4096, parallel=4)
+    assert memory.growth(run.bundle, None, args.effective(run)).ram / MIB == pytest.approx(20, rel=0.1)
+
+
 def test_the_prompt_cache_is_counted_before_it_is_used() -> None:
     run = spec(bundle(SMOLLM2), context=512, parallel=1)
     cached = replace(run, flags=("--cache-ram", "256"))
