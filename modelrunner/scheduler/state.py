@@ -104,7 +104,7 @@ class Policy:
 
     max_wait: float = 600.0
     patience: float = 5.0
-    residency: float = 3.0
+    residency: float = 5.0
     ageing: float = 60.0
 
 

@@ -10,9 +10,9 @@ from modelrunner.types import RunnerKey
 
 # Bytes per second at which a model is assumed to load as long as that was not measured: a disk's speed, rather low.
 ASSUMED_RATE = 500e6
-# A request is overtaken by at most so many times as much as an engine works on at once.
 _MOST_ROUNDS = 6.0
-# A busy runner is dearer than all idle ones together, a sleeping one cheaper.
+# A busy runner is dearer than all idle ones together, one that more requests wait for twice that: it would be loaded
+# again for them. A sleeping one is cheaper.
 _BUSY, _ASLEEP = 1e9, 1e-9
 
 
@@ -26,25 +26,28 @@ def eviction_cost(slot: Slot, now: float) -> float:
     return load / (1.0 + max(0.0, now - slot.last_used))
 
 
-def spared_until(slot: Slot, policy: Policy) -> float:
+def rounds(served: int, queued: int) -> float:
+    """How many times as many requests there are as ready runners serve, from 1 to 6. What is served while somebody
+    waits for room needs no load of its own: the more wait, the sooner fewer and larger batches serve all of them."""
+    return min(1.0 + queued / max(1, served), _MOST_ROUNDS)
+
+
+def patience(rounds: float, policy: Policy) -> float:
+    """How long, in seconds, a request that waits for room lets itself be overtaken: its patience for each round."""
+    return min(rounds * policy.patience, policy.max_wait / 4)
+
+
+def spared_until(slot: Slot, rounds: float, policy: Policy) -> float:
     """When the runner may be taken for room. A busy one stays after its load for `policy.residency` times as long as
     that took, at least for the patience of others and at most for a quarter of the maximum wait: two models in turns
-    then spend most of the time serving, not loading. One that nobody holds stays for so many times its load after its
-    last use, at most for the patience of others: where clients ask in a loop, it is used again before that."""
+    then spend most of the time serving, not loading. One that nobody holds stays for so many times its load in each
+    round after its last use, at most for the patience: where clients ask in a loop, it is used again before that."""
     if slot.phase is not Phase.READY:
         return -math.inf
     stay = policy.residency * slot.load_seconds
     if not slot.leases:
-        return slot.last_used + min(stay, policy.patience)
+        return slot.last_used + min(rounds * stay, policy.patience)
     return slot.ready_at + min(max(stay, policy.patience), policy.max_wait / 4)
-
-
-def patience(served: int, queued: int, policy: Policy) -> float:
-    """How long, in seconds, a request lets itself be overtaken. What is served meanwhile needs no load of its own, so
-    where many wait for ready runners, fewer and larger batches serve all of them sooner: as many times the patience as
-    there are rounds of requests, at most six, and at most a quarter of the maximum wait."""
-    rounds = min(1.0 + queued / max(1, served), _MOST_ROUNDS)
-    return min(rounds * policy.patience, policy.max_wait / 4)
 
 
 class Candidate(NamedTuple):
@@ -91,22 +94,23 @@ class Victims:
         self._spared: set[int] = set()
         self._next = math.inf  # when the first of them may be had
         self._pools: dict[tuple[bool, bool], tuple[Pool, Pool]] = {}
-        served = queued = 0  # requests that the ready runners have, and those that wait for them
-        for slot in slots:
-            if slot.phase is Phase.READY:
-                served += slot.leases
-                queued += waiting.get(slot.key, 0)
-            if not slot.pinned and slot.key not in kept and _may_go(slot, slot.key in waiting):
-                self._add(slot)
+        slots = list(slots)
+        ready = [slot for slot in slots if slot.phase is Phase.READY]
+        served = sum([slot.leases for slot in ready])
         self._idling = not served
-        self._patience = patience(served, queued, policy)
+        self._rounds = rounds(served, sum([waiting.get(slot.key, 0) for slot in ready]))
+        for slot in slots:
+            wanted = slot.key in waiting
+            if not slot.pinned and slot.key not in kept and _may_go(slot, wanted):
+                self._add(slot, wanted)
+        self._patience = patience(self._rounds, policy)
 
-    def _add(self, slot: Slot) -> None:
+    def _add(self, slot: Slot, wanted: bool) -> None:
         cost = eviction_cost(slot, self._now) * (_ASLEEP if slot.phase is Phase.SLEEPING else 1.0)
-        cost += _BUSY if slot.leases else 0.0
+        cost += _BUSY * ((slot.leases > 0) + wanted)
         candidate = Candidate(cost, self._room.vector(slot.memory), slot)
         (self._busy if slot.leases else self._idle).append(candidate)
-        until = spared_until(slot, self._policy)
+        until = spared_until(slot, self._rounds, self._policy)
         if until > self._now:
             self._spared.add(id(candidate))
             self._next = min(self._next, until)

@@ -35,7 +35,7 @@ from modelrunner.scheduler.state import (
     Wake,
     WakeAt,
 )
-from modelrunner.scheduler.victims import patience, spared_until
+from modelrunner.scheduler.victims import patience, rounds, spared_until
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 
 BUDGET = RequiredMemory(10, (8,))
@@ -376,9 +376,10 @@ class PlanMachine(RuleBasedStateMachine):
         waited = self.now - first.waiting[0].since
         ready = {s.key: s.leases for s in self.slots.values() if s.phase is Phase.READY}
         queued = sum(len(group.waiting) for group in groups if group.key in ready)
-        until = [spared_until(s, POLICY) for s in self.slots.values() if s.leases]
+        number = rounds(sum(ready.values()), queued)
+        until = [spared_until(s, number, POLICY) for s in self.slots.values() if s.leases]
         spared = any(time > self.now - ROUNDING for time in until)
-        overtaken = waited >= patience(sum(ready.values()), queued, POLICY) + ROUNDING
+        overtaken = waited >= patience(number, POLICY) + ROUNDING
         if not overtaken or (spared and waited < POLICY.max_wait / 2 + ROUNDING):
             return
         staying = [s.memory for s in state.slots if s.phase in (Phase.READY, Phase.STARTING)]

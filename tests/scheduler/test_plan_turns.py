@@ -172,7 +172,7 @@ def test_a_drain_that_is_taken_back_late_in_a_plan_serves_its_queue_at_once() ->
 
 
 def test_while_others_are_served_an_idle_runner_stays_that_may_be_used_again() -> None:
-    """For three times its load after its last use, at most for the patience; nothing is lost by that but the wait."""
+    """For three times its load after its last use in each round, at most for the patience."""
     waiting, busy = group("x", 6, NOW - 1), slot("b", 4, leases=1)
     used = slot("a", 6, idle=2.0, load=1.0)
     assert everything(waiting, used, busy, policy=POLICY) == [WakeAt(NOW + 1)]
@@ -185,6 +185,20 @@ def test_while_others_are_served_an_idle_runner_stays_that_may_be_used_again() -
     assert decide(waiting, used, leaving, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
     patient = group("x", 6, NOW - 5)
     assert decide(patient, replace(used, last_used=NOW), busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+
+
+def test_the_more_queue_the_longer_an_idle_runner_stays() -> None:
+    waiting, busy = group("x", 6, NOW - 1), slot("b", 4, leases=2, capacity=2)
+    used, queue = slot("a", 6, idle=3.5, load=1.0), group("b", 4, NOW, first=2)
+    assert decide(waiting, used, busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(waiting, used, busy, queue, policy=POLICY) == [], "three times its load and a half more"
+
+
+def test_of_busy_runners_one_goes_that_nobody_waits_for() -> None:
+    """It may be dearer to load: the other one would have to be loaded again at once."""
+    queue = group("queued", 5, NOW - 1, first=2)
+    queued, dear = slot("queued", 5, leases=1, capacity=1, load=0.1), slot("dear", 5, leases=1, load=20.0)
+    assert decide(group("x", 5, NOW - 30), queue, queued, dear) == [Drain(key("dear"), Reason.ROOM)]
 
 
 def test_nobody_is_spared_for_a_request_that_has_waited_for_half_of_the_maximum() -> None:
