@@ -52,8 +52,14 @@ def isolated_pip(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_installed_used_again_and_removed(make_backend: MakeBackend, index: str, isolated_pip: None) -> None:
-    backend, said = make_backend(wheel_index=index), list[InstallProgress]()
-    await backend.install(said.append)
+    backend, said, states = make_backend(wheel_index=index), list[InstallProgress](), list[str]()
+
+    def tell(step: InstallProgress) -> None:
+        said.append(step)
+        states.append(str(backend.status()))
+
+    await backend.install(tell)
+    assert states[0] == f"Installing: installing {WHEEL} {WHEEL_VERSION}"
     assert str(backend.status()) == f"Running: llama.cpp {WHEEL_VERSION} (wheel)"
     assert f"installing {WHEEL} {WHEEL_VERSION}" in [step.message for step in said]
     assert await backend.disk_usage() > 0
@@ -67,12 +73,6 @@ async def test_installed_used_again_and_removed(make_backend: MakeBackend, index
     assert backend.status().state is BackendState.RUNNING
     await backend.uninstall()
     assert await backend.disk_usage() == 0
-
-
-async def test_status_while_installing(make_backend: MakeBackend, index: str, isolated_pip: None) -> None:
-    backend, states = make_backend(wheel_index=index), list[str]()
-    await backend.install(lambda _: states.append(str(backend.status())))
-    assert states[0] == f"Installing: installing {WHEEL} {WHEEL_VERSION}"
 
 
 async def test_another_digest_is_refused(make_backend: MakeBackend, index: str, isolated_pip: None) -> None:
@@ -108,8 +108,10 @@ def empty_index(tmp_path: Path) -> str:
 async def test_no_wheel_and_no_compiler(
     make_backend: MakeBackend, empty_index: str, isolated_pip: None, no_compiler: None
 ) -> None:
+    backend = make_backend(wheel_index=empty_index)
     with pytest.raises(BackendUnavailable, match=r"no prebuilt .* no C\+\+ compiler .* install one .*--build"):
-        await make_backend(wheel_index=empty_index).install(lambda _: None)
+        await backend.install(lambda _: None)
+    assert "No matching distribution" in (backend.context.logs / "install-llama.cpp.log").read_text()
 
 
 async def test_no_wheel_but_a_compiler_builds(
@@ -126,12 +128,3 @@ async def test_no_wheel_but_a_compiler_builds(
 async def test_a_build_without_a_compiler(make_backend: MakeBackend, no_compiler: None) -> None:
     with pytest.raises(BackendUnavailable, match=r"needs a C\+\+ compiler.*build-essential"):
         await make_backend().install(lambda _: None, build=True)
-
-
-async def test_the_log_is_kept(
-    make_backend: MakeBackend, empty_index: str, isolated_pip: None, no_compiler: None
-) -> None:
-    backend = make_backend(wheel_index=empty_index)
-    with pytest.raises(BackendUnavailable):
-        await backend.install(lambda _: None)
-    assert "No matching distribution" in (backend.context.logs / "install-llama.cpp.log").read_text()

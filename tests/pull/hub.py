@@ -6,6 +6,7 @@ redirect there.
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import re
 from collections import deque
@@ -48,6 +49,7 @@ class Repository:
         return hashlib.sha1(repr(sorted((n, sha256(d)) for n, d in self.files.items())).encode()).hexdigest()
 
 
+@functools.lru_cache
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 

@@ -15,23 +15,29 @@ from tests.store.samples import add_model
 
 STRACE = shutil.which("strace")
 pytestmark = pytest.mark.skipif(STRACE is None, reason="strace is not installed")
-KINDS = {"fsync": "fsync", "rename": "rename,renameat,renameat2", "link": "link,linkat", "unlink": "unlink,unlinkat"}
-STRUCK = 24  # more calls of any kind than the scenario makes
+# System calls of a kind, and a few more than the scenario makes of them.
+KINDS = {
+    "fsync": ("fsync", 18),
+    "rename": ("rename,renameat,renameat2", 12),
+    "link": ("link,linkat", 9),
+    "unlink": ("unlink,unlinkat", 18),
+}
 
 
 def sweep(tmp_path, call: str, fault: str):
     """The folders of all children; child N was struck at its Nth call."""
+    names, children = KINDS[call]
     template = tmp_path / "template"
     store = Store(template)
     add_model(store, "kept", seed=0)
     folder = {name: data for name, data in model_files().items() if name != "tokenizer.json"}
     add_folder(store, "doomed", folder | {"1_Pooling/config.json": b"{}"})
-    folders = [tmp_path / "runs" / str(n) for n in range(1, STRUCK + 1)]
+    folders = [tmp_path / "runs" / str(n) for n in range(1, children + 1)]
     for folder in folders:
         shutil.copytree(template, folder / "data", symlinks=True)
-    command = [STRACE, "-f", "-qq", "-o", tmp_path / "trace", "-e", f"trace={KINDS[call]}"]
-    command += ["-e", f"inject={KINDS[call]}:{fault}:when={STRUCK}"]
-    command += [sys.executable, "-m", "tests.store.scenario", call, str(STRUCK), tmp_path / "runs"]
+    command = [STRACE, "-f", "-qq", "-o", tmp_path / "trace", "-e", f"trace={names}"]
+    command += ["-e", f"inject={names}:{fault}:when={children}"]
+    command += [sys.executable, "-m", "tests.store.scenario", call, str(children), tmp_path / "runs"]
     subprocess.run(command, check=True, timeout=120)
     assert "INJECTED" in (tmp_path / "trace").read_text() or "killed by SIGKILL" in (tmp_path / "trace").read_text()
     return folders

