@@ -63,54 +63,54 @@ async def test_a_wrong_body_names_the_field(start_daemon: StartDaemon, body: str
         assert (await answer.json())["error"]["param"] == param
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "expected"),
-    [
-        ("GET", "/nowhere", None, (404, "route_not_found")),
-        ("GET", "/props", None, (404, "route_not_found")),
-        ("PUT", "/models", None, (405, "method_not_allowed")),
-        ("GET", "/models/nope", None, (404, "model_not_found")),
-        ("GET", "/v1/models/nope", None, (404, "model_not_found")),
-        ("GET", "/models/..%2F..%2Fetc%2Fpasswd", None, (400, "invalid_reference")),
-        ("GET", "/models/%00", None, (400, "invalid_reference")),
-        ("GET", "/models/%ff", None, (400, "invalid_reference")),
-        ("DELETE", "/models/nope", None, (404, "model_not_found")),
-        ("DELETE", "/models/smol?force=perhaps", None, (400, "bad_request")),
-        ("POST", "/models/smol/tag", None, (400, "bad_request")),
-        ("POST", "/models/smol/tag?repo=Not%20a%20name", None, (400, "invalid_reference")),
-        ("POST", "/models/smol/dance", None, (404, "route_not_found")),
-        ("POST", "/models/create", "{", (400, "bad_request")),
-        ("POST", "/models/create", "[]", (400, "bad_request")),
-        ("POST", "/models/create", "[" * 100_000, (400, "bad_request")),
-        ("POST", "/models/create", '{"from": 3}', (400, "bad_request")),
-        ("POST", "/models/create", '{"from": " "}', (400, "bad_request")),
-        ("POST", "/models/create", '{"from": "file:///etc/passwd"}', (400, "bad_request")),
-        ("POST", "/models/create", '{"from": "file:///etc/passwd", "name": "x"}', (422, "invalid_model")),
-        ("POST", "/engines/unload", "{}", (400, "bad_request")),
-        ("POST", "/engines/unload", '{"models": ["nope"]}', (404, "model_not_found")),
-        ("POST", "/engines/unload", '{"backend": "nope"}', (404, "backend_not_found")),
-        ("POST", "/engines/_configure", '{"model": "nope"}', (404, "model_not_found")),
-        ("POST", "/engines/_configure", '{"model": "smol", "colour": 1}', (400, "bad_request")),
-        ("POST", "/engines/_configure", '{"model": "smol", "context-size": 2049}', (400, "bad_request")),
-        ("POST", "/engines/_configure", '{"model": "smol", "backend": "nope"}', (404, "backend_not_found")),
-        ("POST", "/engines/nope/_configure", '{"model": "smol"}', (404, "backend_not_found")),
-        ("POST", "/engines/fake/_configure", '{"model": "smol", "backend": "x"}', (400, "bad_request")),
-        ("GET", "/engines/_configure?model=nope", None, (404, "model_not_found")),
-        ("POST", "/engines/install-backend", '{"backend": "nope"}', (404, "backend_not_found")),
-        ("POST", "/engines/install-backend", '{"backend": "broken"}', (412, "backend_unavailable")),
-        ("GET", "/logs?runner=nope", None, (404, "runner_not_found")),
-        ("GET", "/logs?model=smol", None, (404, "model_not_found")),
-        ("GET", "/engines/nope/v1/models", None, (404, "backend_not_found")),
-    ],
-)
-async def test_every_error_has_one_shape(
-    start_daemon: StartDaemon, method: str, path: str, body: str | None, expected: tuple[int, str]
-) -> None:
+FAULTS: list[tuple[str, str, str | None, tuple[int, str]]] = [
+    ("GET", "/nowhere", None, (404, "route_not_found")),
+    ("GET", "/props", None, (404, "route_not_found")),
+    ("PUT", "/models", None, (405, "method_not_allowed")),
+    ("GET", "/models/nope", None, (404, "model_not_found")),
+    ("GET", "/v1/models/nope", None, (404, "model_not_found")),
+    ("GET", "/models/..%2F..%2Fetc%2Fpasswd", None, (400, "invalid_reference")),
+    ("GET", "/models/%00", None, (400, "invalid_reference")),
+    ("GET", "/models/%ff", None, (400, "invalid_reference")),
+    ("DELETE", "/models/nope", None, (404, "model_not_found")),
+    ("DELETE", "/models/smol?force=perhaps", None, (400, "bad_request")),
+    ("POST", "/models/smol/tag", None, (400, "bad_request")),
+    ("POST", "/models/smol/tag?repo=Not%20a%20name", None, (400, "invalid_reference")),
+    ("POST", "/models/smol/dance", None, (404, "route_not_found")),
+    ("POST", "/models/create", "{", (400, "bad_request")),
+    ("POST", "/models/create", "[]", (400, "bad_request")),
+    ("POST", "/models/create", "[" * 100_000, (400, "bad_request")),
+    ("POST", "/models/create", '{"from": 3}', (400, "bad_request")),
+    ("POST", "/models/create", '{"from": " "}', (400, "bad_request")),
+    ("POST", "/models/create", '{"from": "file:///etc/passwd"}', (400, "bad_request")),
+    ("POST", "/models/create", '{"from": "file:///etc/passwd", "name": "x"}', (422, "invalid_model")),
+    ("POST", "/engines/unload", "{}", (400, "bad_request")),
+    ("POST", "/engines/unload", '{"models": ["nope"]}', (404, "model_not_found")),
+    ("POST", "/engines/unload", '{"backend": "nope"}', (404, "backend_not_found")),
+    ("POST", "/engines/_configure", '{"model": "nope"}', (404, "model_not_found")),
+    ("POST", "/engines/_configure", '{"model": "smol", "colour": 1}', (400, "bad_request")),
+    ("POST", "/engines/_configure", '{"model": "smol", "context-size": 2049}', (400, "bad_request")),
+    ("POST", "/engines/_configure", '{"model": "smol", "backend": "nope"}', (404, "backend_not_found")),
+    ("POST", "/engines/nope/_configure", '{"model": "smol"}', (404, "backend_not_found")),
+    ("POST", "/engines/fake/_configure", '{"model": "smol", "backend": "x"}', (400, "bad_request")),
+    ("GET", "/engines/_configure?model=nope", None, (404, "model_not_found")),
+    ("POST", "/engines/install-backend", '{"backend": "nope"}', (404, "backend_not_found")),
+    ("POST", "/engines/install-backend", '{"backend": "broken"}', (412, "backend_unavailable")),
+    ("GET", "/logs?runner=nope", None, (404, "runner_not_found")),
+    ("GET", "/logs?model=smol", None, (404, "model_not_found")),
+    ("GET", "/engines/nope/v1/models", None, (404, "backend_not_found")),
+]
+
+
+async def test_every_error_has_one_shape(start_daemon: StartDaemon, subtests: pytest.Subtests) -> None:
     daemon = await start_daemon(models={"smol": 0}, listen="")
-    url = aiohttp.client.URL(f"http://localhost{path}", encoded=True)
     connector = aiohttp.UnixConnector(str(daemon.settings.runtime_dir / "modelrunner.sock"))
-    async with aiohttp.ClientSession(connector=connector) as client, client.request(method, url, data=body) as answer:
-        assert await fault(answer) == expected
+    async with aiohttp.ClientSession(connector=connector) as client:
+        for method, path, body, expected in FAULTS:
+            with subtests.test(method=method, path=path, body=body and body[:80]):
+                url = aiohttp.client.URL(f"http://localhost{path}", encoded=True)
+                async with client.request(method, url, data=body) as answer:
+                    assert await fault(answer) == expected
 
 
 async def test_what_is_no_http_is_answered_in_our_shape_too(start_daemon: StartDaemon) -> None:

@@ -120,18 +120,19 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "words"), WRONG)
 async def test_a_wrong_file_is_named_and_the_running_configuration_stays(
-    start_daemon: StartDaemon, config: Path, text: str, words: str
+    start_daemon: StartDaemon, config: Path, subtests: pytest.Subtests
 ) -> None:
     config.write_text("[models.smol]\ncontext-size = 512")
     daemon = await start_daemon(models={"smol": 0}, listen="")
-    config.write_text(text)
-    status, body = await reload(daemon)
-    assert (status, body["error"]["code"]) == (400, "bad_request")
-    assert str(config) in body["error"]["message"]
-    assert words in body["error"]["message"]
-    assert "the running configuration stays" in body["error"]["message"]
+    for text, words in WRONG:
+        with subtests.test(text=text):
+            config.write_text(text)
+            status, body = await reload(daemon)
+            assert (status, body["error"]["code"]) == (400, "bad_request")
+            assert str(config) in body["error"]["message"]
+            assert words in body["error"]["message"]
+            assert "the running configuration stays" in body["error"]["message"]
     await chat(daemon.unix)
     (runner,) = await runners(daemon)
     assert runner["context_size"] == 512
