@@ -44,11 +44,11 @@ def nothing_left() -> Iterator[None]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     collect_garbage()  # what closes itself only when it is collected is reported by its own ResourceWarning
-    left = [f"process {pid} {what}" for pid, what in survivors.items()]
-    left += [f"descriptor {fd} {what}" for fd, what in open_files().items() if files.get(fd) != what]
     for thread in (started := set(threading.enumerate()) - threads):
-        thread.join(1)  # one that was told to end may be on its way out
+        thread.join(1)  # one that was told to end may be on its way out, and still have a file open
+    left = [f"process {pid} {what}" for pid, what in survivors.items()]
     left += [f"thread {thread.name}" for thread in started if thread.is_alive()]
+    left += [f"descriptor {fd} {what}" for fd, what in open_files().items() if files.get(fd) != what]
     assert not left, "the test left behind: " + "; ".join(left)
 
 
