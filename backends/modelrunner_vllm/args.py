@@ -154,6 +154,10 @@ def environment(
     }
     if options.sleep is not None:
         found["VLLM_SERVER_DEV_MODE"] = "1"  # its routes for sleep; the guard lets no other one of that mode through
+    if not engine.cuda:
+        # vLLM cannot load again what this saves for the CPU ("'function' object has no attribute 'finalize_loading'"),
+        # and compiles anew; without it the compiler's own cache is used.
+        found["VLLM_USE_AOT_COMPILE"] = "0"
     if options.ray_address is not None:
         found["RAY_ADDRESS"] = options.ray_address
     if options.executor == "ray":

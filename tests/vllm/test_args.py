@@ -122,6 +122,14 @@ def test_the_environment_is_offline_and_tells_the_guard() -> None:
     assert "VLLM_SERVER_DEV_MODE" not in env
 
 
+@pytest.mark.parametrize(("engine", "compiles_ahead"), [(CPU, "0"), (CUDA, None)])
+def test_what_was_compiled_for_the_cpu_is_left_to_the_compilers_cache(
+    engine: Engine, compiles_ahead: str | None
+) -> None:
+    env = args.environment(spec(), engine, (), Path("/cache/compiled"), Run(Path("/tmp/scratch"), "mark"))
+    assert env.get("VLLM_USE_AOT_COMPILE") == compiles_ahead
+
+
 @pytest.mark.parametrize("options", [{"sleep": 1}, {"gpu-memory-utilization": 0.5}])
 def test_what_needs_a_gpu_is_refused_on_the_cpu(options: dict[str, object]) -> None:
     args.check(spec(options=options), True)

@@ -33,9 +33,20 @@ def left_in_shared_memory() -> list[str]:
     return [file.name for file in Path("/dev/shm").glob("*modelrunner-*")]
 
 
-async def test_a_worker_dies_and_the_others_follow(backend: VllmBackend, spec: RunSpec) -> None:
+async def test_a_worker_that_computes_is_seen_to_until_it_dies_and_the_others_follow(
+    backend: VllmBackend, spec: RunSpec
+) -> None:
+    """A prompt of many pieces, of which none gives a token before the last: yet each is counted."""
     before = left_in_shared_memory()
-    async with running(backend, spec, LIMIT) as (runner, task):
+    pieces = replace(spec, context_size=2048, flags=("--max-num-batched-tokens", "128"))
+    async with running(backend, pieces, LIMIT) as (runner, task):
+        prompt = b'{"model": "%b", "prompt": "%b", "max_tokens": 1}' % (spec.model_id.encode(), b"word " * 1900)
+        request = asyncio.create_task(runner.upstream.fetch("POST", "/v1/completions", prompt, timeout=60))
+        figures = set()
+        while not request.done():
+            figures.add(await backend.work_done(pieces, runner.endpoint))
+        assert (await request)[0] == 200
+        assert len(figures) > 4
         processes = await asyncio.to_thread(tree, runner)
         os.kill(named(processes, "VLLM::Worker").pid, signal.SIGKILL)
         async with asyncio.timeout(30):
@@ -45,7 +56,7 @@ async def test_a_worker_dies_and_the_others_follow(backend: VllmBackend, spec: R
     assert left_in_shared_memory() == before
 
 
-async def test_embeddings_and_their_memory(
+async def test_embeddings_their_memory_and_the_work_that_is_counted(
     backend: VllmBackend, spec: RunSpec, bundle_of: Callable[[str], Bundle]
 ) -> None:
     bundle = bundle_of(MINILM_SAFETENSORS)
@@ -55,10 +66,13 @@ async def test_embeddings_and_their_memory(
         stages = runner.stage
         body = b'{"model": "%b", "input": ["the cat sleeps", "a cat is asleep", "stock prices"]}'
         sent = body % bundle.references[0].encode()
+        idle = await backend.work_done(run, runner.endpoint)
         status, answer = await runner.upstream.fetch("POST", "/v1/embeddings", sent, timeout=60)
+        worked = await backend.work_done(run, runner.endpoint)
         measured = await asyncio.to_thread(runner.measured_memory)
     assert (status, stages) == (200, "")
     assert answer.count(b'"embedding":[') == 3
+    assert None is not idle != worked
     assert measured is not None
     assert measured.ram == pytest.approx(estimate.ram, rel=0.25)
 

@@ -17,6 +17,7 @@ from modelrunner_vllm.scratch import Scratch
 from tests.e2e.conftest import StartDaemon
 from tests.e2e.daemons import Daemon, until
 from tests.models.prepare import MINILM_SAFETENSORS, SMOLLM2, SMOLLM2_SAFETENSORS
+from tests.vllm.counters import counter, runner
 
 pytestmark = pytest.mark.engine
 LOAD = 300  # seconds
@@ -55,18 +56,6 @@ def chat(
 ) -> httpx.Response:
     messages = [SYSTEM, {"role": "user", "content": text}]
     return post(daemon, path, messages=messages, temperature=0, **fields)
-
-
-def runner(daemon: Daemon) -> dict[str, Any]:
-    return next(each for each in daemon.runners() if each["backend_name"] == "vllm")
-
-
-def under_way(daemon: Daemon) -> float:
-    """Requests that the engine works on, asked of the engine itself."""
-    path = runner(daemon)["endpoint"].removeprefix("unix://")
-    with httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://x") as client:
-        lines = client.get("/metrics").text.splitlines()
-    return float(next(line for line in lines if line.startswith("vllm:num_requests_running")).split()[-1])
 
 
 def shared_memory_of(daemon: Daemon) -> set[str]:
@@ -215,8 +204,8 @@ def test_a_client_that_leaves_ends_the_generation(daemon: Daemon) -> None:
     with daemon.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
         chunks = answer.iter_raw()  # closes the connection when nobody refers to it any more
         assert b"data: " in next(chunks)
-        until(lambda: under_way(daemon) == 1, 10)
-    until(lambda: under_way(daemon) == 0, 10)
+        until(lambda: counter(daemon, "num_requests_running") == 1, 10)
+    until(lambda: counter(daemon, "num_requests_running") == 0, 10)
 
 
 def test_embeddings(daemon: Daemon) -> None:
