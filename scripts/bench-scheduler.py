@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from modelrunner.backend import BackendRegistry
+from modelrunner.backend import NoSettings
+from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler, Target
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.state import Group, Phase, Request, Slot, State
@@ -53,6 +54,7 @@ class Engine:
     """As much of a backend as a grant needs."""
 
     name = "fake"
+    settings = NoSettings()
 
     def version(self) -> str:
         return ""

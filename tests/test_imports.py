@@ -32,15 +32,17 @@ ALLOWED = {
     "processtree": set(),
     "proxy": {"scheduler", "runner", "upstream", "http1"},
     "pull": {"store", "process"},  # pip is a child process like any other
+    "registry": {"backend"},
     "readiness": {"backend", "processtree", "upstream"},
     "runner": {"backend", "process", "processtree", "readiness", "upstream", "watchdog"},
-    "scheduler": {"runner", "backend", "processtree"},
+    "scheduler": {"runner", "backend", "registry", "processtree"},
     "server": {
         "scheduler",
         "proxy",
         "pull",
         "store",
         "backend",
+        "registry",
         "config",
         "modelconfig",
         "processtree",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from modelrunner.backend import BackendRegistry
+from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler.ledger import Ledger
 from modelrunner.scheduler.memory import Probe
 from modelrunner.scheduler.runners import Measure

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from modelrunner.backend import BackendRegistry
 from modelrunner.processtree import process_tree
+from modelrunner.registry import BackendRegistry
 from modelrunner.runner import Runner
 from modelrunner.scheduler.devices import devices, held_by
 from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from modelrunner import api
-from modelrunner.backend import BackendRegistry
 from modelrunner.errors import QueueFull, RunnerNotFound, Unavailable
+from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import refusals, revisions, runners, views
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.insight import Insight

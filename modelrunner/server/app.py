@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from modelrunner import __version__
-from modelrunner.backend import Backend, BackendContext, BackendRegistry
+from modelrunner.backend import Backend, BackendContext
 from modelrunner.config import Settings
 from modelrunner.errors import InvalidReference
 from modelrunner.locations import ConfigurationError, private_directory
@@ -22,6 +22,7 @@ from modelrunner.proxy.access import Access, host_names
 from modelrunner.proxy.limits import Limits
 from modelrunner.proxy.pipeline import Pipeline
 from modelrunner.pull import Puller
+from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Ledger, MemoryProbe, Scheduler
 from modelrunner.server import daemon, logs
 from modelrunner.server.configurations import Configurations

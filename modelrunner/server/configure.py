@@ -9,9 +9,10 @@ from typing import Any
 from aiohttp import web
 
 from modelrunner import api
-from modelrunner.backend import Backend, BackendRegistry
+from modelrunner.backend import Backend
 from modelrunner.errors import BadRequest, Misdirected, ModelRunnerError
 from modelrunner.modelconfig import ModelConfiguration, table_name, unknown, with_raw_flags
+from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler, Target
 from modelrunner.server.configurations import Configurations, Entry
 from modelrunner.server.messages import json_response, read_json

@@ -5,8 +5,9 @@ import asyncio
 from aiohttp import web
 
 from modelrunner import api
-from modelrunner.backend import BackendRegistry, InstallProgress
+from modelrunner.backend import InstallProgress
 from modelrunner.errors import BadRequest
+from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
 from modelrunner.server.installs import Installer
 from modelrunner.server.messages import json_response, read_json

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from modelrunner.backend import Backend, BackendRegistry, InstallProgress
+from modelrunner.backend import Backend, InstallProgress
 from modelrunner.errors import Conflict, ModelRunnerError
+from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
 
 log = logging.getLogger(__name__)

@@ -5,9 +5,9 @@ import asyncio
 from aiohttp import web
 
 from modelrunner import api
-from modelrunner.backend import BackendRegistry
 from modelrunner.errors import BadRequest, Conflict, Forbidden, ModelNotFound, ModelRunnerError, RouteNotFound
 from modelrunner.pull import Puller
+from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
 from modelrunner.server.configurations import Configurations
 from modelrunner.server.messages import json_response, query_flag, read_json, reference_and_action, reference_in_path

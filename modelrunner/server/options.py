@@ -6,10 +6,11 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from modelrunner.backend import Backend, BackendRegistry
+from modelrunner.backend import Backend
 from modelrunner.errors import BadRequest
 from modelrunner.locations import ConfigurationError
 from modelrunner.modelconfig import ModelConfiguration, nearest, table_name
+from modelrunner.registry import BackendRegistry
 
 Kind = TypeVar("Kind", bound=BaseModel)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modelrunner.backend import Backend, BackendRegistry, BackendState
+from modelrunner.backend import Backend, BackendState
 from modelrunner.errors import (
     BackendUnavailable,
     BadRequest,
@@ -20,6 +20,7 @@ from modelrunner.errors import (
     Unavailable,
 )
 from modelrunner.modelconfig import NOTHING_SET, ModelConfiguration
+from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Target
 from modelrunner.server.configurations import Configurations, Entry
 from modelrunner.server.options import backend_options

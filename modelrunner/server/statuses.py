@@ -3,7 +3,8 @@ all who want to know at the same moment."""
 
 import asyncio
 
-from modelrunner.backend import BackendRegistry, BackendStatus
+from modelrunner.backend import BackendStatus
+from modelrunner.registry import BackendRegistry
 
 
 class Statuses:

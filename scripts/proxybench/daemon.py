@@ -8,9 +8,10 @@ from typing import Any, NoReturn
 import uvloop
 
 from modelrunner import process
-from modelrunner.backend import Backend, BackendContext, BackendRegistry, BackendState, BackendStatus, ProgressCallback
+from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, ProgressCallback
 from modelrunner.config import Settings
 from modelrunner.locations import Locations
+from modelrunner.registry import BackendRegistry
 from modelrunner.server.app import serve
 from modelrunner.store import Store
 from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, RequiredMemory, RunSpec

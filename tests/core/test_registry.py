@@ -7,11 +7,12 @@ from typing import Any, NoReturn
 import pytest
 
 import modelrunner
-import modelrunner.backend
+import modelrunner.registry
 from modelrunner import Backend, BackendContext, BackendStatus, Bundle, ModelFormat, ModelHeader
-from modelrunner.backend import BackendRegistry, BackendState
+from modelrunner.backend import BackendState
 from modelrunner.errors import BackendNotFound, BackendUnavailable, UnsupportedModel
 from modelrunner.locations import ConfigurationError
+from modelrunner.registry import BackendRegistry
 
 
 class Plain(Backend):
@@ -55,7 +56,7 @@ def bundle(model_format: ModelFormat) -> Bundle:
 
 
 def entry(name: str, value: str) -> EntryPoint:
-    return EntryPoint(name, value, modelrunner.backend.ENTRY_POINT_GROUP)
+    return EntryPoint(name, value, modelrunner.registry.ENTRY_POINT_GROUP)
 
 
 def test_the_backend_of_the_highest_priority_is_chosen() -> None:
@@ -77,7 +78,7 @@ def test_a_broken_plug_in_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
         entry("gone", "no_such_module:X"),
         entry("misnamed", f"{__name__}:Better"),
     ]
-    monkeypatch.setattr(modelrunner.backend, "entry_points", lambda group: entries)
+    monkeypatch.setattr(modelrunner.registry, "entry_points", lambda group: entries)
     registry = BackendRegistry.discover(context)
     assert str(registry.statuses()["plain"]) == "Running: plain 1"
     assert registry.statuses()["gone"].state is BackendState.ERROR
@@ -92,7 +93,7 @@ def test_what_a_plug_in_was_wrongly_given_is_told(monkeypatch: pytest.MonkeyPatc
     def refuse(backend: type[Backend]) -> BackendContext:
         raise ConfigurationError(f"{backend.name} takes no such thing")
 
-    monkeypatch.setattr(modelrunner.backend, "entry_points", lambda group: [entry("plain", f"{__name__}:Plain")])
+    monkeypatch.setattr(modelrunner.registry, "entry_points", lambda group: [entry("plain", f"{__name__}:Plain")])
     with pytest.raises(ConfigurationError, match="plain takes no such thing"):
         BackendRegistry.discover(refuse)
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from modelrunner.backend import Backend, BackendContext, BackendRegistry, BackendState, BackendStatus
+from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus
 from modelrunner.errors import EngineFailed, OutOfMemory
+from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler, Target
 from modelrunner.types import (
     Bundle,

@@ -7,8 +7,8 @@ from typing import Any
 import psutil
 import pytest
 
-from modelrunner.backend import BackendRegistry
 from modelrunner.errors import BackingOff, EngineFailed
+from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Ledger, MemoryProbe, Scheduler, Target
 from modelrunner.types import KeepAlive, RequiredMemory
 from tests.fakes import FakeBackend, FakeTcpBackend, fake_key, fake_spec

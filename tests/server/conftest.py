@@ -8,9 +8,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from modelrunner.backend import BackendRegistry
 from modelrunner.config import Settings
 from modelrunner.locations import Locations
+from modelrunner.registry import BackendRegistry
 from modelrunner.server.app import serve
 from modelrunner.store import Store
 from tests.fakes import FakeBackend

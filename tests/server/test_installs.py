@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from modelrunner.backend import BackendRegistry, InstallProgress, ProgressCallback
+from modelrunner.backend import InstallProgress, ProgressCallback
 from modelrunner.errors import BackendUnavailable, Conflict
+from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
 from modelrunner.server.installs import Installer
 from tests.fakes import FakeBackend

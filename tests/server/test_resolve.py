@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from modelrunner.backend import BackendRegistry, BackendState, BackendStatus
+from modelrunner.backend import BackendState, BackendStatus
 from modelrunner.errors import (
     BackendNotFound,
     BackendUnavailable,
@@ -17,6 +17,7 @@ from modelrunner.errors import (
     UnsupportedModel,
 )
 from modelrunner.modelconfig import ModelConfiguration
+from modelrunner.registry import BackendRegistry
 from modelrunner.server.configurations import Configurations
 from modelrunner.server.resolve import Resolver
 from modelrunner.store import Store
