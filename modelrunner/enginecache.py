@@ -97,6 +97,16 @@ async def withdraw(link: Path) -> None:
         await _discard_unused(entry)
 
 
+async def discard_leftovers(cache: Path, engine: str) -> None:
+    """Removes what installations of `engine` that were cut or killed have left beside its entries, but of an entry that
+    somebody works on now."""
+    for file in cache.glob(f"{engine}-*.lock"):
+        with contextlib.closing(_Lock(file)) as lock:
+            if lock.taken():
+                for leftover in cache.glob(f"{file.stem}.*/"):
+                    await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
+
+
 async def _discard_unused(entry: Path) -> None:
     if not entry.is_dir():
         return
@@ -117,23 +127,28 @@ def disk_usage(folders: list[Path]) -> int:
 async def _locked(entry: Path, progress: ProgressCallback) -> AsyncIterator[None]:
     """One installer of an entry at a time, on this machine. The kernel lets go when the holder dies."""
     entry.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(f"{entry}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if not _try_lock(lock):
+    with contextlib.closing(_Lock(Path(f"{entry}.lock"))) as lock:
+        if not lock.taken():
             progress(InstallProgress("waiting for another installation of the same engine"))
-            while not _try_lock(lock):  # noqa: ASYNC110 (the holder is another process)
+            while not lock.taken():  # noqa: ASYNC110 (the holder is another process)
                 await asyncio.sleep(_LOCK_POLL)
         yield
-    finally:
-        os.close(lock)
 
 
-def _try_lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+class _Lock:
+    def __init__(self, file: Path) -> None:
+        self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def taken(self) -> bool:
+        """Is it ours? Asked until it is."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
 
 async def _make(entry: Path, make: Callable[[Path], Awaitable[Mapping[str, Any]]]) -> None:

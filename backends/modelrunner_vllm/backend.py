@@ -65,7 +65,7 @@ class VllmBackend(Backend):
     async def uninstall(self) -> None:
         """The environment, unless another data directory uses it, and what cut installations left."""
         await enginecache.withdraw(engines.link(self.context))
-        await install.discard_parts(self.context.cache)
+        await enginecache.discard_leftovers(self.context.cache, self.name)
 
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
         engine = self._engine()

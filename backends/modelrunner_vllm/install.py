@@ -32,12 +32,6 @@ async def install(context: BackendContext, settings: VllmSettings, progress: Pro
     await enginecache.provide(link(context), entry, work.make, lambda folder: usable(folder) is not None, progress)
 
 
-async def discard_parts(cache: Path) -> None:
-    """Removes the wheels that cut installations have left."""
-    for parts in cache.glob(f"vllm-*{_PARTS}"):
-        await asyncio.to_thread(shutil.rmtree, parts, ignore_errors=True)
-
-
 class Python:
     """An interpreter that makes environments; `identity` tells its builds apart."""
 
@@ -79,7 +73,7 @@ class _Installation:
         self._progress = progress
 
     async def make(self, folder: Path) -> dict[str, str]:
-        check_disk(self._build, folder)
+        check_disk(self._build, self._parts.parent)
         self._progress(InstallProgress("making an environment for vLLM"))
         await steps.execute([self._python.program, "-m", "venv", "--without-pip", folder], log=self._log)
         program = folder / "bin/python"

