@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from modelrunner.backend import InstallProgress, ProgressCallback
+from modelrunner.durable import sync_file, sync_folder
 from modelrunner.errors import ModelRunnerError
 
 MARKER = "engine.json"
@@ -165,7 +166,7 @@ async def _make(entry: Path, make: Callable[[Path], Awaitable[Mapping[str, Any]]
         if entry.exists():  # there, but not in working order
             entry.rename(work / "old")
         made.rename(entry)
-        _sync_folder(entry.parent)
+        sync_folder(entry.parent)
     finally:
         await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
 
@@ -179,17 +180,8 @@ def _sync(folder: Path) -> None:
         for name in names:
             path = Path(root, name)
             if not path.is_symlink():
-                with open(path, "rb") as file:
-                    os.fsync(file.fileno())
-        _sync_folder(Path(root))
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+                sync_file(path)
+        sync_folder(Path(root))
 
 
 def _point(link: Path, entry: Path) -> None:
@@ -200,7 +192,7 @@ def _point(link: Path, entry: Path) -> None:
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(entry)
     fresh.replace(link)
-    _sync_folder(link.parent)
+    sync_folder(link.parent)
 
 
 def _users(entry: Path) -> Iterator[Path]:

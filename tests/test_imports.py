@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "modelrunner"
 
 # The values, errors and helpers that everybody may use.
-SHARED = {"modelrunner", "errors", "types", "units", "locations", "api"}
+SHARED = {"modelrunner", "errors", "types", "units", "locations", "api", "durable"}
 # Part -> what else it may use. A part is a subpackage or a module of the package.
 ALLOWED = {
     "__init__": {"backend"},
@@ -20,6 +20,7 @@ ALLOWED = {
     "client": set(),
     "config": {"modelconfig"},
     "control": {"upstream"},
+    "durable": set(),
     "enginecache": {"backend"},
     "enginelog": set(),
     "errors": set(),
@@ -59,7 +60,7 @@ ALLOWED = {
 # What a backend may use.
 PUBLIC = {
     "modelrunner",
-    *(f"modelrunner.{name}" for name in ("control", "enginecache", "flags", "process", "steps", "units")),
+    *(f"modelrunner.{name}" for name in ("control", "durable", "enginecache", "flags", "process", "steps", "units")),
 }
 
 

@@ -8,7 +8,6 @@ and take other wrong ones as they are.
 """
 
 import logging
-import os
 import re
 import shutil
 import struct
@@ -16,6 +15,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from modelrunner import durable
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +96,9 @@ def partial(folder: Path, used: int) -> Path:
 
 def publish(written: Path) -> None:
     """A file that the engine has written becomes visible, whole also after a power cut. Raises `OSError`."""
-    _sync(written)
+    durable.sync_file(written)
     written.rename(written.with_name(f"{written.stem}-{_checksum(written):08x}{_SAVED}"))
-    _sync(written.parent)
+    durable.sync_folder(written.parent)
 
 
 def claim(saved: Path) -> Path:
@@ -121,14 +122,6 @@ def _checksum(path: Path) -> int:
         while piece := file.read(1 << 20):
             checksum = zlib.crc32(piece, checksum)
     return checksum
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def found(folder: Path) -> list[Saved]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from modelrunner.durable import write
 from modelrunner.store import Reference
-from modelrunner.store.files import write
 
 log = logging.getLogger(__name__)
 

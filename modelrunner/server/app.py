@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from modelrunner import __version__
+from modelrunner import __version__, durable
 from modelrunner.backend import Backend, BackendContext
 from modelrunner.config import Settings
 from modelrunner.errors import InvalidReference
@@ -99,6 +99,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
     data = settings.data_dir
     state = data / "state"
     state.mkdir(mode=0o700, exist_ok=True)
+    durable.sweep_temporaries(state)
     store = Store(data)
     registry = registry or BackendRegistry.discover(lambda backend: _context(settings, backend))
     configurations = Configurations(state / "configurations.json")

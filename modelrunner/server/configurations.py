@@ -7,7 +7,6 @@ alone never reloads anything.
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from modelrunner import durable
 from modelrunner.errors import Conflict
 from modelrunner.modelconfig import NOTHING_SET, ModelConfiguration
 from modelrunner.types import Mode
@@ -41,7 +41,7 @@ class Configurations:
     """Every model's configuration, in memory and in one file. `generation` moves with every change."""
 
     def __init__(self, path: Path) -> None:
-        """Opens `path`, which need not exist. A file that cannot be read is set aside, never overwritten."""
+        """Opens `path`, which need not exist; its folder does. A file that cannot be read is set aside, never overwritten."""
         self._path = path
         self._lock = asyncio.Lock()
         self.generation = 0
@@ -109,7 +109,7 @@ class Configurations:
 
     async def _replace(self, entries: Mapping[str, Entry]) -> None:
         content = msgspec.json.encode(_File(self._last_revision, dict(entries)))
-        await asyncio.to_thread(_write, self._path, content)
+        await asyncio.to_thread(durable.write, self._path, content)
         self._entries = entries
         self.generation += 1
 
@@ -131,19 +131,3 @@ def _read(path: Path) -> _File:
         path.rename(aside)
         log.error("the models' configurations cannot be read (%s): set aside as %s", error, aside)
         return _File(0, {})
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Old or new after a crash, never half."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

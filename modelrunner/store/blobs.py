@@ -7,6 +7,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from modelrunner import durable
 from modelrunner.errors import BadRequest, SourceFailed
 from modelrunner.store import files
 from modelrunner.store.digests import Digest
@@ -46,17 +47,17 @@ class Blobs:
         """Stores a small blob. Raises `OSError`."""
         digest = Digest.of(data)
         if not is_intact(self.path(digest), digest):
-            files.write(self.path(digest), data)
+            durable.write(self.path(digest), data)
 
     def adopt(self, blob: Blob) -> None:
         """Stores a file in place of one that has decayed. It stays where it waits as well, so that a pull which is cut
         off now need not fetch it again, until `settle`. Raises `OSError`."""
         path = self.path(blob.digest)
         if not is_intact(path, blob.digest):
-            temporary = files.temporary_name(path)
+            temporary = durable.temporary_name(path)
             os.link(blob.path, temporary)
             os.rename(temporary, path)
-            files.sync_folder(self.folder)
+            durable.sync_folder(self.folder)
 
     def settle(self, blob: Blob) -> None:
         """After `adopt`, when a model has it for good."""
@@ -84,7 +85,7 @@ def verify(file: Path, expected: Digest | None) -> Blob:
         digest = Digest(hashlib.file_digest(stream, "sha256").hexdigest())
         if expected is not None and digest != expected:
             raise SourceFailed(f"{file.name!r} arrived damaged: its digest is {digest}, not {expected}; pull again")
-        files.sync(stream.fileno())
+        durable.sync(stream.fileno())
         return Blob(digest, size, file)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from modelrunner import durable
 from modelrunner.errors import InvalidModel
-from modelrunner.store import files, formats
+from modelrunner.store import formats
 from modelrunner.store.blobs import Blobs
 from modelrunner.store.catalog import Entry
 from modelrunner.store.digests import Digest
@@ -52,7 +53,7 @@ class Bundles:
             if not self._is_linked(folder / name, file):
                 (folder / name).parent.mkdir(mode=0o700, exist_ok=True)
                 # Over whatever is there: the blob may have been replaced by a healthy one.
-                temporary = files.temporary_name(folder / name)
+                temporary = durable.temporary_name(folder / name)
                 os.link(self._blobs.path(file.digest), temporary)
                 os.rename(temporary, folder / name)
 
@@ -69,7 +70,7 @@ class Bundles:
         """Removes what a writer that was killed left in the bundle."""
         folder = id.within(self.folder)
         for place in (folder, *filter(Path.is_dir, folder.iterdir())):
-            files.sweep_temporaries(place)
+            durable.sweep_temporaries(place)
 
     def _in_place(self, id: Digest, contents: Contents) -> bool:
         folder = id.within(self.folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from modelrunner.store import files
+from modelrunner import durable
 from modelrunner.store.digests import Digest
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Index:
         if self.exists:
             self._previous.unlink(missing_ok=True)
             os.link(self._path, self._previous)
-        files.write(self._path, msgspec.json.format(data, indent=2))
+        durable.write(self._path, msgspec.json.format(data, indent=2))
 
     def _rebuild(self) -> list[Record]:
         known = {record.id: record for record in _read(self._previous) or []}

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from modelrunner import durable
 from modelrunner.errors import InvalidModel, InvalidReference, StorageFailed
-from modelrunner.store import files, manifests
+from modelrunner.store import manifests
 from modelrunner.store.blobs import Blobs
 from modelrunner.store.bundles import Bundles
 from modelrunner.store.catalog import Catalog, Entry
@@ -87,7 +88,7 @@ def sweep(catalog: Catalog, data: Path, manifest_folder: Path, blobs: Blobs, bun
     """Clears away what creates and removals left that were cut off. Only tidying: failures are logged."""
     try:
         for folder in (data, manifest_folder, blobs.folder):
-            files.sweep_temporaries(folder)
+            durable.sweep_temporaries(folder)
         for id in Digest.among(manifest_folder) - catalog.entries.keys():
             id.within(manifest_folder).unlink()
         for id in Digest.among(bundles.folder) - catalog.entries.keys():

@@ -15,7 +15,7 @@ MODEL = "sha256:" + "a" * 64
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "state" / "configurations.json"
+    return tmp_path / "configurations.json"
 
 
 async def configure(configurations: Configurations, **fields: Any) -> int:
@@ -92,7 +92,6 @@ _ODD_MODE = b'{"last_revision": 1, "models": {"sha256:a/dance": {"revision": 1, 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"models": 3}', b"\xff\xfe", _ODD_MODE])
 def test_a_file_that_cannot_be_read_is_set_aside_not_lost(path: Path, content: bytes) -> None:
-    path.parent.mkdir()
     path.write_bytes(content)
     assert list(Configurations(path)) == []
     (aside,) = path.parent.iterdir()
