@@ -41,7 +41,8 @@ class Configurations:
     """Every model's configuration, in memory and in one file. `generation` moves with every change."""
 
     def __init__(self, path: Path) -> None:
-        """Opens `path`, which need not exist; its folder does. A file that cannot be read is set aside, never overwritten."""
+        """Opens `path`, a file that need not exist, in a folder that does. One that cannot be read is set aside, never
+        overwritten."""
         self._path = path
         self._lock = asyncio.Lock()
         self.generation = 0
