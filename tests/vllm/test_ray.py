@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,10 +55,18 @@ def cluster(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def _end(folder: str) -> None:
-    ours = [p for p in psutil.process_iter() if p.pid != os.getpid() and folder in " ".join(_cmdline(p))]
+    named = [p for p in psutil.process_iter() if p.pid != os.getpid() and folder in " ".join(_cmdline(p))]
+    ours = {process for parent in named for process in (parent, *_children(parent))}
     for process in ours:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(ours, timeout=10)
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return process.children(recursive=True)
+    return []
 
 
 def _cmdline(process: psutil.Process) -> list[str]:
