@@ -1,7 +1,6 @@
 """A Ray cluster of two nodes on this machine: the address and the sizes reach vLLM, which joins it. The CPU build then
 says that it runs nothing on Ray; a build for GPUs would place its workers."""
 
-import os
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ def own_address() -> str:
 
 @pytest.fixture
 def nothing_left() -> None:
-    """Ray's processes leave their sessions; the cluster below ends them by name of its folder."""
+    """Ray's processes leave their sessions; the cluster below ends them by its folder and its address."""
 
 
 @pytest.fixture
@@ -51,22 +50,17 @@ def cluster(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             subprocess.run([*command, *words], env=env, check=True, timeout=120, capture_output=True)
         yield address
     finally:
-        _end(str(folder))
+        _end(str(folder), address)
 
 
-def _end(folder: str) -> None:
-    named = [p for p in psutil.process_iter() if p.pid != os.getpid() and folder in " ".join(_cmdline(p))]
-    ours = {process for parent in named for process in (parent, *_children(parent))}
+def _end(*marks: str) -> None:
+    """Those whose command line has one of the marks, and the workers, which rename themselves: all are our orphans."""
+    orphans = psutil.Process().children(recursive=True)
+    ours = [p for p in orphans if any(mark in " ".join(_cmdline(p)) for mark in (*marks, "ray::"))]
     for process in ours:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(ours, timeout=10)
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    with suppress(psutil.NoSuchProcess):
-        return process.children(recursive=True)
-    return []
 
 
 def _cmdline(process: psutil.Process) -> list[str]:
