@@ -88,9 +88,10 @@ class LlamaCppBackend(Backend):
             await self.install(progress, **{"build": kind is Kind.NATIVE, **options})
 
     async def uninstall(self) -> None:
-        """Both managed engines; the cache keeps what another data directory uses."""
+        """Both managed engines, and what cut installations left; the cache keeps what another data directory uses."""
         for kind in _MANAGED:
             await enginecache.withdraw(engines.link(self.context, kind))
+        await enginecache.discard_leftovers(self.context.cache, self.name)
 
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
         engine = self._engine()

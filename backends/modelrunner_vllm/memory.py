@@ -79,7 +79,7 @@ def required(spec: RunSpec, adapters: int, *, cuda: bool) -> RequiredMemory:
     workers = run.options.workers
     model = weights(spec.bundle, run.options) + adapters + _activations(Config(spec.bundle.header), run, spec.mode)
     if spec.draft is not None:
-        model += weights(spec.draft, run.options)
+        model += weights(spec.draft, run.options) + _activations(Config(spec.draft.header), run, spec.mode)
     cache = kv_cache(spec, cuda=cuda) or 0
     if run.options.executor == "ray":
         return RequiredMemory(_SERVER)  # Ray places the workers, and accounts for them

@@ -75,6 +75,14 @@ async def test_installed_used_again_and_removed(make_backend: MakeBackend, index
     assert await backend.disk_usage() == 0
 
 
+async def test_uninstall_removes_what_killed_installations_left(make_backend: MakeBackend, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    (cache / "llama.cpp-wheel-0.1-abc.tmp-1" / "new").mkdir(parents=True)
+    (cache / "llama.cpp-wheel-0.1-abc.lock").touch()
+    await make_backend().uninstall()
+    assert not list(cache.glob("*/"))
+
+
 async def test_another_digest_is_refused(make_backend: MakeBackend, index: str, isolated_pip: None) -> None:
     digest = hashlib.sha256(b"another file").hexdigest()
     backend = make_backend(wheel_index=index, wheel_sha256=[digest])
