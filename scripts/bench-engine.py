@@ -212,7 +212,7 @@ def execution_of(daemon: psutil.Process, backend: str) -> float:
             with suppress(psutil.Error):
                 if f"/{backend}-" in "".join(child.cmdline()[:1]):
                     return time.time()
-        time.sleep(0.002)
+        time.sleep(0.002)  # as exact as the figure has to be
 
 
 async def measure(target: Target, folder: Path, arguments: argparse.Namespace) -> None:

@@ -95,9 +95,9 @@ def test_where_they_are_the_most_the_file_is_read_and_not_mapped() -> None:
     assert "--load-mode" not in args.effective(spec(model))
 
 
-@pytest.mark.skipif(not repack.features(), reason="llama.cpp rearranges nothing for this processor")
-async def test_of_managed_engines_without_devices(make_backend: MakeBackend) -> None:
+async def test_of_managed_engines_without_devices(make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others may not know the flag, or hold the weights elsewhere."""
+    monkeypatch.setattr(repack, "features", lambda: AVX2)
     backend, run = make_backend(), spec(quantized("Q4_0"))
     assert (await backend.required_memory(run)).shared == memory.tensors(run.bundle)
     managed(backend.context, Kind.WHEEL, "2026.1")
