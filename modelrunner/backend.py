@@ -230,7 +230,7 @@ class Backend(ABC):
         if (probe := _PROBES.get(spec.mode)) is None:
             return None
         path, body = probe
-        return path, {"model": next(iter(spec.bundle.references), spec.model_id), **body}
+        return path, {"model": spec.bundle.name, **body}
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
         """A figure of the engine's that grows with every batch it computes, None if it has none. Then processor time is

@@ -123,7 +123,7 @@ class Runner:
     def check_model(self, model_id: str) -> None:
         """The guard: raises `Misdirected` for any model but the one that this runner has loaded."""
         if model_id != self.spec.model_id:
-            mine = next(iter(self.spec.bundle.references), self.spec.model_id)
+            mine = self.spec.bundle.name
             raise Misdirected(
                 f"runner {self.id} serves {mine} and no other model; ask /v1 without a runner for {model_id}",
                 param="model",

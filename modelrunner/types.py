@@ -152,6 +152,11 @@ class Bundle:
     capabilities: frozenset[str]
 
     @property
+    def name(self) -> str:
+        """What people call the model: its first reference, else its ID."""
+        return next(iter(self.references), self.model_id)
+
+    @property
     def model_file(self) -> Path:
         """The file (or first shard) that an engine for single-file formats opens."""
         return next(iter(self.files.values()))

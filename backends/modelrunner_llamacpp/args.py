@@ -91,7 +91,7 @@ def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None 
     """What no flag may change. `slots` is the folder for saved slots, None where they are not kept."""
     options = {
         "--model": str(spec.bundle.model_file),
-        "--alias": next(iter(spec.bundle.references), spec.model_id),
+        "--alias": spec.bundle.name,
         "--host": str(endpoint.path or endpoint.host),
         "--metrics": "on",
         "--slots": "off" if slots is None else "on",  # how long each one's prompt is, and never its text

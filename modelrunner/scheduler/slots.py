@@ -25,8 +25,7 @@ class Target:
     @property
     def name(self) -> str:
         """What people call the model."""
-        references = self.spec.bundle.references
-        return references[0] if references else self.spec.model_id
+        return self.spec.bundle.name
 
 
 class RunnerSlot:

@@ -59,7 +59,7 @@ def _check(backend: Backend, spec: RunSpec) -> None:
     bundle = spec.bundle
     if bundle.format not in backend.formats:
         raise Misdirected(f"{backend.name} cannot serve {bundle.format} models", param="backend")
-    check_mode(backend, bundle, next(iter(bundle.references), spec.model_id), spec.mode)
+    check_mode(backend, bundle, bundle.name, spec.mode)
     backend.check_flags(spec.flags, spec.mode)
     backend.check(spec)
 
@@ -179,7 +179,7 @@ class ConfigurationRoutes:
     def _tell(self, bundle: Bundle, entry: Entry, patch: Mapping[str, Any]) -> None:
         """Those whom it concerns at once."""
         retain(self._scheduler, self._resolver, bundle.model_id)
-        name = next(iter(bundle.references), bundle.model_id)
+        name = bundle.name
         self._scheduler.events.emit("configure", model=name, reason=", ".join(sorted(patch)), revision=entry.revision)
 
     def _shown(self, model_id: str, mode: Mode | None, entry: Entry) -> api.Configuration:

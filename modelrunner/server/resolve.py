@@ -200,14 +200,14 @@ class Resolver:
         except ModelNotFound:
             raise ModelNotFound(
                 f"the draft model {name} is not here: get it with `modelrunner pull {name}`, or do without it with "
-                f"`modelrunner configure {_name(bundle)} --draft-model default`",
+                f"`modelrunner configure {bundle.name} --draft-model default`",
                 param="speculative.draft_model",
             ) from None
         pair = bundle.model_id, draft.model_id
         if pair not in self._drafting:
             if difference := vocabulary.difference(bundle, draft):
                 raise BadRequest(
-                    f"{_name(draft)} cannot draft for {_name(bundle)}: {difference}; take a smaller model of the same "
+                    f"{draft.name} cannot draft for {bundle.name}: {difference}; take a smaller model of the same "
                     "family",
                     param="speculative.draft_model",
                 )
@@ -245,10 +245,6 @@ def main_mode(bundle: Bundle) -> Mode:
         if mode.value in bundle.capabilities:
             return mode
     return Mode.COMPLETION
-
-
-def _name(bundle: Bundle) -> str:
-    return next(iter(bundle.references), bundle.model_id)
 
 
 def engine_log(logs: Path, key: RunnerKey) -> Path:
