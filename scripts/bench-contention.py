@@ -33,8 +33,11 @@ from peers import GEMMA, MINILM, PARALLEL, SMOLLM2, THREADS, command_of, connect
 
 @dataclass
 class Figures:
-    """What one side did. `waits` in seconds until the whole answer; `held` in bytes, the most in any sample."""
+    """What one side did: `answers` and `loads` within the time; in the rest, what was asked before its end is answered,
+    and counts in `waits` (seconds until the whole answer) and `errors`. `held` in bytes, the most in any sample."""
 
+    end: float
+    answers: int = 0
     waits: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     loads: int = 0
@@ -43,9 +46,9 @@ class Figures:
     def line(self) -> str:
         ranked = sorted(self.waits)
         p50, p99 = (ranked[int(len(ranked) * share)] for share in (0.5, 0.99)) if ranked else (0.0, 0.0)
-        share = 100 * self.loads / max(1, len(self.waits))
+        share = 100 * self.loads / max(1, self.answers)
         return (
-            f"{len(self.waits):6} answers, {sum(self.errors.values()):4} errors, {self.loads:4} loads"
+            f"{self.answers:6} answers, {sum(self.errors.values()):4} errors, {self.loads:4} loads"
             f" ({share:.2f} for 100 answers), wait p50 {p50:5.1f} s, p99 {p99:5.1f} s,"
             f" most memory {self.held / 2**20:.0f} MiB"
         )
@@ -65,8 +68,8 @@ def question(model: str, chooser: random.Random) -> tuple[str, dict[str, Any]]:
     return "/v1/chat/completions", fields | {"messages": [{"role": "user", "content": text}]}
 
 
-async def ask_until(end: float, client: httpx.AsyncClient, chooser: random.Random, figures: Figures) -> None:
-    while time.monotonic() < end:
+async def ask(client: httpx.AsyncClient, chooser: random.Random, figures: Figures) -> None:
+    while time.monotonic() < figures.end:
         path, body = question(chooser.choice((SMOLLM2, GEMMA, MINILM)), chooser)
         began = time.monotonic()
         try:
@@ -76,6 +79,7 @@ async def ask_until(end: float, client: httpx.AsyncClient, chooser: random.Rando
             continue
         if answer.status_code == 200:
             figures.waits.append(time.monotonic() - began)
+            figures.answers += time.monotonic() < figures.end
         else:
             figures.errors[f"{answer.status_code} {answer.text[:100]}"] += 1
 
@@ -95,8 +99,9 @@ async def watch(root: psutil.Process, figures: Figures) -> None:
     seen: set[int] = set()
     while True:
         held = await asyncio.to_thread(engines, root)
-        seen |= held.keys()
-        figures.loads = len(seen)
+        if time.monotonic() < figures.end:
+            seen |= held.keys()
+            figures.loads = len(seen)
         figures.held = max(figures.held, sum(held.values()))
         await asyncio.sleep(0.1)
 
@@ -112,10 +117,10 @@ async def watched(root: psutil.Process, figures: Figures) -> AsyncIterator[None]
 
 
 async def mixed(client: httpx.AsyncClient, root: psutil.Process, options: argparse.Namespace) -> Figures:
-    figures, end = Figures(), time.monotonic() + options.seconds
+    figures = Figures(time.monotonic() + options.seconds)
     choosers = [random.Random(f"{options.seed}/{number}") for number in range(options.clients)]
     async with watched(root, figures):
-        await asyncio.gather(*(ask_until(end, client, chooser, figures) for chooser in choosers))
+        await asyncio.gather(*(ask(client, chooser, figures) for chooser in choosers))
     return figures
 
 
@@ -247,7 +252,7 @@ async def compare_mixed(folder: Path, known: Engines, options: argparse.Namespac
     theirs = await mixed_by_router(folder, known, options, THREADS)
     if options.as_it_is:
         await mixed_by_router(folder, known, options, {})
-    better = len(ours.waits) >= len(theirs.waits) and ours.loads < theirs.loads
+    better = ours.answers >= theirs.answers and ours.loads < theirs.loads
     return not ours.errors and ours.held <= budget * 1.1 and better
 
 
