@@ -33,22 +33,22 @@ from peers import GEMMA, MINILM, PARALLEL, SMOLLM2, THREADS, command_of, connect
 
 @dataclass
 class Figures:
-    """What one side did: `answers` and `loads` within the time; in the rest, what was asked before its end is answered,
-    and counts in `waits` (seconds until the whole answer) and `errors`. `held` in bytes, the most in any sample."""
+    """What one side did: `answers` and `loads` (process IDs) before the `end`, until which clients ask. What is answered
+    later counts in `waits` (seconds until the whole answer) and `errors`. `held` in bytes, the most in any sample."""
 
     end: float
     answers: int = 0
     waits: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
-    loads: int = 0
+    loads: set[int] = field(default_factory=set)
     held: int = 0
 
     def line(self) -> str:
         ranked = sorted(self.waits)
         p50, p99 = (ranked[int(len(ranked) * share)] for share in (0.5, 0.99)) if ranked else (0.0, 0.0)
-        share = 100 * self.loads / max(1, self.answers)
+        share = 100 * len(self.loads) / max(1, self.answers)
         return (
-            f"{self.answers:6} answers, {sum(self.errors.values()):4} errors, {self.loads:4} loads"
+            f"{self.answers:6} answers, {sum(self.errors.values()):4} errors, {len(self.loads):4} loads"
             f" ({share:.2f} for 100 answers), wait p50 {p50:5.1f} s, p99 {p99:5.1f} s,"
             f" most memory {self.held / 2**20:.0f} MiB"
         )
@@ -96,12 +96,10 @@ def engines(root: psutil.Process) -> dict[int, int]:
 
 async def watch(root: psutil.Process, figures: Figures) -> None:
     """Ten times a second, until cancelled."""
-    seen: set[int] = set()
     while True:
         held = await asyncio.to_thread(engines, root)
         if time.monotonic() < figures.end:
-            seen |= held.keys()
-            figures.loads = len(seen)
+            figures.loads |= held.keys()
         figures.held = max(figures.held, sum(held.values()))
         await asyncio.sleep(0.1)
 
@@ -252,7 +250,7 @@ async def compare_mixed(folder: Path, known: Engines, options: argparse.Namespac
     theirs = await mixed_by_router(folder, known, options, THREADS)
     if options.as_it_is:
         await mixed_by_router(folder, known, options, {})
-    better = ours.answers >= theirs.answers and ours.loads < theirs.loads
+    better = ours.answers >= theirs.answers and len(ours.loads) < len(theirs.loads)
     return not ours.errors and ours.held <= budget * 1.1 and better
 
 
