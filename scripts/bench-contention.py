@@ -33,8 +33,8 @@ from peers import GEMMA, MINILM, PARALLEL, SMOLLM2, THREADS, command_of, connect
 
 @dataclass
 class Figures:
-    """What one side did: `answers` and `loads` (process IDs) before the `end`, until which clients ask. What is answered
-    later counts in `waits` (seconds until the whole answer) and `errors`. `held` in bytes, the most in any sample."""
+    """What one side did: `answers` and `loads` (process IDs) until the `end`, when clients stop asking. Later answers
+    count in `waits` (seconds until the whole answer) and `errors`. `held` in bytes, the most in any sample."""
 
     end: float
     answers: int = 0
