@@ -267,8 +267,8 @@ class _Plan:
         if not any(shortage):
             return  # it is on its way
         candidates = self._draft.victims
-        for victim in (victims := candidates.take(shortage, group.waiting[0].since)):
-            self._draft.drain(victim.slot, Reason.ROOM, group.name)
+        for _, _, slot in (victims := candidates.take(shortage, group.waiting[0].since)):
+            self._draft.drain(slot, Reason.ROOM, group.name)
         if not victims:
             for time in candidates.again_at(group.waiting[0].since):
                 self._draft.wake_at(time)

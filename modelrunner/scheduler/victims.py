@@ -32,10 +32,9 @@ def rounds(served: int, queued: int) -> float:
     return min(1.0 + queued / max(1, served), _MOST_ROUNDS)
 
 
-def patience(rounds: float, policy: Policy, queued: bool = True) -> float:
-    """How long, in seconds, a request that waits for room lets itself be overtaken: its patience for each round; by a
-    runner that no request is queued for half as long, since the end of a queue is served in ever smaller batches."""
-    return min((rounds if queued else max(1.0, rounds / 2)) * policy.patience, policy.max_wait / 4)
+def patience(rounds: float, policy: Policy) -> float:
+    """How long, in seconds, a request that waits for room lets itself be overtaken: its patience for each round."""
+    return min(rounds * policy.patience, policy.max_wait / 4)
 
 
 def spared_until(slot: Slot, rounds: float, policy: Policy) -> float:
@@ -52,12 +51,11 @@ def spared_until(slot: Slot, rounds: float, policy: Policy) -> float:
 
 
 class Candidate(NamedTuple):
-    """A runner that may have to go for another. `queued`: requests wait for it."""
+    """A runner that may have to go for another."""
 
     cost: float
     size: Vector
     slot: Slot
-    queued: bool
 
 
 class Pool:
@@ -95,7 +93,7 @@ class Victims:
         self._busy: list[Candidate] = []
         self._spared: set[int] = set()
         self._next = math.inf  # when the first of them may be had
-        self._pools: dict[tuple[bool, bool, bool], tuple[Pool, Pool]] = {}
+        self._pools: dict[tuple[bool, bool], tuple[Pool, Pool]] = {}
         slots = list(slots)
         ready = [slot for slot in slots if slot.phase is Phase.READY]
         served = sum([slot.leases for slot in ready])
@@ -106,12 +104,11 @@ class Victims:
             if not slot.pinned and slot.key not in kept and _may_go(slot, wanted):
                 self._add(slot, wanted)
         self._patience = patience(self._rounds, policy)
-        self._patience_unqueued = patience(self._rounds, policy, queued=False)
 
     def _add(self, slot: Slot, wanted: bool) -> None:
         cost = eviction_cost(slot, self._now) * (_ASLEEP if slot.phase is Phase.SLEEPING else 1.0)
         cost += _BUSY * ((slot.leases > 0) + wanted)
-        candidate = Candidate(cost, self._room.vector(slot.memory), slot, wanted)
+        candidate = Candidate(cost, self._room.vector(slot.memory), slot)
         (self._busy if slot.leases else self._idle).append(candidate)
         until = spared_until(slot, self._rounds, self._policy)
         if until > self._now:
@@ -124,8 +121,8 @@ class Victims:
         none if that takes others, or time. Idle ones are spared until then, where anything is served meanwhile, busy
         ones until half of the maximum wait is over."""
         waited = self._now - since
-        overtaken = waited >= self._patience_unqueued
-        idle, busy = self._of(overtaken or self._idling, waited >= self._patience, waited >= self._policy.max_wait / 2)
+        overtaken = waited >= self._patience
+        idle, busy = self._of(overtaken or self._idling, waited >= self._policy.max_wait / 2)
         if covers(idle.total, shortage):
             victims = choose(idle.ranked, shortage)
         elif overtaken and covers(add(idle.total, busy.total), shortage):
@@ -137,8 +134,7 @@ class Victims:
 
     def again_at(self, since: float) -> tuple[float, ...]:
         """When somebody may be had who could not, though nothing happens but time."""
-        times = self._patience_unqueued, self._patience, self._policy.max_wait / 2
-        return *[since + time for time in times], self._next
+        return since + self._patience, since + self._policy.max_wait / 2, self._next
 
     def keep(self, key: RunnerKey) -> None:
         self._remove([c for c in (*self._idle, *self._busy) if c.slot.key == key])
@@ -151,14 +147,13 @@ class Victims:
             idle.remove(victims)
             busy.remove(victims)
 
-    def _of(self, any_idle: bool, queued: bool, any_busy: bool) -> tuple[Pool, Pool]:
-        """Idle and busy ones, those that are spared, and busy ones that requests wait for, among them or not."""
-        which = any_idle, queued, any_busy
-        if which not in self._pools:
+    def _of(self, any_idle: bool, any_busy: bool) -> tuple[Pool, Pool]:
+        """Idle and busy ones, those that are spared among them or not."""
+        if (any_idle, any_busy) not in self._pools:
             idle = [c for c in self._idle if any_idle or id(c) not in self._spared]
-            busy = [c for c in self._busy if (queued or not c.queued) and (any_busy or id(c) not in self._spared)]
-            self._pools[which] = Pool(idle, self._room), Pool(busy, self._room)
-        return self._pools[which]
+            busy = [c for c in self._busy if any_busy or id(c) not in self._spared]
+            self._pools[any_idle, any_busy] = Pool(idle, self._room), Pool(busy, self._room)
+        return self._pools[any_idle, any_busy]
 
 
 def _may_go(slot: Slot, wanted: bool) -> bool:
