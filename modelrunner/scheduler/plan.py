@@ -215,7 +215,9 @@ class _Plan:
                 need = subtract(need, self._room.vector(sleeper.memory))
                 self._draft.keep(group.key)
             self._make_room(group, need)
-            if not self._begin(group, number, memory):
+            if (slot := self._draft.live.get(group.key)) is not None and self._may_stay(slot):
+                self._take_back(slot, group)  # the others who go for it are enough
+            elif not self._begin(group, number, memory):
                 self._room.claim(tuple([max(0, n) for n in need]))
                 self._claims[group.key] = group
 
