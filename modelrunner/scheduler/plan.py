@@ -268,11 +268,11 @@ class _Plan:
         shortage = self._room.shortage(need)
         if not any(shortage):
             return  # it is on its way
-        candidates = self._draft.victims
-        for _, _, slot in (victims := candidates.take(shortage, group.waiting[0].since)):
-            self._draft.drain(slot, Reason.ROOM, group.name)
+        candidates, since, waiting = self._draft.victims, group.waiting[0].since, len(group.waiting)
+        for victim in (victims := candidates.take(shortage, since, waiting)):
+            self._draft.drain(victim.slot, Reason.ROOM, group.name)
         if not victims:
-            for time in candidates.again_at(group.waiting[0].since):
+            for time in candidates.again_at(since, waiting):
                 self._draft.wake_at(time)
 
     def _take_back_drains(self) -> None:

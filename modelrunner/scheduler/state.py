@@ -97,14 +97,16 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Policy:
     """`max_wait` is how long a request may wait in all; when half of it has passed, its model gets room whoever else is
-    spared, and in a smaller variant if need be. `patience` is the batching window: how long a request
-    that waits for room lets itself be overtaken by requests for busy runners before one of them is drained, if nobody
-    queues for them. `residency` is how many times as long as its load took a runner is spared. A batch request takes
-    turns with the others after `ageing` seconds."""
+    spared, and in a smaller variant if need be. `patience` is the batching window: how long a request that waits for
+    room lets itself be overtaken by requests for busy runners before one of them is drained, if nobody queues for them.
+    `residency` is how many times as long as its load took a busy runner is spared after it, `linger` how many times as
+    long those who want an idle one's room wait, all together, after its last use. A batch request takes turns with the
+    others after `ageing` seconds."""
 
     max_wait: float = 600.0
     patience: float = 5.0
     residency: float = 5.0
+    linger: float = 30.0
     ageing: float = 60.0
 
 

@@ -32,30 +32,33 @@ def rounds(served: int, queued: int) -> float:
     return min(1.0 + queued / max(1, served), _MOST_ROUNDS)
 
 
-def patience(rounds: float, policy: Policy) -> float:
-    """How long, in seconds, a request that waits for room lets itself be overtaken: its patience for each round."""
-    return min(rounds * policy.patience, policy.max_wait / 4)
+def patience(rounds: float, policy: Policy, *, queued: bool) -> float:
+    """How long, in seconds, a request that waits for room lets itself be overtaken: its patience for each round, twice
+    that by a runner that others are `queued` for. Its queue ends before it goes, if it can: the rest would have to be
+    served by a load of its own, and meanwhile the engines that stay would run out of work to share."""
+    return min(min(rounds * (1 + queued), _MOST_ROUNDS) * policy.patience, policy.max_wait / 4)
 
 
-def spared_until(slot: Slot, rounds: float, policy: Policy) -> float:
-    """When the runner may be taken for room. A busy one stays after its load for `policy.residency` times as long as
-    that took, at least for the patience of others and at most for a quarter of the maximum wait: two models in turns
-    then spend most of the time serving, not loading. One that nobody holds stays for so many times its load in each
-    round after its last use, at most for the patience: where clients ask in a loop, it is used again before that."""
+def spared_until(slot: Slot, rounds: float, policy: Policy, waiting: int = 1) -> float:
+    """When the runner may be taken for room that so many requests wait for. A busy one stays after its load for
+    `policy.residency` times as long as that took, at least for the patience of others and at most for a quarter of the
+    maximum wait: two models in turns then spend most of the time serving, not loading. One that nobody holds stays
+    after its last use, at most for the patience, until those who wait have waited for `policy.linger` times its load in
+    each round, all of them together: where clients ask in a loop, it is used again before that."""
     if slot.phase is not Phase.READY:
         return -math.inf
-    stay = policy.residency * slot.load_seconds
     if not slot.leases:
-        return slot.last_used + min(rounds * stay, policy.patience)
-    return slot.ready_at + min(max(stay, policy.patience), policy.max_wait / 4)
+        return slot.last_used + min(rounds * policy.linger * slot.load_seconds / waiting, policy.patience)
+    return slot.ready_at + min(max(policy.residency * slot.load_seconds, policy.patience), policy.max_wait / 4)
 
 
 class Candidate(NamedTuple):
-    """A runner that may have to go for another."""
+    """A runner that may have to go for another. `queued`: requests wait for it."""
 
     cost: float
     size: Vector
     slot: Slot
+    queued: bool
 
 
 class Pool:
@@ -91,9 +94,7 @@ class Victims:
         self._room, self._policy, self._now = room, policy, now
         self._idle: list[Candidate] = []
         self._busy: list[Candidate] = []
-        self._spared: set[int] = set()
-        self._next = math.inf  # when the first of them may be had
-        self._pools: dict[tuple[bool, bool], tuple[Pool, Pool]] = {}
+        self._pools: dict[tuple[int, bool, bool], tuple[Pool, Pool]] = {}
         slots = list(slots)
         ready = [slot for slot in slots if slot.phase is Phase.READY]
         served = sum([slot.leases for slot in ready])
@@ -103,26 +104,24 @@ class Victims:
             wanted = slot.key in waiting
             if not slot.pinned and slot.key not in kept and _may_go(slot, wanted):
                 self._add(slot, wanted)
-        self._patience = patience(self._rounds, policy)
+        self._patience = patience(self._rounds, policy, queued=False)
+        self._patience_queued = patience(self._rounds, policy, queued=True)
 
     def _add(self, slot: Slot, wanted: bool) -> None:
         cost = eviction_cost(slot, self._now) * (_ASLEEP if slot.phase is Phase.SLEEPING else 1.0)
         cost += _BUSY * ((slot.leases > 0) + wanted)
-        candidate = Candidate(cost, self._room.vector(slot.memory), slot)
+        candidate = Candidate(cost, self._room.vector(slot.memory), slot, wanted)
         (self._busy if slot.leases else self._idle).append(candidate)
-        until = spared_until(slot, self._rounds, self._policy)
-        if until > self._now:
-            self._spared.add(id(candidate))
-            self._next = min(self._next, until)
 
-    def take(self, shortage: Vector, since: float) -> list[Candidate]:
-        """The runners whose going covers `shortage` for those of whom the first has waited since `since`; they are
+    def take(self, shortage: Vector, since: float, waiting: int) -> list[Candidate]:
+        """The runners whose going covers `shortage` for so many, of whom the first has waited since `since`; they are
         candidates no longer. Idle ones where they suffice, else, when it has been overtaken long enough, busy ones too;
         none if that takes others, or time. Idle ones are spared until then, where anything is served meanwhile, busy
         ones until half of the maximum wait is over."""
         waited = self._now - since
         overtaken = waited >= self._patience
-        idle, busy = self._of(overtaken or self._idling, waited >= self._policy.max_wait / 2)
+        for_whom = 0 if overtaken or self._idling else waiting
+        idle, busy = self._of(for_whom, waited >= self._patience_queued, waited >= self._policy.max_wait / 2)
         if covers(idle.total, shortage):
             victims = choose(idle.ranked, shortage)
         elif overtaken and covers(add(idle.total, busy.total), shortage):
@@ -132,9 +131,10 @@ class Victims:
         self._remove(victims)
         return victims
 
-    def again_at(self, since: float) -> tuple[float, ...]:
+    def again_at(self, since: float, waiting: int) -> list[float]:
         """When somebody may be had who could not, though nothing happens but time."""
-        return since + self._patience, since + self._policy.max_wait / 2, self._next
+        times = [since + self._patience, since + self._patience_queued, since + self._policy.max_wait / 2]
+        return times + [until for c in (*self._idle, *self._busy) if (until := self._until(c, waiting)) > self._now]
 
     def keep(self, key: RunnerKey) -> None:
         self._remove([c for c in (*self._idle, *self._busy) if c.slot.key == key])
@@ -147,13 +147,19 @@ class Victims:
             idle.remove(victims)
             busy.remove(victims)
 
-    def _of(self, any_idle: bool, any_busy: bool) -> tuple[Pool, Pool]:
-        """Idle and busy ones, those that are spared among them or not."""
-        if (any_idle, any_busy) not in self._pools:
-            idle = [c for c in self._idle if any_idle or id(c) not in self._spared]
-            busy = [c for c in self._busy if any_busy or id(c) not in self._spared]
-            self._pools[any_idle, any_busy] = Pool(idle, self._room), Pool(busy, self._room)
-        return self._pools[any_idle, any_busy]
+    def _until(self, candidate: Candidate, waiting: int) -> float:
+        return spared_until(candidate.slot, self._rounds, self._policy, waiting)
+
+    def _of(self, waiting: int, queued: bool, any_busy: bool) -> tuple[Pool, Pool]:
+        """Idle and busy ones. Among them: idle ones that are spared from so many who wait, 0 for all; busy ones that
+        others are queued for; busy ones that are spared."""
+        which = waiting, queued, any_busy
+        if which not in self._pools:
+            idle = [c for c in self._idle if not waiting or self._until(c, waiting) <= self._now]
+            busy = [c for c in self._busy if queued or not c.queued]
+            busy = [c for c in busy if any_busy or self._until(c, 1) <= self._now]
+            self._pools[which] = Pool(idle, self._room), Pool(busy, self._room)
+        return self._pools[which]
 
 
 def _may_go(slot: Slot, wanted: bool) -> bool:

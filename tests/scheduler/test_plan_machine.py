@@ -361,7 +361,8 @@ class PlanMachine(RuleBasedStateMachine):
     @invariant()
     def the_first_in_line_is_not_overtaken_beyond_its_patience(self) -> None:
         """Who waited so long for room has it on its way, unless runners that are spared, or a load that others wait
-        for, hold it for now; and none is spared any longer when half of the maximum wait is over."""
+        for, hold it for now; and none is spared any longer when half of the maximum wait is over. Runners that others
+        queue for have more time."""
         state = self.state()
         groups = state.groups
         wanted = {group.key for group in groups}
@@ -379,11 +380,13 @@ class PlanMachine(RuleBasedStateMachine):
         number = rounds(sum(ready.values()), queued)
         until = [spared_until(s, number, POLICY) for s in self.slots.values() if s.leases]
         spared = any(time > self.now - ROUNDING for time in until)
-        overtaken = waited >= patience(number, POLICY) + ROUNDING
+        overtaken, by_a_queue = (waited >= patience(number, POLICY, queued=q) + ROUNDING for q in (False, True))
         if not overtaken or (spared and waited < POLICY.max_wait / 2 + ROUNDING):
             return
-        staying = [s.memory for s in state.slots if s.phase in (Phase.READY, Phase.STARTING)]
-        assert any(sum(staying, need).fits(BUDGET) for need in needs)
+        staying = [s for s in state.slots if s.phase in (Phase.READY, Phase.STARTING)]
+        keeping = [s.memory for s in staying if s.pinned or s.key in wanted]
+        if by_a_queue or any(sum(keeping, need).fits(BUDGET) for need in needs):
+            assert any(sum([s.memory for s in staying], need).fits(BUDGET) for need in needs)
 
     def may_start(self, where: RunnerKey) -> bool:
         failure = self.failures.get(where)
