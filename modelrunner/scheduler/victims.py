@@ -33,10 +33,10 @@ def rounds(served: int, queued: int) -> float:
 
 
 def patience(rounds: float, policy: Policy, *, queued: bool) -> float:
-    """How long, in seconds, a request that waits for room lets itself be overtaken: its patience for each round, twice
-    that by a runner that others are `queued` for. Its queue ends before it goes, if it can: the rest would have to be
-    served by a load of its own, and meanwhile the engines that stay would run out of work to share."""
-    return min(min(rounds * (1 + queued), _MOST_ROUNDS) * policy.patience, policy.max_wait / 4)
+    """How long, in seconds, a request that waits for room lets itself be overtaken: its patience for each round, three
+    times that by a runner that others are `queued` for. Its queue ends before it goes, if it can: the rest would need a
+    load of its own."""
+    return min(min(rounds * (3 if queued else 1), _MOST_ROUNDS) * policy.patience, policy.max_wait / 4)
 
 
 def spared_until(slot: Slot, rounds: float, policy: Policy, waiting: int = 1) -> float:

@@ -137,35 +137,36 @@ def test_it_stays_for_a_quarter_of_the_maximum_wait_at_most() -> None:
 
 @pytest.mark.parametrize(
     ("queued", "seconds", "max_wait"),
-    [(0, 5.0, 1000), (1, 15.0, 1000), (2, 20.0, 1000), (40, 30.0, 1000), (40, 25.0, 100), (0, 4.0, 16)],
+    [(0, 5.0, 1000), (1, 22.5, 1000), (2, 30.0, 1000), (40, 30.0, 1000), (40, 25.0, 100), (0, 4.0, 16)],
 )
 def test_the_more_queue_for_busy_runners_the_longer_they_are_served_first(
     queued: int, seconds: float, max_wait: float
 ) -> None:
-    """The patience for each round of them, twice where they queue for the victim itself, at most six times, and at
-    most a quarter of the maximum wait."""
+    """The patience for each round of them, three times where they queue for the victim itself, at most six times,
+    and at most a quarter of the maximum wait."""
     busy, policy = slot("a", 6, leases=2, capacity=2), replace(POLICY, max_wait=max_wait)
     younger = [group("a", 6, *[NOW - 1] * queued, first=2)] if queued else []
     assert decide(group("x", 6, NOW - seconds + 0.1), *younger, busy, policy=policy) == []
     assert decide(group("x", 6, NOW - seconds), *younger, busy, policy=policy) == [Drain(key("a"), Reason.ROOM)]
 
 
-def test_a_runner_that_nobody_queues_for_goes_after_half_of_that() -> None:
+def test_a_runner_that_nobody_queues_for_goes_after_a_third_of_that() -> None:
     """Before and instead of one whose queue would have to be loaded for again."""
     last, deep = slot("a", 6, leases=1, capacity=2), slot("b", 4, leases=2, capacity=2)
     queue = group("b", 4, *[NOW - 1] * 3, first=2)
     assert everything(group("x", 4, NOW - 9), queue, last, deep)[-1] == WakeAt(NOW + 1), "three served, three queue"
     assert decide(group("x", 4, NOW - 10), queue, last, deep) == [Drain(key("a"), Reason.ROOM)]
     both = [Drain(key("a"), Reason.ROOM), Drain(key("b"), Reason.ROOM)]
-    assert everything(group("x", 10, NOW - 19), queue, last, deep)[-1] == WakeAt(NOW + 1)
-    assert decide(group("x", 10, NOW - 20), queue, last, deep) == both
+    policy = replace(POLICY, max_wait=1000)
+    assert everything(group("x", 10, NOW - 29), queue, last, deep, policy=policy)[-1] == WakeAt(NOW + 1)
+    assert decide(group("x", 10, NOW - 30), queue, last, deep, policy=policy) == both
 
 
 def test_no_room_is_made_of_a_runner_that_somebody_before_in_line_waits_for() -> None:
     runner = slot("a", 6, leases=2, capacity=2)
-    older, younger = group("a", 6, NOW - 17, first=2), group("a", 6, NOW - 15, first=2)
-    assert decide(group("x", 6, NOW - 16), older, runner) == []
-    assert decide(group("x", 6, NOW - 16), younger, runner) == [Drain(key("a"), Reason.ROOM)]
+    older, younger = group("a", 6, NOW - 24, first=2), group("a", 6, NOW - 22, first=2)
+    assert decide(group("x", 6, NOW - 23), older, runner) == []
+    assert decide(group("x", 6, NOW - 23), younger, runner) == [Drain(key("a"), Reason.ROOM)]
 
 
 def test_a_drain_is_taken_back_for_who_came_before_and_not_begun_again_for_who_came_after() -> None:
