@@ -106,7 +106,7 @@ class Policy:
     max_wait: float = 600.0
     patience: float = 5.0
     residency: float = 5.0
-    linger: float = 30.0
+    linger: float = 90.0
     ageing: float = 60.0
 
 

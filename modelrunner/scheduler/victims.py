@@ -10,7 +10,7 @@ from modelrunner.types import RunnerKey
 
 # Bytes per second at which a model is assumed to load as long as that was not measured: a disk's speed, rather low.
 ASSUMED_RATE = 500e6
-_MOST_ROUNDS = 6.0
+_MOST_PATIENCES = 6.0
 # A busy runner is dearer than all idle ones together, one that more requests wait for twice that: it would be loaded
 # again for them. A sleeping one is cheaper.
 _BUSY, _ASLEEP = 1e9, 1e-9
@@ -26,39 +26,37 @@ def eviction_cost(slot: Slot, now: float) -> float:
     return load / (1.0 + max(0.0, now - slot.last_used))
 
 
-def rounds(served: int, queued: int) -> float:
-    """How many times as many requests there are as ready runners serve, from 1 to 6. What is served while somebody
-    waits for room needs no load of its own: the more wait, the sooner fewer and larger batches serve all of them."""
-    return min(1.0 + queued / max(1, served), _MOST_ROUNDS)
+def patience(served: int, queued: int, policy: Policy) -> float:
+    """How long, in seconds, a request that waits for room lets itself be overtaken, while ready runners serve so many
+    and so many queue for them: the policy's patience, and as much again for each eighth that queues, at most six times.
+    What is served meanwhile needs no load of its own: queues end before a model goes, and larger batches serve all."""
+    times = min(1.0 + 8.0 * queued / max(1, served), _MOST_PATIENCES)
+    return min(times * policy.patience, policy.max_wait / 4)
 
 
-def patience(rounds: float, policy: Policy, *, queued: bool) -> float:
-    """How long, in seconds, a request that waits for room lets itself be overtaken: its patience for each round, three
-    times that by a runner that others are `queued` for. Its queue ends before it goes, if it can: the rest would need a
-    load of its own."""
-    return min(min(rounds * (3 if queued else 1), _MOST_ROUNDS) * policy.patience, policy.max_wait / 4)
-
-
-def spared_until(slot: Slot, rounds: float, policy: Policy, waiting: int = 1) -> float:
-    """When the runner may be taken for room that so many requests wait for. A busy one stays after its load for
-    `policy.residency` times as long as that took, at least for the patience of others and at most for a quarter of the
-    maximum wait: two models in turns then spend most of the time serving, not loading. One that nobody holds stays
-    after its last use, at most for the patience, until those who wait have waited for `policy.linger` times its load in
-    each round, all of them together: where clients ask in a loop, it is used again before that."""
+def spared_until(slot: Slot, queued: int, policy: Policy, waiting: int = 1) -> float:
+    """When the runner may be taken for room that so many requests wait for, while so many queue for ready runners. A
+    busy one stays after its load for `policy.residency` times as long as that took, at least for the patience of others
+    and at most for a quarter of the maximum wait: two models in turns then spend most of the time serving, not loading.
+    One that nobody holds stays after its last use, at most for the patience, until those who wait have waited for
+    `policy.linger` times its load, all of them together, or for as long as more queue: where clients ask in a loop, it
+    is used again before that, and a queue that ends in its company needs no load afterwards."""
     if slot.phase is not Phase.READY:
         return -math.inf
     if not slot.leases:
-        return slot.last_used + min(rounds * policy.linger * slot.load_seconds / waiting, policy.patience)
+        spared = policy.patience
+        if queued <= waiting:
+            spared = min(spared, policy.linger * slot.load_seconds / waiting)
+        return slot.last_used + spared
     return slot.ready_at + min(max(policy.residency * slot.load_seconds, policy.patience), policy.max_wait / 4)
 
 
 class Candidate(NamedTuple):
-    """A runner that may have to go for another. `queued`: requests wait for it."""
+    """A runner that may have to go for another."""
 
     cost: float
     size: Vector
     slot: Slot
-    queued: bool
 
 
 class Pool:
@@ -94,23 +92,22 @@ class Victims:
         self._room, self._policy, self._now = room, policy, now
         self._idle: list[Candidate] = []
         self._busy: list[Candidate] = []
-        self._pools: dict[tuple[int, bool, bool], tuple[Pool, Pool]] = {}
+        self._pools: dict[tuple[int, bool], tuple[Pool, Pool]] = {}
         slots = list(slots)
         ready = [slot for slot in slots if slot.phase is Phase.READY]
         served = sum([slot.leases for slot in ready])
         self._idling = not served
-        self._rounds = rounds(served, sum([waiting.get(slot.key, 0) for slot in ready]))
+        self._queued = sum([waiting.get(slot.key, 0) for slot in ready])
         for slot in slots:
             wanted = slot.key in waiting
             if not slot.pinned and slot.key not in kept and _may_go(slot, wanted):
                 self._add(slot, wanted)
-        self._patience = patience(self._rounds, policy, queued=False)
-        self._patience_queued = patience(self._rounds, policy, queued=True)
+        self._patience = patience(served, self._queued, policy)
 
     def _add(self, slot: Slot, wanted: bool) -> None:
         cost = eviction_cost(slot, self._now) * (_ASLEEP if slot.phase is Phase.SLEEPING else 1.0)
         cost += _BUSY * ((slot.leases > 0) + wanted)
-        candidate = Candidate(cost, self._room.vector(slot.memory), slot, wanted)
+        candidate = Candidate(cost, self._room.vector(slot.memory), slot)
         (self._busy if slot.leases else self._idle).append(candidate)
 
     def take(self, shortage: Vector, since: float, waiting: int) -> list[Candidate]:
@@ -121,7 +118,7 @@ class Victims:
         waited = self._now - since
         overtaken = waited >= self._patience
         for_whom = 0 if overtaken or self._idling else waiting
-        idle, busy = self._of(for_whom, waited >= self._patience_queued, waited >= self._policy.max_wait / 2)
+        idle, busy = self._of(for_whom, waited >= self._policy.max_wait / 2)
         if covers(idle.total, shortage):
             victims = choose(idle.ranked, shortage)
         elif overtaken and covers(add(idle.total, busy.total), shortage):
@@ -133,7 +130,7 @@ class Victims:
 
     def again_at(self, since: float, waiting: int) -> list[float]:
         """When somebody may be had who could not, though nothing happens but time."""
-        times = [since + self._patience, since + self._patience_queued, since + self._policy.max_wait / 2]
+        times = [since + self._patience, since + self._policy.max_wait / 2]
         return times + [until for c in (*self._idle, *self._busy) if (until := self._until(c, waiting)) > self._now]
 
     def keep(self, key: RunnerKey) -> None:
@@ -148,16 +145,15 @@ class Victims:
             busy.remove(victims)
 
     def _until(self, candidate: Candidate, waiting: int) -> float:
-        return spared_until(candidate.slot, self._rounds, self._policy, waiting)
+        return spared_until(candidate.slot, self._queued, self._policy, waiting)
 
-    def _of(self, waiting: int, queued: bool, any_busy: bool) -> tuple[Pool, Pool]:
+    def _of(self, waiting: int, any_busy: bool) -> tuple[Pool, Pool]:
         """Idle and busy ones. Among them: idle ones that are spared from so many who wait, 0 for all; busy ones that
-        others are queued for; busy ones that are spared."""
-        which = waiting, queued, any_busy
+        are spared."""
+        which = waiting, any_busy
         if which not in self._pools:
             idle = [c for c in self._idle if not waiting or self._until(c, waiting) <= self._now]
-            busy = [c for c in self._busy if queued or not c.queued]
-            busy = [c for c in busy if any_busy or self._until(c, 1) <= self._now]
+            busy = [c for c in self._busy if any_busy or self._until(c, 1) <= self._now]
             self._pools[which] = Pool(idle, self._room), Pool(busy, self._room)
         return self._pools[which]
 

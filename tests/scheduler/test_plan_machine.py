@@ -35,7 +35,7 @@ from modelrunner.scheduler.state import (
     Wake,
     WakeAt,
 )
-from modelrunner.scheduler.victims import patience, rounds, spared_until
+from modelrunner.scheduler.victims import patience, spared_until
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 
 BUDGET = RequiredMemory(10, (8,))
@@ -361,8 +361,7 @@ class PlanMachine(RuleBasedStateMachine):
     @invariant()
     def the_first_in_line_is_not_overtaken_beyond_its_patience(self) -> None:
         """Who waited so long for room has it on its way, unless runners that are spared, or a load that others wait
-        for, hold it for now; and none is spared any longer when half of the maximum wait is over. Runners that others
-        queue for have more time."""
+        for, hold it for now; and none is spared any longer when half of the maximum wait is over."""
         state = self.state()
         groups = state.groups
         wanted = {group.key for group in groups}
@@ -377,16 +376,13 @@ class PlanMachine(RuleBasedStateMachine):
         waited = self.now - first.waiting[0].since
         ready = {s.key: s.leases for s in self.slots.values() if s.phase is Phase.READY}
         queued = sum(len(group.waiting) for group in groups if group.key in ready)
-        number = rounds(sum(ready.values()), queued)
-        until = [spared_until(s, number, POLICY) for s in self.slots.values() if s.leases]
+        until = [spared_until(s, queued, POLICY) for s in self.slots.values() if s.leases]
         spared = any(time > self.now - ROUNDING for time in until)
-        overtaken, by_a_queue = (waited >= patience(number, POLICY, queued=q) + ROUNDING for q in (False, True))
+        overtaken = waited >= patience(sum(ready.values()), queued, POLICY) + ROUNDING
         if not overtaken or (spared and waited < POLICY.max_wait / 2 + ROUNDING):
             return
-        staying = [s for s in state.slots if s.phase in (Phase.READY, Phase.STARTING)]
-        keeping = [s.memory for s in staying if s.pinned or s.key in wanted]
-        if by_a_queue or any(sum(keeping, need).fits(BUDGET) for need in needs):
-            assert any(sum([s.memory for s in staying], need).fits(BUDGET) for need in needs)
+        staying = [s.memory for s in state.slots if s.phase in (Phase.READY, Phase.STARTING)]
+        assert any(sum(staying, need).fits(BUDGET) for need in needs)
 
     def may_start(self, where: RunnerKey) -> bool:
         failure = self.failures.get(where)

@@ -137,36 +137,32 @@ def test_it_stays_for_a_quarter_of_the_maximum_wait_at_most() -> None:
 
 @pytest.mark.parametrize(
     ("queued", "seconds", "max_wait"),
-    [(0, 5.0, 1000), (1, 22.5, 1000), (2, 30.0, 1000), (40, 30.0, 1000), (40, 25.0, 100), (0, 4.0, 16)],
+    [
+        (0, 5.0, 1000),
+        (1, 7.5, 1000),
+        (4, 15.0, 1000),
+        (10, 30.0, 1000),
+        (11, 30.0, 1000),
+        (40, 25.0, 100),
+        (0, 4.0, 16),
+    ],
 )
 def test_the_more_queue_for_busy_runners_the_longer_they_are_served_first(
     queued: int, seconds: float, max_wait: float
 ) -> None:
-    """The patience for each round of them, three times where they queue for the victim itself, at most six times,
-    and at most a quarter of the maximum wait."""
-    busy, policy = slot("a", 6, leases=2, capacity=2), replace(POLICY, max_wait=max_wait)
+    """Half of the patience more for each who queues for the sixteen that are served, at most six times the patience and
+    a quarter of the maximum wait."""
+    busy, policy = slot("a", 6, leases=16, capacity=16), replace(POLICY, max_wait=max_wait)
     younger = [group("a", 6, *[NOW - 1] * queued, first=2)] if queued else []
     assert decide(group("x", 6, NOW - seconds + 0.1), *younger, busy, policy=policy) == []
     assert decide(group("x", 6, NOW - seconds), *younger, busy, policy=policy) == [Drain(key("a"), Reason.ROOM)]
 
 
-def test_a_runner_that_nobody_queues_for_goes_after_a_third_of_that() -> None:
-    """Before and instead of one whose queue would have to be loaded for again."""
-    last, deep = slot("a", 6, leases=1, capacity=2), slot("b", 4, leases=2, capacity=2)
-    queue = group("b", 4, *[NOW - 1] * 3, first=2)
-    assert everything(group("x", 4, NOW - 9), queue, last, deep)[-1] == WakeAt(NOW + 1), "three served, three queue"
-    assert decide(group("x", 4, NOW - 10), queue, last, deep) == [Drain(key("a"), Reason.ROOM)]
-    both = [Drain(key("a"), Reason.ROOM), Drain(key("b"), Reason.ROOM)]
-    policy = replace(POLICY, max_wait=1000)
-    assert everything(group("x", 10, NOW - 29), queue, last, deep, policy=policy)[-1] == WakeAt(NOW + 1)
-    assert decide(group("x", 10, NOW - 30), queue, last, deep, policy=policy) == both
-
-
 def test_no_room_is_made_of_a_runner_that_somebody_before_in_line_waits_for() -> None:
     runner = slot("a", 6, leases=2, capacity=2)
-    older, younger = group("a", 6, NOW - 24, first=2), group("a", 6, NOW - 22, first=2)
-    assert decide(group("x", 6, NOW - 23), older, runner) == []
-    assert decide(group("x", 6, NOW - 23), younger, runner) == [Drain(key("a"), Reason.ROOM)]
+    older, younger = group("a", 6, NOW - 27, first=2), group("a", 6, NOW - 25, first=2)
+    assert decide(group("x", 6, NOW - 26), older, runner) == []
+    assert decide(group("x", 6, NOW - 26), younger, runner) == [Drain(key("a"), Reason.ROOM)]
 
 
 def test_a_drain_is_taken_back_for_who_came_before_and_not_begun_again_for_who_came_after() -> None:
@@ -185,7 +181,7 @@ def test_a_drain_that_is_taken_back_late_in_a_plan_serves_its_queue_at_once() ->
 
 
 def test_while_others_are_served_an_idle_runner_stays_that_may_be_used_again() -> None:
-    """For three times its load after its last use in each round, at most for the patience."""
+    """For three times its load after its last use, at most for the patience."""
     waiting, busy = group("x", 6, NOW - 1), slot("b", 4, leases=1)
     used = slot("a", 6, idle=2.0, load=1.0)
     assert everything(waiting, used, busy, policy=POLICY) == [WakeAt(NOW + 1)]
@@ -200,11 +196,14 @@ def test_while_others_are_served_an_idle_runner_stays_that_may_be_used_again() -
     assert decide(patient, replace(used, last_used=NOW), busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
 
 
-def test_the_more_queue_the_longer_an_idle_runner_stays() -> None:
+def test_an_idle_runner_stays_while_more_queue_than_wait_for_its_room() -> None:
+    """At most for the patience."""
     waiting, busy = group("x", 6, NOW - 1), slot("b", 4, leases=2, capacity=2)
-    used, queue = slot("a", 6, idle=3.5, load=1.0), group("b", 4, NOW, first=2)
-    assert decide(waiting, used, busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
-    assert decide(waiting, used, busy, queue, policy=POLICY) == [], "three times its load and a half more"
+    one, two = group("b", 4, NOW, first=2), group("b", 4, NOW, NOW, first=2)
+    used = slot("a", 6, idle=4.5, load=1.0)
+    assert decide(waiting, used, busy, one, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    assert everything(waiting, used, busy, two, policy=POLICY)[-1] == WakeAt(NOW + 0.5)
+    assert decide(waiting, slot("a", 6, idle=5.0, load=1.0), busy, two, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
 
 
 def test_the_more_wait_for_its_room_the_sooner_an_idle_runner_goes() -> None:
