@@ -7,6 +7,7 @@ mode with the same engine, the same flags and the same requests, in one run.
 
 --parts overhead,mixed,starving
 --seconds N (300) of the mixed workload on each side  --clients N (64)  --seed N (1)
+--rounds N (1) of it, each with the next seed; every second one asks the router first, against the machine's drift
 --as-it-is  the mixed workload on a third side: the router without the environment that the daemon gives its engines
 --limit N (60) seconds that the starved request may take
 Needs the native engine (`scripts/install-engine --build`): the wheel has no router. Exits with 1 if the daemon gave an
@@ -20,28 +21,47 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
-from peers import GEMMA, MINILM, PARALLEL, SMOLLM2, THREADS, command_of, connected, daemon, engine, prepare, router
+from peers import (
+    GEMMA,
+    MINILM,
+    SMOLLM2,
+    THREADS,
+    Engines,
+    connected,
+    daemon,
+    engine,
+    look,
+    prepare,
+    question,
+    router,
+)
 
 
 @dataclass
 class Figures:
-    """What one side did: `answers` and `loads` (process IDs) until the `end`, when clients stop asking. Later answers
-    count in `waits` (seconds until the whole answer) and `errors`. `held` in bytes, the most in any sample."""
+    """What one side did: `answers` and `loads` (process ID and start) until the `end`, when clients stop asking. Later
+    answers count in `waits` (seconds until the whole answer) and `errors`. `held` in bytes, the most in any sample."""
 
-    end: float
+    end: float = 0.0
     answers: int = 0
     waits: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
-    loads: set[int] = field(default_factory=set)
+    loads: set[tuple[int, float]] = field(default_factory=set)
     held: int = 0
+
+    def add(self, other: "Figures") -> None:
+        self.answers += other.answers
+        self.waits += other.waits
+        self.errors += other.errors
+        self.loads |= other.loads
+        self.held = max(self.held, other.held)
 
     def line(self) -> str:
         ranked = sorted(self.waits)
@@ -55,17 +75,6 @@ class Figures:
 
 
 # The requests
-
-
-def question(model: str, chooser: random.Random) -> tuple[str, dict[str, Any]]:
-    """A path and a body; prompts differ, so that no cache answers them."""
-    text = f"Write a sentence about the number {chooser.randrange(10_000)}."
-    if model == MINILM:
-        return "/v1/embeddings", {"model": model, "input": text}
-    fields = {"model": model, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
-    if model == GEMMA:
-        return "/v1/completions", fields | {"prompt": text}
-    return "/v1/chat/completions", fields | {"messages": [{"role": "user", "content": text}]}
 
 
 async def ask(client: httpx.AsyncClient, chooser: random.Random, figures: Figures) -> None:
@@ -84,13 +93,13 @@ async def ask(client: httpx.AsyncClient, chooser: random.Random, figures: Figure
             figures.errors[f"{answer.status_code} {answer.text[:100]}"] += 1
 
 
-def engines(root: psutil.Process) -> dict[int, int]:
-    """Bytes (PSS: what processes share counts once) of each engine below `root`, by process ID."""
+def engines(root: psutil.Process) -> dict[tuple[int, float], int]:
+    """Bytes (PSS: what processes share counts once) of each engine below `root`, by process ID and start."""
     found = {}
     for process in root.children(recursive=True):
         with suppress(psutil.Error):
             if "--model" in process.cmdline() or "-m" in process.cmdline():
-                found[process.pid] = process.memory_full_info().pss
+                found[process.pid, process.create_time()] = process.memory_full_info().pss
     return found
 
 
@@ -114,9 +123,9 @@ async def watched(root: psutil.Process, figures: Figures) -> AsyncIterator[None]
         await asyncio.wait([watching])
 
 
-async def mixed(client: httpx.AsyncClient, root: psutil.Process, options: argparse.Namespace) -> Figures:
+async def mixed(client: httpx.AsyncClient, root: psutil.Process, options: argparse.Namespace, seed: int) -> Figures:
     figures = Figures(time.monotonic() + options.seconds)
-    choosers = [random.Random(f"{options.seed}/{number}") for number in range(options.clients)]
+    choosers = [random.Random(f"{seed}/{number}") for number in range(options.clients)]
     async with watched(root, figures):
         await asyncio.gather(*(ask(client, chooser, figures) for chooser in choosers))
     return figures
@@ -161,34 +170,6 @@ async def starving(client: httpx.AsyncClient, limit: float) -> tuple[float | Non
 
 
 # Both sides
-
-
-@dataclass(frozen=True)
-class Engines:
-    """What the daemon runs: bytes that each model holds when used, and its command line."""
-
-    held: Mapping[str, int]
-    commands: Mapping[str, Sequence[str]]
-
-    def budget(self, models: Sequence[str], count: int) -> int:
-        """Bytes for the `count` largest of the models, and half of the smallest more."""
-        sizes = sorted((self.held[model] for model in models), reverse=True)
-        return sum(sizes[:count]) + sizes[-1] // 2
-
-
-async def look(client: httpx.AsyncClient) -> Engines:
-    """Each model is used once with all its sequences, and what the daemon counts for it is asked."""
-    held, commands = {}, {}
-    for model in (SMOLLM2, GEMMA, MINILM):
-        path, body = question(model, random.Random(0))
-        for answer in await asyncio.gather(*(client.post(path, json=body) for _ in range(PARALLEL))):
-            answer.raise_for_status()
-        runners = (await client.get("/engines/ps")).json()
-        runner = next(r for r in runners if model in r["model_name"])
-        memory = runner["memory"]
-        held[model] = max(memory["estimated"]["ram"], (memory["measured"] or {"ram": 0})["ram"])
-        commands[model] = command_of(runner["pid"])
-    return Engines(held, commands)
 
 
 async def tokenized(client: httpx.AsyncClient, path: str = "/tokenize") -> float:
@@ -242,14 +223,30 @@ async def run(options: argparse.Namespace, folder: Path) -> bool:
 
 async def compare_mixed(folder: Path, known: Engines, options: argparse.Namespace) -> bool:
     budget = known.budget([SMOLLM2, GEMMA, MINILM], 2)
-    print(f"\nmixed, {options.seconds} s each; budget {budget / 2**20:.0f} MiB; seed {options.seed}")
-    with daemon(memory_budget=budget) as process:
-        async with connected() as client:
-            ours = await mixed(client, process, options)
-    print(f"  modelrunner {ours.line()}", *ours.errors.most_common(3))
-    theirs = await mixed_by_router(folder, known, options, THREADS)
+    print(f"\nmixed, {options.seconds} s each; budget {budget / 2**20:.0f} MiB; seed {options.seed}", flush=True)
+
+    async def ask_daemon(seed: int) -> Figures:
+        with daemon(memory_budget=budget) as process:
+            async with connected() as client:
+                return await mixed(client, process, options, seed)
+
+    async def ask_router(seed: int, environment: Mapping[str, str] = THREADS) -> Figures:
+        with router(folder, known.commands, 2, environment) as (process, address):
+            async with connected(address) as client:
+                return await mixed(client, process, options, seed)
+
+    sides = [("modelrunner", ask_daemon, ours := Figures()), ("router", ask_router, theirs := Figures())]
+    for number in range(options.rounds):
+        for name, ask_side, sum_of_it in sides if number % 2 == 0 else reversed(sides):
+            figures = await ask_side(options.seed + number)
+            print(f"  {name:11} {figures.line()}", *figures.errors.most_common(3), flush=True)
+            sum_of_it.add(figures)
+    if options.rounds > 1:
+        for name, _, sum_of_it in sides:
+            print(f"  {name:11} {sum_of_it.line()}, in all")
     if options.as_it_is:
-        await mixed_by_router(folder, known, options, {})
+        figures = await ask_router(options.seed, {})
+        print(f"  router      {figures.line()}", *figures.errors.most_common(3), "(as it is)")
     better = ours.answers >= theirs.answers and len(ours.loads) < len(theirs.loads)
     return not ours.errors and ours.held <= budget * 1.1 and better
 
@@ -266,16 +263,6 @@ async def compare_starving(folder: Path, known: Engines, options: argparse.Names
     return waited is not None
 
 
-async def mixed_by_router(
-    folder: Path, known: Engines, options: argparse.Namespace, environment: Mapping[str, str]
-) -> Figures:
-    with router(folder, known.commands, 2, environment) as (process, address):
-        async with connected(address) as client:
-            figures = await mixed(client, process, options)
-    print(f"  router      {figures.line()}", *figures.errors.most_common(3), "" if environment else "(as it is)")
-    return figures
-
-
 def outcome(waited: float | None, streams: int) -> str:
     answered = "not answered" if waited is None else f"answered after {waited:.1f} s"
     return f"the second model was {answered}; {streams} answers of the first one meanwhile"
@@ -286,6 +273,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=300)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--parts", default="overhead,mixed,starving")
     parser.add_argument("--as-it-is", action="store_true")
     parser.add_argument("--limit", type=int, default=60)

@@ -1,14 +1,17 @@
-"""What `scripts/bench contention` measures: a daemon with three real models, llama-server's router with the same models
-and flags, and one of the engines by itself."""
+"""What `scripts/bench contention` and `threads` measure and ask: a daemon with three real models, llama-server's router
+with the same models and flags, and one of the engines by itself."""
 
 import asyncio
 import os
+import random
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -89,6 +92,45 @@ async def answering(client: httpx.AsyncClient) -> None:
     raise SystemExit("it does not answer")
 
 
+def question(model: str, chooser: random.Random) -> tuple[str, dict[str, Any]]:
+    """A path and a body; prompts differ, so that no cache answers them."""
+    text = f"Write a sentence about the number {chooser.randrange(10_000)}."
+    if model == MINILM:
+        return "/v1/embeddings", {"model": model, "input": text}
+    fields = {"model": model, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    if model == GEMMA:
+        return "/v1/completions", fields | {"prompt": text}
+    return "/v1/chat/completions", fields | {"messages": [{"role": "user", "content": text}]}
+
+
+@dataclass(frozen=True)
+class Engines:
+    """What the daemon runs: bytes that each model holds when used, and its command line."""
+
+    held: Mapping[str, int]
+    commands: Mapping[str, Sequence[str]]
+
+    def budget(self, models: Sequence[str], count: int) -> int:
+        """Bytes for the `count` largest of the models, and half of the smallest more."""
+        sizes = sorted((self.held[model] for model in models), reverse=True)
+        return sum(sizes[:count]) + sizes[-1] // 2
+
+
+async def look(client: httpx.AsyncClient) -> Engines:
+    """Each model is used once with all its sequences, and what the daemon counts for it is asked."""
+    held, commands = {}, {}
+    for model in (SMOLLM2, GEMMA, MINILM):
+        path, body = question(model, random.Random(0))
+        for answer in await asyncio.gather(*(client.post(path, json=body) for _ in range(PARALLEL))):
+            answer.raise_for_status()
+        runners = (await client.get("/engines/ps")).json()
+        runner = next(r for r in runners if model in r["model_name"])
+        memory = runner["memory"]
+        held[model] = max(memory["estimated"]["ram"], (memory["measured"] or {"ram": 0})["ram"])
+        commands[model] = command_of(runner["pid"])
+    return Engines(held, commands)
+
+
 def command_of(pid: int) -> list[str]:
     """A runner's command line, without the folder of saved prompts, which goes with it."""
     words = psutil.Process(pid).cmdline()
@@ -128,10 +170,10 @@ def router(
 
 
 @contextmanager
-def engine(folder: Path, command: Sequence[str]) -> Iterator[str]:
+def engine(folder: Path, command: Sequence[str], environment: Mapping[str, str] = THREADS) -> Iterator[str]:
     """The daemon's own command on a port: its address."""
     port = free_port()
     words = list(command)
     words[words.index("--host") + 1] = "127.0.0.1"
-    with running([*words, "--port", port], folder / "engine.log", **THREADS):
+    with running([*words, "--port", port], folder / "engine.log", **environment):
         yield f"http://127.0.0.1:{port}"
