@@ -1,9 +1,10 @@
 """`scripts/bench threads`: two engines on the same processors, by how long their threads wait for each other in a busy
-loop (GOMP_SPINCOUNT, which the daemon sets): each alone, both, and both while one of them has a single client.
+loop (GOMP_SPINCOUNT, which the daemon sets): each alone, with one client and with many, and both.
 
---counts 300,100,0 (the daemon's is in backends/modelrunner_llamacpp/backend.py)  --rounds N (3)  --seconds N (6)
---clients N (5) of each engine; a figure is sequences times batches per second, the median of the rounds, which take the
-counts in turn. Needs the native engine: the wheel's has no such setting.
+--counts 300,100 (the daemon's is in backends/modelrunner_llamacpp/backend.py)  --rounds N (9)  --seconds N (2)
+--clients N (5) of each engine. A figure is sequences times batches per second, the median of the rounds; in each round
+the counts are asked one after the other, and the ratios to the first count are medians of the rounds' own. Needs the
+native engine: the wheel's has no such setting.
 """
 
 import argparse
@@ -34,27 +35,25 @@ async def computed(client: httpx.AsyncClient) -> float:
     return batches * sequences
 
 
-async def ask_for_ever(client: httpx.AsyncClient, model: str) -> None:
+async def ask(client: httpx.AsyncClient, model: str, end: float) -> None:
+    """Until `end`; an engine that is told to end at work may take its time."""
     chooser = random.Random(0)
-    while True:
+    while time.monotonic() < end:
         path, body = question(model, chooser)
         (await client.post(path, json=body)).raise_for_status()
 
 
 async def rates(engines: Mapping[str, httpx.AsyncClient], clients: Sequence[int], seconds: float) -> list[float]:
     """Of each of MODELS, with so many clients."""
+    end = time.monotonic() + 1 + seconds
     counts = zip(MODELS, clients, strict=True)
-    tasks = [asyncio.create_task(ask_for_ever(engines[m], m)) for m, count in counts for _ in range(count)]
-    try:
-        await asyncio.sleep(1)
-        began, before = time.monotonic(), [await computed(engines[model]) for model in MODELS]
-        await asyncio.sleep(seconds)
-        after = [await computed(engines[model]) for model in MODELS]
-        passed = time.monotonic() - began
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    asking = asyncio.gather(*(ask(engines[m], m, end) for m, count in counts for _ in range(count)))
+    await asyncio.sleep(1)
+    began, before = time.monotonic(), [await computed(engines[model]) for model in MODELS]
+    await asyncio.sleep(max(0, end - began))
+    after = [await computed(engines[model]) for model in MODELS]
+    passed = time.monotonic() - began
+    await asking
     return [(b - a) / passed for a, b in zip(before, after, strict=True)]
 
 
@@ -62,29 +61,35 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
     with daemon():
         async with connected() as client:
             known = await look(client)
-    many = options.clients
-    cases = [(many, 0), (0, many), (many, many), (1, many), (many, 1)]
-    found: dict[tuple[str, tuple[int, int]], list[list[float]]] = defaultdict(list)
-    for _ in range(options.rounds):
-        for count in options.counts.split(","):
-            async with AsyncExitStack() as stack:
-                engines = {}
-                for model in MODELS:
-                    running = engine(folder, known.commands[model], {"GOMP_SPINCOUNT": count})
-                    engines[model] = await stack.enter_async_context(connected(stack.enter_context(running)))
-                for case in cases:
-                    found[count, case].append(await rates(engines, case, options.seconds))
-    for (count, case), figures in found.items():
-        medians = [statistics.median(rate) for rate in zip(*figures, strict=True)]
-        told = ", ".join(f"{model} {rate:6.1f}" for model, rate, n in zip(MODELS, medians, case, strict=True) if n)
-        print(f"  GOMP_SPINCOUNT={count:4} clients {case[0]} and {case[1]}: {told}")
+    many, counts = options.clients, options.counts.split(",")
+    cases = [(1, 0), (many, 0), (0, many), (many, many)]
+    found: dict[tuple[tuple[int, int], str], list[list[float]]] = defaultdict(list)
+    async with AsyncExitStack() as stack:
+        engines: dict[str, dict[str, httpx.AsyncClient]] = defaultdict(dict)
+        for count in counts:
+            for model in MODELS:
+                running = engine(folder, known.commands[model], {"GOMP_SPINCOUNT": count})
+                client = await stack.enter_async_context(connected(stack.enter_context(running)))
+                engines[count][model] = client
+        for number in range(options.rounds):
+            for case in cases:
+                for count in counts if number % 2 == 0 else reversed(counts):
+                    found[case, count].append(await rates(engines[count], case, options.seconds))
+    for (case, count), figures in sorted(found.items()):
+        told = [f"  clients {case[0]} and {case[1]}, GOMP_SPINCOUNT={count:4}"]
+        for number, model in enumerate(MODELS):
+            if case[number]:
+                pairs = zip(figures, found[case, counts[0]], strict=True)
+                ratio = statistics.median(one[number] / first[number] for one, first in pairs)
+                told.append(f"{model} {statistics.median(f[number] for f in figures):6.1f} ({ratio:.3f})")
+        print(*told)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench threads", description=__doc__)
-    parser.add_argument("--counts", default="300,100,0")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6)
+    parser.add_argument("--counts", default="300,100")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--clients", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

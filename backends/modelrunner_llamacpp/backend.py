@@ -45,7 +45,7 @@ _DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # so that devices have the 
 # libgomp's threads wait for each other in a busy loop, by default for milliseconds. Where two engines share processors,
 # each then keeps the other's threads from running: together they gave less than half of what they do with a short loop,
 # which costs one engine alone a few percent at most (docs/performance.md).
-_SHARED_PROCESSORS = {"GOMP_SPINCOUNT": "100"}
+_SHARED_PROCESSORS = {"GOMP_SPINCOUNT": "300"}
 _KEPT_VARIABLES = (
     "GGML_*",
     "LLAMA_CPP_LIB_PATH",

@@ -99,7 +99,7 @@ async def test_its_threads_leave_the_processors_to_others(
     if own:
         monkeypatch.setenv("GOMP_SPINCOUNT", own)
     async with serving(backend, spec) as runner:
-        assert psutil.Process(runner.pid).environ()["GOMP_SPINCOUNT"] == (own or "100")
+        assert psutil.Process(runner.pid).environ()["GOMP_SPINCOUNT"] == (own or "300")
 
 
 async def test_the_work_that_it_counts_grows(backend: LlamaCppBackend, spec: RunSpec, own_server: None) -> None:
