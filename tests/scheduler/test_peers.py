@@ -131,9 +131,7 @@ async def test_a_busy_model_does_not_starve_another() -> None:
     clients = [asyncio.create_task(stream_for_ever()) for _ in range(3)]
     await asyncio.sleep(2.0)
     with await scheduler.acquire(target("b")) as lease:
-        longest = (
-            25.0 + 2.0 + 0.1 + 1.0
-        )  # five times the patience (one queues for two), the streams' rest, a stop, a load
+        longest = 25.0 + 2.0 + 0.1 + 1.0  # five patiences (one queues for two), a stream's rest, a stop, a load
         assert 5.0 <= lease.waited <= longest + 1e-6
     seen = answers
     await asyncio.sleep(12.0)
