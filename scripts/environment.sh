@@ -25,7 +25,7 @@ environment() {
   python=$(find_python) || exit 1
   say "Installing into $PWD/.venv (from $lock)"
   [ -x .venv/bin/python ] && .venv/bin/python -c '' 2>/dev/null || "$python" -m venv --clear .venv
-  .venv/bin/python -m pip install --disable-pip-version-check --require-hashes -r "$lock"
+  .venv/bin/python -m pip install --disable-pip-version-check --require-hashes -r "$lock" >&2
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
   printf '%s\n' "$wanted" > ".venv/installed-$1"
   [ "$1" = dev ] && cat requirements.lock pyproject.toml | cksum > .venv/installed-run
