@@ -57,8 +57,8 @@ def test_a_short_keep_alive_ends_the_process_in_time(daemon: Daemon) -> None:
     runner = next(r for r in daemon.runners() if r["model_name"] == SMOLLM2)
     assert runner["keep_alive"] == "2s"
     until(lambda: not [r for r in daemon.runners() if r["id"] == runner["id"]], 10)
-    assert time.monotonic() - answered < 6
-    until(lambda: not psutil.pid_exists(runner["pid"]), 10)
+    assert time.monotonic() - answered < 3
+    until(lambda: not psutil.pid_exists(runner["pid"]), 1)
 
 
 def test_unload_now_and_a_keep_alive_of_zero(daemon: Daemon) -> None:
@@ -67,7 +67,7 @@ def test_unload_now_and_a_keep_alive_of_zero(daemon: Daemon) -> None:
     assert daemon.run("unload", SMOLLM2).returncode == 0
     assert SMOLLM2 not in [r["model_name"] for r in daemon.runners()]
     assert daemon.chat(SMOLLM2, max_tokens=4, keep_alive=0).status_code == 200
-    until(lambda: SMOLLM2 not in [r["model_name"] for r in daemon.runners()], 10)
+    until(lambda: SMOLLM2 not in [r["model_name"] for r in daemon.runners()], 3)
 
 
 @pytest.mark.parametrize("first_token", [False, True], ids=["before the first token", "in the middle"])
@@ -85,14 +85,14 @@ def test_a_client_that_leaves_stops_the_generation(daemon: Daemon, first_token: 
             client.timeout = httpx.Timeout(0.5)
             with pytest.raises(httpx.ReadTimeout):
                 client.post("/v1/completions", json=fields)
-    until(lambda: [r["leases"] for r in daemon.runners() if r["id"] == runner["id"]] == [0], 10)
+    until(lambda: [r["leases"] for r in daemon.runners() if r["id"] == runner["id"]] == [0], 1)
 
     def idle() -> bool:
         used = sum(engine.cpu_times()[:2])
         time.sleep(0.1)
         return bool(sum(engine.cpu_times()[:2]) - used < 0.05)
 
-    until(idle, 10)  # the rest of the batch that it was at
+    until(idle, 2)  # the rest of the batch that it was at
 
 
 @pytest.mark.parametrize("moment", ["loads", "streams"])
