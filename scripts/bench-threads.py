@@ -35,25 +35,28 @@ async def computed(client: httpx.AsyncClient) -> float:
     return batches * sequences
 
 
-async def ask(client: httpx.AsyncClient, model: str, end: float) -> None:
-    """Until `end`; an engine that is told to end at work may take its time."""
+async def ask(client: httpx.AsyncClient, model: str, answered: asyncio.Event, enough: asyncio.Event) -> None:
+    """Ends after an answer: an engine that is told to end at work may take its time."""
     chooser = random.Random(0)
-    while time.monotonic() < end:
+    while not enough.is_set():
         path, body = question(model, chooser)
         (await client.post(path, json=body)).raise_for_status()
+        answered.set()
 
 
 async def rates(engines: Mapping[str, httpx.AsyncClient], clients: Sequence[int], seconds: float) -> list[float]:
-    """Of each of MODELS, with so many clients."""
-    end = time.monotonic() + 1 + seconds
-    counts = zip(MODELS, clients, strict=True)
-    asking = asyncio.gather(*(ask(engines[m], m, end) for m, count in counts for _ in range(count)))
-    await asyncio.sleep(1)
-    began, before = time.monotonic(), [await computed(engines[model]) for model in MODELS]
-    await asyncio.sleep(max(0, end - began))
-    after = [await computed(engines[model]) for model in MODELS]
-    passed = time.monotonic() - began
-    await asking
+    """Of each of MODELS, with so many clients, once each of them has had an answer."""
+    asked = [model for model, count in zip(MODELS, clients, strict=True) for _ in range(count)]
+    answered, enough = [asyncio.Event() for _ in asked], asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        for model, event in zip(asked, answered, strict=True):
+            group.create_task(ask(engines[model], model, event, enough))
+        await asyncio.gather(*(event.wait() for event in answered))
+        began, before = time.monotonic(), [await computed(engines[model]) for model in MODELS]
+        await asyncio.sleep(seconds)
+        after = [await computed(engines[model]) for model in MODELS]
+        passed = time.monotonic() - began
+        enough.set()
     return [(b - a) / passed for a, b in zip(before, after, strict=True)]
 
 
