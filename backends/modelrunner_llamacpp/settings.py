@@ -41,5 +41,5 @@ class LlamaCppSettings(BaseModel):
     wheel_sha256: tuple[Sha256, ...] = ()
     prompt_cache: Size = 0
     slot_cache: Size = 4 << 30
-    slot_tokens: int = Field(default=256, ge=1)
+    slot_tokens: int = Field(default=32, ge=1)
     threads: int | None = Field(default=None, ge=1, le=1024)

@@ -21,6 +21,7 @@ from modelrunner import durable
 log = logging.getLogger(__name__)
 
 WORD = 4  # bytes of a token's ID
+_LONG = 256  # tokens: seconds of work on a CPU, which no number of shorter prompts may push out
 _MAGIC = 0x67677371  # LLAMA_FILE_MAGIC_GGSQ
 _MOST_WORDS = 1 << 24
 _SAVED, _PARTIAL = ".slot", ".part"
@@ -125,7 +126,8 @@ def _checksum(path: Path) -> int:
 
 
 def found(folder: Path) -> list[Saved]:
-    """The files of a folder, the last used first. One that is not what it should be is removed."""
+    """The files of a folder, the most valuable first: long prompts before short ones, and of either the last used. One
+    that is not what it should be is removed."""
     good = []
     for path in sorted(folder.glob(f"*{_SAVED}"), reverse=True):
         try:
@@ -135,7 +137,7 @@ def found(folder: Path) -> list[Saved]:
         except (OSError, ValueError) as error:
             log.warning("a saved prompt cache is damaged and is removed: %s: %s", path, error)
             path.unlink(missing_ok=True)
-    return good
+    return sorted(good, key=lambda saved: saved.tokens < _LONG)
 
 
 def prompt_of(path: Path) -> bytes:
@@ -163,12 +165,12 @@ def _exactly(data: bytes, words: int) -> bytes:
     return data
 
 
-def superfluous(newest_first: Sequence[Saved], most: int) -> list[Saved]:
-    """Those that need not be kept: one whose first nine tenths begin a newer one's prompt, as when a conversation went
+def superfluous(best_first: Sequence[Saved], most: int) -> list[Saved]:
+    """Those that need not be kept: one whose first nine tenths begin a better one's prompt, as when a conversation went
     on or its last answer was asked for again, and all after the first `most` others, which would never be restored."""
     kept: list[Saved] = []
-    for saved in newest_first:
+    for saved in best_first:
         most_of_it = saved.prompt[: saved.tokens * 9 // 10 * WORD]
-        if len(kept) < most and not any(newer.prompt.startswith(most_of_it) for newer in kept):
+        if len(kept) < most and not any(better.prompt.startswith(most_of_it) for better in kept):
             kept.append(saved)
-    return [saved for saved in newest_first if saved not in kept]
+    return [saved for saved in best_first if saved not in kept]

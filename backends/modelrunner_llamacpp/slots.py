@@ -85,8 +85,8 @@ class SlotKeeper:
         self._least = least
 
     async def restore(self, endpoint: Endpoint) -> None:
-        """The last used states that fit into the context together, the last of all into the first slot: for a prompt
-        that continues none of them the engine takes the last slot. Raises `OSError`, `ModelRunnerError`."""
+        """The most valuable states that fit into the context together, the first of all into the first slot: for a
+        prompt that continues none of them the engine takes the last slot. Raises `OSError`, `ModelRunnerError`."""
         room, slot, began = self._context, 0, time.monotonic()
         for saved in await asyncio.to_thread(slotfiles.found, self.folder):
             left = _RESTORE_LIMIT - (time.monotonic() - began)

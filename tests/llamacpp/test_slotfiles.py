@@ -148,6 +148,16 @@ def test_no_more_are_kept_than_there_are_slots(files: SlotFiles) -> None:
     assert superfluous(folder, 2) == [2, 1]
 
 
+def test_short_prompts_never_push_out_a_long_one(files: SlotFiles) -> None:
+    folder = files.folder(MODEL, "k")
+    put(folder, 1, state(1, *range(300)))
+    put(folder, 2, state(2, *range(256)))
+    for used in range(3, 9):
+        put(folder, used, state(used, *range(254)))
+    assert [prompt[0] for prompt in prompts(folder)] == [2, 1, 8, 7, 6, 5, 4, 3]
+    assert superfluous(folder, 3) == [7, 6, 5, 4, 3]
+
+
 def test_prompts_with_different_images_are_never_taken_for_the_same(files: SlotFiles) -> None:
     folder = files.folder(MODEL, "k")
     put(folder, 1, state(*range(20), images=1))

@@ -41,7 +41,7 @@ def make(real_backend: LlamaCppBackend, tmp_path: Path) -> Make:
     def make(**settings: Any) -> LlamaCppBackend:
         context: BackendContext = real_backend.context
         state = tmp_path / "state" / "llama.cpp"
-        settings = {**context.settings, "slot_tokens": 32, **settings}
+        settings = {**context.settings, **settings}
         return LlamaCppBackend(replace(context, settings=settings, state=state))
 
     return make
@@ -105,6 +105,17 @@ async def test_each_slot_s_prompt_comes_back_also_from_a_run_that_did_not_use_it
     assert len(saved()) == 1 + 2
     results = await talk(make(), again, *(text for text, _, _ in told[:2]))
     assert all(cached >= 50 for _, _, cached in results)
+
+
+@pytest.mark.engine
+async def test_short_questions_do_not_cost_a_conversation_its_place(make: Make, spec: RunSpec, saved: Any) -> None:
+    """Three in two slots: in the process the last of them takes the conversation's place, on disk it does not."""
+    [(text, before, _)] = await talk(make(), spec, long_text("river") * 6)
+    assert before >= 256
+    await talk(make(), spec, *map(long_text, ("mountain", "desert", "forest")))
+    assert len(saved()) == 2
+    [(_, tokens, cached)] = await talk(make(), spec, text + " and then")
+    assert before <= cached < tokens
 
 
 @pytest.mark.engine
