@@ -27,8 +27,7 @@ KINDS = [
     BODY_OF_1000,
     CONTROL_BODY,
     b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea",  # an answer, then half a head
-    # Answers that nobody reads. Few: many at once are work, for which everybody waits, and no matter of connections.
-    b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 40,
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200,  # answers that nobody reads
 ]
 
 
