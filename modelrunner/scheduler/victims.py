@@ -52,11 +52,12 @@ def spared_until(slot: Slot, queued: int, policy: Policy, waiting: int = 1) -> f
 
 
 class Candidate(NamedTuple):
-    """A runner that may have to go for another."""
+    """A runner that may have to go for another: for a single request from `until` on, a busy one for more as well."""
 
     cost: float
     size: Vector
     slot: Slot
+    until: float = -math.inf
 
 
 class Pool:
@@ -67,13 +68,11 @@ class Pool:
         self.ranked = sorted(candidates, key=lambda c: c.cost / _share(c.size, room.budget))
         self.total = total([c.size for c in self.ranked], room.none)
 
-    def remove(self, victims: Sequence[Candidate]) -> None:
-        gone = {id(victim) for victim in victims}
-        here = [c for c in self.ranked if id(c) in gone]
-        if here:
-            self.ranked = [c for c in self.ranked if id(c) not in gone]
-            for candidate in here:
-                self.total = subtract(self.total, candidate.size)
+    def remove(self, victim: Candidate) -> None:
+        """Also one that is not in it, since it is spared."""
+        if victim in self.ranked:
+            self.ranked.remove(victim)
+            self.total = subtract(self.total, victim.size)
 
 
 class Victims:
@@ -107,7 +106,8 @@ class Victims:
     def _add(self, slot: Slot, wanted: bool) -> None:
         cost = eviction_cost(slot, self._now) * (_ASLEEP if slot.phase is Phase.SLEEPING else 1.0)
         cost += _BUSY * ((slot.leases > 0) + wanted)
-        candidate = Candidate(cost, self._room.vector(slot.memory), slot)
+        until = spared_until(slot, self._queued, self._policy)
+        candidate = Candidate(cost, self._room.vector(slot.memory), slot, until)
         (self._busy if slot.leases else self._idle).append(candidate)
 
     def take(self, shortage: Vector, since: float, waiting: int) -> list[Candidate]:
@@ -130,19 +130,19 @@ class Victims:
 
     def again_at(self, since: float, waiting: int) -> list[float]:
         """When somebody may be had who could not, though nothing happens but time."""
-        times = [since + self._patience, since + self._policy.max_wait / 2]
-        return times + [until for c in (*self._idle, *self._busy) if (until := self._until(c, waiting)) > self._now]
+        times = [self._until(c, waiting) for c in self._idle] + [c.until for c in self._busy]
+        overtaken = [since + self._patience, since + self._policy.max_wait / 2]
+        return overtaken + [time for time in times if time > self._now]
 
     def keep(self, key: RunnerKey) -> None:
         self._remove([c for c in (*self._idle, *self._busy) if c.slot.key == key])
 
     def _remove(self, victims: Sequence[Candidate]) -> None:
-        gone = {id(victim) for victim in victims}
-        self._idle = [c for c in self._idle if id(c) not in gone]
-        self._busy = [c for c in self._busy if id(c) not in gone]
-        for idle, busy in self._pools.values():
-            idle.remove(victims)
-            busy.remove(victims)
+        for victim in victims:
+            is_busy = victim.slot.leases > 0
+            (self._busy if is_busy else self._idle).remove(victim)
+            for idle, busy in self._pools.values():
+                (busy if is_busy else idle).remove(victim)
 
     def _until(self, candidate: Candidate, waiting: int) -> float:
         return spared_until(candidate.slot, self._queued, self._policy, waiting)
@@ -153,7 +153,7 @@ class Victims:
         which = waiting, any_busy
         if which not in self._pools:
             idle = [c for c in self._idle if not waiting or self._until(c, waiting) <= self._now]
-            busy = [c for c in self._busy if any_busy or self._until(c, 1) <= self._now]
+            busy = [c for c in self._busy if any_busy or c.until <= self._now]
             self._pools[which] = Pool(idle, self._room), Pool(busy, self._room)
         return self._pools[which]
 
