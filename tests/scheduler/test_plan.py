@@ -178,6 +178,22 @@ def test_one_victim_makes_room_for_one_request_only() -> None:
     ]
 
 
+def test_one_victim_makes_room_for_one_model_only_also_where_it_is_spared_differently() -> None:
+    """While another is served, for how long depends on how many wait."""
+    first, second = group("x", 5, NOW - 2), group("y", 5, NOW - 1, NOW - 1, first=2)
+    busy = slot("c", 1, leases=1)
+    assert decide(first, second, slot("a", 5, idle=20), slot("b", 5), busy, budget=11) == [
+        Stop(key("a"), Reason.ROOM),
+        Stop(key("b"), Reason.ROOM),
+    ]
+
+
+def test_what_one_victim_less_leaves_evicts_nobody_if_it_is_not_enough() -> None:
+    first, second = group("x", 4, NOW - 2), group("y", 8, NOW - 1, first=2)
+    busy = slot("c", 2, leases=1)
+    assert decide(first, second, slot("a", 4, idle=20), slot("b", 4), busy) == [Stop(key("a"), Reason.ROOM)]
+
+
 def test_each_device_has_its_own_room() -> None:
     first, second = slot("a", 1, vram=(8, 0), idle=99), slot("b", 1, vram=(0, 8))
     actions = decide(group("x", 1, vram=(0, 8)), first, second, vram=(8, 8))
