@@ -77,7 +77,7 @@ class Draft:
         turn = max(self.served.values(), default=0.0) + 1.0
         self.served = {**self.served, **{(r.caller, r.batch): turn + i for i, r in enumerate(chosen)}}
         ids = tuple([request.id for request in chosen])
-        self.live[slot.key] = replace(slot, leases=slot.leases + len(ids), last_used=self._now)
+        self.live[slot.key] = slot._replace(leases=slot.leases + len(ids), last_used=self._now)
         self.actions.append(Grant(slot.key, ids))
         taken = set(ids)
         return replace(group, waiting=tuple([r for r in group.waiting if r.id not in taken]))
@@ -118,13 +118,13 @@ class Draft:
             return False
         self.room.take(growth)
         self._victims = None
-        self.live[slot.key] = replace(slot, phase=phase, memory=memory, other=slot.memory)
+        self.live[slot.key] = slot._replace(phase=phase, memory=memory, other=slot.memory)
         return True
 
     def stop(self, slot: Slot, reason: Reason, room_for: str = "") -> None:
         if slot.phase is not Phase.DRAINING:
             self.room.leaves(slot)
-        self.live[slot.key] = replace(slot, phase=Phase.STOPPING)
+        self.live[slot.key] = slot._replace(phase=Phase.STOPPING)
         self.actions.append(Stop(slot.key, reason, room_for))
 
     def drain(self, slot: Slot, reason: Reason, room_for: str = "") -> None:
@@ -133,14 +133,14 @@ class Draft:
             self.stop(slot, reason, room_for)
             return
         self.room.leaves(slot)
-        self.live[slot.key] = replace(slot, phase=Phase.DRAINING, drain=reason)
+        self.live[slot.key] = slot._replace(phase=Phase.DRAINING, drain=reason)
         self.actions.append(Drain(slot.key, reason, room_for))
 
     def take_back(self, slot: Slot) -> None:
         """The drain."""
         self.room.stays(slot)
         self._victims = None
-        self.live[slot.key] = replace(slot, phase=Phase.READY, drain=None)
+        self.live[slot.key] = slot._replace(phase=Phase.READY, drain=None)
         self.actions.append(Admit(slot.key))
 
     def refuse(self, key: RunnerKey, requests: Sequence[Request], error: BaseException) -> None:
@@ -151,7 +151,7 @@ class Draft:
 def _awake(slot: Slot) -> Slot:
     """A sleeping one may be woken at any time."""
     other = slot.other if slot.phase is Phase.SLEEPING else None
-    return slot if other is None else replace(slot, memory=slot.memory.most(other))
+    return slot if other is None else slot._replace(memory=slot.memory.most(other))
 
 
 def _stays(slot: Slot) -> bool:

@@ -22,7 +22,7 @@ def counted_once(slots: Iterable[Slot], groups: Iterable[Group]) -> tuple[tuple[
 
 def _without(slot: Slot, counted: int) -> Slot:
     other = None if slot.other is None else own(slot.other, counted)
-    return replace(slot, memory=own(slot.memory, counted), other=other)
+    return slot._replace(memory=own(slot.memory, counted), other=other)
 
 
 def _lighter(group: Group, counted: int) -> Group:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from modelrunner.types import RequiredMemory, RunnerKey
 
@@ -55,8 +56,7 @@ class Group:
     pinned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """The one runner of its key. `memory` counts until the process is gone. `last_used` is when the last lease began or
     ended, or when loading ended, which was at `ready_at` and took `load_seconds`. It has at most `capacity` leases at
     once. `variant` is the number of the one it runs. `drain` says why it takes no new leases; `error` how it ended, if
@@ -73,7 +73,7 @@ class Slot:
     load_seconds: float = 0.0
     drain: Reason | None = None
     was_ready: bool = True
-    error: BaseException | None = field(default=None, compare=False)
+    error: BaseException | None = None
     ready_at: float = -math.inf
     capacity: int = 64
     variant: int = 0

@@ -69,7 +69,7 @@ def outlook(state: State, group: Group, now: float) -> Outlook:
     alone = _alone(state, group, now)
     actions = plan(alone, now)
     if (error := _refusal(actions, group.key)) is not None:
-        unpinned = replace(alone, slots=tuple([replace(slot, pinned=False) for slot in state.slots]))
+        unpinned = replace(alone, slots=tuple([slot._replace(pinned=False) for slot in state.slots]))
         return Outlook(error=error, pinned=_refusal(plan(unpinned, now), group.key) is None)
     if (start := _start(actions, group.key)) is not None:
         return Outlook(start, at_once=True)

@@ -1,7 +1,6 @@
 """Decisions as values: a state in, actions out."""
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -282,7 +281,7 @@ def test_a_pinned_runner_is_never_evicted_and_who_needs_its_room_is_refused() ->
 def test_a_pinned_runner_is_neither_evicted_nor_drained_where_another_can_go() -> None:
     pinned, other = slot("a", 5, pinned=True, idle=99), slot("b", 5, idle=1)
     assert decide(group("x", 5), pinned, other) == [Stop(key("b"), Reason.ROOM)]
-    pinned, other = replace(pinned, leases=1), replace(other, leases=1)
+    pinned, other = pinned._replace(leases=1), other._replace(leases=1)
     assert decide(group("x", 5, NOW - 50), pinned, other) == [Drain(key("b"), Reason.ROOM)]
 
 
@@ -291,7 +290,7 @@ def test_one_that_is_pinned_while_it_is_drained_for_room_stays() -> None:
     actions = decide(group("x", 6, NOW - 50), draining)
     assert actions[0] == Admit(key("a"))
     assert "pinned" in refusal(actions[1:]).message
-    assert decide(replace(draining, leases=0)) == [Admit(key("a"))]
+    assert decide(draining._replace(leases=0)) == [Admit(key("a"))]
 
 
 def test_a_pinned_model_that_was_unloaded_gives_its_room() -> None:

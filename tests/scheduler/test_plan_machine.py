@@ -120,15 +120,14 @@ class PlanMachine(RuleBasedStateMachine):
         where = self.leases.pop(data.draw(st.sampled_from(sorted(self.leases))))
         held = self.slots.get(where)
         if held is not None:
-            self.slots[where] = replace(held, leases=held.leases - 1, last_used=self.now, keep_alive=keep_alive)
+            self.slots[where] = held._replace(leases=held.leases - 1, last_used=self.now, keep_alive=keep_alive)
         self.reconcile()
 
     @precondition(lambda self: self.phased(Phase.STARTING))
     @rule(data=st.data())
     def a_runner_gets_ready(self, data: st.DataObject) -> None:
         where = data.draw(st.sampled_from(self.phased(Phase.STARTING)))
-        self.slots[where] = replace(
-            self.slots[where],
+        self.slots[where] = self.slots[where]._replace(
             phase=Phase.READY,
             was_ready=True,
             last_used=self.now,
@@ -142,7 +141,7 @@ class PlanMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_runner_has_fallen_asleep(self, data: st.DataObject) -> None:
         where = data.draw(st.sampled_from(self.phased(Phase.SLEEPING)))
-        self.slots[where] = replace(self.slots[where], memory=ASLEEP[NAMES[where]])
+        self.slots[where] = self.slots[where]._replace(memory=ASLEEP[NAMES[where]])
         self.reconcile()
 
     @precondition(lambda self: self.phased(Phase.STARTING, Phase.READY, Phase.SLEEPING, Phase.DRAINING))
@@ -150,7 +149,7 @@ class PlanMachine(RuleBasedStateMachine):
     def a_runner_dies(self, data: st.DataObject, starved: bool) -> None:
         where = data.draw(st.sampled_from(self.phased(Phase.STARTING, Phase.READY, Phase.SLEEPING, Phase.DRAINING)))
         error = OutOfMemory(-9) if starved else EngineFailed("died")
-        self.slots[where] = replace(self.slots[where], phase=Phase.ENDED, error=error)
+        self.slots[where] = self.slots[where]._replace(phase=Phase.ENDED, error=error)
         self.fell.add(where)
         failed_start = not self.slots[where].was_ready
         here = {id for id, w in self.waiting.items() if key(w.name) == where}
@@ -169,21 +168,21 @@ class PlanMachine(RuleBasedStateMachine):
     @rule(data=st.data(), pinned=st.booleans())
     def somebody_pins_or_unpins(self, data: st.DataObject, pinned: bool) -> None:
         where = data.draw(st.sampled_from(sorted(self.slots, key=str)))
-        self.slots[where] = replace(self.slots[where], pinned=pinned)
+        self.slots[where] = self.slots[where]._replace(pinned=pinned)
         self.reconcile()
 
     @precondition(lambda self: self.phased(Phase.STOPPING))
     @rule(data=st.data())
     def a_process_is_gone(self, data: st.DataObject) -> None:
         where = data.draw(st.sampled_from(self.phased(Phase.STOPPING)))
-        self.slots[where] = replace(self.slots[where], phase=Phase.ENDED)
+        self.slots[where] = self.slots[where]._replace(phase=Phase.ENDED)
         self.reconcile()
 
     @precondition(lambda self: self.phased(Phase.READY, Phase.SLEEPING))
     @rule(data=st.data())
     def somebody_unloads(self, data: st.DataObject) -> None:
         where = data.draw(st.sampled_from(self.phased(Phase.READY, Phase.SLEEPING)))
-        self.slots[where] = replace(self.slots[where], phase=Phase.DRAINING, drain=Reason.UNLOAD)
+        self.slots[where] = self.slots[where]._replace(phase=Phase.DRAINING, drain=Reason.UNLOAD)
         self.reconcile()
 
     @rule(seconds=st.floats(0.1, 40.0))
@@ -251,7 +250,7 @@ class PlanMachine(RuleBasedStateMachine):
                     self.answer(id)
                     self.leases[id] = where
                 held = self.slots[where]
-                self.slots[where] = replace(held, leases=held.leases + len(requests), last_used=self.now)
+                self.slots[where] = held._replace(leases=held.leases + len(requests), last_used=self.now)
                 assert self.slots[where].leases <= CAPACITY
             case Start(where, memory, variant):
                 assert where not in self.slots, "two runners of one key"
@@ -279,27 +278,27 @@ class PlanMachine(RuleBasedStateMachine):
                 assert not tired.pinned
                 self.awake[where] = tired.memory
                 memory = tired.memory.most(ASLEEP[NAMES[where]])
-                self.slots[where] = replace(tired, phase=Phase.SLEEPING, memory=memory, other=tired.memory)
+                self.slots[where] = tired._replace(phase=Phase.SLEEPING, memory=memory, other=tired.memory)
             case Wake(where, memory):
                 slept = self.slots[where]
                 assert slept.phase is Phase.SLEEPING
                 assert where.model_id not in self.paused
                 assert memory == self.awake[where]
-                self.slots[where] = replace(slept, phase=Phase.STARTING, memory=slept.memory.most(memory))
+                self.slots[where] = slept._replace(phase=Phase.STARTING, memory=slept.memory.most(memory))
             case Stop(where, reason):
                 stopped = self.slots[where]
                 assert stopped.phase not in (Phase.STOPPING, Phase.ENDED)
                 assert not stopped.leases, "a lease was lost"
                 assert not (stopped.pinned and reason in (Reason.ROOM, Reason.IDLE))
-                self.slots[where] = replace(stopped, phase=Phase.STOPPING)
+                self.slots[where] = stopped._replace(phase=Phase.STOPPING)
             case Drain(where, reason):
                 assert self.slots[where].phase is Phase.READY
                 assert not self.slots[where].pinned or reason in (Reason.SHUTDOWN, Reason.PAUSED)
-                self.slots[where] = replace(self.slots[where], phase=Phase.DRAINING, drain=reason)
+                self.slots[where] = self.slots[where]._replace(phase=Phase.DRAINING, drain=reason)
             case Admit(where):
                 assert self.slots[where].drain in (Reason.ROOM, Reason.PAUSED)
                 assert where.model_id not in self.paused
-                self.slots[where] = replace(self.slots[where], phase=Phase.READY, drain=None)
+                self.slots[where] = self.slots[where]._replace(phase=Phase.READY, drain=None)
             case Forget(where, failure):
                 assert self.slots.pop(where).phase is Phase.ENDED
                 self.awake.pop(where, None)

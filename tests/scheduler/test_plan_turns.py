@@ -188,12 +188,12 @@ def test_while_others_are_served_an_idle_runner_stays_that_may_be_used_again() -
     assert decide(waiting, slot("a", 6, idle=3.0, load=1.0), busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
     slow = slot("a", 6, idle=4.9, load=40.0)
     assert decide(waiting, slow, busy, policy=POLICY) == []
-    assert decide(waiting, replace(slow, last_used=NOW - 5), busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(waiting, slow._replace(last_used=NOW - 5), busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
     assert decide(waiting, used, policy=POLICY) == [Stop(key("a"), Reason.ROOM)], "where nobody else is served, at once"
     leaving = slot("b", 4, Phase.DRAINING, leases=1, drain=Reason.UNLOAD)
     assert decide(waiting, used, leaving, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
     patient = group("x", 6, NOW - 5)
-    assert decide(patient, replace(used, last_used=NOW), busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(patient, used._replace(last_used=NOW), busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
 
 
 def test_an_idle_runner_stays_while_more_queue_than_wait_for_its_room() -> None:

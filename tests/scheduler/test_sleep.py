@@ -1,7 +1,6 @@
 """Runners that sleep before they are stopped: the plan as values, then the scheduler in virtual time."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -15,12 +14,12 @@ from tests.scheduler.states import NOW, decide, everything, group, key, refusal,
 
 def tired(idle: float, **more: object) -> Slot:
     """Ready, and asleep it would hold a little main memory."""
-    return replace(slot("a", 1, vram=(5,), idle=idle, keep_alive=60.0, **more), other=RequiredMemory(2, (0,)))  # type: ignore[arg-type]
+    return slot("a", 1, vram=(5,), idle=idle, keep_alive=60.0, **more)._replace(other=RequiredMemory(2, (0,)))  # type: ignore[arg-type]
 
 
 def sleeper(idle: float = 70.0, *, name: str = "a", size: int = 2, pinned: bool = False) -> Slot:
     asleep = slot(name, size, Phase.SLEEPING, vram=(0,), idle=idle, keep_alive=60.0, pinned=pinned)
-    return replace(asleep, other=RequiredMemory(1, (5,)))
+    return asleep._replace(other=RequiredMemory(1, (5,)))
 
 
 # The plan
@@ -39,7 +38,7 @@ def test_after_two_keep_alives_it_is_stopped() -> None:
 
 
 def test_a_keep_alive_of_nothing_leaves_no_time_to_sleep() -> None:
-    used = replace(tired(0.0), keep_alive=0.0)
+    used = tired(0.0)._replace(keep_alive=0.0)
     assert decide(used, vram=(8,)) == [Stop(key("a"), Reason.IDLE)]
 
 
