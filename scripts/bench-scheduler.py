@@ -2,10 +2,12 @@
 models and 50 runners (target: at most 1 ms). `python scripts/bench-scheduler.py`; exit code 1 if a target is missed."""
 
 import asyncio
+import math
 import sys
 import time
 import timeit
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,18 +115,20 @@ def state(runners_leased: int, waited: float, size: int) -> State:
 def main() -> int:
     warm = asyncio.run(warm_grant())
     print(f"warm grant: {warm * 1e6:.2f} microseconds")
-    worst = 0.0
-    for name, example in {
+    examples = {
         "evict for each of 20 models": state(0, 1.0, GIB),
         "evict for as many as can": state(0, 1.0, 7 * GIB),
         "wait for 50 busy runners": state(50, 1.0, GIB),
         "drain busy runners": state(50, 60.0, 7 * GIB),
         "half of them busy": state(25, 60.0, 2 * GIB),
-    }.items():
-        best = min(timeit.repeat(lambda example=example: plan(example, NOW), number=5, repeat=40)) / 5  # type: ignore[misc]
-        worst = max(worst, best)
-        print(f"plan at 1,000 requests, 20 models, 50 runners, {name}: {best * 1e3:.3f} ms")
-    return int(warm > 5e-6 or worst > 1e-3)
+    }
+    best = dict.fromkeys(examples, math.inf)
+    for _ in range(100):  # in turn: a slow moment of the machine falls on all of them
+        for name, example in examples.items():
+            best[name] = min(best[name], timeit.timeit(partial(plan, example, NOW), number=5) / 5)
+    for name, seconds in best.items():
+        print(f"plan at 1,000 requests, 20 models, 50 runners, {name}: {seconds * 1e3:.3f} ms")
+    return int(warm > 5e-6 or max(best.values()) > 1e-3)
 
 
 if __name__ == "__main__":
