@@ -7,7 +7,7 @@ mode with the same engine, the same flags and the same requests, in one run.
 
 --parts overhead,mixed,starving
 --seconds N (300) of the mixed workload on each side  --clients N (64)  --seed N (1)
---rounds N (1) of it, each with the next seed; every second one asks the router first, against the machine's drift
+--rounds N (2) of it, each with the next seed; every second one asks the router first, against the machine's drift
 --as-it-is  the mixed workload on a third side: the router without the environment that the daemon gives its engines
 --limit N (60) seconds that the starved request may take
 Needs the native engine (`scripts/install-engine --build`): the wheel has no router. Exits with 1 if the daemon gave an
@@ -273,7 +273,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=300)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--parts", default="overhead,mixed,starving")
     parser.add_argument("--as-it-is", action="store_true")
     parser.add_argument("--limit", type=int, default=60)
