@@ -80,7 +80,8 @@ def list_models(client: Client, quiet: bool, as_json: bool) -> None:
                 output.say(name)
     else:
         headings = ("MODEL NAME", "PARAMETERS", "QUANTIZATION", "ARCHITECTURE", "MODEL ID", "CREATED", "SIZE")
-        output.table(headings, [row for model in models for row in _rows(model)])
+        expendable = ("CREATED", "ARCHITECTURE", "MODEL ID", "PARAMETERS")
+        output.table(headings, [row for model in models for row in _rows(model)], expendable=expendable)
 
 
 @click.command()
