@@ -118,12 +118,12 @@ class Screen:
 
 
 def stream(client: Client, body: dict[str, Any], screen: Screen, answer: Answer) -> None:
-    """Asks and shows; `answer` holds what came, whichever way this ends. On a terminal an answer that repeats itself
-    without end is stopped. Raises what `Client` raises, the error of an event in the middle of the stream, and
+    """Asks and shows; `answer` holds what came, whichever way this ends. An answer that repeats itself without end is
+    stopped. Raises what `Client` raises, the error of an event in the middle of the stream, and
     `AnswerBroken` if it stops without an end."""
     begin = time.monotonic()
     headers = {"Accept": "text/event-stream", "X-Progress": "events"} if moves_cursor(sys.stderr) else {}
-    watched, checked = is_terminal(sys.stdout), 0
+    checked = 0
     try:
         with no_echo(), client.open("POST", "/v1/chat/completions", body, headers=headers) as response:
             answer.server_timing = response.getheader("Server-Timing", "")
@@ -137,7 +137,7 @@ def stream(client: Client, body: dict[str, Any], screen: Screen, answer: Answer)
                     screen.stage(told.stage)
                 else:
                     _take(decode(event.data, _Chunk), screen, answer, begin)
-                if watched and len(answer.text) >= checked + _BETWEEN_CHECKS:
+                if len(answer.text) >= checked + _BETWEEN_CHECKS:
                     checked = len(answer.text)
                     if repeats(answer.text):
                         answer.finish_reason = REPETITION
@@ -166,8 +166,8 @@ def _take(chunk: _Chunk, screen: Screen, answer: Answer, begin: float) -> None:
 
 
 def show_end(answer: Answer) -> None:
-    """Says so, on a terminal, where an answer is not whole."""
-    if is_terminal(sys.stderr) and answer.finish_reason in _CUT_SHORT:
+    """Says why an answer is not whole, if it is not."""
+    if answer.finish_reason in _CUT_SHORT:
         note(_CUT_SHORT[answer.finish_reason])
 
 

@@ -250,3 +250,10 @@ def test_ctrl_c_during_a_pull_says_that_it_can_go_on(daemon: FakeDaemon) -> None
     assert result.code == 130
     assert "goes on where it was" in result.err
     assert daemon.left.wait(5)
+
+
+def test_an_answer_that_repeats_itself_is_stopped(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["POST /v1/chat/completions"] = words(*["again, "] * 500, hold=Handler.wait_for_client_to_leave)
+    result = cli("run", "m", "q")
+    assert result.code == 0
+    assert "repeats itself" in result.err
