@@ -29,6 +29,7 @@ ALLOWED = {
     "http1": set(),
     "locations": {"tomlplaces"},
     "modelconfig": set(),
+    "plugins": {"backend", "processtree"},
     "process": {"enginelog", "guardian", "processtree"},
     "processtree": set(),
     "proxy": {"scheduler", "runner", "upstream", "http1"},
