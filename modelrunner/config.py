@@ -10,7 +10,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from modelrunner.errors import BadRequest
 from modelrunner.locations import ConfigFile, ConfigurationError, Locations
-from modelrunner.modelconfig import ModelConfiguration, nearest
+from modelrunner.modelconfig import ModelConfiguration
+from modelrunner.schema import nearest
 from modelrunner.types import KeepAlive
 from modelrunner.units import parse_bytes, parse_duration
 

@@ -1,12 +1,12 @@
 """The values that pass between the parts: frozen, and free of behaviour beyond their own text form."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from modelrunner.errors import BadRequest
 from modelrunner.units import format_bytes, format_duration, parse_duration
@@ -209,6 +209,32 @@ class RunSpec:
     min_context_size: int | None = None
     draft_tokens: int | None = None
     draft_acceptance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProgress:
+    """How much of one file of a pull is here, in bytes. `id` is its digest, or its name while the digest is unknown."""
+
+    id: str
+    size: int
+    current: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkProgress:
+    """How far a pull, an installation or a load is. `total` and `current` are in bytes, 0 if unknown, `rate` in bytes
+    per second. `phase` is one word, such as "downloading"; `message` is a sentence for people."""
+
+    type: Literal["progress", "warning"]
+    message: str
+    total: int = 0
+    current: int = 0
+    layer: LayerProgress | None = None
+    phase: str = ""
+    rate: float = 0.0
+
+
+ProgressReport = Callable[[WorkProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
