@@ -148,6 +148,6 @@ def _explained(fault: ErrorDetails, file: ConfigFile, environ: Mapping[str, str]
     variable = _variable(key[0])
     where = variable if key[0] in _from_environment(environ) or key[0] not in file.table else file.place(*key)
     if fault["type"] == "extra_forbidden":
-        return f"{where}: {'.'.join(key)!r} is no setting{nearest(key[-1], Settings.model_fields)}"
+        return f"{where}: unknown setting {'.'.join(key)!r}{nearest(key[-1], Settings.model_fields)}"
     said = fault["msg"].removeprefix("Value error, ")
     return f"{where}: {said}" if param else f"{where}: {'.'.join(key)}: {said}"

@@ -57,7 +57,8 @@ class ModelConfiguration(
         given["options"] = {name: given.pop(name) for name in tuple(given) if name not in FIELDS}
         for name, value in given["options"].items():
             if not isinstance(value, Mapping):
-                raise unknown(name)
+                wrong = unknown(name)
+                raise wrong.saying(f"{wrong.message}; a backend's own settings are a table")
         if given.get("keep_alive") is not None:
             given["keep_alive"] = str(KeepAlive.parse(given["keep_alive"]))
         try:

@@ -128,7 +128,6 @@ def test_a_format_that_nothing_runs(tmp_path: Path) -> None:
         logs=tmp_path,
         keep_alive=KeepAlive(0),
         stop_grace=1.0,
-        file_models={},
     )
     with pytest.raises(UnsupportedModel):
         resolve(None, "smol", Mode.COMPLETION)
