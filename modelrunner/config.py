@@ -65,6 +65,13 @@ def _model(value: Any) -> ModelConfiguration:
         raise PydanticCustomError("model_table", "{said}", {"said": error.message, "param": error.param}) from None
 
 
+def _origin(value: str) -> str:
+    if value not in ("*", "null") and "://" not in value:
+        raise ValueError(f"{value!r} is no origin: write SCHEME://HOST[:PORT] such as http://localhost:*, null, or *")
+    return value
+
+
+Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_list)]
 ModelTable = Annotated[ModelConfiguration, BeforeValidator(_model)]
 
 
@@ -79,7 +86,7 @@ class Settings(BaseModel):
     config: Path
     listen: str = "127.0.0.1:12434"
     socket: Path
-    origins: Words = ()
+    origins: Origins = ()
     hosts: Words = ()
     memory_budget: Annotated[Bytes, Field(gt=0)] | None = None
     memory_reserve: Bytes | None = None

@@ -1,7 +1,7 @@
 """The models on this machine: listing, pulling, packaging, naming and removing them."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from modelrunner.errors import BadRequest, Conflict, ModelRunnerError
@@ -128,13 +128,12 @@ class Library:
         """Whether the backend reads the model's format. Raises `BackendNotFound`, `BackendUnavailable`."""
         return model.format in self._registry.get(backend).formats
 
-    async def backend_of(self, model: StoredModel) -> str | None:
-        """The backend that a request for the model goes to when it names none; None if none can run it."""
+    async def backends(self, models: Iterable[StoredModel]) -> list[str | None]:
+        """For each model the backend that a request goes to when it names none; None if none can run the model."""
+        return await asyncio.to_thread(lambda: [self._backend_of(model) for model in models])
 
-        def find() -> str | None:
-            try:
-                return self._resolver.backend_of(None, self._store.bundle(model.id)).name
-            except (ModelRunnerError, OSError):
-                return None
-
-        return await asyncio.to_thread(find)
+    def _backend_of(self, model: StoredModel) -> str | None:
+        try:
+            return self._resolver.backend_of(None, self._store.bundle(model.id)).name
+        except (ModelRunnerError, OSError):
+            return None

@@ -34,6 +34,7 @@ class InsightRoutes:
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) from now on; from
         `Last-Event-ID` or `?since=ID` on where one is given, 0 for all that are kept; with `?model=` of one model."""
+        check_query(request, "model", "since")
         after = _event_id(request)
         names = self._names(request.query["model"]) if "model" in request.query else None
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}

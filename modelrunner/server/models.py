@@ -1,5 +1,7 @@
 """/models, and the OpenAI list of models: what is on disk, pulling, tagging, removing."""
 
+from collections.abc import Sequence
+
 from aiohttp import web
 
 from modelrunner import api
@@ -85,14 +87,14 @@ class ModelRoutes:
         return json_response({"message": f"{reference} is tagged {target}", "target": target}, status=201)
 
     async def list_openai(self, request: web.Request) -> web.Response:
-        models = [await self._openai(model) for model in self._library if self._served(request, model)]
-        return json_response({"object": "list", "data": models})
+        return json_response({"object": "list", "data": await self._openai(request, list(self._library))})
 
     async def get_openai(self, request: web.Request) -> web.Response:
         model = self._library.get(reference_in_path(request, "/v1/models/"))
-        if not self._served(request, model):
+        found = await self._openai(request, [model])
+        if not found:
             raise ModelNotFound(f"{request.match_info['backend']} cannot serve {model.name}", param="model")
-        return json_response(await self._openai(model))
+        return json_response(found[0])
 
     async def delete_openai(self, request: web.Request) -> web.Response:
         check_query(request, "force")
@@ -100,17 +102,19 @@ class ModelRoutes:
         await self._library.remove(reference, force=query_flag(request, "force"))
         return json_response({"id": reference, "object": "model", "deleted": True})
 
-    def _served(self, request: web.Request, model: StoredModel) -> bool:
-        backend = request.match_info.get("backend")
-        return backend is None or self._library.serves(backend, model)
-
-    async def _openai(self, model: StoredModel) -> dict[str, object]:
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": model.created,
-            "owned_by": "modelrunner",
-            "architecture": model.config.get("architecture"),
-            "context_window": model.config.get("context_size"),
-            "backend": await self._library.backend_of(model),
-        }
+    async def _openai(self, request: web.Request, models: Sequence[StoredModel]) -> Sequence[dict[str, object]]:
+        """Those of the models that the backend of the path can serve, if it names one."""
+        if backend := request.match_info.get("backend"):
+            models = [model for model in models if self._library.serves(backend, model)]
+        return [
+            {
+                "id": model.name,
+                "object": "model",
+                "created": model.created,
+                "owned_by": "modelrunner",
+                "architecture": model.config.get("architecture"),
+                "context_window": model.config.get("context_size"),
+                "backend": backend,
+            }
+            for model, backend in zip(models, await self._library.backends(models), strict=True)
+        ]

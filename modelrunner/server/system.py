@@ -14,7 +14,7 @@ from modelrunner.errors import ModelNotFound, RunnerNotFound
 from modelrunner.scheduler import SchedulerHealth
 from modelrunner.server.daemon import Lifecycle
 from modelrunner.server.logs import daemon_log, read_log
-from modelrunner.server.messages import json_response, query_flag
+from modelrunner.server.messages import check_query, json_response, query_flag
 from modelrunner.server.parts import Parts
 
 
@@ -90,6 +90,7 @@ class SystemRoutes:
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """The daemon's; with `?runner=ID` or `?model=REF` an engine's. With `?follow` as it grows."""
+        check_query(request, "runner", "model", "follow")
         path = self._log_of(request)
         ending = self._lifecycle.stop if query_flag(request, "follow") else None
         response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
