@@ -27,7 +27,7 @@ def _by(parse: Callable[[Any], Any]) -> BeforeValidator:
 
 
 def _number(value: Any) -> Any:
-    """Seconds as a number where they are written without a unit, which is all that a variable can do."""
+    """A variable is always text: digits alone are a number, of seconds."""
     return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
 
 
@@ -108,8 +108,8 @@ class Settings(BaseModel):
 
     @classmethod
     def load(cls, locations: Locations, **overrides: Any) -> "Settings":
-        """`overrides` come from the command line and win. Raises `ConfigurationError` that names each bad setting and
-        where it stands."""
+        """Reads the file and the environment; `overrides`, from the command line, win. Raises `ConfigurationError` that
+        names each bad setting and its place."""
         file = ConfigFile.read(locations.config_file)
         places = {
             "data_dir": locations.data,
@@ -129,7 +129,7 @@ class Settings(BaseModel):
         return settings
 
     def reread(self) -> "Settings":
-        """What the same places say now. Raises `ConfigurationError`."""
+        """Reads the same file and environment again. Raises `ConfigurationError`."""
         locations, _, overrides = self._origin
         return Settings.load(Locations.find(locations.environ), **overrides)
 
@@ -139,7 +139,7 @@ class Settings(BaseModel):
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """An empty variable is as good as none, but for the one where it says that there is no listener."""
+    """Empty variables are ignored, except MODELRUNNER_LISTEN, where empty means "no TCP listener"."""
     found = {name: environ.get(_variable(name)) for name in Settings.model_fields}
     return {name: text for name, text in found.items() if text or (text is not None and name == "listen")}
 

@@ -24,7 +24,7 @@ class DiskReport:
     engines: tuple[EngineSize, ...]
 
 
-class Disk:
+class DiskMeter:
     """`state` has a folder for each backend that keeps something between runs, by the backend's name."""
 
     def __init__(self, store: Store, registry: BackendRegistry, state: Path) -> None:

@@ -1,10 +1,11 @@
 """The models on this machine: listing, pulling, packaging, naming and removing them."""
 
 import asyncio
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from modelrunner.errors import BadRequest, Conflict, ModelRunnerError
+from modelrunner.errors import BadRequest, Conflict, InsufficientDisk, ModelRunnerError, StorageFailed
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.resolve import Resolver
 from modelrunner.pull import Puller
@@ -12,6 +13,8 @@ from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Reference, Removed, Store, StoredModel
 from modelrunner.types import ProgressReport
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +120,19 @@ class Library:
                 await self._scheduler.unload(model_ids=[model.id], force=True)
         removed = await asyncio.to_thread(self._store.remove, reference, force=force)
         if removed.deleted:
-            await self._configurations.forget(model.id)
+            await self._forget(model)
             self._scheduler.resume(model.id)
             await self._scheduler.unload(model_ids=[model.id], force=force)  # one may have come up in between
             for backend in self._registry:
                 await backend.forget(model.id)
         return removed
+
+    async def _forget(self, model: StoredModel) -> None:
+        """A disk that is full does not undo the removal; the same files would find their configuration again."""
+        try:
+            await self._configurations.forget(model.id)
+        except (InsufficientDisk, StorageFailed) as error:
+            log.warning("%s was removed, and its configuration is still there: %s", model.name, error)
 
     def serves(self, backend: str, model: StoredModel) -> bool:
         """Whether the backend reads the model's format. Raises `BackendNotFound`, `BackendUnavailable`."""

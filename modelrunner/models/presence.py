@@ -20,7 +20,7 @@ class ModelPresence:
 
 
 class Presence:
-    """Every `reference` is a whole name or an ID of a model. The methods raise `ModelNotFound`, `InvalidReference`."""
+    """A `reference` is a whole name or an ID of a model. The methods raise `ModelNotFound`, `InvalidReference`."""
 
     def __init__(
         self, store: Store, scheduler: Scheduler, registry: BackendRegistry, configurator: Configurator
@@ -53,13 +53,14 @@ class Presence:
     async def unload(
         self, *, all: bool = False, backend: str | None = None, models: Sequence[str] = (), force: bool = False
     ) -> Unloaded:
-        """Ends runners: all of them, those of a backend, or those of models. Requests are waited for, at most as long
-        as a drain may take; `force` cuts them. Raises `BadRequest` where nothing is named, `BackendNotFound`."""
+        """Ends runners: all of them, those of a backend, or those of models (a unique part of a name is enough,
+        since the next request loads the model again). Requests are waited for, at most as long as a drain may take;
+        `force` cuts them. Raises `BadRequest` where nothing is named, `BackendNotFound`."""
         if not (all or backend or models):
             raise BadRequest("say what to unload: all, a backend, or models", param="models")
         if backend:
             self._registry.get(backend)
-        ids = [self._whole(model).id for model in models]
+        ids = [self._store.get(model).id for model in models]
         return await self._scheduler.unload(all=all, backend=backend, model_ids=ids, force=force)
 
     def _whole(self, reference: str) -> StoredModel:

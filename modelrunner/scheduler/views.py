@@ -21,7 +21,7 @@ class SchedulerHealth(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerMemory:
+class RunnerFootprint:
     """`measured` is None until the engine's processes were measured."""
 
     estimated: RequiredMemory
@@ -45,7 +45,7 @@ class RunnerView:
     endpoint: Endpoint
     context_size: int
     parallel: int
-    memory: RunnerMemory
+    memory: RunnerFootprint
     leases: int
     queued: int
     started_at: float
@@ -88,7 +88,7 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
         endpoint=slot.runner.endpoint,
         context_size=spec.context_size,
         parallel=spec.parallel,
-        memory=RunnerMemory(slot.estimated, slot.measured),
+        memory=RunnerFootprint(slot.estimated, slot.measured),
         leases=slot.leases,
         queued=queued,
         started_at=wall - now + slot.started,

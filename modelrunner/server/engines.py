@@ -4,7 +4,7 @@ from aiohttp import web
 
 from modelrunner import api
 from modelrunner.errors import BadRequest
-from modelrunner.models.disk import Disk
+from modelrunner.models.disk import DiskMeter
 from modelrunner.models.installs import Installer
 from modelrunner.models.presence import Presence
 from modelrunner.models.statuses import Statuses
@@ -17,7 +17,7 @@ from modelrunner.types import ProgressReport
 
 class EngineRoutes:
     def __init__(
-        self, scheduler: Scheduler, presence: Presence, disk: Disk, statuses: Statuses, installer: Installer
+        self, scheduler: Scheduler, presence: Presence, disk: DiskMeter, statuses: Statuses, installer: Installer
     ) -> None:
         self._scheduler = scheduler
         self._presence = presence

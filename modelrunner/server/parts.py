@@ -12,7 +12,7 @@ from modelrunner.models.advice import Advisor
 from modelrunner.models.backendtables import check_settings
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.configurator import Configurator
-from modelrunner.models.disk import Disk
+from modelrunner.models.disk import DiskMeter
 from modelrunner.models.installs import Installer
 from modelrunner.models.library import Library
 from modelrunner.models.preload import Preloader
@@ -31,7 +31,7 @@ from modelrunner.store import Reference, Store
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the daemon consists of; the last nine are its operations, which know no HTTP."""
+    """What the daemon consists of; the operations, from `library` on, know no HTTP."""
 
     store: Store
     registry: BackendRegistry
@@ -44,7 +44,7 @@ class Parts:
     configurator: Configurator
     presence: Presence
     advisor: Advisor
-    disk: Disk
+    disk: DiskMeter
     statuses: Statuses
     installer: Installer
     preloader: Preloader
@@ -97,9 +97,9 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
         configurator=configurator,
         presence=Presence(store, scheduler, registry, configurator),
         advisor=Advisor(store, resolver, scheduler, puller),
-        disk=Disk(store, registry, state),
+        disk=DiskMeter(store, registry, state),
         statuses=Statuses(registry),
-        installer=Installer(registry, scheduler, resolver.forget),
+        installer=Installer(registry, scheduler, resolver.forget, settings.cache_dir),
         preloader=Preloader(store, resolver, scheduler),
     )
 

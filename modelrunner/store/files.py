@@ -29,7 +29,7 @@ def translated(what: str, folder: Path) -> Iterator[None]:
                 f"{format_bytes(free)} free in {folder}: make room, for example with `modelrunner rm MODEL`"
             ) from error
         mend = "; let the daemon's user write there, or set another data_dir" if error.errno in _FORBIDDEN else ""
-        raise StorageFailed(f"{what} failed: {error.strerror} ({error.filename or folder}){mend}") from error
+        raise StorageFailed(f"{what} failed: {error.strerror or error} ({error.filename or folder}){mend}") from error
 
 
 def is_full(error: OSError) -> bool:

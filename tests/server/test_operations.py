@@ -29,7 +29,6 @@ CHANGES: list[tuple[str, str, dict[str, Any] | None]] = [
     ("POST", "/engines/unpin", {"model": "zeb"}),
     ("POST", "/engines/pause", {"model": "zeb"}),
     ("POST", "/engines/resume", {"model": "zeb"}),
-    ("POST", "/engines/unload", {"models": ["zeb"]}),
 ]
 
 
