@@ -448,7 +448,7 @@ async def test_who_comes_while_its_model_is_unloaded_gets_it_loaded_again() -> N
     unloading = asyncio.create_task(scheduler.unload(all=True))
     await settle()
     (await scheduler.acquire(target("a"))).release()
-    assert (await unloading).unloaded_runners == 1
+    assert (await unloading).models == ("a",)
     assert world.started == ["a", "a"]
     await scheduler.close(0)
 
@@ -512,12 +512,12 @@ async def test_the_list_of_runners_says_what_each_is_doing() -> None:
     waiting = [asyncio.create_task(scheduler.acquire(target("b"))) for _ in range(2)]
     await settle()
     a, b = scheduler.runners()
-    assert (a.state, a.leases, a.pinned, a.keep_alive, a.expires_at) == ("ready", 0, True, "-1", None)
-    assert (b.state, b.loading, b.queued, b.last_used) == ("starting", True, 2, None)
+    assert (a.state, a.leases, a.pinned, a.keep_alive, a.expires_at) == ("ready", 0, True, KeepAlive(math.inf), None)
+    assert (b.state, b.queued, b.last_used) == ("starting", 2, None)
     for lease in await asyncio.gather(*waiting):
         lease.release()
     _, b = scheduler.runners()
-    assert (b.in_use, b.queued, b.loading) == (False, 0, False)
+    assert (b.state, b.leases, b.queued) == ("ready", 0, 0)
     assert b.expires_at is not None
     assert b.last_used is not None
     assert b.expires_at > b.last_used > b.started_at
