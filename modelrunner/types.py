@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from modelrunner.errors import BadRequest
 from modelrunner.units import format_bytes, format_duration, parse_duration
@@ -212,7 +212,7 @@ class RunSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerProgress:
+class FileProgress:
     """How much of one file of a pull is here, in bytes. `id` is its digest, or its name while the digest is unknown."""
 
     id: str
@@ -222,16 +222,17 @@ class LayerProgress:
 
 @dataclass(frozen=True, slots=True)
 class WorkProgress:
-    """How far a pull, an installation or a load is. `total` and `current` are in bytes, 0 if unknown, `rate` in bytes
-    per second. `phase` is one word, such as "downloading"; `message` is a sentence for people."""
+    """How far a pull, an installation or a load is. `message` is for people; `phase` is one word, such as
+    "downloading"; `total` and `current` are in bytes, 0 if unknown, `rate` in bytes per second. A `warning` says
+    something that no later step takes back."""
 
-    type: Literal["progress", "warning"]
     message: str
+    phase: str = ""
     total: int = 0
     current: int = 0
-    layer: LayerProgress | None = None
-    phase: str = ""
+    file: FileProgress | None = None
     rate: float = 0.0
+    warning: bool = False
 
 
 ProgressReport = Callable[[WorkProgress], None]

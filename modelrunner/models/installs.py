@@ -26,7 +26,7 @@ class _Work:
     task: "asyncio.Task[str] | None" = None
 
     def report(self, step: InstallProgress) -> None:
-        self.last = WorkProgress("progress", step.message, step.total, step.current, phase=self.what[0])
+        self.last = WorkProgress(step.message, self.what[0], step.total, step.current)
         for watcher in self.watchers:
             watcher(self.last)
 

@@ -33,11 +33,6 @@ class PullOrder:
         """True for a file or folder of this machine."""
         return self.source.strip().lower().startswith("file:")
 
-    @property
-    def needs_trust(self) -> bool:
-        """True for what only somebody with an account on this machine may order: its files, and foreign code."""
-        return self.is_local or self.trust
-
 
 @dataclass(frozen=True, slots=True)
 class PulledModel:
@@ -80,10 +75,6 @@ class Library:
         """Raises `ModelNotFound`, `InvalidReference`, `InvalidModel` for a damaged model."""
         return self._store.get(reference)
 
-    def whole(self, reference: str) -> StoredModel:
-        """The model of this whole name or ID, damaged or not. Raises `ModelNotFound`, `InvalidReference`."""
-        return self._store.whole(reference)[0]
-
     async def pull(self, order: PullOrder, report: ProgressReport) -> PulledModel:
         """Downloads or packages a model; `report` is called from the event loop's thread. Raises what `Puller.pull`
         raises."""
@@ -100,14 +91,14 @@ class Library:
         return PulledModel(model, name)
 
     async def tag(self, reference: str, name: str) -> None:
-        """Gives the model one more name, which another model that has it loses. Raises as `whole`, and
+        """Gives the model one more name, which another model that has it loses. Raises as `Store.whole`, and
         `InsufficientDisk`, `StorageFailed`."""
         await asyncio.to_thread(self._store.tag, reference, name)
 
     async def remove(self, reference: str, *, force: bool = False) -> Removed:
         """Takes the name away, and the model with its last name. A removal that has begun is ended even if the caller
         is cancelled. `force` removes all names of an ID, waits for the model's requests as long as a drain may take,
-        and cuts those that have not ended by then. Raises as `whole`, and `Conflict` while the model is in use."""
+        and cuts those that have not ended by then. Raises as `Store.whole`, and `Conflict` while it is in use."""
         return await asyncio.shield(asyncio.ensure_future(self._remove(reference, force=force)))
 
     async def _remove(self, reference: str, *, force: bool) -> Removed:

@@ -86,4 +86,4 @@ class Preloader:
 
 def _told(name: str, stage: str, seconds: float | None) -> WorkProgress:
     left = f", about {seconds:.0f} s more" if seconds and seconds >= 0.5 else ""
-    return WorkProgress("progress", f"Loading {name}: {stage}{left}", phase=stage)
+    return WorkProgress(f"Loading {name}: {stage}{left}", phase=stage)

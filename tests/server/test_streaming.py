@@ -13,7 +13,7 @@ from modelrunner.errors import ModelNotFound, SourceFailed
 from modelrunner.proxy.access import Access
 from modelrunner.server.middleware import envelope, finish_head
 from modelrunner.server.streaming import Work, stream_progress
-from modelrunner.types import LayerProgress, ProgressReport, WorkProgress
+from modelrunner.types import FileProgress, ProgressReport, WorkProgress
 
 Get = Callable[[Work], Awaitable[aiohttp.ClientResponse]]
 
@@ -48,8 +48,8 @@ async def test_what_a_slow_reader_missed_is_not_kept(get: Get) -> None:
 
     async def work(report: ProgressReport) -> Progress:
         for done in range(1, 10_001):
-            report(WorkProgress("progress", "Downloading", 20_000, done, LayerProgress(layer, 10_000, done)))
-        report(WorkProgress("progress", "Downloading", 20_000, 10_001, LayerProgress(other, 10_000, 1)))
+            report(WorkProgress("Downloading", "", 20_000, done, FileProgress(layer, 10_000, done)))
+        report(WorkProgress("Downloading", "", 20_000, 10_001, FileProgress(other, 10_000, 1)))
         await asyncio.sleep(0)
         return Progress("success", "done")
 
@@ -74,7 +74,7 @@ async def test_an_error_after_it_is_the_last_line(get: Get) -> None:
     gate = asyncio.Event()
 
     async def work(report: ProgressReport) -> Progress:
-        report(WorkProgress("progress", "Downloading"))
+        report(WorkProgress("Downloading"))
         await gate.wait()
         raise SourceFailed("the registry hung up")
 
@@ -96,7 +96,7 @@ async def test_the_work_ends_with_its_client(get: Get) -> None:
     ended = asyncio.Event()
 
     async def work(report: ProgressReport) -> Progress:
-        report(WorkProgress("progress", "Downloading"))
+        report(WorkProgress("Downloading"))
         try:
             await asyncio.Event().wait()
         finally:
@@ -117,7 +117,7 @@ async def test_a_bug_of_ours_tells_nothing_and_never_looks_like_success(
 
     async def work(report: ProgressReport) -> Progress:
         if started:
-            report(WorkProgress("progress", "Downloading"))
+            report(WorkProgress("Downloading"))
             await gate.wait()
         raise KeyError("secret of ours")
 
