@@ -5,14 +5,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from modelrunner.backend import Backend, InstallProgress, ProgressCallback
 from modelrunner.errors import Conflict, ModelRunnerError
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
-from modelrunner.store.files import translated
 from modelrunner.types import ProgressReport, WorkProgress
 
 log = logging.getLogger(__name__)
@@ -32,15 +30,12 @@ class _Work:
 
 
 class Installer:
-    """`changed()` is called whenever a backend was changed. Engines are built in the folder `cache`."""
+    """`changed()` is called whenever a backend was changed."""
 
-    def __init__(
-        self, registry: BackendRegistry, scheduler: Scheduler, changed: Callable[[], None], cache: Path
-    ) -> None:
+    def __init__(self, registry: BackendRegistry, scheduler: Scheduler, changed: Callable[[], None]) -> None:
         self._registry = registry
         self._scheduler = scheduler
         self._changed = changed
-        self._cache = cache
         self._running: dict[str, _Work] = {}
 
     async def run(self, action: str, name: str, options: dict[str, Any], watcher: ProgressReport) -> str:
@@ -79,16 +74,15 @@ class Installer:
         return work
 
     async def _do(self, action: str, backend: Backend, options: dict[str, Any], report: ProgressCallback) -> str:
-        with translated(f"{action} of {backend.name}", self._cache):
-            match action:
-                case "install":
-                    await backend.install(report, **options)
-                case "update":
-                    await self._free(backend)
-                    await backend.update(report, **options)
-                case _:
-                    await self._free(backend)
-                    await backend.uninstall()
+        match action:
+            case "install":
+                await backend.install(report, **options)
+            case "update":
+                await self._free(backend)
+                await backend.update(report, **options)
+            case _:
+                await self._free(backend)
+                await backend.uninstall()
         log.info("%s of %s done", action, backend.name)
         self._scheduler.events.emit("install", reason=f"{action} of {backend.name}", status=str(backend.status()))
         return f"{backend.name}: {backend.status()}"

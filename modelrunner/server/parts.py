@@ -99,7 +99,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
         advisor=Advisor(store, resolver, scheduler, puller),
         disk=DiskMeter(store, registry, state),
         statuses=Statuses(registry),
-        installer=Installer(registry, scheduler, resolver.forget, settings.cache_dir),
+        installer=Installer(registry, scheduler, resolver.forget),
         preloader=Preloader(store, resolver, scheduler),
     )
 

@@ -89,7 +89,7 @@ class SystemRoutes:
         )
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
-        """The daemon's; with `?runner=ID` or `?model=REF` an engine's. With `?follow` as it grows."""
+        """An engine's log with `?runner=ID` or `?model=REF`, else the daemon's; with `?follow`, as it grows."""
         check_query(request, "runner", "model", "follow")
         path = self._log_of(request)
         ending = self._lifecycle.stop if query_flag(request, "follow") else None
@@ -123,7 +123,7 @@ class SystemRoutes:
         return daemon_log(self._logs)
 
     def _newest(self, pattern: str) -> Path:
-        """Of the logs of a runner: each revision of the model's configuration writes its own."""
+        """The newest log of a runner: each revision of the model's configuration writes its own."""
         found = max(self._logs.glob(pattern), key=lambda path: path.stat().st_mtime, default=None)
         if found is None:
             raise ModelNotFound("no engine has run with this model, so there is no log", param="model")

@@ -1,14 +1,13 @@
 """One piece of work per backend, which outlives whoever asked for it."""
 
 import asyncio
-import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from modelrunner.backend import InstallProgress, ProgressCallback
-from modelrunner.errors import BackendUnavailable, Conflict, StorageFailed
+from modelrunner.errors import BackendUnavailable, Conflict
 from modelrunner.models.installs import Installer
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
@@ -39,7 +38,7 @@ class World:
         registry = BackendRegistry({"fake": self.backend})
         self.changes = 0
         self.scheduler = Scheduler(registry, runtime_dir=folder)
-        self.installer = Installer(registry, self.scheduler, self.changed, folder)
+        self.installer = Installer(registry, self.scheduler, self.changed)
         self.seen: list[list[str]] = []
 
     def changed(self) -> None:
@@ -106,14 +105,3 @@ async def test_the_end_of_the_daemon_ends_the_work(world: World) -> None:
     await world.installer.close()
     with pytest.raises(asyncio.CancelledError):
         await first
-
-
-async def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
-    class ReadOnly(FakeBackend):
-        async def install(self, progress: ProgressCallback, **options: Any) -> None:
-            raise PermissionError(errno.EACCES, "Permission denied", "/cache/engines")
-
-    registry = BackendRegistry({"fake": ReadOnly(tmp_path)})
-    installer = Installer(registry, Scheduler(registry, runtime_dir=tmp_path), lambda: None, tmp_path)
-    with pytest.raises(StorageFailed, match=r"install of fake failed: Permission denied \(/cache/engines\); let the"):
-        await installer.run("install", "fake", {}, lambda step: None)
