@@ -132,18 +132,18 @@ class Configurations:
             if self.settings.posted_for(model_id, mode) != before:
                 raise Conflict("another request changed the model's configuration meanwhile: try again")
             if after != before:
-                await self._write(self.settings.with_posted(model_id, mode, after))
+                await self._write({**self.settings.posted, _key(model_id, mode): after})
 
     async def renew(self, model_ids: list[str]) -> None:
         """Gives these models another revision, because what lies under their configuration has changed. Raises as
         `keep`."""
         async with self._lock:
-            settings = self.settings
-            for model_id in model_ids:
-                posted = PostedConfiguration(self.take_revision(), settings.posted_for(model_id).configuration)
-                settings = settings.with_posted(model_id, None, posted)
-            if model_ids:
-                await self._write(settings)
+            renewed = {
+                model_id: PostedConfiguration(self.take_revision(), self.settings.posted_for(model_id).configuration)
+                for model_id in model_ids
+            }
+            if renewed:
+                await self._write({**self.settings.posted, **renewed})
 
     async def forget(self, model_id: str) -> None:
         """For a model that was removed. Raises as `keep`."""
@@ -151,13 +151,13 @@ class Configurations:
             posted = self.settings.posted
             rest = {key: each for key, each in posted.items() if key.partition("/")[0] != model_id}
             if len(rest) != len(posted):
-                await self._write(replace(self.settings, posted=rest))
+                await self._write(rest)
 
-    async def _write(self, settings: ModelSettings) -> None:
-        content = msgspec.json.encode(_File(self._last_revision, dict(settings.posted)))
+    async def _write(self, posted: dict[str, PostedConfiguration]) -> None:
+        content = msgspec.json.encode(_File(self._last_revision, posted))
         with translated("keeping the configuration", self._path.parent):
             await asyncio.to_thread(durable.write, self._path, content)
-        self._hold(settings)
+        self._hold(replace(self.settings, posted=posted))  # the tables may have been replaced meanwhile
 
     def _hold(self, settings: ModelSettings) -> None:
         self.settings = settings

@@ -1,5 +1,6 @@
 """What `_configure` keeps."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,15 @@ async def test_a_mode_has_settings_of_its_own_over_the_general_ones(path: Path) 
     assert kept.settings.effective(MODEL, Mode.EMBEDDING).revision == later
     await kept.forget(MODEL)
     assert list(Configurations(path).settings) == []
+
+
+async def test_tables_that_are_read_while_a_change_is_written_stay(path: Path) -> None:
+    kept = Configurations(path, model_id=lambda reference: MODEL)
+    writing = asyncio.create_task(configure(kept, parallel=2))
+    await asyncio.sleep(0)  # the change waits for the disk
+    kept.set_tables({"smol": ModelConfiguration(context_size=512)})
+    await writing
+    assert kept.settings.of(MODEL) == ModelConfiguration(context_size=512, parallel=2)
 
 
 async def test_two_who_change_one_thing_do_not_undo_each_other(path: Path) -> None:
