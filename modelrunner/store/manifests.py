@@ -12,6 +12,7 @@ from modelrunner.store.digests import Digest
 from modelrunner.store.names import PROJECTOR, WEIGHTS, in_folder, is_gguf
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+LARGEST = 1 << 20  # bytes of a manifest or a configuration
 CONFIG_TYPE = "application/vnd.docker.ai.model.config.v0.2+json"
 GGUF_TYPE = "application/vnd.docker.ai.gguf.v3"
 PROJECTOR_TYPE = "application/vnd.docker.ai.mmproj"

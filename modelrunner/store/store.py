@@ -4,21 +4,22 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from modelrunner import api
-from modelrunner.durable import make_folder, write
+from modelrunner.durable import discard, make_folder, write
 from modelrunner.errors import Conflict, InvalidModel, InvalidReference
-from modelrunner.store import formats, safetensors_model, startup
+from modelrunner.store import startup
 from modelrunner.store.blobs import Blob, Blobs, is_intact, verify
 from modelrunner.store.bundles import Bundles
 from modelrunner.store.catalog import Catalog, Entry
 from modelrunner.store.digests import Digest
 from modelrunner.store.draft import Draft
-from modelrunner.store.files import Reserve, is_full, translated
+from modelrunner.store.files import Reserve, is_full, size_of, translated
 from modelrunner.store.index import Index, Record
+from modelrunner.store.leftovers import Leftover, leftovers
 from modelrunner.store.manifests import Contents
 from modelrunner.store.references import Reference
 from modelrunner.types import Bundle
@@ -29,19 +30,30 @@ DiskUsage = tuple[list[api.ModelUsage], int, int]
 log = logging.getLogger(__name__)
 
 
-class Store:
-    """`get`, `list` and a second `bundle` of a model take microseconds and never wait for a writer, so the event loop
-    may call them; everything else waits for the disk and belongs in a thread. Any number of threads may call at once.
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A model that cannot be used. `names` in the short form; `created` in Unix seconds; `reason` is for people."""
 
-    What a call has answered is on disk; what failed or was cut off is wholly done or not at all. Calls raise
-    `InsufficientDisk` where space ran out and `StorageFailed` where the disk failed; nothing else is lost then.
+    id: str
+    names: tuple[str, ...]
+    created: int
+    reason: str
+
+
+class Store:
+    """The event loop may call `get`, `list`, `damaged`, `find_id`, `have`, `missing` and a second `bundle` of a model:
+    they take microseconds and never wait for a writer. The other calls wait for the disk and belong in a thread. Any
+    number of threads may call at once.
+
+    When a call returns, its change is on disk. When it raises, nothing has changed, here or on disk; when the daemon is
+    killed meanwhile, the change is wholly done or not at all. Calls raise `InsufficientDisk` for a full disk and
+    `StorageFailed` for one that fails.
     """
 
     def __init__(self, data: Path) -> None:
         """Opens the store in `data`, or makes it. Raises `StorageFailed` for the store of a newer release, which is
-        left untouched."""
+        left untouched, and for a disk that fails."""
         self.data = data
-        self.partial = data / "partial"
         self.generation = 0
         self._manifests = data / "manifests" / "sha256"
         self._lock = threading.RLock()
@@ -55,17 +67,27 @@ class Store:
     def _open(self) -> Catalog:
         exists = startup.check_format(self.data)
         self.data.parent.mkdir(parents=True, exist_ok=True)
-        for name in ("", "manifests", "manifests/sha256", "blobs", "blobs/sha256", "bundles", "partial"):
-            make_folder(self.data / name)
-        records = self._index.load()
-        catalog = startup.load(records, self._manifests, self._blobs)
-        if not self._index.exists:
-            self._index.save(records)
+        displaced = startup.make_folders(self.data)
+        records = self._index.load(new=not exists)
+        catalog, sound = startup.load(records, self._manifests, self._blobs)
+        self._index.complete = self._index.complete and sound and not displaced
+        if not (exists and self._index.complete):
+            self._index.save(map(_record, catalog.entries.values()))
+        for id in catalog.entries.keys() - self._index.copies().keys():
+            self._index.note(_record(catalog.entries[id]))
         if not exists:
             write(self.data / "format", f"{startup.FORMAT}\n".encode())
-        startup.sweep(catalog, self.data, self._manifests, self._blobs, self._bundles)
+        if self._index.complete and all(entry.contents for entry in catalog.entries.values()):
+            startup.sweep(catalog, self.data, self._manifests, self._blobs, self._bundles)
         self._reserve.fill()
         return catalog
+
+    @property
+    def partial(self) -> Path:
+        """The folder for files that are on their way into the store. It is made again if it was removed."""
+        folder = self.data / "partial"
+        make_folder(folder, synced=False)
+        return folder
 
     def list(self) -> list[api.Model]:
         """The usable models, oldest first; their tags in the short form."""
@@ -80,9 +102,27 @@ class Store:
         _contents(entry)
         return catalog.models[entry.id]
 
+    def find_id(self, text: str) -> str:
+        """The ID of the model that `text` means, also of a damaged one. Otherwise as `get`."""
+        return str(self._catalog.find(text)[0].id)
+
+    def damaged(self) -> tuple[Damaged, ...]:
+        """The models that `list` leaves out because their manifest or configuration cannot be used. Pulling such
+        a model again heals it; `remove` removes it."""
+        entries = self._catalog.entries.values()
+        return tuple(Damaged(str(e.id), tuple(e.names), e.created, e.damage) for e in entries if not e.contents)
+
+    def have(self, digest: str) -> Blob | None:
+        """The blob that is stored with this digest, for `create`: a source need not fetch it again. None if it is not
+        here, or `verify` has found it damaged. Its content is not read. Raises `InvalidReference` for what is no
+        digest."""
+        wanted = Digest.parse(digest)
+        size = self._blobs.size(wanted)
+        return Blob(wanted, size, self._blobs.path(wanted)) if size is not None else None
+
     def bundle(self, text: str) -> Bundle:
         """The model laid out for an engine. The first call for a model may link files and parse its header. Raises as
-        `get` does, and `InvalidModel` if a file is missing."""
+        `get` does, and `InvalidModel` if a file is missing or damaged."""
         entry, _ = self._catalog.find(text)
         contents = _contents(entry)
         if ready := self._bundles.ready(entry, contents):
@@ -96,27 +136,38 @@ class Store:
         with translated("storing a file", self.data):
             return verify(file, Digest.parse(digest) if digest is not None else None)
 
-    def create(self, files: Mapping[str, Blob], reference: str | None, *, trust: bool = False) -> api.Model:
-        """Makes a model of ingested files and gives it the name `reference`, which another model that has it loses. The
-        same files always make the same model. On any failure the files are where they were. Raises `InvalidModel` for
-        files that are not a model's, `UnsupportedModel` for one that carries code unless `trust` is set."""
+    def create(
+        self, files: Mapping[str, Blob], reference: str | None, *, trust: bool = False, manifest: bytes | None = None
+    ) -> api.Model:
+        """Makes a model of ingested files, or of those that `have` returned, and gives it the name `reference`, which
+        another model that has it loses. The same files always make the same model.
+
+        With `manifest`, the files are those that it names (its configuration as well) under any names; it is kept
+        byte for byte and its digest is the model's ID. On any failure the files are where they were. Raises
+        `InvalidModel` for files that are not a model's, `UnsupportedModel` for one that carries code unless `trust` is
+        set."""
         tag = _tag(reference) if reference is not None else None
         paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
-        if not trust:
-            safetensors_model.require_no_code(paths)
-        draft = Draft.of(files, formats.reader_of(paths).read(paths))
-        with self._lock, translated("storing the model", self.data):
-            self._write(draft, files.values())
-            before = self._catalog.entries.get(draft.id)
-            self._commit(self._catalog.with_entry(draft.entry(before, tag, int(time.time()))))
-            self._settle(files.values())
-            return self._catalog.models[draft.id]
+        with translated("storing the model", self.data):
+            draft = (
+                Draft.of(files, paths, trust) if manifest is None else Draft.published(manifest, files, paths, trust)
+            )
+            intact = self._blobs.intact(files.values())
+            with self._lock:
+                startup.make_folders(self.data)
+                self._write(draft, files.values(), intact)
+                before = self._catalog.entries.get(draft.id)
+                self._commit(*self._catalog.with_entry(draft.entry(before, tag, int(time.time()))))
+                self._settle(files.values())
+                return self._catalog.models[draft.id]
 
-    def _write(self, draft: Draft, blobs: Iterable[Blob]) -> None:
-        """Blobs, manifest, bundle: each is durable before the next refers to it; the index comes after all of them."""
+    def _write(self, draft: Draft, blobs: Iterable[Blob], intact: Container[Digest]) -> None:
+        """Writes blobs, manifest and bundle. Each is durable before the next refers to it; the index comes after them.
+        `intact` are the blobs that were stored already before the lock was taken."""
         try:
             for blob in blobs:
-                self._blobs.adopt(blob)
+                if blob.digest not in intact or self._blobs.size(blob.digest) != blob.size:
+                    self._blobs.adopt(blob)
             self._blobs.put(draft.config_data)
             write(draft.id.within(self._manifests), draft.manifest)
             self._bundles.lay_out(draft.id, draft.contents)
@@ -134,18 +185,19 @@ class Store:
             log.warning("finished downloads are still in %s: %s", self.partial, error)
 
     def tag(self, source: str, target: str) -> None:
-        """Gives the model `source` one more name; another model that has it loses it."""
+        """Gives the model `source` one more name, which another model that has it loses. Raises as `get` does."""
         tag = _tag(target)
         with self._lock, translated("storing the name", self.data):
             entry, _ = self._catalog.find(source)
             _contents(entry)
             if tag not in entry.tags:
-                self._commit(self._catalog.with_entry(replace(entry, tags=(*entry.tags, tag))))
+                startup.make_folders(self.data)
+                self._commit(*self._catalog.with_entry(replace(entry, tags=(*entry.tags, tag))))
 
     def remove(self, text: str, *, force: bool = False) -> Removed:
-        """Takes the name away, and the model with its last name. Works on a full disk. A model ID, or a part of several
-        names, means the whole model: with more than one name that takes `force`, or `Conflict` is raised. Whether
-        the model is in use is the caller's to know."""
+        """Removes the name, and with the last name the model, also a damaged one. Works on a full disk. A model ID, or
+        a part of several names, means the whole model: if that has more than one name, `force` is needed. Does not
+        look whether the model is in use. Raises `Conflict`, `ModelNotFound`, `InvalidReference`."""
         with self._lock, translated("removing the model", self.data):
             entry, named = self._catalog.find(text)
             if len(named) == 1 and len(entry.tags) > 1:
@@ -160,58 +212,100 @@ class Store:
 
     def _untag(self, entry: Entry, tag: Reference) -> Removed:
         rest = tuple(other for other in entry.tags if other != tag)
-        self._commit_smaller(self._catalog.with_entry(replace(entry, tags=rest)))
+        self._commit_smaller(*self._catalog.with_entry(replace(entry, tags=rest)))
         return [api.Untagged(tag.short)]
 
     def _remove(self, entry: Entry) -> Removed:
-        self._commit_smaller(self._catalog.without(entry))
+        self._index.forget(entry.id)
+        try:
+            self._commit_smaller(self._catalog.without(entry))
+        except BaseException:
+            self._index.note(_record(entry))
+            raise
         self._delete(entry.id, entry.blobs)
         return [*(api.Untagged(name) for name in entry.names), api.Deleted(str(entry.id))]
 
     def _delete(self, id: Digest, blobs: Iterable[Digest]) -> None:
-        """The files of a model that is not in the index: what cannot be deleted now is swept at the next start."""
+        """Deletes the files of a model that is not in the index. The next start sweeps what cannot be deleted now."""
         self._bundles.remove(id)
         used = {digest for entry in self._catalog.entries.values() for digest in entry.blobs}
         try:
-            id.within(self._manifests).unlink(missing_ok=True)
+            discard(id.within(self._manifests))
             for digest in set(blobs) - used:
                 self._blobs.remove(digest)
         except OSError as error:
             log.warning("files of the model %s are still there: %s", id, error)
 
-    def verify(self, text: str) -> tuple[Digest, ...]:
-        """Reads every byte of the model again. Those of its digests whose file is missing or damaged; pulling the model
-        again heals them."""
+    def missing(self, text: str) -> tuple[Digest, ...]:
+        """Those of the model's digests whose file is missing, has another size than it should, or was found damaged by
+        `verify`. Reads no content: microseconds per file. Pulling the model again heals them. Raises as `get` does,
+        but not for a damaged model, whose own ID is missing."""
+        entry, _ = self._catalog.find(text)
+        if entry.contents is None or not entry.id.within(self._manifests).is_file():
+            return (entry.id,)
+        return tuple(digest for digest, size in entry.blobs.items() if self._blobs.size(digest) != size)
+
+    def verify(self, text: str, progress: Callable[[int], None] = lambda count: None) -> tuple[Digest, ...]:
+        """Reads every byte of the model again, about a second per gigabyte. Returns its digests whose file is missing
+        or damaged. From then on they count as missing, so the model is not served until pulling it again heals it.
+        `progress` is told the bytes of each piece that was read, and stops the reading by raising. Raises as
+        `missing`."""
         entry, _ = self._catalog.find(text)
         if entry.contents is None:
             return (entry.id,)
         with translated("reading the model", self.data):
-            paths = {digest: self._blobs.path(digest) for digest in entry.contents.blobs}
-            paths[entry.id] = entry.id.within(self._manifests)
-            return tuple(digest for digest, path in paths.items() if not is_intact(path, digest))
+            found = [digest for digest in entry.blobs if not is_intact(self._blobs.path(digest), digest, progress)]
+            self._blobs.damaged.difference_update(entry.blobs)
+            self._blobs.damaged.update(found)
+            if not is_intact(entry.id.within(self._manifests), entry.id):
+                found.append(entry.id)
+            return tuple(found)
+
+    def leftovers(self, busy: Collection[Path] = ()) -> tuple[Leftover, ...]:
+        """What `prune` would remove. `busy` are the folders in `partial` that downloads are using."""
+        with self._lock, translated("looking for leftovers", self.data):
+            return tuple(leftovers(self._catalog, self.data, self._manifests, self._blobs, busy))
+
+    def prune(self, busy: Collection[Path] = ()) -> tuple[Leftover, ...]:
+        """Removes unfinished downloads, files that no model names, and damaged files that were set aside. Returns what
+        it removed. While a model is damaged, files that no model names are kept, since they may be its own."""
+        with self._lock, translated("removing leftovers", self.data):
+            found = tuple(leftovers(self._catalog, self.data, self._manifests, self._blobs, busy))
+            for leftover in found:
+                discard(leftover.path)
+            if not self._index.complete and all(entry.contents for entry in self._catalog.entries.values()):
+                self._index.complete = True
+                self._commit(self._catalog)
+            return found
 
     def disk_usage(self) -> DiskUsage:
         """Per model; bytes of all blobs, each counted once; bytes of partial downloads."""
         entries = [entry for entry in self._catalog.entries.values() if entry.contents]
         users = Counter(digest for entry in entries for digest in entry.blobs)
         with translated("measuring the store", self.data):
-            partial = sum(p.lstat().st_size for p in self.partial.rglob("*") if p.is_file())
-            return [_usage(entry, users) for entry in entries], self._blobs.total(), partial
+            return [_usage(entry, users) for entry in entries], self._blobs.total(), size_of(self.partial)
 
-    def _commit(self, catalog: Catalog) -> None:
-        self._index.save(Record(str(e.id), [str(t) for t in e.tags], e.created) for e in catalog.entries.values())
+    def _commit(self, catalog: Catalog, changed: Iterable[Entry] = ()) -> None:
+        size = self._index.save(map(_record, catalog.entries.values()))
         self._catalog = catalog
         self.generation += 1
+        for entry in changed:
+            self._index.note(_record(entry))
+        self._reserve.fill(size)
 
-    def _commit_smaller(self, catalog: Catalog) -> None:
-        """A change that takes away, for which space was kept back."""
+    def _commit_smaller(self, catalog: Catalog, changed: Iterable[Entry] = ()) -> None:
+        """Commits a deletion, with the disk space of the reserve if the disk is full."""
         try:
-            self._commit(catalog)
+            self._commit(catalog, changed)
         except OSError as error:
             if not is_full(error):
                 raise
             self._reserve.spend()
-            self._commit(catalog)
+            self._commit(catalog, changed)
+
+
+def _record(entry: Entry) -> Record:
+    return Record(str(entry.id), [str(tag) for tag in entry.tags], entry.created)
 
 
 def _contents(entry: Entry) -> Contents:

@@ -73,7 +73,7 @@ def test_leftovers_in_a_bundles_folders_are_swept(store: Store) -> None:
 def test_removing_it_leaves_nothing(store: Store) -> None:
     add_folder(store, "mine", model_files() | {"1_Pooling/config.json": b"{}"})
     store.remove("mine")
-    assert set(files_under(store.data)) == {"format", "index.json", "index.json.old"}
+    assert set(files_under(store.data)) == {"format", "index.json"}
 
 
 def test_a_finetune_shares_its_tokenizer(store: Store) -> None:
