@@ -6,20 +6,16 @@ alone never reloads anything.
 """
 
 import asyncio
-import logging
-import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from modelrunner import durable
+from modelrunner.durable import JsonFile
 from modelrunner.errors import Conflict
 from modelrunner.modelconfig import NOTHING_SET, ModelConfiguration
 from modelrunner.types import Mode
-
-log = logging.getLogger(__name__)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -41,12 +37,11 @@ class Configurations:
     """Every model's configuration, in memory and in one file. `generation` moves with every change."""
 
     def __init__(self, path: Path) -> None:
-        """Opens `path`, a file that need not exist, in a folder that does. One that cannot be read is set aside, never
-        overwritten."""
-        self._path = path
+        """Opens `path`, a file that need not exist. A damaged one is set aside. Raises `OSError`."""
+        self._file = JsonFile(path, _File, check=_check)
         self._lock = asyncio.Lock()
         self.generation = 0
-        content = _read(path)
+        content = self._file.load() or _File(0, {})
         self._last_revision = content.last_revision
         self._entries: Mapping[str, Entry] = content.models
 
@@ -109,8 +104,7 @@ class Configurations:
                 await self._replace(rest)
 
     async def _replace(self, entries: Mapping[str, Entry]) -> None:
-        content = msgspec.json.encode(_File(self._last_revision, dict(entries)))
-        await asyncio.to_thread(durable.write, self._path, content)
+        await asyncio.to_thread(self._file.save, _File(self._last_revision, dict(entries)))
         self._entries = entries
         self.generation += 1
 
@@ -119,16 +113,6 @@ def _key(model_id: str, mode: Mode | None) -> str:
     return model_id if mode is None else f"{model_id}/{mode}"
 
 
-def _read(path: Path) -> _File:
-    try:
-        content = msgspec.json.decode(path.read_bytes(), type=_File)
-        for key in content.models:
-            Mode(key.partition("/")[2] or Mode.COMPLETION)
-        return content
-    except FileNotFoundError:
-        return _File(0, {})
-    except (msgspec.DecodeError, ValueError) as error:
-        aside = path.with_name(f"{path.name}.corrupt-{time.time_ns()}")
-        path.rename(aside)
-        log.error("the models' configurations cannot be read (%s): set aside as %s", error, aside)
-        return _File(0, {})
+def _check(content: _File) -> None:
+    for key in content.models:
+        Mode(key.partition("/")[2] or Mode.COMPLETION)
