@@ -3,6 +3,7 @@
 import re
 
 PROJECTOR = "mmproj.gguf"
+TEMPLATE = "chat_template.jinja"
 CONFIG = "config.json"
 WEIGHTS = ".safetensors"
 INDEX = "model.safetensors.index.json"
@@ -20,6 +21,11 @@ _CODE = (".py", ".pyc", ".pyd", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle
 def is_gguf(name: str) -> bool:
     """A name that we give to a GGUF file."""
     return _GGUF.fullmatch(name) is not None
+
+
+def beside_gguf(name: str) -> bool:
+    """A name that a file may have in the bundle of a model in GGUF."""
+    return is_gguf(name) or name == TEMPLATE
 
 
 def in_folder(name: str) -> bool:
