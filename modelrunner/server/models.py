@@ -54,7 +54,7 @@ class ModelRoutes:
         ]
 
     async def list(self, request: web.Request) -> web.Response:
-        return json_response(self._store.list())
+        return json_response([*self._store.list(), *self._store.damaged()])
 
     async def get(self, request: web.Request) -> web.Response:
         return json_response(self._store.get(reference_in_path(request, "/models/")))
@@ -120,7 +120,7 @@ class ModelRoutes:
     async def _remove(self, reference: str, *, force: bool) -> Removed:
         """Untags; with the last tag the model goes too, unless it is in use. `force` lets its requests end, as long as
         a drain may take, and cuts those that have not. Raises `Conflict`."""
-        model = self._store.get(reference)
+        model = self._store.find(reference)
         if len(model.tags) <= 1 or _is_id(reference, model):
             if not force and self._scheduler.uses(model.id):
                 raise Conflict(f"{reference} is answering a request: wait, or remove it with force", param="model")

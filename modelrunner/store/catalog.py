@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from modelrunner import api
-from modelrunner.errors import InvalidReference, ModelNotFound
+from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound
 from modelrunner.store.digests import Digest
 from modelrunner.store.manifests import Contents
 from modelrunner.store.references import Reference, split_part
@@ -36,6 +36,12 @@ class Entry:
         """Every blob with its size in bytes; none are known of a damaged model."""
         return self.contents.blobs if self.contents else {}
 
+    def usable(self) -> Contents:
+        """Raises `InvalidModel` for a damaged model."""
+        if self.contents is None:
+            raise InvalidModel(f"{', '.join(self.names) or self.id}: {self.damage}; pull it again, or remove it")
+        return self.contents
+
     @property
     def names(self) -> list[str]:
         return [tag.short for tag in self.tags]
@@ -51,10 +57,16 @@ class Catalog:
         self._by_tag: dict[Reference, Digest] = {}
         self._put(entries)
 
+    @property
+    def is_sound(self) -> bool:
+        """True if no model is damaged."""
+        return all(entry.contents for entry in self.entries.values())
+
     def _put(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             self.entries[entry.id] = entry
-            self.models[entry.id] = api.Model(str(entry.id), entry.names, entry.created, entry.config)
+            config = entry.config if entry.contents else {"damage": entry.damage}
+            self.models[entry.id] = api.Model(str(entry.id), entry.names, entry.created, config)
             self._by_tag.update(dict.fromkeys(entry.tags, entry.id))
 
     def _copy(self) -> "Catalog":

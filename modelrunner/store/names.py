@@ -23,11 +23,6 @@ def is_gguf(name: str) -> bool:
     return _GGUF.fullmatch(name) is not None
 
 
-def beside_gguf(name: str) -> bool:
-    """A name that a file may have in the bundle of a model in GGUF."""
-    return is_gguf(name) or name == TEMPLATE
-
-
 def in_folder(name: str) -> bool:
     """A relative path that a file of a safetensors model may have."""
     return _FOLDER.fullmatch(name) is not None

@@ -113,7 +113,7 @@ def unnamed(catalog: Catalog, manifest_folder: Path, blobs: Blobs) -> list[Path]
     """The manifests and blobs that no model names. No blobs, while the manifest of a model is damaged: nobody knows
     what that one names."""
     found = [id.within(manifest_folder) for id in Digest.among(manifest_folder) - catalog.entries.keys()]
-    if all(entry.contents for entry in catalog.entries.values()):
+    if catalog.is_sound:
         used = {digest for entry in catalog.entries.values() for digest in entry.blobs}
         found += [blobs.path(digest) for digest in blobs.all() - used]
     return sorted(found)

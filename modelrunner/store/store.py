@@ -5,12 +5,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from modelrunner import api
 from modelrunner.durable import discard, make_folder, write
-from modelrunner.errors import Conflict, InvalidModel, InvalidReference
+from modelrunner.errors import Conflict, InvalidReference
 from modelrunner.store import startup
 from modelrunner.store.blobs import Blob, Blobs, is_intact, verify
 from modelrunner.store.bundles import Bundles
@@ -20,28 +20,18 @@ from modelrunner.store.draft import Draft
 from modelrunner.store.files import Reserve, is_full, size_of, translated
 from modelrunner.store.index import Index, Record
 from modelrunner.store.leftovers import Leftover, leftovers
-from modelrunner.store.manifests import Contents
 from modelrunner.store.references import Reference
 from modelrunner.types import Bundle
 
 # Outside the class, whose method `list` hides the type.
+Models = list[api.Model]
 Removed = list[api.Untagged | api.Deleted]
 DiskUsage = tuple[list[api.ModelUsage], int, int]
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Damaged:
-    """A model that cannot be used. `names` in the short form; `created` in Unix seconds; `reason` is for people."""
-
-    id: str
-    names: tuple[str, ...]
-    created: int
-    reason: str
-
-
 class Store:
-    """The event loop may call `get`, `list`, `damaged`, `find_id`, `have`, `missing` and a second `bundle` of a model:
+    """The event loop may call `get`, `list`, `damaged`, `find`, `have`, `missing` and a second `bundle` of a model:
     they take microseconds and never wait for a writer. The other calls wait for the disk and belong in a thread. Any
     number of threads may call at once.
 
@@ -77,7 +67,7 @@ class Store:
             self._index.note(_record(catalog.entries[id]))
         if not exists:
             write(self.data / "format", f"{startup.FORMAT}\n".encode())
-        if self._index.complete and all(entry.contents for entry in catalog.entries.values()):
+        if self._index.complete and catalog.is_sound:
             startup.sweep(catalog, self.data, self._manifests, self._blobs, self._bundles)
         self._reserve.fill()
         return catalog
@@ -99,18 +89,18 @@ class Store:
         Raises `ModelNotFound`, `InvalidReference` (also for what means several), `InvalidModel` for a damaged one."""
         catalog = self._catalog
         entry, _ = catalog.find(text)
-        _contents(entry)
+        entry.usable()
         return catalog.models[entry.id]
 
-    def find_id(self, text: str) -> str:
-        """The ID of the model that `text` means, also of a damaged one. Otherwise as `get`."""
-        return str(self._catalog.find(text)[0].id)
+    def find(self, text: str) -> api.Model:
+        """As `get`, but a damaged model is found as well."""
+        return self._catalog.models[self._catalog.find(text)[0].id]
 
-    def damaged(self) -> tuple[Damaged, ...]:
-        """The models that `list` leaves out because their manifest or configuration cannot be used. Pulling such
-        a model again heals it; `remove` removes it."""
-        entries = self._catalog.entries.values()
-        return tuple(Damaged(str(e.id), tuple(e.names), e.created, e.damage) for e in entries if not e.contents)
+    def damaged(self) -> Models:
+        """The models that `list` leaves out because their manifest or configuration cannot be used, with the reason as
+        `damage` in their `config`. Pulling such a model again heals it; `remove` removes it."""
+        catalog = self._catalog
+        return [catalog.models[entry.id] for entry in catalog.entries.values() if not entry.contents]
 
     def have(self, digest: str) -> Blob | None:
         """The blob that is stored with this digest, for `create`: a source need not fetch it again. None if it is not
@@ -124,7 +114,7 @@ class Store:
         """The model laid out for an engine. The first call for a model may link files and parse its header. Raises as
         `get` does, and `InvalidModel` if a file is missing or damaged."""
         entry, _ = self._catalog.find(text)
-        contents = _contents(entry)
+        contents = entry.usable()
         if ready := self._bundles.ready(entry, contents):
             return ready
         with self._lock, translated("laying out the model", self.data):
@@ -149,16 +139,18 @@ class Store:
         tag = _tag(reference) if reference is not None else None
         paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
         with translated("storing the model", self.data):
-            draft = (
-                Draft.of(files, paths, trust) if manifest is None else Draft.published(manifest, files, paths, trust)
-            )
-            intact = self._blobs.intact(files.values())
+            if manifest is None:
+                draft = Draft.of(files, paths, trust)
+            else:
+                draft = Draft.published(manifest, files, paths, trust)
+            blobs = [blob for blob in files.values() if blob.digest in draft.contents.blobs]
+            intact = self._blobs.intact(blobs)
             with self._lock:
                 startup.make_folders(self.data)
-                self._write(draft, files.values(), intact)
+                self._write(draft, blobs, intact)
                 before = self._catalog.entries.get(draft.id)
                 self._commit(*self._catalog.with_entry(draft.entry(before, tag, int(time.time()))))
-                self._settle(files.values())
+                self._settle(blobs)
                 return self._catalog.models[draft.id]
 
     def _write(self, draft: Draft, blobs: Iterable[Blob], intact: Container[Digest]) -> None:
@@ -189,7 +181,7 @@ class Store:
         tag = _tag(target)
         with self._lock, translated("storing the name", self.data):
             entry, _ = self._catalog.find(source)
-            _contents(entry)
+            entry.usable()
             if tag not in entry.tags:
                 startup.make_folders(self.data)
                 self._commit(*self._catalog.with_entry(replace(entry, tags=(*entry.tags, tag))))
@@ -268,12 +260,12 @@ class Store:
 
     def prune(self, busy: Collection[Path] = ()) -> tuple[Leftover, ...]:
         """Removes unfinished downloads, files that no model names, and damaged files that were set aside. Returns what
-        it removed. While a model is damaged, files that no model names are kept, since they may be its own."""
+        it removed. While a model is damaged, blobs that no model names are kept, since they may be its own."""
         with self._lock, translated("removing leftovers", self.data):
-            found = tuple(leftovers(self._catalog, self.data, self._manifests, self._blobs, busy))
+            found = self.leftovers(busy)
             for leftover in found:
                 discard(leftover.path)
-            if not self._index.complete and all(entry.contents for entry in self._catalog.entries.values()):
+            if not self._index.complete and self._catalog.is_sound:
                 self._index.complete = True
                 self._commit(self._catalog)
             return found
@@ -308,12 +300,6 @@ def _record(entry: Entry) -> Record:
     return Record(str(entry.id), [str(tag) for tag in entry.tags], entry.created)
 
 
-def _contents(entry: Entry) -> Contents:
-    if entry.contents is None:
-        raise InvalidModel(f"{', '.join(entry.names) or entry.id}: {entry.damage}; pull it again, or remove it")
-    return entry.contents
-
-
 def _tag(text: str) -> Reference:
     reference = Reference.parse(text)
     if reference.digest:
@@ -322,7 +308,7 @@ def _tag(text: str) -> Reference:
 
 
 def _usage(entry: Entry, users: Counter[Digest]) -> api.ModelUsage:
-    sizes = _contents(entry).blobs
+    sizes = entry.usable().blobs
     shared = sum(size for digest, size in sizes.items() if users[digest] > 1)
     total = sum(sizes.values())
     return api.ModelUsage(str(entry.id), entry.names, total, shared, total - shared)
