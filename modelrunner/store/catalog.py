@@ -10,6 +10,7 @@ from itertools import accumulate
 from modelrunner import api
 from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound
 from modelrunner.store.digests import Digest
+from modelrunner.store.index import Record
 from modelrunner.store.manifests import Contents
 from modelrunner.store.references import Reference, split_part
 
@@ -41,6 +42,10 @@ class Entry:
         if self.contents is None:
             raise InvalidModel(f"{', '.join(self.names) or self.id}: {self.damage}; pull it again, or remove it")
         return self.contents
+
+    @property
+    def record(self) -> Record:
+        return Record(str(self.id), [str(tag) for tag in self.tags], self.created)
 
     @property
     def names(self) -> list[str]:

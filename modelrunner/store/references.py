@@ -61,6 +61,14 @@ class Reference:
         return cls(host, path, tag or DEFAULT_TAG, Digest.parse(digest) if at else None)
 
     @classmethod
+    def parse_name(cls, text: str) -> Self:
+        """A name that a model can be given: one without a digest. Raises `InvalidReference`."""
+        reference = cls.parse(text)
+        if reference.digest:
+            raise InvalidReference(f"{text!r} cannot be given as a name: leave the digest out", param="tag")
+        return reference
+
+    @classmethod
     def _package(cls, text: str) -> Self:
         name, equals, version = text[len(PYPI) + 1 :].lower().partition("==")
         if not _PACKAGE.fullmatch(name) or (equals and not _VERSION.fullmatch(version)):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from modelrunner import api
 from modelrunner.durable import discard, make_folder, write
-from modelrunner.errors import Conflict, InvalidReference
+from modelrunner.errors import Conflict
 from modelrunner.store import startup
 from modelrunner.store.blobs import Blob, Blobs, is_intact, verify
 from modelrunner.store.bundles import Bundles
@@ -18,7 +18,7 @@ from modelrunner.store.catalog import Catalog, Entry
 from modelrunner.store.digests import Digest
 from modelrunner.store.draft import Draft
 from modelrunner.store.files import Reserve, is_full, size_of, translated
-from modelrunner.store.index import Index, Record
+from modelrunner.store.index import Index
 from modelrunner.store.leftovers import Leftover, leftovers
 from modelrunner.store.references import Reference
 from modelrunner.types import Bundle
@@ -62,9 +62,9 @@ class Store:
         catalog, sound = startup.load(records, self._manifests, self._blobs)
         self._index.complete = self._index.complete and sound and not displaced
         if not (exists and self._index.complete):
-            self._index.save(map(_record, catalog.entries.values()))
+            self._index.save(entry.record for entry in catalog.entries.values())
         for id in catalog.entries.keys() - self._index.copies().keys():
-            self._index.note(_record(catalog.entries[id]))
+            self._index.note(catalog.entries[id].record)
         if not exists:
             write(self.data / "format", f"{startup.FORMAT}\n".encode())
         if self._index.complete and catalog.is_sound:
@@ -136,7 +136,7 @@ class Store:
         byte for byte and its digest is the model's ID. On any failure the files are where they were. Raises
         `InvalidModel` for files that are not a model's, `UnsupportedModel` for one that carries code unless `trust` is
         set."""
-        tag = _tag(reference) if reference is not None else None
+        tag = Reference.parse_name(reference) if reference is not None else None
         paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
         with translated("storing the model", self.data):
             if manifest is None:
@@ -178,7 +178,7 @@ class Store:
 
     def tag(self, source: str, target: str) -> None:
         """Gives the model `source` one more name, which another model that has it loses. Raises as `get` does."""
-        tag = _tag(target)
+        tag = Reference.parse_name(target)
         with self._lock, translated("storing the name", self.data):
             entry, _ = self._catalog.find(source)
             entry.usable()
@@ -212,7 +212,7 @@ class Store:
         try:
             self._commit_smaller(self._catalog.without(entry))
         except BaseException:
-            self._index.note(_record(entry))
+            self._index.note(entry.record)
             raise
         self._delete(entry.id, entry.blobs)
         return [*(api.Untagged(name) for name in entry.names), api.Deleted(str(entry.id))]
@@ -278,11 +278,11 @@ class Store:
             return [_usage(entry, users) for entry in entries], self._blobs.total(), size_of(self.partial)
 
     def _commit(self, catalog: Catalog, changed: Iterable[Entry] = ()) -> None:
-        size = self._index.save(map(_record, catalog.entries.values()))
+        size = self._index.save(entry.record for entry in catalog.entries.values())
         self._catalog = catalog
         self.generation += 1
         for entry in changed:
-            self._index.note(_record(entry))
+            self._index.note(entry.record)
         self._reserve.fill(size)
 
     def _commit_smaller(self, catalog: Catalog, changed: Iterable[Entry] = ()) -> None:
@@ -294,17 +294,6 @@ class Store:
                 raise
             self._reserve.spend()
             self._commit(catalog, changed)
-
-
-def _record(entry: Entry) -> Record:
-    return Record(str(entry.id), [str(tag) for tag in entry.tags], entry.created)
-
-
-def _tag(text: str) -> Reference:
-    reference = Reference.parse(text)
-    if reference.digest:
-        raise InvalidReference(f"{text!r} cannot be given as a name: leave the digest out", param="tag")
-    return reference
 
 
 def _usage(entry: Entry, users: Counter[Digest]) -> api.ModelUsage:
