@@ -166,6 +166,8 @@ def disk_usage(client: Client, as_json: bool) -> None:
 def _rows(model: api.Model) -> list[tuple[str, ...]]:
     """One for each name."""
     told = [str(model.config.get(key) or "") for key in ("parameters", "quantization", "architecture")]
+    if "damage" in model.config:
+        told[-1] = "damaged"
     digits = model.id.removeprefix("sha256:")[:_SHOWN_DIGITS]
     rest = (*told, digits, ago(model.created), "damaged" if model.damage else str(model.config.get("size") or ""))
     return [(name, *rest) for name in model.tags or ["<none>"]]

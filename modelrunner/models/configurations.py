@@ -6,21 +6,17 @@ what an engine is started with: another keep-alive alone never reloads anything.
 """
 
 import asyncio
-import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
-from modelrunner import durable
+from modelrunner.durable import JsonFile
 from modelrunner.errors import Conflict
 from modelrunner.modelconfig import NOTHING_SET, ModelConfiguration
 from modelrunner.store.files import translated
 from modelrunner.types import Mode
-
-log = logging.getLogger(__name__)
 
 # The `[models."REFERENCE"]` tables of the configuration file.
 Tables = Mapping[str, ModelConfiguration]
@@ -105,12 +101,12 @@ class Configurations:
         tables: Tables | None = None,
         model_id: Callable[[str], str | None] = lambda reference: None,
     ) -> None:
-        """Opens `path`, a file that need not exist, in a folder that does. A file that cannot be read is set aside,
-        never overwritten. The other arguments are those of `ModelSettings`."""
-        self._path = path
+        """Opens `path`, a file that need not exist, in a folder that does. A damaged file is set aside. The
+        other arguments are those of `ModelSettings`."""
+        self._file = JsonFile(path, _File, check=_check)
         self._lock = asyncio.Lock()
         self.generation = 0
-        content = _read(path)
+        content = self._file.load() or _File(0, {})
         self._last_revision = content.last_revision
         self.settings = ModelSettings(content.models, tables or {}, model_id)
 
@@ -154,9 +150,8 @@ class Configurations:
                 await self._write(rest)
 
     async def _write(self, posted: dict[str, PostedConfiguration]) -> None:
-        content = msgspec.json.encode(_File(self._last_revision, posted))
-        with translated("keeping the configuration", self._path.parent):
-            await asyncio.to_thread(durable.write, self._path, content)
+        with translated("keeping the configuration", self._file.path.parent):
+            await asyncio.to_thread(self._file.save, _File(self._last_revision, posted))
         self._hold(replace(self.settings, posted=posted))  # the tables may have been replaced meanwhile
 
     def _hold(self, settings: ModelSettings) -> None:
@@ -168,16 +163,6 @@ def _key(model_id: str, mode: Mode | None) -> str:
     return model_id if mode is None else f"{model_id}/{mode}"
 
 
-def _read(path: Path) -> _File:
-    try:
-        content = msgspec.json.decode(path.read_bytes(), type=_File)
-        for key in content.models:
-            Mode(key.partition("/")[2] or Mode.COMPLETION)
-        return content
-    except FileNotFoundError:
-        return _File(0, {})
-    except (msgspec.DecodeError, ValueError) as error:
-        aside = path.with_name(f"{path.name}.corrupt-{time.time_ns()}")
-        path.rename(aside)
-        log.error("the models' configurations cannot be read (%s): set aside as %s", error, aside)
-        return _File(0, {})
+def _check(content: _File) -> None:
+    for key in content.models:
+        Mode(key.partition("/")[2] or Mode.COMPLETION)

@@ -147,7 +147,7 @@ def test_removing_names_and_then_the_model(store):
         store.remove(model.id)
     assert store.remove("a") == Removed(("a",))
     assert store.remove("b") == Removed(("b",), model.id)
-    assert set(files_under(store.data)) == {"format", "index.json", "index.json.old"}
+    assert set(files_under(store.data)) == {"format", "index.json"}
     with pytest.raises(ModelNotFound):
         store.remove("b")
 
