@@ -1,7 +1,6 @@
 """What removes or changes a model, what the daemon says of itself, and what it does not let pass in silence."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,8 @@ import aiohttp
 import pytest
 
 from modelrunner.locations import ConfigurationError
+from modelrunner.modelconfig import NOTHING_SET
+from modelrunner.models.configurations import Configurations, PostedConfiguration
 from modelrunner.store import Store
 from tests.server.conftest import Daemon, StartDaemon
 from tests.store.samples import add_model, write_gguf
@@ -133,8 +134,9 @@ async def test_a_backend_that_was_removed_is_named_with_the_way_out(start_daemon
     state = tmp_path / "data_dir" / "state"
     state.mkdir(parents=True)
     model = add_model(Store(tmp_path / "data_dir"), "smol")
-    posted = {"last_revision": 1, "models": {model.id: {"revision": 1, "configuration": {"backend": "gone"}}}}
-    (state / "configurations.json").write_text(json.dumps(posted))
+    nothing = PostedConfiguration(0, NOTHING_SET)
+    gone = PostedConfiguration(1, NOTHING_SET.merged({"backend": "gone"}))
+    await Configurations(state / "configurations.json").keep(model.id, None, nothing, gone)
     daemon = await start_daemon(listen="")
     chat = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
     status, fault = await ask(daemon, "POST", "/v1/chat/completions", json=chat)
@@ -152,10 +154,12 @@ async def test_a_configuration_that_cannot_be_kept_is_explained(start_daemon: St
     daemon = await start_daemon(models={"smol": 0}, listen="")
     state = daemon.settings.data_dir / "state"
     state.rename(state.with_name("elsewhere"))
+    state.touch()  # a file where the folder was
     change = {"model": "smol"} if path.endswith("pin") else {"model": "smol", "parallel": 2}
     status, fault = await ask(daemon, "POST", path, json=change)
     assert (status, fault["error"]["code"]) == (500, "storage_failed")
     assert str(state) in fault["error"]["message"]
+    state.unlink()
     state.with_name("elsewhere").rename(state)
     (shown,) = (await ask(daemon, "GET", "/engines/_configure?model=smol"))[1]
     assert (shown["config"], shown["revision"]) == ({}, 0)

@@ -200,12 +200,12 @@ def test_a_damaged_model_is_told_with_its_fault_and_can_be_removed(store: Store)
     opened = Store(store.data)
     (damaged,) = opened.damaged()
     assert damaged.tags == ["a"]
-    assert "manifest is damaged" in damaged.config["damage"]
-    assert opened.find("a") == damaged
+    assert "manifest is damaged" in damaged.damage
+    assert opened.whole("a") == (damaged, "a")
     assert [model.tags for model in opened.list()] == [["b"]]
     opened.remove("a")
-    assert opened.damaged() == []
+    assert opened.damaged() == ()
     with pytest.raises(ModelNotFound):
-        opened.find("a")
+        opened.whole("a")
     before = opened.disk_usage()[1]
     assert Store(store.data).disk_usage()[1] < before  # what the damaged one had is swept now
