@@ -20,6 +20,7 @@ ALLOWED = {
     "client": set(),
     "config": {"modelconfig"},
     "control": {"upstream"},
+    "diagnosis": set(),
     "durable": set(),
     "enginecache": {"backend"},
     "enginelog": set(),
@@ -60,7 +61,10 @@ ALLOWED = {
 # What a backend may use.
 PUBLIC = {
     "modelrunner",
-    *(f"modelrunner.{name}" for name in ("control", "durable", "enginecache", "flags", "process", "steps", "units")),
+    *(
+        f"modelrunner.{name}"
+        for name in ("control", "diagnosis", "durable", "enginecache", "flags", "process", "steps", "units")
+    ),
 }
 
 

@@ -9,8 +9,8 @@ from modelrunner import BadRequest, Bundle, Endpoint, Mode, RunSpec
 from modelrunner.flags import words_of
 from modelrunner_llamacpp import flags
 from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.flags import OPTIONS
 from modelrunner_llamacpp.model_options import LlamaCppOptions
-from modelrunner_llamacpp.options import OPTIONS
 
 # Flags that give positions beyond the trained ones a meaning.
 _STRETCHING = {"--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale"}
@@ -32,10 +32,12 @@ def effective(
     """What decides memory and speed: the specification, then the person's own flags, which win. Keys are llama-server's
     flags; `cache_ram` in MiB, `batch` in tokens (llama.cpp's own default where None), `rearranged` where most weights
     would be held twice (repack.py). Raises `BadRequest` as `flags.parse` does."""
+    own = flags.parse(spec.flags)
+    context, parallel = _sizes(spec, own)
     options = {
-        "--ctx-size": str(spec.context_size),
-        "--parallel": str(spec.parallel),
-        "--kv-unified": "on",  # so that one sequence may use the whole context
+        "--ctx-size": str(context * parallel),
+        "--parallel": str(parallel),
+        "--kv-unified": "off",  # each sequence has a context of its own, so that no request can fail because of others
         "--cache-ram": str(cache_ram),  # llama.cpp's default is 8 GiB, which nobody has counted
         "--n-gpu-layers": "auto" if spec.gpu_layers is None else str(spec.gpu_layers),
         "--ctx-checkpoints": _CHECKPOINTS,
@@ -44,7 +46,7 @@ def effective(
     if threads is not None:
         options |= {"--threads": str(threads)}
     if batch is not None:
-        size = str(max(batch, spec.parallel))
+        size = str(max(batch, parallel))
         options |= {"--batch-size": size, "--ubatch-size": size}
     if is_stretched(spec):
         options["--yarn-orig-ctx"] = str(spec.bundle.context_length)
@@ -54,30 +56,34 @@ def effective(
         options["--spec-draft-p-min"] = str(spec.draft_acceptance)
     if (budget := LlamaCppOptions.of(spec.options).reasoning_budget) is not None:
         options["--reasoning-budget"] = str(budget)
-    own = flags.parse(spec.flags)
     if rearranged and own.get("--repack") != "off":
         options["--load-mode"] = "none"
     if (options | own)["--n-gpu-layers"] != "auto":
         options["--fit"] = "off"  # somebody has counted already
-    return options | _mode(spec, options | own) | own
+    own = {flag: text for flag, text in own.items() if flag not in ("--ctx-size", "--parallel")}
+    return options | _mode(spec, options | own, context) | own
 
 
-def _mode(spec: RunSpec, options: Mapping[str, str]) -> dict[str, str]:
+def _sizes(spec: RunSpec, own: Mapping[str, str]) -> tuple[int, int]:
+    """The context of one sequence in tokens, and how many sequences there are."""
+    return int(own.get("--ctx-size", spec.context_size)), int(own.get("--parallel", spec.parallel))
+
+
+def _mode(spec: RunSpec, options: Mapping[str, str], context: int) -> dict[str, str]:
     match spec.mode:
         case Mode.EMBEDDING:
             pooling = options.get("--pooling") or pooling_of(spec.bundle)
-            return {"--embeddings": "on", "--pooling": pooling} | _batch(pooling, options)
+            return {"--embeddings": "on", "--pooling": pooling} | _batch(pooling, context)
         case Mode.RERANKING:
-            return {"--embeddings": "on", "--pooling": "rank"} | _batch("rank", options)
+            return {"--embeddings": "on", "--pooling": "rank"} | _batch("rank", context)
         case _:
             return {}
 
 
-def _batch(pooling: str, options: Mapping[str, str]) -> dict[str, str]:
-    """A pooled input is computed in one physical batch, so that batch is as large as the context; only the last
-    token's pooling lets llama.cpp split it (`can_split` in tools/server/server-context.cpp)."""
-    context = options["--ctx-size"]
-    return {} if pooling == "last" else {"--batch-size": context, "--ubatch-size": context}
+def _batch(pooling: str, context: int) -> dict[str, str]:
+    """A pooled input is computed in one physical batch, so that batch is as large as the context of a sequence; only
+    the last token's pooling lets llama.cpp split it (`can_split` in tools/server/server-context.cpp)."""
+    return {} if pooling == "last" else {"--batch-size": str(context), "--ubatch-size": str(context)}
 
 
 def pooling_of(bundle: Bundle) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -25,10 +26,9 @@ from modelrunner import (
     enginecache,
 )
 from modelrunner.process import run, scrubbed_environment
-from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, metrics, repack, split
+from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, repack, split
 from modelrunner_llamacpp.build import install_build
-from modelrunner_llamacpp.cpus import limited_threads
-from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.engines import Engine, Kind, limited_threads
 from modelrunner_llamacpp.hparams import Header
 from modelrunner_llamacpp.install import NoWheel, compiler, install_wheel
 from modelrunner_llamacpp.model_options import LlamaCppOptions
@@ -117,7 +117,7 @@ class LlamaCppBackend(Backend):
             await keeper.save(endpoint)
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-        return await metrics.batches(endpoint)
+        return await engines.batches(endpoint)
 
     async def forget(self, model_id: str) -> None:
         if self._saved:
@@ -154,7 +154,7 @@ class LlamaCppBackend(Backend):
         return memory.growth(spec.bundle, spec.draft, self._options(spec))
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
-        """On the budget's devices where the engine can use them: all layers, then fewer, then none."""
+        """On the budget's devices where the engine can use them. The order is that of split.py."""
         engine = self._found()
         rooms = () if engine is not None and engine.devices is False else budget.vram
 
@@ -178,7 +178,7 @@ class LlamaCppBackend(Backend):
         args.check_context(spec, self._found())
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
-        return 4
+        return memory.default_parallel(bundle, self.default_context_size(bundle))
 
     def explain(self, tail: str) -> str | None:
         return errors.explain(tail)
@@ -212,6 +212,8 @@ class LlamaCppBackend(Backend):
         """Without what depends on the endpoint and the engine."""
         threads = self.settings.threads or limited_threads()
         engine = engines.find(self.context, self.settings)
+        if engine is not None and engine.kind is Kind.PYTHON:
+            spec = replace(spec, parallel=1)  # it answers one request after the other
         batch = _CPU_BATCH if engine is not None and engine.devices is False else None
         own = LlamaCppOptions.of(spec.options).prompt_cache
         cache = self.settings.prompt_cache if own is None else own

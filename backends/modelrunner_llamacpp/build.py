@@ -12,9 +12,8 @@ from pathlib import Path
 
 from modelrunner import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, steps
 from modelrunner_llamacpp import engines
-from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.engines import SOURCE, SOURCE_SHA256, SOURCE_TREE, SOURCE_VERSION, Engine, Kind
 from modelrunner_llamacpp.install import compiler
-from modelrunner_llamacpp.versions import SOURCE, SOURCE_SHA256, SOURCE_TREE, SOURCE_VERSION
 
 _TARGETS = ("llama-server", "llama-fit-params")
 _NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")

@@ -1,10 +1,14 @@
-"""Which engine there is: an explicit llama-server, a managed native build, one on PATH, the managed wheel, or
-llama-cpp-python."""
+"""The engines of llama.cpp: which versions this release installs, which one is here, and what a running one counts.
+
+The first of these that exists is used: the `llama_server` of the settings, a managed native build, a llama-server on
+PATH, the managed wheel, llama-cpp-python.
+"""
 
 import functools
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,8 +18,29 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from modelrunner import BackendContext, BackendUnavailable, ProgressCallback, enginecache
+import psutil
+
+from modelrunner import BackendContext, BackendUnavailable, Endpoint, ProgressCallback, control, enginecache
 from modelrunner_llamacpp.settings import LlamaCppSettings
+
+# The prebuilt wheel: llama.cpp's server as a Python extension. The files of one version, one for each platform.
+WHEEL = "xllamacpp"
+WHEEL_VERSION = "2026.10.11549"
+WHEEL_SHA256 = (
+    "c54e7d13520ecc989c63dc99d55de3065e2f343a91f43f053d16b5e62077c261",  # manylinux2014 x86_64
+    "e2a3e79e775515de4ad197e667f874070446ef9ac9cf2044bc9866bc4c72289e",  # manylinux2014 aarch64
+    "4ecda27a308b2403aa13c9d04b270befab95edc556c24ed00b2f8a98bd7f6781",  # macOS 13 arm64
+    "1f2a08052bb653659bcf1bedbbaf86b97f41dd46aa2763d596d7f27c5d89a689",  # macOS 13 x86_64
+)
+
+# The source distribution that carries all of llama.cpp in vendor/llama.cpp.
+SOURCE = "llama-cpp-python"
+SOURCE_VERSION = "0.3.36"
+SOURCE_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+SOURCE_TREE = f"llama_cpp_python-{SOURCE_VERSION}/vendor/llama.cpp"
+
+_BATCHES = re.compile(rb"^llamacpp:n_decode_total (\S+)$", re.MULTILINE)
+_COUNTERS_LIMIT = 5.0  # seconds, for the engine's counters
 
 
 class Kind(StrEnum):
@@ -138,3 +163,30 @@ def _ask(*argv: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout + done.stderr if done.returncode == 0 else ""
+
+
+async def batches(endpoint: Endpoint) -> float | None:
+    """How many batches were computed so far. The loop that computes them answers this too: an engine that is stuck in
+    one does not. None of an engine that does not count. Raises `OSError`, `ModelRunnerError`."""
+    status, text = await control.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)
+    found = _BATCHES.search(text) if status == 200 else None
+    return float(found[1]) if found else None
+
+
+def limited_threads(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
+    """CPUs that affinity and the container leave to us, where they are fewer than the machine's physical cores; None
+    where they are not: llama.cpp's own choice then is best (physical cores, only the fast ones of a hybrid CPU), but it
+    does not see a container's quota."""
+    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
+    allowed = min(allowed, _quota(cpu_max) or allowed)
+    return allowed if allowed < physical else None
+
+
+def _quota(file: Path) -> int | None:
+    """Whole CPUs of cgroup v2's quota, at least one; None without a quota."""
+    try:
+        quota, period = file.read_text("ascii").split()
+        return max(int(quota) // int(period), 1)
+    except (OSError, ValueError):  # no such file, or "max": no limit
+        return None

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from modelrunner import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, steps
 from modelrunner_llamacpp import engines
-from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.engines import WHEEL, WHEEL_SHA256, WHEEL_VERSION, Engine, Kind
 from modelrunner_llamacpp.settings import LlamaCppSettings
-from modelrunner_llamacpp.versions import WHEEL, WHEEL_SHA256, WHEEL_VERSION
 
 _NO_WHEEL = ("No matching distribution found", "is not a supported wheel on this platform")
 

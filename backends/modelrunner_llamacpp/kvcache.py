@@ -18,8 +18,9 @@ _TYPE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_0": 22 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The options of a run that decide its memory. `context` in tokens, shared by `parallel` sequences; `ubatch` is how
-    many are computed at once. Without `flash` attention values lie transposed, in all layers as wide as in the widest.
+    """The options of a run that decide its memory. `context` is tokens of one sequence, and there are `parallel` of
+    them, each with a cache of its own. `ubatch` is how many tokens are computed at once. Without `flash` attention
+    values lie transposed, in all layers as wide as in the widest.
     """
 
     context: int
@@ -27,21 +28,20 @@ class Shape:
     ubatch: int = DEFAULT_UBATCH
     type_k: str = "f16"
     type_v: str = "f16"
-    unified: bool = True
     swa_full: bool = False
     flash: bool = True
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "Shape":
-        context = int(options["--ctx-size"])
+        parallel = int(options["--parallel"])
+        context = -(-int(options["--ctx-size"]) // parallel)
         batch = int(options.get("--batch-size", _DEFAULT_BATCH))
         return cls(
             context=context,
-            parallel=int(options["--parallel"]),
-            ubatch=min(int(options.get("--ubatch-size", DEFAULT_UBATCH)), batch, context),
+            parallel=parallel,
+            ubatch=min(int(options.get("--ubatch-size", DEFAULT_UBATCH)), batch, context * parallel),
             type_k=options.get("--cache-type-k", "f16"),
             type_v=options.get("--cache-type-v", "f16"),
-            unified=options.get("--kv-unified") != "off",
             swa_full=options.get("--swa-full") == "on",
             flash=options.get("--flash-attn") != "off",
         )
@@ -64,10 +64,10 @@ def by_layer(header: Header, shape: Shape) -> dict[int, int]:
 
 def checkpoints(header: Header, shape: Shape, count: int) -> int:
     """Bytes of `count` copies for each sequence of what it cannot be rolled back in: the tokens that its sliding layers
-    hold, and its recurrent states. All sequences together have no more tokens than the context."""
+    hold, and its recurrent states."""
     if not header.has_cache:
         return 0
-    cells = min(shape.context, shape.parallel * (header.window + shape.ubatch))
+    cells = shape.parallel * min(shape.context, header.window + shape.ubatch)
     sliding = [i for i in header.attention() if header.slides(i) and not shape.swa_full]
     copied = cells * sum(_cell_bytes(header, shape, i) for i in sliding)
     return count * int(copied + len(header.recurrent()) * shape.parallel * _state_bytes(header))
@@ -92,19 +92,12 @@ def _index_bytes(header: Header, shape: Shape, layer: int) -> float:
 def _cells(header: Header, shape: Shape, layer: int) -> int:
     if shape.swa_full or not header.slides(layer):
         return _full(shape)
-    streams = _streams(shape)
-    window = _padded(header.window * (shape.parallel if shape.unified else 1) + shape.ubatch)
-    return min(_full(shape), window * streams)
+    return min(_full(shape), _padded(header.window + shape.ubatch) * shape.parallel)
 
 
 def _full(shape: Shape) -> int:
-    """Cells for the whole context."""
-    streams = _streams(shape)
-    return _padded(-(-shape.context // streams)) * streams
-
-
-def _streams(shape: Shape) -> int:
-    return 1 if shape.unified else shape.parallel
+    """Cells for the whole context of all sequences."""
+    return _padded(shape.context) * shape.parallel
 
 
 def _padded(cells: int) -> int:

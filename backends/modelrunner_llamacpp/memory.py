@@ -25,6 +25,9 @@ _SEQUENCE = MIB  # its thread, its request and its tokens
 # What a driver keeps on each device in use (context, kernels, library workspaces), and of main memory for its buffers.
 PER_DEVICE = 400 * MIB
 _PINNED = 200 * MIB
+# Caches that a model nobody configured may have without a look at its weights.
+_SMALL_CACHE = 1 << 30
+_MOST_SEQUENCES = 4
 _LAYER = re.compile(r"blk\.(\d+)\..*")
 PROJECTOR = re.compile(r"(?:v|a|mm|resampler)\..*")
 
@@ -71,6 +74,16 @@ def parts(bundle: Bundle, shape: Shape) -> Parts:
         rest=max(0, tensors(bundle) - sum(layers)),
         projector=projector,
     )
+
+
+def default_parallel(bundle: Bundle, context: int) -> int:
+    """Sequences for a model that nobody configured: 4, 2 or 1, the most whose caches together take no more memory than
+    the weights do, or than 1 GiB. `context` is tokens of one sequence."""
+    one = kvcache.kv_cache(Header(bundle.header), Shape(context, 1))
+    parallel = _MOST_SEQUENCES
+    while parallel > 1 and parallel * one > max(tensors(bundle), _SMALL_CACHE):
+        parallel //= 2
+    return parallel
 
 
 def tensors(bundle: Bundle) -> int:

@@ -81,22 +81,21 @@ class SlotKeeper:
         self.options = options
         self._files = files
         self._slots = int(options["--parallel"])
-        self._context = int(options["--ctx-size"])
         self._least = least
 
     async def restore(self, endpoint: Endpoint) -> None:
-        """The most valuable states that fit into the context together, the first of all into the first slot: for a
-        prompt that continues none of them the engine takes the last slot. Raises `OSError`, `ModelRunnerError`."""
-        room, slot, began = self._context, 0, time.monotonic()
+        """The most valuable states, one in each slot, the first of all into the first slot: for a prompt that continues
+        none of them the engine takes the last slot. Raises `OSError`, `ModelRunnerError`."""
+        tokens, slot, began = 0, 0, time.monotonic()
         for saved in await asyncio.to_thread(slotfiles.found, self.folder):
             left = _RESTORE_LIMIT - (time.monotonic() - began)
             if slot == self._slots or left <= 0:
                 break
-            if saved.tokens <= room and await self._restore(endpoint, slot, saved, left):
+            if await self._restore(endpoint, slot, saved, left):
                 slot += 1
-                room -= saved.tokens
+                tokens += saved.tokens
         if slot:
-            log.info("%d prompt caches restored, %d tokens", slot, self._context - room)
+            log.info("%d prompt caches restored, %d tokens", slot, tokens)
 
     async def _restore(self, endpoint: Endpoint, slot: int, saved: Saved, limit: float) -> bool:
         """A file that the engine does not take in full is removed; nothing can be said of one while we were asked to

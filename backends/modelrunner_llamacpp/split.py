@@ -70,13 +70,16 @@ def flags(placement: Placement) -> tuple[str, ...]:
     return (*layers, "--split-mode", "none", "--main-gpu", str(used[0] if used else -1))
 
 
-def contexts(spec: RunSpec) -> Iterator[int]:
-    """What was asked for, then halves of it, down to the least that is allowed."""
-    size = spec.context_size
-    yield size
-    while spec.min_context_size is not None and size > spec.min_context_size:
-        size = max(size // 2, spec.min_context_size)
-        yield size
+def sizes(spec: RunSpec) -> Iterator[RunSpec]:
+    """What was asked for, then with half the sequences, down to one, then that one with half the context, down to the
+    least that is allowed. Fewer sequences only make requests wait; less context makes long ones fail."""
+    yield spec
+    while spec.parallel > 1:
+        spec = replace(spec, parallel=spec.parallel // 2)
+        yield spec
+    while spec.min_context_size is not None and spec.context_size > spec.min_context_size:
+        spec = replace(spec, context_size=max(spec.context_size // 2, spec.min_context_size))
+        yield spec
 
 
 def variants(
@@ -85,24 +88,29 @@ def variants(
     required: Callable[[RunSpec], RequiredMemory],
     layers: int,
 ) -> list[Variant]:
-    """The run with every placement that `place` gives for it, none of them where there are no devices; and with less
-    context, where that is allowed, in the first and the last placement."""
-    found = []
-    for context in contexts(spec):
-        smaller = replace(spec, context_size=context)
-        ways = place(smaller)
-        for way in ways if context == spec.context_size else [*ways[:1], *ways[1:][-1:]]:
-            placed = replace(smaller, flags=(*spec.flags, *flags(way)))
-            found.append(Variant(placed, required(placed), _label(spec, context, way, layers)))
+    """The run in every size that `sizes` gives. Where there are no devices, `place` gives no placements, and each size
+    is one variant. Else those with all layers on devices and the whole context come first, from the most sequences on;
+    then the run as it was asked for in its other placements; then the smaller sizes in their first and last one."""
+    whole: list[Variant] = []
+    rest: list[Variant] = []
+    for size in sizes(spec):
+        ways = place(size)
+        for way in ways if size is spec else [*ways[:1], *ways[1:][-1:]]:
+            placed = replace(size, flags=(*spec.flags, *flags(way)))
+            variant = Variant(placed, required(placed), _label(spec, size, way, layers))
+            asked = size.context_size == spec.context_size
+            (whole if asked and sum(way) > layers else rest).append(variant)
         if not ways:
-            found.append(Variant(smaller, required(smaller), _label(spec, context, None, layers)))
-    return found
+            whole.append(Variant(size, required(size), _label(spec, size, None, layers)))
+    return whole + rest
 
 
-def _label(spec: RunSpec, context: int, placement: Placement | None, layers: int) -> str:
-    said = []
+def _label(spec: RunSpec, size: RunSpec, placement: Placement | None, layers: int) -> str:
+    differences = []
     if placement is not None and spec.gpu_layers is None and sum(placement) <= layers:
-        said.append(f"{max(sum(placement) - 1, 0)} of {layers} layers on the GPU")
-    if context != spec.context_size:
-        said.append(f"context {context} of {spec.context_size}")
-    return ", ".join(said)
+        differences.append(f"{max(sum(placement) - 1, 0)} of {layers} layers on the GPU")
+    if size.parallel != spec.parallel:
+        differences.append(f"{size.parallel} of {spec.parallel} sequences")
+    if size.context_size != spec.context_size:
+        differences.append(f"context {size.context_size} of {spec.context_size}")
+    return ", ".join(differences)

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from modelrunner import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, steps
-from modelrunner_vllm.engines import Engine, link, usable
+from modelrunner_vllm.engines import VERSION, Engine, link, usable
 from modelrunner_vllm.machine import Build, Machine, check_disk
 from modelrunner_vllm.settings import VllmSettings
-from modelrunner_vllm.versions import VERSION
 
 _REQUIREMENT = re.compile(r"^[a-z0-9][a-z0-9._-]*==", re.IGNORECASE | re.MULTILINE)
 _MODULE = "vllm.entrypoints.launchers.api_server.entry"

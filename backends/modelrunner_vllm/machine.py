@@ -8,7 +8,7 @@ from pathlib import Path
 
 from modelrunner import BackendUnavailable, InsufficientDisk
 from modelrunner.units import format_bytes
-from modelrunner_vllm.versions import LOCKS, TORCH_CPU, VERSION
+from modelrunner_vllm.engines import LOCKS, TORCH_CPU, VERSION
 
 _GIB = 1 << 30
 _OLDEST_GLIBC = (2, 28)  # manylinux_2_28, for both builds

@@ -11,7 +11,7 @@ from typing import Any
 
 from modelrunner import Bundle, Mode, ModelHeader, RequiredMemory, RunSpec
 from modelrunner_vllm import flags
-from modelrunner_vllm.options import VllmOptions
+from modelrunner_vllm.model_options import VllmOptions
 
 MIB = 1 << 20
 # Measured on Linux x86-64 with one worker, PSS: API server, EngineCore and its tracker; a worker without its weights.

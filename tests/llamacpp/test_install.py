@@ -9,7 +9,7 @@ import pytest
 
 from modelrunner import BackendContext, BackendState, BackendUnavailable, InstallProgress
 from modelrunner_llamacpp import LlamaCppBackend
-from modelrunner_llamacpp.versions import SOURCE, WHEEL, WHEEL_VERSION
+from modelrunner_llamacpp.engines import SOURCE, WHEEL, WHEEL_VERSION
 
 MakeBackend = Callable[..., LlamaCppBackend]
 

@@ -14,9 +14,9 @@ import pytest
 
 from modelrunner import BackendContext, BackendState, BackendUnavailable, BadRequest, InstallProgress
 from modelrunner_vllm import VllmBackend, engines, install, machine
+from modelrunner_vllm.engines import VERSION
 from modelrunner_vllm.machine import Build
 from modelrunner_vllm.settings import VllmSettings
-from modelrunner_vllm.versions import VERSION
 
 MakeBackend = Callable[..., VllmBackend]
 SERVER = "vllm/entrypoints/launchers/api_server/entry.py"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from modelrunner import BackendUnavailable, InsufficientDisk
+from modelrunner_vllm.engines import TORCH_CPU, VERSION
 from modelrunner_vllm.machine import CPU, CUDA, Build, Machine, check_disk, has_cuda
-from modelrunner_vllm.versions import TORCH_CPU, VERSION
 
 LINUX = Machine("Linux", "x86_64", ("glibc", (2, 36)), (3, 12), cuda=False)
 

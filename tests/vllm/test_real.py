@@ -13,7 +13,7 @@ import pytest
 from modelrunner.store import Store
 from modelrunner.testing import alive
 from modelrunner_vllm import engines
-from modelrunner_vllm.scratch import Scratch
+from modelrunner_vllm.environment import Scratch
 from tests.e2e.conftest import StartDaemon
 from tests.e2e.daemons import Daemon, until
 from tests.models.prepare import MINILM_SAFETENSORS, SMOLLM2, SMOLLM2_SAFETENSORS

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from modelrunner_llamacpp.cpus import limited_threads
+from modelrunner_llamacpp.engines import limited_threads
 
 
 @pytest.mark.parametrize(("quota", "threads"), [("max 100000", None), ("300000 100000", 3), ("50000 100000", 1)])
