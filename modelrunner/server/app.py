@@ -145,7 +145,7 @@ def application(
     app = web.Application(middlewares=[envelope(access, lifecycle.stop.is_set)], client_max_size=body_limit)
     app.on_response_prepare.append(finish_head)
     store, registry, scheduler, configurations = parts.store, parts.registry, parts.scheduler, parts.configurations
-    models = ModelRoutes(store, parts.puller, scheduler, registry, configurations)
+    models = ModelRoutes(store, parts.puller, scheduler, registry, configurations, parts.resolver.window)
     statuses = Statuses(registry)
     engines = EngineRoutes(store, scheduler, registry, statuses, parts.installer)
     configure = ConfigurationRoutes(store, scheduler, registry, configurations, parts.resolver, parts.judge)

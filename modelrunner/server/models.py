@@ -1,6 +1,7 @@
 """/models, and the OpenAI list of models: what is on disk, pulling, tagging, removing."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
@@ -27,7 +28,10 @@ class ModelRoutes:
         scheduler: Scheduler,
         registry: BackendRegistry,
         configurations: Configurations,
+        window: Callable[[str], int | None],
     ) -> None:
+        """`window` gives the context of a model that is not loaded, in tokens; it is called in a thread."""
+        self._window = window
         self._store = store
         self._puller = puller
         self._scheduler = scheduler
@@ -96,14 +100,13 @@ class ModelRoutes:
         return await self._tag(reference, request.query.get("repo", ""), request.query.get("tag", ""))
 
     async def list_openai(self, request: web.Request) -> web.Response:
-        models = [self._openai(model) for model in self._store.list() if self._served(request, model)]
-        return json_response({"object": "list", "data": models})
+        return json_response({"object": "list", "data": await self._openai(request, self._store.list())})
 
     async def get_openai(self, request: web.Request) -> web.Response:
         model = self._store.get(reference_in_path(request, "/v1/models/"))
         if not self._served(request, model):
             raise ModelNotFound(f"{request.match_info['backend']} cannot serve {model.name}", param="model")
-        return json_response(self._openai(model))
+        return json_response((await self._openai(request, [model]))[0])
 
     async def delete_openai(self, request: web.Request) -> web.Response:
         reference = reference_in_path(request, "/v1/models/")
@@ -140,14 +143,24 @@ class ModelRoutes:
         name = request.match_info.get("backend")
         return name is None or str(model.config.get("format")) in self._registry.get(name).formats
 
-    def _openai(self, model: api.Model) -> dict[str, object]:
+    async def _openai(self, request: web.Request, models: Sequence[api.Model]) -> Sequence[dict[str, object]]:
+        """Those of the models that the route's backend serves. The window is that of the runner, if there is one."""
+        loaded = {runner.model_id: runner.context_size for runner in self._scheduler.runners()}
+        served = [model for model in models if self._served(request, model)]
+
+        def describe() -> Sequence[dict[str, object]]:
+            return [self._described(model, loaded.get(model.id) or self._window(model.id)) for model in served]
+
+        return await asyncio.to_thread(describe)
+
+    def _described(self, model: api.Model, window: int | None) -> dict[str, object]:
         return {
             "id": model.name,
             "object": "model",
             "created": model.created,
             "owned_by": "modelrunner",
             "architecture": model.config.get("architecture"),
-            "context_window": model.config.get("context_size"),
+            "context_window": window or model.config.get("context_size"),
             "backend": self._backend_name(model),
         }
 

@@ -19,7 +19,7 @@ from modelrunner.errors import (
     NotImplementedHere,
     Unavailable,
 )
-from modelrunner.modelconfig import NOTHING_SET, ModelConfiguration
+from modelrunner.modelconfig import NOTHING_SET, TRAINED, ModelConfiguration
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Target
 from modelrunner.server.configurations import Configurations, Entry
@@ -126,6 +126,18 @@ class Resolver:
                 continue  # a table for a model that is not here (yet), or damaged
         return found
 
+    def window(self, model_id: str) -> int | None:
+        """Tokens that one request may have, prompt and answer together, as the model is configured now: the least that
+        its settings allow. None for a model that cannot be read, or that nothing here runs. Reads the disk at first."""
+        try:
+            bundle = self._store.bundle(model_id)
+            mode = main_mode(bundle)
+            posted = self._configurations.effective(model_id, mode)
+            spec = self.target(self.backend_of(None, bundle, mode), bundle, mode, posted).spec
+        except ModelRunnerError:
+            return None
+        return min(spec.context_size, spec.min_context_size or spec.context_size)
+
     def is_needed(self, model_id: str) -> bool:
         """Somebody said that it is to be loaded from the start, or to stay whatever comes."""
         settings = self.settings(model_id)
@@ -181,7 +193,7 @@ class Resolver:
             model_id=bundle.model_id,
             bundle=bundle,
             mode=mode,
-            context_size=settings.context_size or backend.default_context_size(bundle),
+            context_size=_context_size(settings, backend, bundle),
             parallel=settings.parallel or backend.default_parallel(bundle, mode),
             process=ProcessOptions(engine_log(self._logs, key), stop_grace=self._stop_grace),
             flags=settings.runtime_flags or (),
@@ -222,6 +234,14 @@ class Resolver:
         except ModelRunnerError:
             where = "no backend here runs that format"
         raise Misdirected(f"{backend.name} cannot serve {model}, a {bundle.format} model: {where}", param="model")
+
+
+def _context_size(settings: ModelConfiguration, backend: Backend, bundle: Bundle) -> int:
+    if settings.context_size == TRAINED and bundle.context_length is not None:
+        return bundle.context_length
+    if settings.context_size in (None, TRAINED):
+        return backend.default_context_size(bundle)
+    return settings.context_size
 
 
 def folded(backend: Backend, patch: Mapping[str, Any]) -> Mapping[str, Any]:
