@@ -13,6 +13,7 @@ from modelrunner.types import KeepAlive
 
 MAX_PARALLEL = 256
 Count = Annotated[int, msgspec.Meta(ge=1)]
+TRAINED = -1  # as a context size: what the model was trained for
 # What never needs another process: only the daemon uses it.
 _NOT_THE_ENGINES = {"keep_alive": None, "pin": None, "preload": None}
 _RAW_FLAGS = "raw-runtime-flags"  # one text of shell words, kept as runtime-flags
@@ -34,11 +35,12 @@ class ModelConfiguration(
     forbid_unknown_fields=True,
     rename=lambda name: name if name == "keep_alive" else name.replace("_", "-"),
 ):
-    """None: not set. Context sizes are in tokens; `gpu_layers` is how many layers go to devices; `keep_alive` is a Go
+    """None: not set. Context sizes are in tokens of one sequence, `TRAINED` for what the model was trained for;
+    `gpu_layers` is how many layers go to devices; `keep_alive` is a Go
     duration or "-1". `options` are the backends' own tables by `table_name`, checked by their `options_model`."""
 
     backend: str | None = None
-    context_size: Count | None = None
+    context_size: Annotated[int, msgspec.Meta(ge=TRAINED)] | None = None
     min_context_size: Count | None = None
     parallel: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARALLEL)] | None = None
     gpu_layers: Annotated[int, msgspec.Meta(ge=0, le=10_000)] | None = None
@@ -70,7 +72,12 @@ class ModelConfiguration(
     def checked(self) -> "ModelConfiguration":
         """Itself. Raises `BadRequest` for values that contradict each other."""
         least, wanted = self.min_context_size, self.context_size
-        if least is not None and wanted is not None and least > wanted:
+        if wanted == 0:
+            raise BadRequest(
+                "context-size is the tokens of one sequence, or -1 for what the model was trained for, not 0",
+                param="context-size",
+            )
+        if least is not None and wanted not in (None, TRAINED) and least > wanted:
             raise BadRequest(
                 f"min-context-size {least} is more than the context-size {wanted}", param="min-context-size"
             )

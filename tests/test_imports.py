@@ -20,8 +20,9 @@ ALLOWED = {
     "client": {"api"},
     "config": {"modelconfig"},
     "control": {"upstream"},
+    "diagnosis": set(),
     "durable": set(),
-    "enginecache": {"backend"},
+    "enginecache": {"backend", "steps"},
     "enginelog": set(),
     "errors": set(),
     "flags": set(),
@@ -65,7 +66,10 @@ ALLOWED = {
 # What a backend may use.
 PUBLIC = {
     "modelrunner",
-    *(f"modelrunner.{name}" for name in ("control", "durable", "enginecache", "flags", "process", "steps", "units")),
+    *(
+        f"modelrunner.{name}"
+        for name in ("control", "diagnosis", "durable", "enginecache", "flags", "process", "steps", "units")
+    ),
 }
 
 

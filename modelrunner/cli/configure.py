@@ -25,9 +25,13 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 @click.command()
 @click.argument("model")
 @click.argument("flags", nargs=-1, metavar="[-- FLAG]...")
-@click.option("--context-size", metavar="N", help="Tokens, shared by the parallel sequences.")
+@click.option(
+    "--context-size",
+    metavar="N",
+    help="Tokens of one sequence, prompt and answer; -1 for what the model was trained for.",
+)
 @click.option("--min-context-size", metavar="N", help="Take less context where memory is short, down to this.")
-@click.option("--parallel", metavar="N", help="Sequences that are worked on at once.")
+@click.option("--parallel", metavar="N", help="Sequences that are worked on at once, each with a context of its own.")
 @click.option("--gpu-layers", metavar="N", help="Layers that go to GPUs; by default as many as fit.")
 @click.option("--keep-alive", metavar="DURATION", help="How long it stays loaded unused: 5m, 0, or -1 for ever.")
 @click.option("--runtime-flags", metavar="FLAGS", help="Flags of the engine, as one argument; or give them after --.")

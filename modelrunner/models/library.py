@@ -133,6 +133,16 @@ class Library:
         """For each model the backend that a request goes to when it names none; None if none can run the model."""
         return await asyncio.to_thread(lambda: [self._backend_of(model) for model in models])
 
+    async def windows(self, models: Iterable[StoredModel]) -> list[int | None]:
+        """For each model the tokens that one request may have, prompt and answer together: of its runner, or as the
+        model is configured now. None if nothing here can run the model."""
+        loaded = {runner.model_id: runner.context_size for runner in self._scheduler.runners()}
+
+        def windows() -> list[int | None]:
+            return [loaded.get(model.id) or self._resolver.window(model.id) for model in models]
+
+        return await asyncio.to_thread(windows)
+
     def _backend_of(self, model: StoredModel) -> str | None:
         try:
             return self._resolver.backend_of(None, self._store.bundle(model.id)).name

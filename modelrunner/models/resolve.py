@@ -20,7 +20,7 @@ from modelrunner.errors import (
     NotImplementedHere,
     Unavailable,
 )
-from modelrunner.modelconfig import NOTHING_SET, ModelConfiguration
+from modelrunner.modelconfig import NOTHING_SET, TRAINED, ModelConfiguration
 from modelrunner.models.backendtables import backend_options
 from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.registry import BackendRegistry
@@ -117,6 +117,18 @@ class Resolver:
                 f"{error.message}. {bundle.name} is configured to run on it: install that backend again, or {way}"
             ) from None
 
+    def window(self, model_id: str) -> int | None:
+        """Tokens that one request may have, prompt and answer together, as the model is configured now: the least that
+        its settings allow. None for a model that cannot be read, or that nothing here runs. Reads the disk at first."""
+        try:
+            bundle = self._store.bundle(model_id)
+            mode = main_mode(bundle)
+            backend = self.backend_of(None, bundle, mode)
+            spec = self.target(backend, bundle, mode, self._configurations.settings).spec
+        except ModelRunnerError:
+            return None
+        return min(spec.context_size, spec.min_context_size or spec.context_size)
+
     def is_needed(self, model_id: str) -> bool:
         """True for a model that is to be loaded from the start, or that is pinned."""
         settings = self._configurations.settings.of(model_id)
@@ -162,7 +174,7 @@ class Resolver:
             model_id=bundle.model_id,
             bundle=bundle,
             mode=mode,
-            context_size=settings.context_size or backend.default_context_size(bundle),
+            context_size=_context_size(settings, backend, bundle),
             parallel=settings.parallel or backend.default_parallel(bundle, mode),
             process=ProcessOptions(engine_log(self._logs, key), stop_grace=self._stop_grace),
             flags=settings.runtime_flags or (),
@@ -210,6 +222,14 @@ def in_effect(backend: Backend, settings: ModelSettings, model_id: str, mode: Mo
     `BadRequest` as `folded`."""
     file = NOTHING_SET.merged(folded(backend, settings.from_file(model_id).as_dict()))
     return settings.effective(model_id, mode).configuration.over(file)
+
+
+def _context_size(settings: ModelConfiguration, backend: Backend, bundle: Bundle) -> int:
+    if settings.context_size == TRAINED and bundle.context_length is not None:
+        return bundle.context_length
+    if settings.context_size in (None, TRAINED):
+        return backend.default_context_size(bundle)
+    return settings.context_size
 
 
 def folded(backend: Backend, patch: Mapping[str, Any]) -> Mapping[str, Any]:

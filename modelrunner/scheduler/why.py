@@ -102,11 +102,12 @@ class Outlook:
 @dataclass(frozen=True, slots=True)
 class About:
     """What `explain` is told that no plan depends on. `names` is what people call the models of the runners; `stage`
-    what the model's own runner says of its load; `load` the seconds that are left of it, or that it would take, None
-    if that was never measured."""
+    what the model's own runner says of its load; `variant` how its run differs from what was asked for; `load` the
+    seconds that are left of its load, or that it would take, None if that was never measured."""
 
     names: Mapping[RunnerKey, str]
     stage: str = ""
+    variant: str = ""
     load: float | None = None
 
 
@@ -183,6 +184,7 @@ def _answer(state: State, group: Group, about: About, now: float, look: Outlook,
             "starting", f"{name} is loading" + (f": {about.stage}" if about.stage else ""), Obstacle.LOAD, about.load
         )
     if slot is not None and slot.phase is Phase.READY:
+        name += f" ({about.variant}, since memory is short)" if about.variant else ""
         if queued:
             return _Answer(
                 "ready", f"{name} is loaded, and others have all the places that its engine has", Obstacle.SLOT

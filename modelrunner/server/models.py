@@ -113,8 +113,10 @@ class ModelRoutes:
                 "created": model.created,
                 "owned_by": "modelrunner",
                 "architecture": model.config.get("architecture"),
-                "context_window": model.config.get("context_size"),
+                "context_window": window or model.config.get("context_size"),
                 "backend": backend,
             }
-            for model, backend in zip(models, await self._library.backends(models), strict=True)
+            for model, backend, window in zip(
+                models, await self._library.backends(models), await self._library.windows(models), strict=True
+            )
         ]

@@ -122,16 +122,18 @@ class Bundles:
 
     def _describe(self, entry: Entry, contents: Contents, header: ModelHeader) -> Bundle:
         folder, reader = entry.id.within(self.folder), formats.reader_of(contents.files)
+        files = {name: folder / name for name in contents.files}
         return Bundle(
             model_id=str(entry.id),
             references=tuple(entry.names),
             format=formats.format_of(contents.files),
             directory=folder,
-            files={name: folder / name for name in contents.files},
+            files=files,
             header=header,
             size=sum(file.size for file in contents.files.values()),
             context_length=reader.context_length(header),
             capabilities=reader.capabilities(header, contents.files),
+            brings_code=reader.brings_code(files),
         )
 
 

@@ -56,6 +56,11 @@ def context_length(header: ModelHeader) -> int | None:
     return length if length > 0 else None
 
 
+def brings_code(paths: Mapping[str, Path]) -> bool:
+    """Nothing in a GGUF file is code that an engine runs; chat templates are the engine's to sandbox."""
+    return False
+
+
 def capabilities(header: ModelHeader, names: Collection[str]) -> frozenset[str]:
     """`names` are those of the bundle's files."""
     pooling = integer(header, f"{header.architecture}.pooling_type", _POOLING_NONE)

@@ -96,13 +96,27 @@ def capabilities(header: ModelHeader, names: Collection[str]) -> frozenset[str]:
 def require_no_code(paths: Mapping[str, Path]) -> None:
     """Raises `UnsupportedModel` for a model that brings Python of its own, or has an engine import it. Looks at what
     is there: some of the files may still be on their way."""
+    if found := _code_in(paths):
+        raise UnsupportedModel(
+            f"the model carries code: {found}. Whoever runs it runs that code: if you trust where it comes"
+            " from, take it with `--trust-remote-code`"
+        )
+
+
+def brings_code(paths: Mapping[str, Path]) -> bool:
+    """As `Reader.brings_code`; a damaged file is the engine's to report."""
+    try:
+        return bool(_code_in(paths))
+    except InvalidModel:
+        return False
+
+
+def _code_in(paths: Mapping[str, Path]) -> str:
+    """The first file that is code or names some, with the reason; empty if there is none."""
     for name in sorted(paths):
-        reason = "is code" if is_code(name) else _named_code(name, paths[name])
-        if reason:
-            raise UnsupportedModel(
-                f"the model carries code: {name} {reason}. Whoever runs it runs that code: if you trust where it comes"
-                " from, take it with `--trust-remote-code`"
-            )
+        if reason := "is code" if is_code(name) else _named_code(name, paths[name]):
+            return f"{name} {reason}"
+    return ""
 
 
 def _named_code(name: str, path: Path) -> str:

@@ -250,7 +250,7 @@ def test_whatever_changes_is_another_key(tmp_path: Path) -> None:
     os.utime(built_anew, (1, 1))
     engine = replace(ENGINE, program=program)
     runs = [run, *(replace(run, **change) for change in ({"context_size": 512}, {"parallel": 2}))]
-    runs += [replace(run, flags=flags) for flags in (("-ctk", "q8_0"), ("-ctv", "q8_0"), ("--no-kv-unified",))]
+    runs += [replace(run, flags=flags) for flags in (("-ctk", "q8_0"), ("-ctv", "q8_0"), ("--swa-full",))]
     keys = [key_of(engine, args.effective(one)) for one in runs]
     engines = [replace(engine, version="2"), replace(engine, kind=Kind.WHEEL), replace(engine, program=built_anew)]
     keys += [key_of(other, args.effective(run)) for other in engines]

@@ -237,3 +237,12 @@ async def test_a_loop_that_is_late_is_trouble() -> None:
     assert "4.0 s behind" in await scheduler.insight.trouble()
     assert await scheduler.insight.trouble() == ""
     await scheduler.close(0)
+
+
+@virtual
+async def test_a_run_that_is_smaller_than_what_was_asked_for_says_so() -> None:
+    scheduler = world(a=Engine(160, smaller=(80,))).scheduler()
+    await loaded(scheduler, "a")
+    assert "a (variant 1, since memory is short) is loaded" in (await why(scheduler, "a")).reason
+    assert [runner.variant for runner in scheduler.runners()] == ["variant 1"]
+    await scheduler.close(0)

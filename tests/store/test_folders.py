@@ -172,6 +172,7 @@ def test_code_is_refused_unless_trusted(store: Store, files: dict[str, bytes]) -
         add_folder(store, "mine", files)
     assert store.list() == []
     add_folder(store, "mine", files, trust=True)
+    assert store.bundle("mine").brings_code
     assert set(store.bundle("mine").files) == set(files)
 
 
@@ -298,3 +299,8 @@ def test_figures_that_no_model_has(store: Store, files: dict[str, bytes], match:
 def test_what_is_shown_of_a_model_is_short(store: Store) -> None:
     model = add_folder(store, "mine", model_files(**{f"key{n}": "x" * 1000 for n in range(3000)}))
     assert len(msgspec.json.encode(model)) < 100_000
+
+
+def test_a_model_without_code_brings_none(store: Store) -> None:
+    add_folder(store, "plain", model_files())
+    assert not store.bundle("plain").brings_code

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner_vllm.scratch import Scratch
+from modelrunner_vllm.environment import Scratch
 
 
 @pytest.fixture

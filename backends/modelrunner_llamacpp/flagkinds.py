@@ -4,6 +4,7 @@ A value stays the text of the command line; its kind checks that text, and turns
 `xllamacpp.CommonParams`, or a field of llama-cpp-python's `ModelSettings`, takes.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from modelrunner import flags
 
 
 class Kind(flags.Kind, Protocol):
-    """What a flag takes, and what its text means to the engines that have no command line."""
+    """What a flag takes, and what its text means to engines without a command line."""
 
     def attribute(self, text: str) -> Any: ...
     def setting(self, text: str) -> Any: ...
@@ -56,7 +57,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Words:
-    """Some of `known`, in the order given, with semicolons."""
+    """Some of the `known` words, in any order, separated by semicolons."""
 
     known: frozenset[str]
 
@@ -72,7 +73,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Choice(flags.Choice):
-    """One of some words. `members` gives what the attribute takes (the name of an enum's member as text), `settings`
+    """One word of a list. `members` has what the attribute takes for each (an enum's member by its name), `settings`
     what llama-cpp-python takes."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -82,6 +83,56 @@ class Choice(flags.Choice):
 
     def setting(self, text: str) -> Any:
         return self.settings.get(text, self.members[text])
+
+
+_EXPERTS = r"ffn_(up|down|gate|gate_up)_(ch|)exps"  # LLM_FFN_EXPS_REGEX of common/common.h
+_BUFFERS = re.compile(r"[^\s=,]{1,128}=(?:CPU|(?:CUDA|ROCm|Vulkan|SYCL|MTL|Metal)\d{0,3}(?:_Host|_Split)?)")
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Where tensors lie: patterns of their names, each with a buffer, separated by commas. Only the engine interprets
+    the patterns."""
+
+    def check(self, text: str) -> None:
+        pieces = text.split(",")
+        if len(pieces) > 64 or not all(map(_BUFFERS.fullmatch, pieces)):
+            raise ValueError("PATTERN=BUFFER with commas between them, such as blk.1.*exps=CPU or exps=CUDA1")
+
+    def attribute(self, text: str) -> str:
+        return text
+
+    setting = attribute
+
+
+@dataclass(frozen=True)
+class AllExperts(flags.Switch):
+    """Keeps the experts of all layers in main memory."""
+
+    def attribute(self, text: str) -> str:
+        return rf"\.{_EXPERTS}=CPU"
+
+    setting = attribute
+
+
+@dataclass(frozen=True)
+class Experts(flags.Integer):
+    """Keeps the experts of the first layers in main memory."""
+
+    def attribute(self, text: str) -> str:
+        return ",".join(rf"blk\.{layer}\.{_EXPERTS}=CPU" for layer in range(int(text)))
+
+    setting = attribute
+
+
+@dataclass(frozen=True)
+class Paths(flags.Text):
+    """Absolute paths, separated by commas."""
+
+    def attribute(self, text: str) -> list[str]:
+        return text.split(",")
+
+    setting = attribute
 
 
 @dataclass(frozen=True)
@@ -94,7 +145,7 @@ class Text(flags.Text):
 
 @dataclass(frozen=True)
 class Switch(flags.Switch):
-    """`negated` attributes are true when the switch is off, as `no_kv_offload` is."""
+    """A `negated` attribute is true when the switch is off, as `no_kv_offload` is."""
 
     negated: bool = False
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from modelrunner_vllm.parsers import REASONING_PARSERS, TOOL_PARSERS
+from modelrunner_vllm.model import REASONING_PARSERS, TOOL_PARSERS
 
 _MOST_TOKENS = 1 << 24
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]

@@ -1,9 +1,15 @@
-"""Which of vLLM's parsers turn a model's text into tool calls and reasoning. Names: vllm/tool_parsers/__init__.py and
-vllm/reasoning/__init__.py of the version in versions.py; a parser is chosen by the architecture in config.json, since
-each family was trained on one syntax. An architecture with several syntaxes gets none, and a person names it."""
+"""What vLLM has to know about a model: its parsers of tool calls and reasoning, and the limit of its inputs.
 
+Names of parsers: vllm/tool_parsers/__init__.py and vllm/reasoning/__init__.py of the version in engines.py. A parser is
+chosen by the architecture in config.json, since each family was trained on one syntax. An architecture with several
+syntaxes gets none, and a person names it.
+"""
+
+import json
 from collections.abc import Mapping
 from typing import Any
+
+from modelrunner import Bundle
 
 TOOL_PARSERS = frozenset(
     (  # noqa: SIM905 (fifty quoted words would be harder to read)
@@ -87,3 +93,18 @@ def reasoning_parser(config: Mapping[str, Any], wanted: str | None) -> str | Non
 
 def _chosen(known: str | None, wanted: str | None) -> str | None:
     return known if wanted is None else None if wanted == _NONE else wanted
+
+
+_SENTENCE_FILE = "sentence_bert_config.json"
+
+
+def sentence_limit(bundle: Bundle) -> int | None:
+    """The longest input in tokens that a sentence-transformers model was tuned for. It may be less than config.json
+    says, and vLLM takes no larger context. None where the model has no such limit."""
+    if _SENTENCE_FILE not in bundle.files:
+        return None
+    try:
+        found = json.loads(bundle.files[_SENTENCE_FILE].read_bytes()).get("max_seq_length")
+    except (OSError, ValueError, AttributeError):
+        return None  # damaged, as the engine will say
+    return found if isinstance(found, int) and found > 0 else None
