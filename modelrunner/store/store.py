@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from modelrunner import api
@@ -70,6 +71,7 @@ class Store:
         if self._index.complete and catalog.is_sound:
             startup.sweep(catalog, self.data, self._manifests, self._blobs, self._bundles)
         self._reserve.fill()
+        _ = catalog.names
         return catalog
 
     @property
@@ -99,8 +101,7 @@ class Store:
     def damaged(self) -> Models:
         """The models that `list` leaves out because their manifest or configuration cannot be used, with the reason as
         `damage` in their `config`. Pulling such a model again heals it; `remove` removes it."""
-        catalog = self._catalog
-        return [catalog.models[entry.id] for entry in catalog.entries.values() if not entry.contents]
+        return self._catalog.damaged
 
     def have(self, digest: str) -> Blob | None:
         """The blob that is stored with this digest, for `create`: a source need not fetch it again. None if it is not
@@ -130,19 +131,15 @@ class Store:
         self, files: Mapping[str, Blob], reference: str | None, *, trust: bool = False, manifest: bytes | None = None
     ) -> api.Model:
         """Makes a model of ingested files, or of those that `have` returned, and gives it the name `reference`, which
-        another model that has it loses. The same files always make the same model.
-
-        With `manifest`, the files are those that it names (its configuration as well) under any names; it is kept
-        byte for byte and its digest is the model's ID. On any failure the files are where they were. Raises
-        `InvalidModel` for files that are not a model's, `UnsupportedModel` for one that carries code unless `trust` is
-        set."""
+        another model that has it loses. The same files always make the same model. A `manifest` is kept byte for byte
+        and its digest is the model's ID; then the files are all that it names, under any names. On any failure the
+        files are where they were. Raises `InvalidModel` for files that are not a model's, `UnsupportedModel` for one
+        that carries code unless `trust` is set."""
         tag = Reference.parse_name(reference) if reference is not None else None
         paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
         with translated("storing the model", self.data):
-            if manifest is None:
-                draft = Draft.of(files, paths, trust)
-            else:
-                draft = Draft.published(manifest, files, paths, trust)
+            make = Draft.of if manifest is None else partial(Draft.published, manifest)
+            draft = make(files, paths, trust)
             blobs = [blob for blob in files.values() if blob.digest in draft.contents.blobs]
             intact = self._blobs.intact(blobs)
             with self._lock:
@@ -174,7 +171,7 @@ class Store:
             for blob in blobs:
                 self._blobs.settle(blob)
         except OSError as error:
-            log.warning("finished downloads are still in %s: %s", self.partial, error)
+            log.warning("finished downloads are still there: %s", error)
 
     def tag(self, source: str, target: str) -> None:
         """Gives the model `source` one more name, which another model that has it loses. Raises as `get` does."""
@@ -195,8 +192,9 @@ class Store:
             if len(named) == 1 and len(entry.tags) > 1:
                 removed = self._untag(entry, named[0])
             elif len(entry.tags) > 1 and not force:
-                names = ", ".join(entry.names)
-                raise Conflict(f"the model has the names {names}: remove them one by one, or all of them with force")
+                raise Conflict(
+                    f"it has the names {', '.join(entry.names)}: remove them one by one, or use force for all"
+                )
             else:
                 removed = self._remove(entry)
             self._reserve.fill()
@@ -229,9 +227,8 @@ class Store:
             log.warning("files of the model %s are still there: %s", id, error)
 
     def missing(self, text: str) -> tuple[Digest, ...]:
-        """Those of the model's digests whose file is missing, has another size than it should, or was found damaged by
-        `verify`. Reads no content: microseconds per file. Pulling the model again heals them. Raises as `get` does,
-        but not for a damaged model, whose own ID is missing."""
+        """The model's digests whose file is missing, of another size, or was found damaged by `verify`; the ID of a
+        damaged model. Takes microseconds. Pulling the model again heals them. Raises `ModelNotFound` and such."""
         entry, _ = self._catalog.find(text)
         if entry.contents is None or not entry.id.within(self._manifests).is_file():
             return (entry.id,)
@@ -240,8 +237,7 @@ class Store:
     def verify(self, text: str, progress: Callable[[int], None] = lambda count: None) -> tuple[Digest, ...]:
         """Reads every byte of the model again, about a second per gigabyte. Returns its digests whose file is missing
         or damaged. From then on they count as missing, so the model is not served until pulling it again heals it.
-        `progress` is told the bytes of each piece that was read, and stops the reading by raising. Raises as
-        `missing`."""
+        `progress` is told the bytes of each piece that was read; it may stop the reading by raising."""
         entry, _ = self._catalog.find(text)
         if entry.contents is None:
             return (entry.id,)
@@ -254,13 +250,13 @@ class Store:
             return tuple(found)
 
     def leftovers(self, busy: Collection[Path] = ()) -> tuple[Leftover, ...]:
-        """What `prune` would remove. `busy` are the folders in `partial` that downloads are using."""
-        with self._lock, translated("looking for leftovers", self.data):
+        """What `prune` would remove. `busy` are the folders in `partial` that downloads use."""
+        with translated("looking for leftovers", self.data), self._lock:
             return tuple(leftovers(self._catalog, self.data, self._manifests, self._blobs, busy))
 
     def prune(self, busy: Collection[Path] = ()) -> tuple[Leftover, ...]:
-        """Removes unfinished downloads, files that no model names, and damaged files that were set aside. Returns what
-        it removed. While a model is damaged, blobs that no model names are kept, since they may be its own."""
+        """Removes leftovers and returns them. While a model is damaged, blobs that no model names are kept, since they
+        may be its own."""
         with self._lock, translated("removing leftovers", self.data):
             found = self.leftovers(busy)
             for leftover in found:
@@ -279,6 +275,7 @@ class Store:
 
     def _commit(self, catalog: Catalog, changed: Iterable[Entry] = ()) -> None:
         size = self._index.save(entry.record for entry in catalog.entries.values())
+        _ = catalog.names
         self._catalog = catalog
         self.generation += 1
         for entry in changed:

@@ -10,8 +10,9 @@ import aiohttp
 import pytest
 
 from modelrunner.backend import InstallProgress, ProgressCallback
+from modelrunner.store import Store
 from tests.server.conftest import Daemon, StartDaemon
-from tests.store.samples import write_gguf
+from tests.store.samples import add_model, write_gguf
 
 
 async def fault(answer: aiohttp.ClientResponse) -> tuple[int, str]:
@@ -305,3 +306,22 @@ async def test_the_log_is_followed_until_the_end(start_daemon: StartDaemon) -> N
         assert b"shutting down" in await answer.content.read()
     await daemon.task
     assert list(daemon.settings.runtime_dir.iterdir()) == []
+
+
+async def test_a_damaged_model_is_listed_with_its_fault_and_can_be_removed(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "data_dir").mkdir()
+    model = add_model(Store(tmp_path / "data_dir"), "smol", 1)
+    (tmp_path / "data_dir/manifests/sha256" / model.id[7:]).write_bytes(b"garbage")
+    daemon = await start_daemon()
+    async with daemon.unix.get("/models") as answer:
+        (damaged,) = await answer.json()
+    assert (damaged["id"], damaged["tags"]) == (model.id, ["smol"])
+    assert "manifest is damaged" in damaged["config"]["damage"]
+    async with daemon.unix.get("/v1/models") as answer:
+        assert (await answer.json())["data"] == []
+    async with daemon.unix.delete("/models/smol") as answer:
+        assert answer.status == 200
+    async with daemon.unix.get("/models") as answer:
+        assert await answer.json() == []
