@@ -2,7 +2,7 @@
 (`--kv-unified`): how many of them end well, and tokens per second, in turn in one run.
 
 `four`: four streams of 1,500 prompt tokens and 1,000 tokens of answer, with the defaults. `random`: twenty streams in a
-window of 2,048 tokens, of random lengths that fit into it, up to the whole window.
+window of 1,024 tokens, of random lengths that fit into it, up to the whole window.
 Usage: bench-context.py [--data DIRECTORY] [--engines native,wheel] [--rounds 1] [--loads four,random]
 """
 
@@ -43,7 +43,7 @@ class Load:
 
 
 def loads(seed: int) -> dict[str, Load]:
-    numbers, window, lengths = random.Random(seed), 2048, []
+    numbers, window, lengths = random.Random(seed), 1024, []
     for _ in range(20):
         prompt = numbers.randint(16, window - 16)
         lengths.append((prompt, numbers.randint(1, window - prompt)))

@@ -148,7 +148,7 @@ class LlamaCppBackend(Backend):
         return engine + (await asyncio.to_thread(self._saved.size) if self._saved else 0)
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
-        return self._required(spec)
+        return await asyncio.to_thread(self._required, spec)
 
     def growth(self, spec: RunSpec) -> RequiredMemory:
         return memory.growth(spec.bundle, spec.draft, self._options(spec))
@@ -161,12 +161,17 @@ class LlamaCppBackend(Backend):
         def place(smaller: RunSpec) -> list[split.Placement]:
             return memory.placements(smaller, self._options(smaller), rooms)
 
-        return split.variants(spec, place, self._required, Header(spec.bundle.header).layers)
+        layers = Header(spec.bundle.header).layers
+        return await asyncio.to_thread(split.variants, spec, place, self._required, layers)
 
     async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:
         engine, options = self._found(), self._options(spec)
         rows = await fit.told(engine, spec.bundle, options, self.context.logs / "fit-llama.cpp.log") if engine else []
-        return fit.corrected(self._required(spec), rows, spec.bundle, options, self._features) if rows else None
+        if not rows:
+            return None
+        return await asyncio.to_thread(
+            fit.corrected, await self.required_memory(spec), rows, spec.bundle, options, self._features
+        )
 
     def check_flags(self, flags_: tuple[str, ...], mode: Mode) -> None:
         flags.parse(flags_)

@@ -28,7 +28,7 @@ _PINNED = 200 * MIB
 # Caches that a model nobody configured may have without a look at its weights.
 _SMALL_CACHE = 1 << 30
 _MOST_SEQUENCES = 4
-_LAYER = re.compile(r"blk\.(\d+)\..*")
+_LAYER = re.compile(r"blk\.(\d{1,4})\..*")
 PROJECTOR = re.compile(r"(?:v|a|mm|resampler)\..*")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from modelrunner import Bundle, Mode, ModelHeader, RequiredMemory, RunSpec
+from modelrunner import Bundle, InvalidModel, Mode, ModelHeader, RequiredMemory, RunSpec
 from modelrunner_vllm import flags
 from modelrunner_vllm.model_options import VllmOptions
 
@@ -22,6 +22,7 @@ _CUDA_CONTEXT = 1024 * MIB
 _CUDA_WORKER = 2048 * MIB
 _CPU_BLOCK, _CUDA_BLOCK = 128, 16  # tokens
 _BATCHED_TOKENS = 2048
+_MOST = 1 << 31  # of any figure in config.json
 _BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 # Encoders: every token sees all others, and nothing is kept from one request to the next.
@@ -57,8 +58,16 @@ class Config:
         return self._values.get(name, self._values.get(f"text_config.{name}"))
 
     def number(self, name: str, default: int = 0) -> int:
+        """The largest, where there is one for each layer. Raises `InvalidModel` for text, a boolean, or a figure beyond
+        all models."""
         value = self.get(name)
-        return value if isinstance(value, int) else default
+        if value is None:
+            return default
+        if isinstance(value, list | tuple):
+            value = max((each for each in value if isinstance(each, int)), default=default)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MOST:
+            raise InvalidModel(f"its config.json says {str(value)[:40]!r} for {name}, which is no such number")
+        return value
 
     @property
     def is_encoder(self) -> bool:

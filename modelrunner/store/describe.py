@@ -54,7 +54,7 @@ def main_type(weights: Iterable[Tensor]) -> str:
 def integer(header: ModelHeader, key: str, default: int) -> int:
     """The metadata entry `key` if it is a whole number."""
     value = header.metadata.get(key, default)
-    return value if isinstance(value, int) else default
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
 def _format_count(count: float) -> str:

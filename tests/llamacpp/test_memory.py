@@ -1,5 +1,7 @@
 """The estimate against what was measured, in MiB: proportional set sizes of loaded engines, batches of 512 tokens."""
 
+import asyncio
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -7,13 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelrunner import Mode, RequiredMemory, RunSpec
+from modelrunner import InvalidModel, Mode, RequiredMemory, RunSpec
 from modelrunner_llamacpp import args, memory
 from modelrunner_llamacpp.engines import Kind
 from modelrunner_llamacpp.hparams import Header
 from modelrunner_llamacpp.kvcache import Shape, checkpoints, kv_cache
 from modelrunner_llamacpp.memory import MIB
 from tests.llamacpp.models import GEMMA3, MINILM, SMOLLM2, bundle, header, spec
+from tests.llamacpp.test_engines import MakeBackend, make_backend
+
+__all__ = ["make_backend"]
 
 
 def required(run: RunSpec, kind: Kind = Kind.NATIVE) -> RequiredMemory:
@@ -201,3 +206,45 @@ def test_what_an_engine_with_devices_holds_of_main_memory_beside_its_share() -> 
     program, tokenizer, looked_up = 19 * MIB, 49152 * 215, memory.parts(run.bundle, Shape(2048, 1)).rest
     assert found.vram[0] > 0
     assert found.ram == program + tokenizer + looked_up + 200 * MIB + kept
+
+
+HOSTILE = [
+    {"llama.block_count": 10**9},
+    {"llama.block_count": 2**63 - 1},
+    {"llama.block_count": True},
+    {"llama.block_count": "30"},
+    {"llama.block_count": -1},
+    {"llama.embedding_length": 2**63},
+    {"llama.context_length": True},
+    {"llama.context_length": 2**40},
+    {"llama.attention.head_count": 2**40},
+    {"llama.attention.head_count_kv": [3, "3"] * 15},
+    {"llama.vocab_size": None, "tokenizer.ggml.tokens.length": "many"},
+]
+
+
+@pytest.mark.parametrize("entries", HOSTILE, ids=str)
+async def test_no_estimate_works_with_figures_that_llama_cpp_cannot_read(
+    entries: dict[str, Any], make_backend: MakeBackend
+) -> None:
+    """It says so, and takes no memory for it."""
+    backend, run = make_backend(), spec(bundle(SMOLLM2 | entries))
+    tracemalloc.start()
+    for estimate in (backend.required_memory, lambda each: backend.variants(each, RequiredMemory(1 << 40, (1 << 40,)))):
+        with pytest.raises(InvalidModel, match="invalid model: its header says"):
+            await estimate(run)
+    assert tracemalloc.get_traced_memory()[1] < 50 * MIB
+    tracemalloc.stop()
+
+
+async def test_an_estimate_of_the_largest_table_is_made_elsewhere(make_backend: MakeBackend) -> None:
+    """The event loop goes on meanwhile: it turns more often than an estimate on it would let it."""
+    names = tuple(f"blk.{number % 512}.attn_k.{number}" for number in range(1 << 16))
+    large = replace(bundle(SMOLLM2), header=header(SMOLLM2 | {"llama.block_count": 512}, names))
+    estimates = asyncio.create_task(make_backend().variants(spec(large), RequiredMemory(1 << 40)))
+    turns = 0
+    while not estimates.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert len(estimates.result()) == 3
+    assert turns > 10
