@@ -22,7 +22,7 @@ ALLOWED = {
     "control": {"upstream"},
     "diagnosis": set(),
     "durable": set(),
-    "enginecache": {"backend"},
+    "enginecache": {"backend", "steps"},
     "enginelog": set(),
     "errors": set(),
     "flags": set(),

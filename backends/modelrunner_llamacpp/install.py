@@ -25,12 +25,13 @@ async def install_wheel(context: BackendContext, settings: LlamaCppSettings, pro
         return await _make(folder, context.logs / "install-llama.cpp.log", settings, progress)
 
     options = (sysconfig.get_platform(), sys.base_prefix, platform.python_version(), settings.wheel_index or "")
-    name = enginecache.key(f"llama.cpp-{Kind.WHEEL}", WHEEL_VERSION, *options, *settings.wheel_sha256)
+    name = enginecache.key(f"llama.cpp-{Kind.WHEEL}", _version(settings), *options, *settings.wheel_sha256)
     await engines.provide(context, Kind.WHEEL, name, make, progress)
 
 
 async def _make(folder: Path, log: Path, settings: LlamaCppSettings, progress: ProgressCallback) -> Engine:
-    progress(InstallProgress(f"installing {WHEEL} {WHEEL_VERSION}"))
+    version = _version(settings)
+    progress(InstallProgress(f"installing {WHEEL} {version}"))
     base = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
     maker = base if base.exists() else Path(sys.executable)
     await steps.execute([maker, "-m", "venv", "--without-pip", folder], log=log)
@@ -42,24 +43,33 @@ async def _make(folder: Path, log: Path, settings: LlamaCppSettings, progress: P
         )
     except steps.StepFailed as failed:
         if any(sign in line for line in failed.lines for sign in _NO_WHEEL):
-            raise _no_wheel() from None
+            raise _no_wheel(version) from None
         raise
     progress(InstallProgress("trying the engine"))
     await steps.execute([folder / "bin/python", "-I", "-c", f"import {WHEEL}"], log=log)
     devices = settings.wheel_index is not None or sys.platform == "darwin"  # macOS wheels have Metal
-    return Engine(Kind.WHEEL, folder / "bin/python", WHEEL_VERSION, devices)
+    return Engine(Kind.WHEEL, folder / "bin/python", version, devices)
+
+
+def _version(settings: LlamaCppSettings) -> str:
+    return settings.version or WHEEL_VERSION
+
+
+def _digests(settings: LlamaCppSettings) -> tuple[str, ...]:
+    """Of the files that may be installed. Another index, and another version, have files with digests of their own:
+    those of the configuration. None for an index without any: then the index is trusted."""
+    return settings.wheel_sha256 if settings.wheel_index or settings.version else WHEEL_SHA256
 
 
 def _requirement(settings: LlamaCppSettings) -> str:
-    """An index of GPU builds has files with digests of its own: those of the configuration, or none to check."""
-    digests = settings.wheel_sha256 if settings.wheel_index else WHEEL_SHA256
-    return " ".join([f"{WHEEL}=={WHEEL_VERSION}", *(f"--hash=sha256:{digest}" for digest in digests)]) + "\n"
+    hashes = (f"--hash=sha256:{digest}" for digest in _digests(settings))
+    return " ".join([f"{WHEEL}=={_version(settings)}", *hashes]) + "\n"
 
 
 def _command(folder: Path, requirements: Path, settings: LlamaCppSettings) -> list[str | Path]:
     command = steps.pip("--python", folder / "bin/python", "install", "--no-deps", "--only-binary", ":all:")
     index = ["--index-url", settings.wheel_index] if settings.wheel_index else []
-    hashes = ["--require-hashes"] if settings.wheel_sha256 or not settings.wheel_index else []
+    hashes = ["--require-hashes"] if _digests(settings) else []
     return [*command, *index, *hashes, "-r", requirements]
 
 
@@ -68,9 +78,9 @@ def _tell(line: str, progress: ProgressCallback) -> None:
         progress(InstallProgress(line.strip()))
 
 
-def _no_wheel() -> NoWheel:
+def _no_wheel(version: str) -> NoWheel:
     here = f"{platform.system()} {platform.machine()}, {platform.libc_ver()[0] or 'no glibc'}"
-    return NoWheel(f"there is no prebuilt llama.cpp {WHEEL_VERSION} for this platform ({here})")
+    return NoWheel(f"there is no prebuilt llama.cpp {version} for this platform ({here})")
 
 
 def compiler() -> str | None:

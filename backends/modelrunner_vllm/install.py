@@ -12,7 +12,7 @@ from pathlib import Path
 
 from modelrunner import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, steps
 from modelrunner_vllm.engines import VERSION, Engine, link, usable
-from modelrunner_vllm.machine import Build, Machine, check_disk
+from modelrunner_vllm.machine import Build, Machine
 from modelrunner_vllm.settings import VllmSettings
 
 _REQUIREMENT = re.compile(r"^[a-z0-9][a-z0-9._-]*==", re.IGNORECASE | re.MULTILINE)
@@ -28,7 +28,11 @@ async def install(context: BackendContext, settings: VllmSettings, progress: Pro
     options = (*python.identity, settings.torch_index or "", build.lock.read_text("utf-8"))
     entry = context.cache / enginecache.key(f"vllm-{build.kind}", VERSION, *options)
     work = _Installation(build, python, settings, entry, context.logs / "install-vllm.log", progress)
-    await enginecache.provide(link(context), entry, work.make, lambda folder: usable(folder) is not None, progress)
+
+    def works(folder: Path) -> bool:
+        return usable(folder) is not None
+
+    await enginecache.provide(link(context), entry, work.make, works, progress, needed=build.needed)
 
 
 class Python:
@@ -72,7 +76,6 @@ class _Installation:
         self._progress = progress
 
     async def make(self, folder: Path) -> dict[str, str]:
-        check_disk(self._build, self._parts.parent)
         self._progress(InstallProgress("making an environment for vLLM"))
         await steps.execute([self._python.program, "-m", "venv", "--without-pip", folder], log=self._log)
         program = folder / "bin/python"

@@ -1,13 +1,11 @@
 """Which build of vLLM suits a machine, or why none does. Pure, but for `Machine.here`."""
 
-import os
 import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelrunner import BackendUnavailable, InsufficientDisk
-from modelrunner.units import format_bytes
+from modelrunner import BackendUnavailable
 from modelrunner_vllm.engines import LOCKS, TORCH_CPU, VERSION
 
 _GIB = 1 << 30
@@ -97,14 +95,3 @@ def has_cuda(root: Path = Path("/")) -> bool:
     return any((root / path).exists() for path in ("dev/nvidiactl", "dev/dxg")) and (
         (root / "proc/driver/nvidia/version").exists() or any(root.glob("usr/lib/wsl/lib/libcuda.so*"))
     )
-
-
-def check_disk(build: Build, folder: Path) -> None:
-    """Raises `InsufficientDisk` unless the disk of `folder` takes the build."""
-    found = os.statvfs(folder)
-    free = found.f_bavail * found.f_frsize
-    if free < build.needed:
-        raise InsufficientDisk(
-            f"installing {build.package} {VERSION} needs {format_bytes(build.needed)} in {folder}, and "
-            f"{format_bytes(free)} are free: make room, or set MODELRUNNER_CACHE_DIR to another disk"
-        )
