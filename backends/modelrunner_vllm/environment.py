@@ -35,18 +35,19 @@ class Run:
 
 
 class Scratch:
-    """Of one data directory, `owner` being a path in it."""
+    """What the runs of one data directory leave outside it. `owner` is a path in that directory; the names of all files
+    begin with `prefix`, those of semaphores with `sem.` before it."""
 
     def __init__(self, owner: Path, shared_memory: Path = _SHARED_MEMORY) -> None:
         digest = hashlib.sha256(os.fsencode(owner.absolute())).hexdigest()[:12]
-        self._name = f"modelrunner-{digest}-"
+        self.prefix = f"modelrunner-{digest}-"
         self._shared_memory = shared_memory
 
     @contextmanager
     def run(self) -> Iterator[Run]:
         """To be left when all processes of the run are gone."""
         # Short, since the path of a socket inside must not exceed 107 bytes.
-        folder = Path(tempfile.mkdtemp(prefix=self._name))
+        folder = Path(tempfile.mkdtemp(prefix=self.prefix))
         try:
             yield Run(folder, folder.name)
         finally:
@@ -55,10 +56,10 @@ class Scratch:
 
     def sweep(self) -> None:
         """Removes what the runs of a daemon that was killed have left; only while none of this one's is under way."""
-        for folder in Path(tempfile.gettempdir()).glob(f"{self._name}*"):
+        for folder in Path(tempfile.gettempdir()).glob(f"{self.prefix}*"):
             if folder.lstat().st_uid == os.getuid():
                 shutil.rmtree(folder, ignore_errors=True)
-        self._forget_shared(self._name)
+        self._forget_shared(self.prefix)
 
     def _forget_shared(self, prefix: str) -> None:
         """Segments, and semaphores, whose files have names that begin with `sem.`."""
