@@ -2,8 +2,9 @@
 (`--kv-unified`): how many of them end well, and tokens per second, in turn in one run.
 
 `four`: four streams of 1,500 prompt tokens and 1,000 tokens of answer, with the defaults. `random`: twenty streams in a
-window of 1,024 tokens, of random lengths that fit into it, up to the whole window.
-Usage: bench-context.py [--data DIRECTORY] [--engines native,wheel] [--rounds 1] [--loads four,random]
+window of 1,024 tokens, of random lengths up to the whole window. `small`: four streams that fit into one shared context
+together, to compare the speed.
+Usage: bench-context.py [--data DIRECTORY] [--engines native,wheel] [--rounds 1] [--loads four,random,small]
 """
 
 import argparse
@@ -47,7 +48,7 @@ def loads(seed: int) -> dict[str, Load]:
     for _ in range(20):
         prompt = numbers.randint(16, window - 16)
         lengths.append((prompt, numbers.randint(1, window - prompt)))
-    return {"four": Load(((1500, 1000),) * 4), "random": Load(tuple(lengths), window)}
+    return {"four": Load(((1500, 1000),) * 4), "random": Load(tuple(lengths), window), "small": Load(((300, 300),) * 4)}
 
 
 async def stream(socket: Path, prompt: int, answer: int, number: int) -> int:
@@ -95,7 +96,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=tested_models())
     parser.add_argument("--engines", type=lambda text: text.split(","), default=["native", "wheel"])
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--loads", type=lambda text: text.split(","), default=["four", "random"])
+    parser.add_argument("--loads", type=lambda text: text.split(","), default=["four", "random", "small"])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         asyncio.run(measure(arguments, Path(name)))

@@ -1,7 +1,7 @@
 """From a run's specification to the engine's command line. Pure: values in, words out."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +93,11 @@ def pooling_of(bundle: Bundle) -> str:
     return _POOLING[number] if isinstance(number, int) and 0 < number < len(_POOLING) else "last"
 
 
-def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None = None) -> dict[str, str]:
-    """What no flag may change. `slots` is the folder for saved slots, None where they are not kept."""
+def owned(
+    spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None = None, adapters: Iterable[Path] = ()
+) -> dict[str, str]:
+    """What no flag may change. `slots` is the folder for saved slots, None where they are not kept; `adapters` are the
+    files of LoRA adapters."""
     options = {
         "--model": str(spec.bundle.model_file),
         "--alias": spec.bundle.name,
@@ -113,6 +116,10 @@ def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None 
         options["--fit"] = "off"  # there is no device to fit the model to, and trying opens the file a second time
     if (projector := spec.bundle.files.get("mmproj.gguf")) is not None:
         options["--mmproj"] = str(projector)
+    if (template := spec.bundle.files.get("chat_template.jinja")) and "--chat-template" not in flags.parse(spec.flags):
+        options["--chat-template-file"] = str(template)
+    if adapters:
+        options["--lora"] = ",".join(map(str, adapters))
     if spec.draft is not None:
         options |= {"--spec-draft-model": str(spec.draft.model_file), "--spec-type": "draft-simple"}
     if is_stretched(spec):  # a slot's context would be cut to what the file says (server-context.cpp)
@@ -161,7 +168,11 @@ def command(engine: Engine, options: Mapping[str, str]) -> list[str]:
 def attributes(options: Mapping[str, str]) -> dict[str, Any]:
     """For `xllamacpp.CommonParams`: dotted path -> value, an enum's member by its name. `pinned` lists the sampling
     settings that the model's own defaults must not replace."""
-    chosen = {OPTIONS[flag].attribute: OPTIONS[flag].kind.attribute(text) for flag, text in options.items()}
+    chosen: dict[str, Any] = {}
+    for flag, text in options.items():
+        name, value = OPTIONS[flag].attribute, OPTIONS[flag].kind.attribute(text)
+        several = name == "tensor_buft_overrides" and chosen.get(name)
+        chosen[name] = f"{several},{value}" if several else value
     return {"attributes": chosen, "pinned": [pins for flag in options if (pins := OPTIONS[flag].pins)]}
 
 

@@ -27,6 +27,7 @@ from modelrunner import (
 )
 from modelrunner.process import run, scrubbed_environment
 from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, repack, split
+from modelrunner_llamacpp.adapters import find_adapters
 from modelrunner_llamacpp.build import install_build
 from modelrunner_llamacpp.engines import Engine, Kind, limited_threads
 from modelrunner_llamacpp.hparams import Header
@@ -101,7 +102,8 @@ class LlamaCppBackend(Backend):
         if keeper is not None:
             self._keepers[endpoint] = keeper
             options = keeper.options
-        options = options | args.owned(spec, endpoint, engine, keeper.folder if keeper else None)
+        folder = keeper.folder if keeper else None
+        options = options | args.owned(spec, endpoint, engine, folder, self._adapters(spec))
         env = _SHARED_PROCESSORS | scrubbed_environment(keep=_KEPT_VARIABLES) | _DEVICE_ORDER | dict(spec.environment)
         try:
             await run(args.command(engine, options), env=env, options=spec.process)
@@ -181,6 +183,7 @@ class LlamaCppBackend(Backend):
 
     def check(self, spec: RunSpec) -> None:
         args.check_context(spec, self._found())
+        self._adapters(spec)
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         return memory.default_parallel(bundle, self.default_context_size(bundle))
@@ -211,7 +214,11 @@ class LlamaCppBackend(Backend):
     def _required(self, spec: RunSpec) -> RequiredMemory:
         engine = self._found()
         kind = engine.kind if engine is not None else Kind.WHEEL
-        return memory.required(spec.bundle, spec.draft, self._options(spec), kind, self._features)
+        found = memory.required(spec.bundle, spec.draft, self._options(spec), kind, self._features)
+        return found + RequiredMemory(sum(adapter.stat().st_size for adapter in self._adapters(spec)))
+
+    def _adapters(self, spec: RunSpec) -> tuple[Path, ...]:
+        return find_adapters(self.settings.adapters, LlamaCppOptions.of(spec.options).lora_adapters)
 
     def _options(self, spec: RunSpec) -> dict[str, str]:
         """Without what depends on the endpoint and the engine."""

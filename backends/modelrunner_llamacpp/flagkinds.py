@@ -4,6 +4,7 @@ A value stays the text of the command line; its kind checks that text, and turns
 `xllamacpp.CommonParams`, or a field of llama-cpp-python's `ModelSettings`, takes.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -82,6 +83,56 @@ class Choice(flags.Choice):
 
     def setting(self, text: str) -> Any:
         return self.settings.get(text, self.members[text])
+
+
+_EXPERTS = r"ffn_(up|down|gate|gate_up)_(ch|)exps"  # LLM_FFN_EXPS_REGEX of common/common.h
+_BUFFERS = re.compile(r"[^\s=,]{1,128}=(?:CPU|(?:CUDA|ROCm|Vulkan|SYCL|MTL|Metal)\d{0,3}(?:_Host|_Split)?)")
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Where tensors lie: patterns of their names, each with a buffer, separated by commas. The engine reads the
+    patterns; nothing here does."""
+
+    def check(self, text: str) -> None:
+        pieces = text.split(",")
+        if len(pieces) > 64 or not all(map(_BUFFERS.fullmatch, pieces)):
+            raise ValueError("PATTERN=BUFFER with commas between them, such as blk.1.*exps=CPU or exps=CUDA1")
+
+    def attribute(self, text: str) -> str:
+        return text
+
+    setting = attribute
+
+
+@dataclass(frozen=True)
+class AllExperts(flags.Switch):
+    """The experts of all layers in main memory."""
+
+    def attribute(self, text: str) -> str:
+        return rf"\.{_EXPERTS}=CPU"
+
+    setting = attribute
+
+
+@dataclass(frozen=True)
+class Experts(flags.Integer):
+    """The experts of the first so many layers in main memory."""
+
+    def attribute(self, text: str) -> str:
+        return ",".join(rf"blk\.{layer}\.{_EXPERTS}=CPU" for layer in range(int(text)))
+
+    setting = attribute
+
+
+@dataclass(frozen=True)
+class Paths(flags.Text):
+    """Absolute paths with commas between them."""
+
+    def attribute(self, text: str) -> list[str]:
+        return text.split(",")
+
+    setting = attribute
 
 
 @dataclass(frozen=True)

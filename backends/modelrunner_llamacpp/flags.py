@@ -5,7 +5,20 @@ each one is spelled for every engine. Names and ranges: common/arg.cpp of llama.
 from dataclasses import dataclass
 
 from modelrunner.flags import AllowList, Field
-from modelrunner_llamacpp.flagkinds import Choice, Integer, Kind, Number, Numbers, Switch, Text, Words
+from modelrunner_llamacpp.flagkinds import (
+    AllExperts,
+    Choice,
+    Experts,
+    Integer,
+    Kind,
+    Number,
+    Numbers,
+    Overrides,
+    Paths,
+    Switch,
+    Text,
+    Words,
+)
 
 GGML_TYPES = {  # the ones that a KV cache may have, with ggml_type's numbers
     "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7,
@@ -88,6 +101,9 @@ ALLOWED = (
            {"none": 0, "layer": 1, "row": 2, "tensor": 3}), ("-sm",), "split_mode"),
     Option("--tensor-split", "tensor_split", Numbers(), ("-ts",), "tensor_split"),
     Option("--main-gpu", "main_gpu", Integer(-1, 127), ("-mg",), "main_gpu"),
+    Option("--override-tensor", "tensor_buft_overrides", Overrides(), ("-ot",)),
+    Option("--cpu-moe", "tensor_buft_overrides", AllExperts(), ("-cmoe",)),
+    Option("--n-cpu-moe", "tensor_buft_overrides", Experts(0, 512), ("-ncmoe",)),
     Option("--rope-scaling", "rope_scaling_type", Choice(_enum("LLAMA_ROPE_SCALING_TYPE_", "none", "linear", "yarn"),
            {"none": 0, "linear": 1, "yarn": 2}), (), "rope_scaling_type"),
     Option("--rope-scale", "rope_freq_scale", Number(0.001, 1000, reciprocal=True), (), "rope_freq_scale"),
@@ -163,6 +179,8 @@ OWNED = (
     Option("--offline", "offline", Switch()),
     Option("--kv-unified", "kv_unified", Switch("--no-kv-unified"), ("-kvu", "-no-kvu")),
     Option("--slot-save-path", "slot_save_path", Text()),
+    Option("--lora", "lora_adapters", Paths()),
+    Option("--chat-template-file", "chat_template_file", Text()),  # serve.py reads it for the wheel
 )
 # Others of llama-server's that would take the same things out of the daemon's hands, and that it never sets.
 ALSO_OWNED = (  # noqa: SIM905
@@ -174,6 +192,15 @@ ALSO_OWNED = (  # noqa: SIM905
 OPTIONS = {option.flag: option for option in (*ALLOWED, *OWNED)}
 # Flags that people look for, and what there is instead.
 _REASONS = {
+    **dict.fromkeys(
+        ("--lora", "--lora-scaled", "--lora-base"),
+        "name adapters with `lora-adapters` in the model's table `llamacpp` (docs/configuration.md)",
+    ),
+    **dict.fromkeys(
+        ("--chat-template-file", "--chat-template-kwargs"),
+        "a chat template of one's own is packaged together with the model; --chat-template takes the name of one of "
+        "llama.cpp's",
+    ),
     **dict.fromkeys(
         ("--kv-unified", "-kvu", "--no-kv-unified", "-no-kvu", "--kv-unified-per-slot"),
         "every sequence has a context of its own, so that no request can fail because of others; lower context-size or "

@@ -29,6 +29,7 @@ _PINNED = 200 * MIB
 _SMALL_CACHE = 1 << 30
 _MOST_SEQUENCES = 4
 _LAYER = re.compile(r"blk\.(\d{1,4})\..*")
+_EXPERTS = re.compile(r"\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps")
 PROJECTOR = re.compile(r"(?:v|a|mm|resampler)\..*")
 
 
@@ -50,12 +51,15 @@ class Parts:
         return sum(self.layers) + self.rest
 
 
-def parts(bundle: Bundle, shape: Shape) -> Parts:
-    """Weights by layer from the tensor table, spread evenly where it is empty."""
+def parts(bundle: Bundle, shape: Shape, experts_on_host: int = 0) -> Parts:
+    """Weights by layer from the tensor table, spread evenly where it is empty. The experts of the first
+    `experts_on_host` layers stay in main memory."""
     header = Header(bundle.header)
     layers, output, embedding, projector = [0] * header.layers, 0, 0, 0
     for tensor in bundle.header.tensors:
         if (match := _LAYER.fullmatch(tensor.name)) and int(match[1]) < header.layers:
+            if int(match[1]) < experts_on_host and _EXPERTS.search(tensor.name):
+                continue  # in `rest`
             layers[int(match[1])] += tensor.size
         elif tensor.name.startswith("output"):
             output += tensor.size
@@ -114,7 +118,7 @@ def required(
     """At a full context. `options` as args.effective gives them; where they say how many layers each device gets
     (split.py), the devices count too, else all of it is main memory. `features` are the processor's (repack.py)."""
     shape = Shape.of(options)
-    model, header = parts(bundle, shape), Header(bundle.header)
+    model, header = parts(bundle, shape, _experts_on_host(options)), Header(bundle.header)
     placed = placement(options, len(model.layers) + 1)
     host = _PROGRAM[kind] + (header.vocabulary * _PER_WORD if header.causal else 0)
     drafting = draft_size(draft, shape) if draft else 0
@@ -180,13 +184,18 @@ def placement(options: Mapping[str, str], layers: int) -> tuple[int, ...]:
     return tuple(owners.count(device) for device in range(len(shares)))
 
 
+def _experts_on_host(options: Mapping[str, str]) -> int:
+    """Layers whose experts the options keep in main memory."""
+    return 10_000 if options.get("--cpu-moe") == "on" else int(options.get("--n-cpu-moe", "0"))
+
+
 def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) -> list[split.Placement]:
     """The ways to place the run's layers on devices with so much memory, the preferred first. None where there is
     nothing to choose: no device, or flags that say it."""
-    if not rooms or options.keys() & {"--tensor-split", "--split-mode", "--main-gpu"}:
+    if not rooms or options.keys() & {"--tensor-split", "--split-mode", "--main-gpu", "--override-tensor"}:
         return []
     shape, header = Shape.of(options), Header(spec.bundle.header)
-    chosen, model = LlamaCppOptions.of(spec.options), parts(spec.bundle, shape)
+    chosen, model = LlamaCppOptions.of(spec.options), parts(spec.bundle, shape, _experts_on_host(options))
     each = PER_DEVICE + compute(header, shape, options, output=False)
     logits = compute(header, shape, options, output=True) - compute(header, shape, options, output=False)
     caches = model.caches if options.get("--kv-offload") != "off" else (0,) * len(model.caches)

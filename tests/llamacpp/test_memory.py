@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelrunner import InvalidModel, Mode, RequiredMemory, RunSpec
+from modelrunner import InvalidModel, Mode, ModelHeader, RequiredMemory, RunSpec, Tensor
 from modelrunner_llamacpp import args, memory
 from modelrunner_llamacpp.engines import Kind
 from modelrunner_llamacpp.hparams import Header
@@ -248,3 +248,13 @@ async def test_an_estimate_of_the_largest_table_is_made_elsewhere(make_backend: 
         turns += 1
     assert len(estimates.result()) == 3
     assert turns > 10
+
+
+def test_experts_that_stay_in_main_memory_are_counted_there() -> None:
+    tensors = [Tensor(f"blk.{i}.ffn_up_exps.weight", (1,), "F16", 100 * MIB) for i in range(30)]
+    tensors += [Tensor(f"blk.{i}.attn_k.weight", (1,), "F16", MIB) for i in range(30)]
+    model = replace(bundle(SMOLLM2), header=ModelHeader(SMOLLM2, tuple(tensors)), size=3030 * MIB)
+    device = ("--n-gpu-layers", "all", "--split-mode", "none", "--main-gpu", "0")
+    whole, some, none = (required(spec(model, *device, *more)) for more in ((), ("--n-cpu-moe", "10"), ("--cpu-moe",)))
+    assert whole.vram[0] - some.vram[0] == some.ram - whole.ram == 1000 * MIB
+    assert whole.vram[0] - none.vram[0] == none.ram - whole.ram == 3000 * MIB
