@@ -82,10 +82,10 @@ def parts(bundle: Bundle, shape: Shape, experts_on_host: int = 0) -> Parts:
 
 def default_parallel(bundle: Bundle, context: int) -> int:
     """Sequences for a model that nobody configured: 4, 2 or 1, the most whose caches together take no more memory than
-    the weights do, or than 1 GiB. `context` is tokens of one sequence."""
+    half of the weights, or than 1 GiB. `context` is tokens of one sequence."""
     one = kvcache.kv_cache(Header(bundle.header), Shape(context, 1))
     parallel = _MOST_SEQUENCES
-    while parallel > 1 and parallel * one > max(tensors(bundle), _SMALL_CACHE):
+    while parallel > 1 and parallel * one > max(tensors(bundle) // 2, _SMALL_CACHE):
         parallel //= 2
     return parallel
 
