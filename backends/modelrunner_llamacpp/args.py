@@ -1,4 +1,4 @@
-"""From a run's specification to the engine's command line. Pure: values in, words out."""
+"""Makes the engine's command line from a run's specification. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -29,9 +29,9 @@ def effective(
     batch: int | None = None,
     rearranged: bool = False,
 ) -> dict[str, str]:
-    """What decides memory and speed: the specification, then the person's own flags, which win. Keys are llama-server's
-    flags; `cache_ram` in MiB, `batch` in tokens (llama.cpp's own default where None), `rearranged` where most weights
-    would be held twice (repack.py). Raises `BadRequest` as `flags.parse` does."""
+    """Returns the options that decide memory and speed, keyed by llama-server's flags. The person's own flags win over
+    the specification. `cache_ram` is in MiB, `batch` in tokens (None for llama.cpp's default), and `rearranged` is True
+    where most weights would be held twice (repack.py). Raises `BadRequest` as `flags.parse` does."""
     own = flags.parse(spec.flags)
     context, parallel = _sizes(spec, own)
     options = {
@@ -87,8 +87,8 @@ def _batch(pooling: str, context: int) -> dict[str, str]:
 
 
 def pooling_of(bundle: Bundle) -> str:
-    """The model's own; the last token's for one that does not say, which is a causal one: only its last token has
-    seen the whole text."""
+    """Returns the model's own pooling. A model that does not name one is a causal one, where only the last token has
+    seen the whole text: its pooling is "last"."""
     number = bundle.header.metadata.get(f"{bundle.header.architecture}.pooling_type")
     return _POOLING[number] if isinstance(number, int) and 0 < number < len(_POOLING) else "last"
 
@@ -96,8 +96,8 @@ def pooling_of(bundle: Bundle) -> str:
 def owned(
     spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None = None, adapters: Iterable[Path] = ()
 ) -> dict[str, str]:
-    """What no flag may change. `slots` is the folder for saved slots, None where they are not kept; `adapters` are the
-    files of LoRA adapters."""
+    """Returns the options that no flag may change. `slots` is the folder for saved slots, None where they are not kept;
+    `adapters` are the files of LoRA adapters."""
     options = {
         "--model": str(spec.bundle.model_file),
         "--alias": spec.bundle.name,
@@ -128,7 +128,7 @@ def owned(
 
 
 def is_stretched(spec: RunSpec) -> bool:
-    """Is the context beyond the one that the model was trained for?"""
+    """Returns True if one sequence may be longer than the model was trained for."""
     return spec.bundle.context_length is not None and spec.context_size > spec.bundle.context_length
 
 
@@ -154,7 +154,7 @@ def check_context(spec: RunSpec, engine: Engine | None) -> None:
 
 
 def command(engine: Engine, options: Mapping[str, str]) -> list[str]:
-    """The words to execute. Raises `BadRequest` for an option that llama-cpp-python's server does not have."""
+    """Returns the words to execute. Raises `BadRequest` for an option that llama-cpp-python's server does not have."""
     match engine.kind:
         case Kind.NATIVE:
             words = [word for flag, text in options.items() for word in words_of(OPTIONS[flag], text)]
@@ -166,8 +166,8 @@ def command(engine: Engine, options: Mapping[str, str]) -> list[str]:
 
 
 def attributes(options: Mapping[str, str]) -> dict[str, Any]:
-    """For `xllamacpp.CommonParams`: dotted path -> value, an enum's member by its name. `pinned` lists the sampling
-    settings that the model's own defaults must not replace."""
+    """Returns what `xllamacpp.CommonParams` takes: values by dotted path, an enum's member by its name. `pinned` lists
+    the sampling settings that the model's own defaults must not replace."""
     chosen: dict[str, Any] = {}
     for flag, text in options.items():
         name, value = OPTIONS[flag].attribute, OPTIONS[flag].kind.attribute(text)
@@ -196,7 +196,7 @@ _NOT_IN_PYTHON = frozenset(
 
 
 def model_settings(options: Mapping[str, str]) -> dict[str, Any]:
-    """For `llama_cpp.server.settings.ModelSettings`, and where to listen."""
+    """Returns the fields of `llama_cpp.server.settings.ModelSettings`, and where to listen."""
     for flag in options.keys() - _NOT_IN_PYTHON:
         if not OPTIONS[flag].setting:
             raise BadRequest(

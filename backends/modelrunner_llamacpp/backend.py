@@ -73,7 +73,8 @@ class LlamaCppBackend(Backend):
             self._saved.heal()
 
     async def install(self, progress: ProgressCallback, *, build: bool = False, **options: Any) -> None:
-        """The prebuilt wheel; with `build` a llama-server compiled here, and also where no wheel fits the platform."""
+        """Installs the prebuilt wheel. With `build`, and where no wheel fits the platform, it compiles a
+        llama-server."""
         if options:
             raise BadRequest(f"llama.cpp has no option {min(options)!r} for its installation")
         with self._installing.told("llama.cpp", progress) as tell:
@@ -83,13 +84,15 @@ class LlamaCppBackend(Backend):
                 await self._install_wheel(tell)
 
     async def update(self, progress: ProgressCallback, **options: Any) -> None:
-        """What is installed, in the version of this release; the wheel if nothing is."""
+        """Installs the version of this release, or of the settings, of every engine that is installed; the wheel if
+        none is."""
         installed = [kind for kind in _MANAGED if engines.link(self.context, kind).is_symlink()]
         for kind in installed or [Kind.WHEEL]:
             await self.install(progress, **{"build": kind is Kind.NATIVE, **options})
 
     async def uninstall(self) -> None:
-        """Both managed engines, and what cut installations left; the cache keeps what another data directory uses."""
+        """Removes both managed engines, and what interrupted installations left. The cache keeps what another data
+        directory uses."""
         for kind in _MANAGED:
             await enginecache.withdraw(engines.link(self.context, kind))
         await enginecache.discard_leftovers(self.context.cache, self.name)
@@ -145,7 +148,7 @@ class LlamaCppBackend(Backend):
         return ""
 
     async def disk_usage(self) -> int:
-        """The managed engines, and the saved prompt caches."""
+        """Counts the managed engines and the saved prompt caches."""
         engine = await asyncio.to_thread(enginecache.disk_usage, self._folders())
         return engine + (await asyncio.to_thread(self._saved.size) if self._saved else 0)
 
@@ -221,7 +224,7 @@ class LlamaCppBackend(Backend):
         return find_adapters(self.settings.adapters, LlamaCppOptions.of(spec.options).lora_adapters)
 
     def _options(self, spec: RunSpec) -> dict[str, str]:
-        """Without what depends on the endpoint and the engine."""
+        """Returns the options of a run, without those that depend on its endpoint."""
         threads = self.settings.threads or limited_threads()
         engine = engines.find(self.context, self.settings)
         if engine is not None and engine.kind is Kind.PYTHON:
@@ -234,7 +237,7 @@ class LlamaCppBackend(Backend):
         return args.effective(spec, cache_ram=cache >> 20, threads=threads, batch=batch, rearranged=rearranged)
 
     def _folders(self) -> list[Path]:
-        """Where the managed engines that this data directory uses lie."""
+        """Returns the folders of the managed engines that this data directory uses."""
         links = (engines.link(self.context, kind) for kind in _MANAGED)
         return [link.resolve() for link in links if link.exists()]
 

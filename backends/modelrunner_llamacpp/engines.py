@@ -52,8 +52,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`program` is llama-server, or the interpreter that runs serve.py. `devices` is False where it can use no GPU,
-    None where nobody knows. `folder` is a managed engine's entry in the cache."""
+    """`program` is llama-server, or the interpreter that runs serve.py. `devices` is False if the engine can use no
+    GPU, None if that is unknown. `folder` is the entry of a managed engine in the cache."""
 
     kind: Kind
     program: Path
@@ -74,7 +74,7 @@ _NEEDED = {Kind.WHEEL: 200 << 20, Kind.NATIVE: 1 << 30}
 
 
 def link(context: BackendContext, kind: Kind) -> Path:
-    """Where this data directory says that it uses a managed engine of that kind."""
+    """Returns the link by which this data directory uses a managed engine of that kind."""
     return context.engines / ("llama.cpp" if kind is Kind.WHEEL else f"llama.cpp-{kind}")
 
 
@@ -85,7 +85,8 @@ async def provide(
     make: Callable[[Path], Awaitable[Engine]],
     progress: ProgressCallback,
 ) -> None:
-    """Links this data directory to the managed engine `key` of the cache, made by `make` if it is not there."""
+    """Links this data directory to the managed engine `key` of the cache. `make` makes the engine if it is not
+    there."""
 
     async def made(folder: Path) -> dict[str, Any]:
         return (await make(folder)).marker()
@@ -98,8 +99,8 @@ async def provide(
 
 
 def find(context: BackendContext, settings: LlamaCppSettings) -> Engine | None:
-    """The first that is there, None if none is. Raises `BackendUnavailable` if an engine that the configuration names
-    cannot be used: a typing error must not silently choose another."""
+    """Returns the first engine that is here, None if there is none. Raises `BackendUnavailable` if the configuration
+    names an engine that cannot be used: a typing error must not silently choose another one."""
     if settings.llama_server is not None:
         return _explicit(settings.llama_server)
     if (managed := _managed(context, Kind.NATIVE)) is not None:
@@ -121,7 +122,8 @@ def _managed(context: BackendContext, kind: Kind) -> Engine | None:
 
 
 def usable(folder: Path, kind: Kind) -> Engine | None:
-    """The finished engine in `folder`, None for anything else: an interpreter that it needs may be gone by now."""
+    """Returns the finished engine in `folder`, None for anything else. An interpreter that the engine needs may be
+    gone."""
     folder = folder.resolve()  # an update may point the link elsewhere between now and the start of the program
     marker = enginecache.read_marker(folder)
     program = folder / ("bin/python" if kind is Kind.WHEEL else "bin/llama-server")
@@ -152,8 +154,8 @@ def _native(program: str) -> Engine:
 
 @functools.lru_cache(maxsize=8)
 def _about(program: str, _stamp: int) -> tuple[str, bool | None]:
-    """From `llama-server --version` ("version: b6123 (build ...)") and `--list-devices`, asked once for each file
-    (about 10 ms each)."""
+    """Returns version and devices of a llama-server, from `--version` ("version: b6123 (build ...)") and
+    `--list-devices`. Each file is asked once (about 10 ms each)."""
     said = (line for line in _ask(program, "--version").splitlines() if line.startswith("version:"))
     version = next(said, "version: of unknown version").removeprefix("version:").split("(")[0].strip()
     return version, False if "(none)" in _ask(program, "--list-devices") else None
@@ -177,8 +179,8 @@ def _ask(*argv: str) -> str:
 
 
 async def batches(endpoint: Endpoint) -> float | None:
-    """How many batches were computed so far. The loop that computes them answers this too: an engine that is stuck in
-    one does not. None of an engine that does not count. Raises `OSError`, `ModelRunnerError`."""
+    """Returns how many batches the engine has computed, None if it does not count them. The loop that computes batches
+    answers this request, too, so a stuck engine does not answer. Raises `OSError`, `ModelRunnerError`."""
     status, text = await control.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)
     found = _BATCHES.search(text) if status == 200 else None
     return float(found[1]) if found else None

@@ -1,4 +1,4 @@
-"""What llama.cpp's log lines mean to a person: last words, and the stages of a start. Pure."""
+"""Explains llama.cpp's log: its last words, and the stages of a start. Pure."""
 
 from modelrunner.diagnosis import Cause, Diagnosis
 
@@ -71,5 +71,5 @@ explain, ran_out_of_memory, stage = _DIAGNOSIS.explain, _DIAGNOSIS.ran_out_of_me
 
 
 def blames_client(message: str) -> bool:
-    """Is the request at fault that was answered with this message?"""
+    """Returns True if the message of an error answer complains of the request."""
     return any(words in message for words in _CLIENTS_FAULT)

@@ -1,4 +1,4 @@
-"""What llama.cpp itself says that a run needs: `llama-fit-params`, which a native build puts beside llama-server. It
+"""Asks llama.cpp what a run needs, by `llama-fit-params`, which a native build puts beside llama-server. The program
 reads the model's header and allocates nothing (tools/fit-params of llama.cpp)."""
 
 import asyncio
@@ -24,7 +24,7 @@ _TAKEN = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One device's bytes; `device` is None for main memory."""
+    """The bytes on one device; `device` is None for main memory."""
 
     device: int | None
     model: int
@@ -33,7 +33,8 @@ class Row:
 
 
 async def told(engine: Engine, bundle: Bundle, options: Mapping[str, str], log: Path) -> list[Row]:
-    """Empty where the engine cannot say. Half a second of work at low priority."""
+    """Returns the rows that the program prints, none where the engine has no such program. It takes half a second at
+    low priority."""
     program = engine.program.with_name("llama-fit-params")
     if engine.kind is not Kind.NATIVE or not program.exists():
         return []
@@ -48,7 +49,7 @@ async def told(engine: Engine, bundle: Bundle, options: Mapping[str, str], log: 
 
 
 def command(program: Path, bundle: Bundle, options: Mapping[str, str]) -> list[str]:
-    """The words that ask about a run with these options."""
+    """Returns the command line that asks about a run with these options."""
     words = [str(program), "--model", str(bundle.model_file), "--fit-print", "on", "--offline"]
     for flag in _TAKEN:
         if flag in options:
@@ -59,7 +60,7 @@ def command(program: Path, bundle: Bundle, options: Mapping[str, str]) -> list[s
 
 
 def parse(lines: Iterable[str]) -> list[Row]:
-    """Its rows `NAME MODEL CONTEXT COMPUTE`, in MiB, among whatever else it prints."""
+    """Returns the rows `NAME MODEL CONTEXT COMPUTE` (in MiB) among the lines."""
     found = []
     for line in lines:
         if match := _ROW.fullmatch(line):

@@ -13,7 +13,7 @@ from modelrunner import flags
 
 
 class Kind(flags.Kind, Protocol):
-    """What a flag takes, and what its text means to the engines that have no command line."""
+    """What a flag takes, and what its text means to engines without a command line."""
 
     def attribute(self, text: str) -> Any: ...
     def setting(self, text: str) -> Any: ...
@@ -57,7 +57,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Words:
-    """Some of `known`, in the order given, with semicolons."""
+    """Some of the `known` words, in any order, separated by semicolons."""
 
     known: frozenset[str]
 
@@ -73,7 +73,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Choice(flags.Choice):
-    """One of some words. `members` gives what the attribute takes (the name of an enum's member as text), `settings`
+    """One word of a list. `members` has what the attribute takes for each (an enum's member by its name), `settings`
     what llama-cpp-python takes."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -91,8 +91,8 @@ _BUFFERS = re.compile(r"[^\s=,]{1,128}=(?:CPU|(?:CUDA|ROCm|Vulkan|SYCL|MTL|Metal
 
 @dataclass(frozen=True)
 class Overrides:
-    """Where tensors lie: patterns of their names, each with a buffer, separated by commas. The engine reads the
-    patterns; nothing here does."""
+    """Where tensors lie: patterns of their names, each with a buffer, separated by commas. Only the engine interprets
+    the patterns."""
 
     def check(self, text: str) -> None:
         pieces = text.split(",")
@@ -107,7 +107,7 @@ class Overrides:
 
 @dataclass(frozen=True)
 class AllExperts(flags.Switch):
-    """The experts of all layers in main memory."""
+    """Keeps the experts of all layers in main memory."""
 
     def attribute(self, text: str) -> str:
         return rf"\.{_EXPERTS}=CPU"
@@ -117,7 +117,7 @@ class AllExperts(flags.Switch):
 
 @dataclass(frozen=True)
 class Experts(flags.Integer):
-    """The experts of the first so many layers in main memory."""
+    """Keeps the experts of the first layers in main memory."""
 
     def attribute(self, text: str) -> str:
         return ",".join(rf"blk\.{layer}\.{_EXPERTS}=CPU" for layer in range(int(text)))
@@ -127,7 +127,7 @@ class Experts(flags.Integer):
 
 @dataclass(frozen=True)
 class Paths(flags.Text):
-    """Absolute paths with commas between them."""
+    """Absolute paths, separated by commas."""
 
     def attribute(self, text: str) -> list[str]:
         return text.split(",")
@@ -145,7 +145,7 @@ class Text(flags.Text):
 
 @dataclass(frozen=True)
 class Switch(flags.Switch):
-    """`negated` attributes are true when the switch is off, as `no_kv_offload` is."""
+    """A `negated` attribute is true when the switch is off, as `no_kv_offload` is."""
 
     negated: bool = False
 

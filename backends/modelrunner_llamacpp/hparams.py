@@ -45,7 +45,7 @@ class Header:
         return self._header.metadata.get(f"{self.architecture}.{name}")
 
     def integer(self, name: str, default: int = 0, layer: int = 0) -> int:
-        """Of one layer, where the file lists a value for each. Raises `InvalidModel`."""
+        """Returns a figure, that of one layer where the file lists one for each. Raises `InvalidModel`."""
         value = self.get(name)
         if isinstance(value, list | tuple):
             value = value[layer] if layer < len(value) else None
@@ -66,7 +66,7 @@ class Header:
 
     @property
     def window(self) -> int:
-        """Tokens that a sliding layer sees; 0 where none slides."""
+        """Returns the tokens that a sliding layer sees, 0 where no layer slides."""
         if self.architecture == "exaone4" and self.layers != 64:
             return 0
         fixed = _WINDOW.get(self.architecture, 0)
@@ -74,7 +74,7 @@ class Header:
         return fixed or said if said else 0
 
     def slides(self, layer: int) -> bool:
-        """True for a layer that sees only a window of the context."""
+        """Returns True for a layer that sees only a window of the context."""
         pattern = self.get("attention.sliding_window_pattern")
         if self.window == 0:
             return False
@@ -88,7 +88,7 @@ class Header:
         return period == 0 or layer % period != (0 if self.architecture in _DENSE_FIRST else period - 1)
 
     def attention(self) -> set[int]:
-        """The layers with keys and values of their own; the last ones may use those of others."""
+        """Returns the layers that have keys and values of their own; the last layers may use those of others."""
         own = min(self._computed(), self.layers - self.integer("attention.shared_kv_layers"))
         found = set(self._attending) or set(range(self.layers))
         if self.architecture != _BOTH:
@@ -96,7 +96,7 @@ class Header:
         return {layer for layer in found if layer < own}
 
     def recurrent(self) -> set[int]:
-        """The layers that keep a state for each sequence instead."""
+        """Returns the layers that keep a state for each sequence instead."""
         listed, every = self.get("attention.recurrent_layers"), self.integer("full_attention_interval")
         if isinstance(listed, list | tuple):
             found = frozenset(layer for layer, recurrent in enumerate(listed) if recurrent)
@@ -107,7 +107,8 @@ class Header:
         return {layer for layer in found if layer < self._computed()}
 
     def _computed(self) -> int:
-        """Without the last layers that only predict further tokens, which the daemon makes no use of."""
+        """Returns the number of layers without the last ones that only predict further tokens. The daemon does not use
+        those."""
         last = self.integer("nextn_predict_layers")
         return self.layers - last if last < self.layers else self.layers
 

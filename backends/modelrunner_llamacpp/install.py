@@ -1,4 +1,4 @@
-"""The prebuilt wheel in an environment of its own: seconds, and no compiler."""
+"""Installs the prebuilt wheel in an environment of its own: that takes seconds and no compiler."""
 
 import platform
 import shutil
@@ -15,11 +15,11 @@ _NO_WHEEL = ("No matching distribution found", "is not a supported wheel on this
 
 
 class NoWheel(BackendUnavailable):
-    """There is no wheel for this platform; it can only be built."""
+    """There is no wheel for this platform: the engine can only be compiled."""
 
 
 async def install_wheel(context: BackendContext, settings: LlamaCppSettings, progress: ProgressCallback) -> None:
-    """Raises `NoWheel`, or `BackendUnavailable` with the reason that pip gave."""
+    """Installs the wheel. Raises `NoWheel`, or `BackendUnavailable` with the reason that pip gave."""
 
     async def make(folder: Path) -> Engine:
         return await _make(folder, context.logs / "install-llama.cpp.log", settings, progress)
@@ -56,8 +56,8 @@ def _version(settings: LlamaCppSettings) -> str:
 
 
 def _digests(settings: LlamaCppSettings) -> tuple[str, ...]:
-    """Of the files that may be installed. Another index, and another version, have files with digests of their own:
-    those of the configuration. None for an index without any: then the index is trusted."""
+    """Returns the digests of the files that may be installed. Another index or version has files with digests of its
+    own, which the configuration names. An index without any is trusted."""
     return settings.wheel_sha256 if settings.wheel_index or settings.version else WHEEL_SHA256
 
 
@@ -84,5 +84,5 @@ def _no_wheel(version: str) -> NoWheel:
 
 
 def compiler() -> str | None:
-    """The C++ compiler that a build would use."""
+    """Returns the C++ compiler that a build would use, None if there is none."""
     return next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)

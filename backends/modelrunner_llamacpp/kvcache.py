@@ -48,12 +48,12 @@ class Shape:
 
 
 def kv_cache(header: Header, shape: Shape) -> int:
-    """Bytes of all layers together."""
+    """Returns the bytes of all layers together."""
     return sum(by_layer(header, shape).values())
 
 
 def by_layer(header: Header, shape: Shape) -> dict[int, int]:
-    """Bytes of each layer that has an attention cache or a recurrent state."""
+    """Returns the bytes of each layer that has an attention cache or a recurrent state."""
     if not header.has_cache:
         return {}
     found = {layer: _attention_bytes(header, shape, layer) for layer in sorted(header.attention())}
@@ -63,8 +63,8 @@ def by_layer(header: Header, shape: Shape) -> dict[int, int]:
 
 
 def checkpoints(header: Header, shape: Shape, count: int) -> int:
-    """Bytes of `count` copies for each sequence of what it cannot be rolled back in: the tokens that its sliding layers
-    hold, and its recurrent states."""
+    """Returns the bytes of `count` checkpoints for each sequence. A checkpoint copies what a sequence cannot be rolled
+    back in: the tokens that its sliding layers hold, and its recurrent states."""
     if not header.has_cache:
         return 0
     cells = shape.parallel * min(shape.context, header.window + shape.ubatch)
@@ -74,14 +74,14 @@ def checkpoints(header: Header, shape: Shape, count: int) -> int:
 
 
 def _attention_bytes(header: Header, shape: Shape, layer: int) -> int:
-    """All cells of one layer, and what chooses among them where attention is sparse."""
+    """Returns the bytes of all cells of one layer, and of the index where attention is sparse."""
     cells = _cells(header, shape, layer)
     return int(cells * _cell_bytes(header, shape, layer) + _full(shape) * _index_bytes(header, shape, layer))
 
 
 def _index_bytes(header: Header, shape: Shape, layer: int) -> float:
-    """What one token adds to an indexer (DSA): a key; where keys are pooled, also its gate and the pooled one; of
-    MiniMax-M3 values, too, though nobody reads them."""
+    """Returns the bytes that one token adds to an indexer (DSA): a key; where keys are pooled, also its gate and the
+    pooled key; for MiniMax-M3 also values, though nothing reads them."""
     if header.slides(layer) or not header.integer("attention.indexer.types", 1, layer):
         return 0.0
     keys = header.integer("attention.indexer.key_length") * (3 if header.integer("attention.indexer.kpool") else 1)
@@ -96,7 +96,7 @@ def _cells(header: Header, shape: Shape, layer: int) -> int:
 
 
 def _full(shape: Shape) -> int:
-    """Cells for the whole context of all sequences."""
+    """Returns the cells for the whole context of all sequences."""
     return _padded(shape.context) * shape.parallel
 
 
@@ -105,8 +105,8 @@ def _padded(cells: int) -> int:
 
 
 def _cell_bytes(header: Header, shape: Shape, layer: int) -> float:
-    """One token's keys and values in one layer; of multi-head latent attention (DeepSeek) only the keys, which are
-    compressed and hold the values."""
+    """Returns the bytes of one token's keys and values in one layer. Multi-head latent attention (DeepSeek) has only
+    keys, which are compressed and hold the values."""
     latent = header.integer("attention.key_length_mla") and header.integer("attention.value_length_mla")
     layers = [layer] if shape.flash else range(header.layers)
     values = 0 if latent else max((_width(header, "value", i) for i in layers), default=0)
@@ -114,7 +114,7 @@ def _cell_bytes(header: Header, shape: Shape, layer: int) -> float:
 
 
 def _width(header: Header, what: str, layer: int) -> int:
-    """Elements of one token's keys or values."""
+    """Returns the number of elements of one token's keys or values."""
     heads = header.integer("attention.head_count", 1, layer)
     kv_heads = header.integer("attention.head_count_kv", heads, layer)
     length = header.integer(
@@ -126,7 +126,8 @@ def _width(header: Header, what: str, layer: int) -> int:
 
 
 def _state_bytes(header: Header) -> int:
-    """One sequence's state in one recurrent layer, in 32-bit floats (n_embd_r and n_embd_s of llama-hparams.cpp)."""
+    """Returns the bytes of one sequence's state in one recurrent layer, in 32-bit floats (n_embd_r and n_embd_s of
+    llama-hparams.cpp)."""
     heads, kernel = header.integer("attention.head_count"), max(header.integer("ssm.conv_kernel") - 1, 0)
     if head := header.integer("wkv.head_size"):  # RWKV
         return header.embedding * (head + header.integer("token_shift_count", 2)) * 4

@@ -13,8 +13,9 @@ Placement = tuple[int, ...]  # layers on each device, the output counted as one
 
 
 def fill(blocks: Sequence[int], each: int, rooms: Sequence[int]) -> Placement:
-    """As many of the last `blocks` as fit: bytes of each layer, the output's last. `each` is what a device in use needs
-    besides, `rooms` what the devices have, 0 for one that is not to be used."""
+    """Returns how many of the last `blocks` fit on each device. `blocks` are the bytes of each layer, the output's
+    last; `each` is what a device in use needs besides, and `rooms` what the devices have, 0 for a device that is not
+    used."""
     left, counts = list(blocks), [0] * len(rooms)
     for device in reversed(range(len(rooms))):
         free = rooms[device] - each
@@ -25,7 +26,7 @@ def fill(blocks: Sequence[int], each: int, rooms: Sequence[int]) -> Placement:
 
 
 def alone(blocks: Sequence[int], each: int, rooms: Sequence[int], device: int) -> Placement:
-    """The same with one device only."""
+    """Returns the same for one device alone."""
     return fill(blocks, each, [room if i == device else 0 for i, room in enumerate(rooms)])
 
 
@@ -50,7 +51,8 @@ def placements(
 
 
 def _ways(blocks: Sequence[int], each: int, rooms: Sequence[int], order: Sequence[int], count: int) -> list[Placement]:
-    """Every single device that can take the last `count` blocks; if none can, all together; nothing if not even so."""
+    """Returns every single device that can take the last `count` blocks. If none can, it returns all devices together;
+    nothing if they cannot either."""
     last = blocks[len(blocks) - count :]
     singles = [_on(device, count, len(rooms)) for device in order if sum(alone(last, each, rooms, device)) == count]
     together = fill(last, each, rooms)
@@ -62,7 +64,7 @@ def _on(device: int, count: int, devices: int) -> Placement:
 
 
 def flags(placement: Placement) -> tuple[str, ...]:
-    """What tells llama.cpp to place its layers so."""
+    """Returns the flags that place llama.cpp's layers so."""
     used = [device for device, count in enumerate(placement) if count]
     layers = ("--n-gpu-layers", str(sum(placement)))
     if len(used) > 1:
@@ -71,8 +73,8 @@ def flags(placement: Placement) -> tuple[str, ...]:
 
 
 def sizes(spec: RunSpec) -> Iterator[RunSpec]:
-    """What was asked for, then with half the sequences, down to one, then that one with half the context, down to the
-    least that is allowed. Fewer sequences only make requests wait; less context makes long ones fail."""
+    """Yields the run as it was asked for, then with half the sequences, down to one, then that one with half the
+    context, down to the least that is allowed. With fewer sequences requests wait; with less context long ones fail."""
     yield spec
     while spec.parallel > 1:
         spec = replace(spec, parallel=spec.parallel // 2)
@@ -88,9 +90,10 @@ def variants(
     required: Callable[[RunSpec], RequiredMemory],
     layers: int,
 ) -> list[Variant]:
-    """The run in every size that `sizes` gives. Where there are no devices, `place` gives no placements, and each size
-    is one variant. Else those with all layers on devices and the whole context come first, from the most sequences on;
-    then the run as it was asked for in its other placements; then the smaller sizes in their first and last one."""
+    """Returns the run in every size that `sizes` yields. Without devices `place` returns no placements, and each size
+    is one variant. With devices, variants with all layers on devices and the whole context come first, from the most
+    sequences on; then the run as it was asked for in its other placements; then the smaller sizes in their first and
+    last placement."""
     whole: list[Variant] = []
     rest: list[Variant] = []
     for size in sizes(spec):

@@ -1,4 +1,4 @@
-"""From a run's specification to vLLM's command line and environment. Pure: values in, words out."""
+"""Makes vLLM's command line from a run's specification. Pure."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,8 @@ def command(
     kv_cache: int | None,
     adapters: tuple[Adapter, ...] = (),
 ) -> list[str]:
-    """The words to execute. `kv_cache` is bytes on each device, None for vLLM's own choice. Raises `BadRequest`."""
+    """Returns the words to execute. `kv_cache` is bytes on each device, None for vLLM's own choice. Raises
+    `BadRequest`."""
     options = VllmOptions.model_validate(dict(spec.options))
     words = [
         *_owned(spec, endpoint),
@@ -43,7 +44,7 @@ def command(
 
 
 def _owned(spec: RunSpec, endpoint: Endpoint) -> Iterator[str]:
-    """What no option and no flag may change."""
+    """Yields what no option and no flag may change."""
     where = (
         ["--uds", str(endpoint.path)] if endpoint.path else ["--host", str(endpoint.host), "--port", str(endpoint.port)]
     )

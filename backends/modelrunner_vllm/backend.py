@@ -60,7 +60,7 @@ class VllmBackend(Backend):
             await install.install(self.context, self.settings, tell)
 
     async def uninstall(self) -> None:
-        """The environment, unless another data directory uses it, and what cut installations left."""
+        """Removes the environment, unless another data directory uses it, and what interrupted installations left."""
         await enginecache.withdraw(engines.link(self.context))
         await enginecache.discard_leftovers(self.context.cache, self.name)
 
@@ -99,7 +99,7 @@ class VllmBackend(Backend):
         return f"{engine.version} ({engine.kind})" if engine else ""
 
     async def disk_usage(self) -> int:
-        """The environment, and what was compiled for models."""
+        """Counts the environment, and what was compiled for models."""
         link = engines.link(self.context)
         folders = [folder for folder in (link.resolve(), self._compiled()) if folder.exists()]
         return await asyncio.to_thread(enginecache.disk_usage, folders)

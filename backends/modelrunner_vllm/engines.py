@@ -39,7 +39,7 @@ class Engine:
 
 
 def link(context: BackendContext) -> Path:
-    """Where this data directory says which engine it uses."""
+    """Returns the link by which this data directory uses an engine."""
     return context.engines / "vllm"
 
 
@@ -48,7 +48,8 @@ def find(context: BackendContext) -> Engine | None:
 
 
 def usable(folder: Path) -> Engine | None:
-    """The finished engine in `folder`, None for anything else: an interpreter that it needs may be gone by now."""
+    """Returns the finished engine in `folder`, None for anything else. An interpreter that the engine needs may be
+    gone."""
     folder = folder.resolve()  # an update may point the link elsewhere between now and the start of the program
     marker, program = enginecache.read_marker(folder), folder / "bin/python"
     if marker is None or "kind" not in marker or not os.access(program, os.X_OK):
@@ -57,8 +58,8 @@ def usable(folder: Path) -> Engine | None:
 
 
 async def work(endpoint: Endpoint) -> float | None:
-    """A figure that changes with every batch. The API server answers this, while another process computes: an engine
-    that is stuck tells the same figure again. None if it tells none. Raises `OSError`, `ModelRunnerError`."""
+    """Returns a figure that changes with every batch, None if the engine has none. The API server answers this while
+    another process computes, so a stuck engine reports the same figure again. Raises `OSError`, `ModelRunnerError`."""
     status, text = await control.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)
     found = _FIGURES.findall(text) if status == 200 else []
     return sum(map(float, found)) if found else None

@@ -28,7 +28,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`folder` is for files; what the engine makes in shared memory begins with `shared_prefix`."""
+    """`folder` is for the files of one run. The names of what the engine makes in shared memory begin with
+    `shared_prefix`."""
 
     folder: Path
     shared_prefix: str
@@ -45,7 +46,7 @@ class Scratch:
 
     @contextmanager
     def run(self) -> Iterator[Run]:
-        """To be left when all processes of the run are gone."""
+        """Yields the place of one run, and removes it afterwards: all processes of the run must be gone by then."""
         # Short, since the path of a socket inside must not exceed 107 bytes.
         folder = Path(tempfile.mkdtemp(prefix=self.prefix))
         try:
@@ -55,14 +56,14 @@ class Scratch:
             self._forget_shared(folder.name)
 
     def sweep(self) -> None:
-        """Removes what the runs of a daemon that was killed have left; only while none of this one's is under way."""
+        """Removes what the runs of a killed daemon have left. No run of this daemon may be under way."""
         for folder in Path(tempfile.gettempdir()).glob(f"{self.prefix}*"):
             if folder.lstat().st_uid == os.getuid():
                 shutil.rmtree(folder, ignore_errors=True)
         self._forget_shared(self.prefix)
 
     def _forget_shared(self, prefix: str) -> None:
-        """Segments, and semaphores, whose files have names that begin with `sem.`."""
+        """Removes segments, and semaphores, whose files have names that begin with `sem.`."""
         for pattern in (f"{prefix}*", f"sem.{prefix}*"):
             for file in self._shared_memory.glob(pattern):
                 file.unlink(missing_ok=True)
@@ -86,14 +87,15 @@ async def check_reachable(address: str) -> None:
 
 
 def served_names(spec: RunSpec) -> tuple[str, ...]:
-    """The names that the engine knows the model by. Its answers carry the first one."""
+    """Returns the names that the engine knows the model by. Its answers carry the first one."""
     return (*spec.bundle.references, spec.model_id)
 
 
 def variables(
     spec: RunSpec, engine: Engine, adapters: tuple[Adapter, ...], compiled: Path, scratch: Run
 ) -> dict[str, str]:
-    """What is added to the scrubbed environment. `compiled` keeps what was compiled, from run to run."""
+    """Returns what is added to the scrubbed environment. `compiled` is a folder that keeps compiled code from run to
+    run."""
     options = VllmOptions.model_validate(dict(spec.options))
     names = {"models": served_names(spec), "adapters": [adapter.name for adapter in adapters]}
     found = {

@@ -1,4 +1,4 @@
-"""What vLLM's log lines mean to a person: last words, and the stages of a start. Pure."""
+"""Explains vLLM's log: its last words, and the stages of a start. Pure."""
 
 from modelrunner.diagnosis import Cause, Diagnosis
 

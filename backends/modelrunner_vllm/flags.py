@@ -1,6 +1,6 @@
-"""Which runtime flags of vLLM a person may give: numbers, switches and words of a closed list. What names files, code,
-addresses or other models is not among them; what has an option or a field of its own is refused with that reason.
-Names: vllm/engine/arg_utils.py and vllm/entrypoints/launchers/cli_args.py."""
+"""The runtime flags of vLLM that a person may give: numbers, switches and words of a closed list. A flag that names
+files, code, addresses or other models is not among them. Where the model's table has a setting instead, the refusal
+names it. Names: vllm/engine/arg_utils.py and vllm/entrypoints/launchers/cli_args.py."""
 
 from dataclasses import dataclass
 
