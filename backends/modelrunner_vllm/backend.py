@@ -105,6 +105,9 @@ class VllmBackend(Backend):
         return await asyncio.to_thread(enginecache.disk_usage, folders)
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
+        return await asyncio.to_thread(self._required, spec)
+
+    def _required(self, spec: RunSpec) -> RequiredMemory:
         adapters = sum(adapter.size for adapter in self._adapters(spec))
         return memory.required(spec, adapters, cuda=self._cuda())
 

@@ -169,6 +169,7 @@ def test_code_is_refused_unless_trusted(store: Store, files: dict[str, bytes]) -
         add_folder(store, "mine", files)
     assert store.list() == []
     add_folder(store, "mine", files, trust=True)
+    assert store.bundle("mine").brings_code
     assert set(store.bundle("mine").files) == set(files)
 
 
@@ -230,3 +231,8 @@ def test_a_manifest_names_only_files_of_one_format(names: tuple[str, ...]) -> No
     data = json.dumps(manifest).encode()
     with pytest.raises(InvalidModel, match="names that are not used here"):
         decode(data, Digest.of(data))
+
+
+def test_a_model_without_code_brings_none(store: Store) -> None:
+    add_folder(store, "plain", model_files())
+    assert not store.bundle("plain").brings_code
