@@ -143,11 +143,11 @@ async def test_one_sequence_may_use_the_whole_context(
 
 async def test_embeddings_of_a_causal_model(backend: LlamaCppBackend, spec: RunSpec, own_server: None) -> None:
     """One vector for each text, longer than a batch too."""
-    run = replace(spec, mode=Mode.EMBEDDING, context_size=2048)
-    texts = ["The cat sleeps.", "A cat is asleep.", " word" * 1500]
+    run = replace(spec, mode=Mode.EMBEDDING, context_size=512)
+    texts = ["The cat sleeps.", "A cat is asleep.", " word" * 400]
     async with serving(backend, run) as runner:
         status, answer = await ask(runner, "/v1/embeddings", input=texts)
-        too_long, error = await ask(runner, "/v1/embeddings", input=" word" * 3000)
+        too_long, error = await ask(runner, "/v1/embeddings", input=" word" * 800)
     assert status == 200
     vectors = [entry["embedding"] for entry in answer["data"]]
     assert all(math.isclose(sum(x * x for x in vector), 1, rel_tol=1e-3) for vector in vectors)
