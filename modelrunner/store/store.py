@@ -113,8 +113,7 @@ class Store:
         return [catalog.models[entry.id] for entry in catalog.entries.values() if entry.contents]
 
     def damaged(self) -> tuple[StoredModel, ...]:
-        """The models whose manifest or configuration cannot be used; `damage` says why. Pulling such a model again heals
-        it, `remove` removes it."""
+        """The models that cannot be used; `damage` says why. Pulling one again heals it, `remove` removes it."""
         return self._catalog.damaged
 
     def whole(self, text: str) -> tuple[StoredModel, str | None]:
