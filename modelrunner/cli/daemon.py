@@ -20,6 +20,16 @@ from modelrunner.units import format_bytes
 
 STOP_LIMIT = 120.0  # seconds until a daemon that was asked to stop must be gone
 _POLL = 0.02
+_SHOWN_LINES = 200  # of a log, on a terminal
+
+
+class _LineCount(click.ParamType[str]):
+    name = "N|all"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value != "all" and not (value.isascii() and value.isdigit() and len(value) < 10):
+            self.fail(f"{value!r} is neither a number of lines nor `all`", param, ctx)
+        return value
 
 
 @click.command()
@@ -57,19 +67,27 @@ def status(client: Client, as_json: bool) -> None:
 @click.command()
 @click.argument("name", required=False, metavar="[MODEL|RUNNER]")
 @click.option("-f", "--follow", is_flag=True, help="Go on as it grows, until Ctrl-C.")
+@click.option(
+    "-n",
+    "--lines",
+    type=_LineCount(),
+    help=f"Show the last N lines, or `all`. Default: {_SHOWN_LINES} on a terminal, else all.",
+)
 @with_client(start=False)
-def logs(client: Client, name: str | None, follow: bool) -> None:
+def logs(client: Client, name: str | None, follow: bool, lines: str | None) -> None:
     """Show the log of the daemon or of a runner.
 
     A runner is named by its model, or by its ID as `modelrunner ps` shows it.
     """
-    flag = "true" if follow else None
+    if lines is None and output.is_terminal(sys.stdout):
+        lines = str(_SHOWN_LINES)
+    query = {"follow": "true" if follow else None, "lines": None if lines == "all" else lines}
     if name is None:
-        return _print_log(client, path("logs", follow=flag))
+        return _print_log(client, path("logs", **query))
     try:
-        _print_log(client, path("logs", follow=flag, runner=name))
+        _print_log(client, path("logs", runner=name, **query))
     except NotFound:
-        _print_log(client, path("logs", follow=flag, model=name))
+        _print_log(client, path("logs", model=name, **query))
 
 
 @click.command()

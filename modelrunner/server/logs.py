@@ -60,11 +60,15 @@ def prune_engine_logs(logs: Path) -> None:
         old.unlink(missing_ok=True)
 
 
-async def read_log(path: Path, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
-    """What is in the file; with `ending`, also what comes, across rotations, until it is set. A file that is not there
-    (yet) is an empty one."""
-    file: FileIO | None = None
+async def read_log(
+    path: Path, ending: asyncio.Event | None = None, *, lines: int | None = None
+) -> AsyncIterator[bytes]:
+    """Yields the file's last `lines` lines (all of them for None), read from its end. With `ending`, yields what is
+    added as well, across rotations, until `ending` is set. A missing file counts as empty."""
+    file = _open(path)
     try:
+        if file is not None and lines is not None:
+            _seek_last(file, lines)
         while True:
             file = file or _open(path)
             while file is not None and (chunk := file.read(_CHUNK)):
@@ -80,6 +84,25 @@ async def read_log(path: Path, ending: asyncio.Event | None) -> AsyncIterator[by
     finally:
         if file is not None:
             file.close()
+
+
+def _seek_last(file: FileIO, lines: int) -> None:
+    """Moves to the start of the last `lines` lines: 0 is the end. Reads no more of the file than those lines."""
+    size = file.seek(0, os.SEEK_END)
+    if lines == 0:
+        return
+    end = max(0, size - 1)  # a newline in the last byte ends the last line and begins none
+    while end:
+        start = max(0, end - _CHUNK)
+        chunk = os.pread(file.fileno(), end - start, start)
+        found = len(chunk)
+        while (found := chunk.rfind(b"\n", 0, found)) >= 0:
+            lines -= 1
+            if lines == 0:
+                file.seek(start + found + 1)
+                return
+        end = start
+    file.seek(0)
 
 
 def _open(path: Path) -> FileIO | None:

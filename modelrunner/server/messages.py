@@ -61,6 +61,16 @@ def query_flag(request: web.Request, name: str) -> bool:
             raise BadRequest(f"{name} is true or false, not {other!r}", param=name)
 
 
+def query_count(request: web.Request, name: str) -> int | None:
+    """A whole number of at least 0 from the query; None where it is absent. Raises `BadRequest`."""
+    text = request.query.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise BadRequest(f"{name} is a whole number, not {text!r}", param=name)
+    return int(text)
+
+
 def reference_in_path(request: web.Request, marker: str) -> str:
     """The model reference that follows `marker` in the path: percent-encoded or plain, decoded once. Raises
     `InvalidReference`."""

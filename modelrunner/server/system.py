@@ -14,7 +14,7 @@ from modelrunner.errors import ModelNotFound, RunnerNotFound
 from modelrunner.scheduler import SchedulerHealth
 from modelrunner.server.daemon import Lifecycle
 from modelrunner.server.logs import daemon_log, read_log
-from modelrunner.server.messages import check_query, json_response, query_flag
+from modelrunner.server.messages import check_query, json_response, query_count, query_flag
 from modelrunner.server.parts import Parts
 
 
@@ -89,13 +89,14 @@ class SystemRoutes:
         )
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
-        """An engine's log with `?runner=ID` or `?model=REF`, else the daemon's; with `?follow`, as it grows."""
-        check_query(request, "runner", "model", "follow")
-        path = self._log_of(request)
+        """Sends an engine's log with `?runner=ID` or `?model=REF`, else the daemon's. `?lines=N` sends its last N
+        lines only, `?follow` goes on as the log grows."""
+        check_query(request, "runner", "model", "follow", "lines")
+        path, lines = self._log_of(request), query_count(request, "lines")
         ending = self._lifecycle.stop if query_flag(request, "follow") else None
         response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
         await response.prepare(request)
-        async for chunk in read_log(path, ending):
+        async for chunk in read_log(path, ending, lines=lines):
             await response.write(chunk)
         await response.write_eof()
         return response

@@ -251,12 +251,22 @@ def test_install_needs_no_name_where_one_is_meant(daemon: FakeDaemon, cli: Cli) 
 
 def test_logs_of_the_daemon_a_runner_and_a_model(daemon: FakeDaemon, cli: Cli) -> None:
     daemon.answers["GET /logs"] = Text(b"one\n\x1b[31mtwo\n")
-    daemon.answers["GET /logs?follow=true&runner=r1"] = Stream([b"a", b"b\n"], "text/plain")
+    daemon.answers["GET /logs?runner=r1&follow=true"] = Stream([b"a", b"b\n"], "text/plain")
     daemon.answers["GET /logs?runner=smollm2"] = Status(404, "runner_not_found")
     daemon.answers["GET /logs?model=smollm2"] = Text(b"model\n")
     assert cli("logs").out == "one\n\x1b[31mtwo\n"  # into a pipe, as it is
     assert cli("logs", "-f", "r1").out == "ab\n"
     assert cli("logs", "smollm2").out == "model\n"
+
+
+def test_logs_asks_for_the_last_lines_alone(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["GET /logs?lines=2"] = Text(b"two\n")
+    daemon.answers["GET /logs"] = Text(b"all\n")
+    assert cli("logs", "-n", "2").out == "two\n"
+    assert cli("logs", "--lines", "all").out == "all\n"
+    wrong = cli("logs", "-n", "many")
+    assert wrong.code == 2
+    assert "neither a number of lines nor `all`" in wrong.err
 
 
 def test_version_needs_no_daemon(daemon: FakeDaemon, cli: Cli) -> None:

@@ -298,6 +298,10 @@ async def test_the_log_is_followed_until_the_end(start_daemon: StartDaemon) -> N
     daemon = await start_daemon()
     async with daemon.unix.get("/logs") as answer:
         assert "serves unix://" in await answer.text()
+    async with daemon.unix.get("/logs?lines=1") as answer:
+        assert (await answer.text()).count("\n") == 1
+    async with daemon.unix.get("/logs?lines=-1") as answer:
+        assert (answer.status, (await answer.json())["error"]["param"]) == (400, "lines")
     async with daemon.unix.get("/logs?follow=true") as answer:
         assert b"serves unix://" in await answer.content.readline()
         async with daemon.unix.post("/shutdown"):

@@ -3,10 +3,14 @@
 import asyncio
 import logging
 import os
+import re
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from modelrunner.server import logs
 from modelrunner.server.logs import daemon_log, logging_to, prune_engine_logs, read_log
@@ -58,6 +62,29 @@ async def test_a_log_is_followed_across_rotations(tmp_path: Path) -> None:
     ending.set()
     with pytest.raises(StopAsyncIteration):
         await anext(seen)
+
+
+@given(st.binary(max_size=60), st.integers(0, 8), st.integers(1, 5))
+async def test_the_last_lines_of_any_file(text: bytes, lines: int, chunk: int) -> None:
+    text = text.replace(b"a", b"\n")
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logs, "_CHUNK", chunk)
+        path = Path(folder) / "a.log"
+        path.write_bytes(text)
+        seen = b"".join([piece async for piece in read_log(path, lines=lines)])
+    assert seen == b"".join(re.findall(rb"[^\n]*\n|[^\n]+", text)[-lines:] if lines else [])
+
+
+async def test_the_last_lines_of_a_large_log_are_read_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, pread = [], os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: read.append(size) or pread(fd, size, at))
+    path = tmp_path / "a.log"
+    path.write_bytes(b"a line of a log\n" * (logs.LOG_BYTES // 16))
+    seen = b"".join([piece async for piece in read_log(path, lines=200)])
+    assert seen == b"a line of a log\n" * 200
+    assert 0 < sum(read) <= 64 << 10
 
 
 async def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
