@@ -26,7 +26,7 @@ from modelrunner import BackendContext, Bundle, Endpoint, Mode, ProcessOptions, 
 from modelrunner.locations import Locations
 from modelrunner.runner import Runner
 from modelrunner.scheduler import Ledger
-from modelrunner.scheduler.runners import measure
+from modelrunner.scheduler.factory import measure
 from modelrunner.store import Store
 from modelrunner.types import RequiredMemory, RunnerKey
 from modelrunner_llamacpp import LlamaCppBackend, engines

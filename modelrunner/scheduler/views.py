@@ -43,7 +43,7 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> api.Runner
         last_used=_time(wall - now + slot.last_used) if slot.ready_at is not None else None,
         expires_at=_time(wall - now + slot.expires) if idle and finite else None,
         keep_alive=str(slot.keep_alive),
-        pinned=slot.pinned,
+        pinned=target.pinned,
         variant=slot.variant.label,
         in_use=slot.leases > 0,
         loading=phase is Phase.STARTING,
@@ -52,8 +52,8 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> api.Runner
 
 def unloaded(asked: Collection[RunnerSlot]) -> api.UnloadResponse:
     """What became of the runners that were to be unloaded."""
-    ended = [slot.target.name for slot in asked if slot.ended]
-    kept = [api.Kept(slot.runner.id, _why_kept(slot)) for slot in asked if not slot.ended]
+    ended = [slot.target.name for slot in asked if slot.phase is Phase.ENDED]
+    kept = [api.Kept(slot.runner.id, _why_kept(slot)) for slot in asked if slot.phase is not Phase.ENDED]
     return api.UnloadResponse(len(ended), ended, kept)
 
 

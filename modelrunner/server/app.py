@@ -23,7 +23,7 @@ from modelrunner.proxy.limits import Limits
 from modelrunner.proxy.pipeline import Pipeline
 from modelrunner.pull import Puller
 from modelrunner.registry import BackendRegistry
-from modelrunner.scheduler import Ledger, MemoryProbe, Scheduler
+from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
 from modelrunner.server import daemon, logs
 from modelrunner.server.configurations import Configurations
 from modelrunner.server.configure import ConfigurationRoutes, Judge
@@ -113,16 +113,17 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
         stop_grace=settings.stop_grace,
         file_models=settings.models,
     )
+    make_runner = RunnerFactory(
+        registry, settings.runtime_dir, stall_limit=settings.stall_limit, wedge_limit=settings.wedge_limit
+    )
     scheduler = Scheduler(
         registry,
-        runtime_dir=settings.runtime_dir,
+        make_runner,
         probe=probe,
         ledger=Ledger(state / "memory.json"),
         max_queue=settings.max_queue,
         max_wait=settings.max_wait,
         drain_limit=settings.drain_limit,
-        stall_limit=settings.stall_limit,
-        wedge_limit=settings.wedge_limit,
     )
     installer = Installer(registry, scheduler, resolver.forget)
     judge = Judge(registry, resolver)
