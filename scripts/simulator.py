@@ -170,9 +170,11 @@ class Simulation:
                 case Start(key, memory):
                     self._start(self.models[key], memory)
                 case Stop(key):
+                    self.turns[key] = self.now
                     self._change(key, phase=Phase.STOPPING)
                     self._later(self.models[key].stop, lambda key=key: self._change(key, phase=Phase.ENDED))
                 case Drain(key, reason):
+                    self.turns[key] = self.now
                     self._change(key, phase=Phase.DRAINING, drain=reason)
                 case Forget(key):
                     del self.runners[key]

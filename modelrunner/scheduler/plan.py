@@ -122,10 +122,16 @@ class _Plan:
         return group
 
     def _admit_in_line(self, waiting: Sequence[Group]) -> None:
-        """Finds runners for the groups that want one, in line."""
-        wanting = [g for g in waiting if self._wants_a_runner(g) and not self._is_refused(g)]
-        for group in in_line(wanting, self._planning.urgent, self._planning.served):
-            self._admit(group)
+        """Finds runners for the groups that want one, in line; then for those whose runner was evicted for them."""
+        planning, done = self._planning, set[RunnerKey]()
+        for is_urgent in (True, False):
+            groups = [group for group in waiting if (group.key in planning.urgent) is is_urgent]
+            while wanting := [g for g in groups if g.key not in done and self._wants_a_runner(g)]:
+                done |= {group.key for group in wanting}
+                staying = [planning.turned(group) for group in wanting if not self._is_refused(group)]
+                leaving = {g.key for g in staying if g.key in planning.live and self._sleeper(g) is None}
+                for group in in_line(staying, leaving, planning.served):
+                    self._admit(group)
 
     def _wants_a_runner(self, group: Group) -> bool:
         """True if no runner of the group is ready or starting, and one may be started."""
@@ -242,5 +248,5 @@ class _Plan:
             return  # leaving runners give it
         victims, again = self._planning.victims.take(shortage, group)
         for slot in victims:
-            self._planning.drain(slot, Reason.ROOM, group.name)
+            self._planning.evict(slot, group)
         self._planning.wake_at(again)

@@ -42,6 +42,7 @@ class Planning:
         pinned = [self._awake(s) for s in self.live.values() if _stays(s) and s.key.model_id not in state.paused]
         self.evictable = subtract(self.room.budget, self.room.total(pinned))
         self._kept: set[RunnerKey] = set()
+        self._evicted: set[RunnerKey] = set()
         self._wake = math.inf
         self.waiting: Sequence[Group] = ()
         self.urgent: set[RunnerKey] = set()
@@ -144,6 +145,16 @@ class Planning:
         self.room.leaves(slot)
         self.live[slot.key] = slot._replace(phase=Phase.DRAINING, drain=reason)
         self.actions.append(Drain(slot.key, reason, room_for))
+
+    def evict(self, slot: Slot, group: Group) -> None:
+        """Drains the runner for `group`. The drain counts as a turn of the runner's own model, which so stands in line
+        behind `group`."""
+        self._evicted.add(slot.key)
+        self.drain(slot, Reason.ROOM, group.name)
+
+    def turned(self, group: Group) -> Group:
+        """The group, with the turn of an eviction."""
+        return replace(group, turn=self._now) if group.key in self._evicted else group
 
     def refuse(self, key: RunnerKey, requests: Sequence[Request], error: BaseException) -> None:
         if requests:

@@ -203,8 +203,10 @@ class Reconciler:
             case Wake(key):
                 self._sleeping.wake(self.slots[key])
             case Stop(key, reason, room_for):
+                self._note_turn(key)
                 self.end(self.slots[key], reason, room_for)
             case Drain(key, reason, room_for):
+                self._note_turn(key)
                 self.drain(self.slots[key], reason, room_for)
             case Forget(key, failure):
                 self._sleeping.remove(self.slots.pop(key))
@@ -219,12 +221,16 @@ class Reconciler:
 
     def _grant(self, slot: RunnerSlot, requests: Sequence[int]) -> None:
         now, key = self.time(), slot.target.key
-        if (queue := self.queues.get(key)) is not None:
-            queue.turn = now
+        self._note_turn(key)
         for ticket in self.queues.take(requests, key):
             request = ticket.request
             note_turn(self._served, (request.caller, request.batch), now)
             ticket.granted.set_result(self.lease(slot, ticket.keep_alive, request.batch, request.since))
+
+    def _note_turn(self, key: RunnerKey) -> None:
+        """Requests of the key got a lease, or lose their runner to another model: others come first now."""
+        if (queue := self.queues.get(key)) is not None:
+            queue.turn = self.time()
 
     def _remember(self, key: RunnerKey, failure: Failure) -> None:
         now = self.time()

@@ -165,7 +165,8 @@ class Ticket:
 @dataclass(eq=False, slots=True)
 class Queue:
     """The requests that wait for one key, oldest first. `variants` are the ways to run their model, empty until the
-    memory estimate is there. `turn` is when one of them last got a lease."""
+    memory estimate is there. `turn` is when one of them last got a lease, or
+    the key's runner was evicted."""
 
     target: Target
     tickets: dict[int, Ticket] = field(default_factory=dict)

@@ -46,7 +46,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The requests that wait for one key, oldest first. `turn` is when one of them last got a lease. `needs` holds the
+    """The requests that wait for one key, oldest first. `turn` is when one of them last got a lease, or
+    their runner was evicted. `needs` holds the
     memory of each variant of the run, the preferred variant first; it is empty until the estimate is there. `name` is
     the model's name in messages. A runner of a `pinned` group will be pinned. `load_seconds` is how long the last load
     took, 0 if there was none."""
@@ -61,7 +62,7 @@ class Group:
 
     @property
     def since(self) -> float:
-        """Since when none of the group got a lease. By this the group stands in line for memory, so that models take
+        """Since when the group has waited for a turn. By this the group stands in line for memory, so that models take
         turns even where one of them has a long queue."""
         return max(self.waiting[0].since, self.turn)
 

@@ -56,9 +56,9 @@ def in_turn(
     return tuple(waiting[position] for *_, position in sorted(candidates)[:count])
 
 
-def in_line(groups: Iterable[Group], first: Container[RunnerKey], served: Mapping[Line, float]) -> list[Group]:
-    """The groups in the order in which they get memory: those of the keys in `first` before all others; then
-    in rounds with one model of each caller as in `in_turn`; then the group that got no lease for longest."""
+def in_line(groups: Iterable[Group], leaving: Container[RunnerKey], served: Mapping[Line, float]) -> list[Group]:
+    """The groups in the order in which they get memory: in rounds with one model of each caller as in `in_turn`; then
+    the group that got no lease for longest. Those whose old runner is still `leaving` come last."""
     turns: Counter[Line] = Counter()
     ranked = []
     for position, group in enumerate(sorted(groups, key=lambda g: (g.since, g.waiting[0].id))):
@@ -66,7 +66,7 @@ def in_line(groups: Iterable[Group], first: Container[RunnerKey], served: Mappin
         lines = interactive or {(request.caller, True) for request in group.waiting}
         turn, last = min((turns[line], served.get(line, -math.inf)) for line in lines)
         turns.update(lines)
-        ranked.append((group.key not in first, turn, last, position, group))
+        ranked.append((group.key in leaving, turn, last, position, group))
     return [group for *_, group in sorted(ranked, key=lambda r: r[:4])]
 
 

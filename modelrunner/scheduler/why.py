@@ -101,7 +101,8 @@ def explain(state: State, group: Group, about: About, now: float) -> api.Why:
     """Where the group's model stands, and what its requests wait for, or the next one would."""
     waiting = [g for g in state.groups if g.waiting]
     first = urgent(waiting, state.served, state.policy.ageing, now)
-    line = [g.key for g in in_line(waiting, first, state.served)]
+    leaving = {slot.key for slot in state.slots if slot.phase in _LEAVING}
+    line = sorted((g.key for g in in_line(waiting, leaving, state.served)), key=lambda key: key not in first)
     look, queued = outlook(state, group, now), group.key in line
     answer = _answer(state, group, about, now, look, queued=queued)
     return api.Why(

@@ -306,10 +306,12 @@ class PlanMachine(RuleBasedStateMachine):
                 assert stopped.phase not in (Phase.STOPPING, Phase.ENDED)
                 assert not stopped.leases, "a lease was lost"
                 assert not (stopped.pinned and reason in (Reason.ROOM, Reason.IDLE))
+                self.turns[where] = self.now
                 self.slots[where] = stopped._replace(phase=Phase.STOPPING)
             case Drain(where, reason):
                 assert self.slots[where].phase is Phase.READY
                 assert not self.slots[where].pinned or reason in (Reason.SHUTDOWN, Reason.PAUSED)
+                self.turns[where] = self.now
                 if reason is Reason.ROOM:
                     self.check_drain(self.slots[where])
                 self.slots[where] = self.slots[where]._replace(phase=Phase.DRAINING, drain=reason)

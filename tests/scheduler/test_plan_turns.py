@@ -31,7 +31,7 @@ def turns(*waiting: Request, count: int = 1, served: dict[tuple[str, bool], floa
 def line(*groups: Group, served: dict[tuple[str, bool], float] | None = None) -> list[str]:
     served = served or {}
     first = urgent(groups, served, ageing=20.0, now=NOW)
-    return [g.name for g in in_line(groups, first, served)]
+    return [g.name for g in sorted(in_line(groups, set(), served), key=lambda g: g.key not in first)]
 
 
 # Among those who wait for one runner
