@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes. `held` is by process ID, None where nobody tells it."""
+    """Bytes of one device. `held` is by process ID, None if the driver does not say."""
 
     total: int
     free: int
@@ -32,7 +32,7 @@ def devices(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> 
 
 
 def held_by(found: Iterable[DeviceMemory], pids: Iterable[int]) -> tuple[int, ...]:
-    """What these processes hold of each device; empty where it is not told of every one."""
+    """What these processes hold of each device; empty if a driver does not say."""
     told, pids = [device.held for device in found], set(pids)
     return () if None in told else tuple(sum(held.get(pid, 0) for pid in pids) for held in told if held is not None)
 
@@ -78,7 +78,7 @@ def _held(rows: Iterable[list[str]]) -> dict[str, dict[int, int]] | None:
 
 
 def _visible(gpus: list[list[str]], chosen: str | None) -> list[list[str]]:
-    """As CUDA does it: numbers, or beginnings of UUIDs, in their order, up to the first that names none."""
+    """The chosen GPUs as CUDA selects them: numbers or beginnings of UUIDs, in that order, up to the first unknown one."""
     if chosen is None:
         return gpus
     found = []
@@ -91,7 +91,7 @@ def _visible(gpus: list[list[str]], chosen: str | None) -> list[list[str]]:
 
 
 def _amd(environ: Mapping[str, str], root: Path) -> tuple[DeviceMemory, ...]:
-    """By PCI address, as ROCm does it. What a process holds is not told."""
+    """By PCI address, as ROCm does it. sysfs does not say what a process holds."""
     folders = {card.resolve() for card in (root / "sys/class/drm").glob("card*/device")}
     cards = [[str(number), "", str(folder)] for number, folder in enumerate(sorted(filter(_has_memory, folders)))]
     chosen = environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What is known of a run at a full context: `measured`, or told by the engine without loading the model."""
+    """What is known of a run at a full context: `measured`, or stated by the engine without loading the model."""
 
     memory: RequiredMemory
     measured: bool
@@ -59,8 +59,8 @@ class Ledger:
         return [replace(v, memory=await self.required(backend, v.spec)) for v in found]
 
     async def ask(self, backend: Backend, spec: RunSpec) -> None:
-        """Has the engine itself say what a run needs, once, unless that is known; one engine at a time. Takes a second
-        and belongs to when a model was pulled or configured: a load never waits for it."""
+        """Asks the engine itself what a run needs, once, unless that is known; one engine at a time. Takes a second, after
+        a pull or a configuration change; a load never waits for it."""
         entry = _entry(backend, spec)
         async with self._asking:
             if entry in self._known:
@@ -72,9 +72,9 @@ class Ledger:
     def record(
         self, backend: Backend, spec: RunSpec, measured: RequiredMemory, *, fresh: bool = False
     ) -> RequiredMemory:
-        """Takes down what a run was seen to hold and returns what counts for such a run from now on: the most that was
-        ever measured. A `fresh` one has only loaded its model: what it will hold at a full context is that and the
-        growth that its backend expects. Devices that could not be measured keep their figure."""
+        """Records what a run was measured to hold, and returns what counts for such a run from now on: the most that was
+        ever measured. A `fresh` run has only loaded its model; the growth that its backend expects is added. Devices
+        that could not be measured keep their figure. Raises `ValueError` if the growth is no valid figure."""
         if fresh:
             measured += backend.growth(spec)
             if not _is_valid(measured):
@@ -118,7 +118,7 @@ def _entry(backend: Backend, spec: RunSpec) -> str:
 
 
 def _read(path: Path) -> dict[str, Figure]:
-    """Nothing, with a warning, if the file is damaged or of another format: the figures come again."""
+    """The figures in the file; none, with a warning, if it is damaged or of another format."""
     try:
         content = json.loads(path.read_text("utf-8"))
         if content["format"] != _FORMAT:

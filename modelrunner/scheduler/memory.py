@@ -72,7 +72,7 @@ class MemoryProbe:
             log.warning("the memory cannot be looked at: %s", error)
 
     def _look_again(self, runners: Mapping[int, RequiredMemory]) -> None:
-        """By the one that holds the lock."""
+        """Looks again; the caller holds the lock."""
         try:
             seen = self._seen_devices()
             pids = {process.pid for pid in runners for process in process_tree(pid)} if seen else set()
@@ -111,7 +111,7 @@ class _Pool(NamedTuple):
 
 
 def _held(number: int, device: DeviceMemory, runners: Mapping[int, RequiredMemory], pids: set[int]) -> int:
-    """What our runners hold of a device. Where nobody tells, they are taken at their word."""
+    """What our runners hold of a device. If the driver does not say, what they count for."""
     if device.held is not None:
         return sum(device.held.get(pid, 0) for pid in pids)
     counted = sum(memory.vram[number] for memory in runners.values() if number < len(memory.vram))
