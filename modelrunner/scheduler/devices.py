@@ -78,7 +78,8 @@ def _held(rows: Iterable[list[str]]) -> dict[str, dict[int, int]] | None:
 
 
 def _visible(gpus: list[list[str]], chosen: str | None) -> list[list[str]]:
-    """The chosen GPUs as CUDA selects them: numbers or beginnings of UUIDs, in that order, up to the first unknown one."""
+    """The chosen GPUs as CUDA selects them: numbers or beginnings of UUIDs, in that order, up to the first unknown
+    one."""
     if chosen is None:
         return gpus
     found = []

@@ -59,8 +59,8 @@ class Ledger:
         return [replace(v, memory=await self.required(backend, v.spec)) for v in found]
 
     async def ask(self, backend: Backend, spec: RunSpec) -> None:
-        """Asks the engine itself what a run needs, once, unless that is known; one engine at a time. Takes a second, after
-        a pull or a configuration change; a load never waits for it."""
+        """Asks the engine itself what a run needs, once, unless that is known; one engine at a time. Takes a second,
+        after a pull or a configuration change; a load never waits for it."""
         entry = _entry(backend, spec)
         async with self._asking:
             if entry in self._known:
@@ -72,9 +72,9 @@ class Ledger:
     def record(
         self, backend: Backend, spec: RunSpec, measured: RequiredMemory, *, fresh: bool = False
     ) -> RequiredMemory:
-        """Records what a run was measured to hold, and returns what counts for such a run from now on: the most that was
-        ever measured. A `fresh` run has only loaded its model; the growth that its backend expects is added. Devices
-        that could not be measured keep their figure. Raises `ValueError` if the growth is no valid figure."""
+        """Records what a run was measured to hold, and returns what counts for such a run from now on: the most that
+        was ever measured. A `fresh` run has only loaded its model; the growth that its backend expects is added.
+        Devices that could not be measured keep their figure. Raises `ValueError` if the growth is no valid figure."""
         if fresh:
             measured += backend.growth(spec)
             if not _is_valid(measured):

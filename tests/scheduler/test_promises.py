@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from modelrunner.scheduler import Scheduler
-from modelrunner.scheduler.state import Policy
 from tests.scheduler.fakes import Engine, World, gathered, settle, target, virtual
 
 
@@ -86,8 +85,22 @@ async def test_a_batch_is_not_starved_by_a_model_in_constant_use() -> None:
 
     clients = [asyncio.create_task(chat_for_ever()) for _ in range(3)]
     await asyncio.sleep(10.0)
-    ageing = Policy().ageing
-    assert ageing <= await answer(scheduler, "batch", 1.0, batch=True) < ageing + 10.0
+    assert 60.0 <= await answer(scheduler, "batch", 1.0, batch=True) < 70.0
+    await stop(scheduler, clients)
+
+
+@virtual
+async def test_models_that_load_slowly_spend_at_most_a_third_of_the_time_with_it() -> None:
+    world = World(10, {"a": Engine(6, load_seconds=40.0), "b": Engine(6, load_seconds=40.0)})
+    scheduler = world.scheduler()
+
+    async def ask_for_ever(name: str) -> float:
+        while True:
+            await answer(scheduler, name, 1.0)
+
+    clients = [asyncio.create_task(ask_for_ever(name)) for name in "aabb"]
+    await asyncio.sleep(1200.0)
+    assert 1200.0 / (3 * 40.0) - 2 <= len(world.started) <= 1200.0 / (3 * 40.0) + 1, "and both are served"
     await stop(scheduler, clients)
 
 
