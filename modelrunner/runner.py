@@ -23,7 +23,10 @@ _Order = Callable[[RunSpec, Endpoint], Awaitable[None]]
 _KEPT_LINES = 50
 _LAST_LINES = 3
 _LAST_WORDS = 400
-_LAST_CHANCE = 1.0  # seconds that an engine which has failed gets to end by itself
+# Seconds that a failed engine gets to end by itself, so that its last words are seen: a process that crashes needs
+# milliseconds, one that writes a core dump longer. A broken connection waits a quarter of it (proxy/exchange.py): there
+# the client waits, and the usual end is at once.
+LAST_CHANCE = 1.0
 
 
 class RunnerState(StrEnum):
@@ -116,7 +119,7 @@ class Runner:
             raise self.failure from error
         finally:
             try:
-                await _stopped(engine, patience=None if self.failure is None else _LAST_CHANCE)
+                await _stopped(engine, patience=None if self.failure is None else LAST_CHANCE)
             finally:
                 self._end()
 
