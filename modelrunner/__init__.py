@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         BackendExited,
         BackendUnavailable,
         BadRequest,
+        ContextTooLong,
         InsufficientDisk,
         ModelRunnerError,
     )
@@ -40,7 +41,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "modelrunner.backend": "Backend BackendContext BackendState BackendStatus InstallProgress ProgressCallback",
-    "modelrunner.errors": "BackendExited BackendUnavailable BadRequest InsufficientDisk ModelRunnerError",
+    "modelrunner.errors": "BackendExited BackendUnavailable BadRequest ContextTooLong InsufficientDisk "
+    "ModelRunnerError",
     "modelrunner.types": "Bundle Endpoint Mode ModelFormat ModelHeader ProcessObserver ProcessOptions "
     "RequiredMemory RunSpec Tensor Variant",
 }
@@ -53,6 +55,7 @@ __all__ = [
     "BackendUnavailable",
     "BadRequest",
     "Bundle",
+    "ContextTooLong",
     "Endpoint",
     "InstallProgress",
     "InsufficientDisk",

@@ -1,6 +1,10 @@
 """What llama.cpp's log lines mean to a person: last words, and the stages of a start. Pure."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
+
+from modelrunner import BadRequest, ContextTooLong, ModelRunnerError
 
 _LOCAL = "Its file is damaged or incomplete: remove the model and pull it again."
 _NO_DEVICE_MEMORY = (
@@ -47,8 +51,19 @@ _CAUSES = [
      "`modelrunner install llama.cpp`"),
     (r"failed to load model", "llama.cpp could not load the model. " + _LOCAL),
 ]  # fmt: skip
-# What llama-server says with status 500 to an input beyond its batch or its context.
-_CLIENTS_FAULT = ("too large to process", "exceeds the available context size", "context length")
+# What llama-server says with status 400 or 500 to an input beyond its context, or beyond the batch that an embedding
+# has to fit in. The groups are the tokens of the input and the limit.
+_TOO_LONG = re.compile(
+    r"\(?(\d+) tokens\) (?:exceeds the available context size \((\d+) tokens|is too large to process.*batch size: (\d+)"
+    r"|is larger than the max context size \((\d+) tokens)",
+    re.DOTALL,
+)
+# What it says with status 500 though the request is at fault.
+_CLIENTS_FAULT = re.compile(
+    r"(?:image|audio|video) input is not supported|failed to (?:decode|load|process) (?:the )?(?:image|audio|video)|"
+    r"json\.exception|Jinja|jinja|[Ff]ailed to parse (?:grammar|messages|tools|input)|roles must alternate|"
+    r"context length"
+)
 _STARVED = re.compile(f"{_NO_DEVICE_MEMORY}|{_NO_MEMORY}")
 _COMPILED = [(re.compile(pattern), sentence) for pattern, sentence in _CAUSES]
 
@@ -73,9 +88,12 @@ def explain(tail: str) -> str | None:
     return None
 
 
-def blames_client(message: str) -> bool:
-    """Is the request at fault that was answered with this message?"""
-    return any(words in message for words in _CLIENTS_FAULT)
+def request_error(status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+    """As `Backend.request_error`."""
+    if (found := _TOO_LONG.search(message)) or fields.get("type") == "exceed_context_size_error":
+        tokens = [int(figure) for figure in found.groups() if figure] if found else [None, None]
+        return ContextTooLong(message, fields.get("n_prompt_tokens", tokens[0]), fields.get("n_ctx", tokens[1]))
+    return BadRequest(message) if status >= 500 and _CLIENTS_FAULT.search(message) else None
 
 
 def ran_out_of_memory(tail: str) -> bool:

@@ -1,6 +1,10 @@
 """What vLLM's log lines mean to a person: last words, and the stages of a start. Pure."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
+
+from modelrunner import BadRequest, ContextTooLong, ModelRunnerError
 
 _AGAIN = "install the engine again with `modelrunner install vllm`"
 # The first that matches anywhere in the tail wins; a group of the match fills {0}. Specific causes come first: every
@@ -69,6 +73,10 @@ _STARVED = re.compile(
     r"MemoryError|No available memory for the cache blocks",  # the last where others took it while vLLM measured
     re.DOTALL,
 )
+# What vLLM says to an input beyond its context (vllm/renderers/params.py, vllm/v1/engine/input_processor.py).
+_TOO_LONG = [re.compile(text) for text in (r"maximum context length is \d+", r"longer than the maximum\s+model length")]
+_PROMPT_TOKENS = re.compile(r"(\d+) (?:input )?tokens?(?: in the messages|, which| from the input)|\(length (\d+)\)")
+_LIMIT = re.compile(r"maximum context length is (\d+)|model length of (\d+)")
 _COMPILED = [(re.compile(pattern, re.DOTALL), sentence) for pattern, sentence in _CAUSES]
 
 _STAGES = [
@@ -88,11 +96,30 @@ _STAGES = [
 ]
 
 
+def _number(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.search(text)
+    return int(found[1] or found[2]) if found else None
+
+
 def explain(tail: str) -> str | None:
     """A sentence that says what happened and what to do, or None where the last words say nothing known."""
     for pattern, sentence in _COMPILED:
         if match := pattern.search(tail):
             return sentence.format(next((group for group in match.groups() if group), ""))
+    return None
+
+
+def request_error(status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+    """As `Backend.request_error`."""
+    if any(pattern.search(message) for pattern in _TOO_LONG):
+        prompt, limit = (_number(pattern, message) for pattern in (_PROMPT_TOKENS, _LIMIT))
+        return ContextTooLong(message, prompt, limit)
+    if "--tool-call-parser" in message:
+        return BadRequest(
+            "this model's tool calls cannot be read, since no parser is set for them: name one with the setting "
+            "`tool-call-parser` in the table `vllm` of the model's configuration",
+            param="tools",
+        )
     return None
 
 

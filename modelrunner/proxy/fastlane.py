@@ -19,7 +19,8 @@ from modelrunner.proxy.judge import Judge
 from modelrunner.proxy.listener import Listener, hung_up, peer_of
 from modelrunner.proxy.pipeline import Pipeline
 from modelrunner.proxy.reading import IncomingBody
-from modelrunner.proxy.render import Header, error_answer, id_line, new_request_id
+from modelrunner.proxy.render import Header, id_line, new_request_id
+from modelrunner.proxy.routes import path_of
 from modelrunner.proxy.severing import sever
 from modelrunner.proxy.wire import cors, response_head
 
@@ -187,7 +188,7 @@ class ClientConnection(asyncio.Protocol):
         except ModelRunnerError as error:
             ask_id, origin = self._lane.judge.who(data[:end])
             self._cors = cors(origin)
-            self._refuse(error, ask_id)
+            self._refuse(error, ask_id, path_of(data))
             return
         self._cors = judged.cors
         self._keep_alive = judged.keep_alive and not self._lane.listener.draining
@@ -209,7 +210,7 @@ class ClientConnection(asyncio.Protocol):
             self._pipeline.buffer(len(data), body.length)
         except ModelRunnerError as error:
             self._leave()
-            self._refuse(error, body.terms.request_id or new_request_id())
+            self._refuse(error, body.terms.request_id or new_request_id(), body.terms.route.pattern)
             return
         self._add_to_body(body, data)
 
@@ -227,7 +228,7 @@ class ClientConnection(asyncio.Protocol):
             self._exchange = self._pipeline.exchange(terms, body, ask_id, self)
         except ModelRunnerError as error:
             self._pipeline.unbuffer(len(body))
-            self._answer_error(error, ask_id)
+            self._answer_error(error, ask_id, terms.route.pattern)
         else:
             self._exchange.start()
 
@@ -272,14 +273,14 @@ class ClientConnection(asyncio.Protocol):
         self._deadline = self._loop.time() + self._limits.write_stall
         sever(self._transport)
 
-    def _answer_error(self, error: ModelRunnerError, ask_id: str) -> None:
-        headers, body = error_answer(error, ask_id)
+    def _answer_error(self, error: ModelRunnerError, ask_id: str, path: str) -> None:
+        headers, body = self._pipeline.refusal(error, ask_id, path)
         self.respond(error.status, headers, id_line(ask_id), len(body), body)
         self.finish()
 
-    def _refuse(self, error: ModelRunnerError, ask_id: str) -> None:
+    def _refuse(self, error: ModelRunnerError, ask_id: str, path: str = "") -> None:
         """Answers, and closes: where the next request would begin cannot be known, or is not worth the reading."""
-        headers, body = error_answer(error, ask_id)
+        headers, body = self._pipeline.refusal(error, ask_id, path)
         if isinstance(error, MethodNotAllowed):
             headers += ((b"Allow", b"GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"),)
         self._keep_alive = False

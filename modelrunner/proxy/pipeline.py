@@ -1,4 +1,4 @@
-"""From the parts of a request to an exchange with a runner. Both lanes stand on it, so that they mean the same."""
+"""Admission of a request: from its head and body to an exchange. Both lanes use it, so that they mean the same."""
 
 import logging
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from modelrunner.errors import (
     UpgradeRefused,
 )
 from modelrunner.proxy.access import Access
-from modelrunner.proxy.decode import decode
+from modelrunner.proxy.dialects.dialect import Header
 from modelrunner.proxy.exchange import Exchange
 from modelrunner.proxy.inference import Inference, Sink, Terms
 from modelrunner.proxy.limits import Limits
 from modelrunner.proxy.quarantine import Quarantine
-from modelrunner.proxy.record import Hooks, Record
+from modelrunner.proxy.record import AccessLog, Meter, Observer, Record
 from modelrunner.proxy.render import harmless_id
-from modelrunner.proxy.routes import Route
+from modelrunner.proxy.routes import Route, check_endpoint, dialect_of
 from modelrunner.scheduler import Lease, Scheduler, Target
 from modelrunner.types import KeepAlive, Mode
 
-log = logging.getLogger("modelrunner.access")
+log = logging.getLogger(__name__)
 
 HEADERS = frozenset(
     (
@@ -53,18 +53,21 @@ class Resolve(Protocol):
 
     def __call__(self, backend: str | None, model: str, mode: Mode) -> Target: ...
 
+    def endpoints(self, target: Target) -> frozenset[str]:
+        """As of `Backend.endpoints`, of the target's backend."""
+
 
 class Pipeline:
-    """`active` counts the requests under way, `buffered` the bytes of their bodies."""
+    """`active` counts the requests under way, `buffered` the bytes of their bodies. `observers` are told of every
+    request."""
 
-    def __init__(
-        self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits, hooks: Hooks | None = None
-    ) -> None:
+    def __init__(self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits) -> None:
         self._resolve = resolve
         self._scheduler = scheduler
         self.access = access
         self.limits = limits
-        self.hooks = hooks
+        self.observers: tuple[Observer, ...] = ()
+        self._access_log = AccessLog()
         self.quarantine = Quarantine()
         self.active = 0
         self.buffered = 0
@@ -117,18 +120,46 @@ class Pipeline:
     def exchange(self, terms: Terms, body: bytes, request_id: str, sink: Sink) -> Exchange:
         """To be started by the lane. The body counts as buffered until the exchange is over. Raises `BadRequest`."""
         arrived = perf_counter()
-        fields = decode(body)
+        fields = terms.route.dialect.read(body)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
-        ask = Inference(terms, fields.model, fields.stream is True, keep, body, request_id, arrived)
         self.active += 1
-        return Exchange(self, ask, sink)
+        return Exchange(self, Inference(terms, fields, keep, body, request_id, arrived), sink)
+
+    def refusal(self, error: ModelRunnerError, request_id: str, path: str) -> tuple[tuple[Header, ...], bytes]:
+        """Headers and body of the answer to a request that gets no exchange, in the shape of the path's family."""
+        dialect = dialect_of(path)
+        if self.observers:
+            self.tell(Record(request_id, dialect.name, path, error.status, error.code))
+        return dialect.error(error, request_id)
+
+    # observers
+
+    def observe(self, observer: Observer) -> None:
+        """Has the observer told of every request that is over from now on."""
+        self.observers = (*self.observers, observer)
+
+    def log_requests(self, wanted: bool) -> None:
+        """Switches the access log on or off."""
+        others = tuple(observer for observer in self.observers if observer is not self._access_log)
+        self.observers = (*others, self._access_log) if wanted else others
+
+    def meter(self) -> Meter | None:
+        """For a new answer; None where nobody observes."""
+        return Meter(max(observer.tail for observer in self.observers)) if self.observers else None
+
+    def tell(self, record: Record) -> None:
+        for observer in self.observers:
+            try:
+                observer.finished(record)
+            except Exception:  # an observer's fault is no request's
+                log.exception("request %s: %s failed", record.request_id, type(observer).__name__)
 
     # what an exchange asks
 
     def lease_now(self, ask: Inference) -> Lease | None:
         """A lease for which nothing has to be waited. Raises what `lease` raises."""
         route = ask.terms.route
-        target = self._resolve.known(route.backend, ask.model, route.mode)
+        target = self._resolve.known(route.backend, ask.fields.model, route.mode)
         if route.runner is not None:
             return self._lease_runner(ask, route.runner, target)
         return None if target is None else self._scheduler.warm(target, ask.keep_alive)
@@ -136,12 +167,13 @@ class Pipeline:
     async def lease(self, ask: Inference) -> Lease:
         """Raises whatever resolving and scheduling raise."""
         route = ask.terms.route
-        await self._resolve.prepare(route.backend, ask.model, route.mode)
-        target = self._resolve(route.backend, ask.model, route.mode)
+        await self._resolve.prepare(route.backend, ask.fields.model, route.mode)
+        target = self._resolve(route.backend, ask.fields.model, route.mode)
         if route.runner is not None:
             lease = self._lease_runner(ask, route.runner, target)
             assert lease is not None
             return lease
+        check_endpoint(route.path, self._resolve.endpoints(target), target.key.backend)
         return await self._scheduler.acquire(target, ask.keep_alive, ask.terms.caller, ask.terms.batch)
 
     def _lease_runner(self, ask: Inference, runner_id: str, target: Target | None) -> Lease | None:
@@ -162,40 +194,8 @@ class Pipeline:
 
     def progress(self, ask: Inference) -> dict[str, Any]:
         """What a waiting request waits for: `stage`, in a word or two, and how long, as far as that is known."""
-        target = self._resolve.known(ask.terms.route.backend, ask.model, ask.terms.route.mode)
+        target = self._resolve.known(ask.terms.route.backend, ask.fields.model, ask.terms.route.mode)
         return {"stage": "queued"} if target is None else self._scheduler.insight.progress(target)
-
-    def over(self, ask: Inference, lease: Lease | None, status: int, error: ModelRunnerError | None) -> None:
-        """Called once for every exchange."""
-        self.active -= 1
-        self.buffered -= len(ask.body)
-        if self.hooks is not None or log.isEnabledFor(logging.DEBUG):
-            self._report(ask, lease, status, error)
-
-    def _report(self, ask: Inference, lease: Lease | None, status: int, error: ModelRunnerError | None) -> None:
-        record = Record(
-            request_id=ask.request_id,
-            path=ask.terms.route.path,
-            model=ask.model,
-            runner=lease.runner.id if lease is not None else None,
-            status=status,
-            queued=lease.waited - lease.loaded if lease is not None else 0.0,
-            loading=lease.loaded if lease is not None else 0.0,
-            duration=perf_counter() - ask.arrived,
-            error=error.code if error is not None else None,
-            body=ask.body,
-        )
-        log.debug(
-            "%s %s %s %d %.3fs%s",
-            record.request_id,
-            record.path,
-            ascii(record.model),
-            record.status,
-            record.duration,
-            f" {record.error}" if record.error else "",
-        )
-        if self.hooks is not None:
-            self.hooks.finished(record)
 
 
 def _caller(header: GetHeader) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
@@ -173,7 +173,8 @@ async def _listen(
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limits = Limits.within(descriptors, body=settings.body_limit, total_body=settings.total_body_limit)
     pipeline = Pipeline(parts.resolver, parts.scheduler, access, limits)
-    reloader = _reloader(settings, parts, access, port)
+    pipeline.log_requests(settings.log_level == "debug")
+    reloader = _reloader(settings, parts, pipeline, port)
     lifecycle.on_reload = reloader.in_background
     app = application(parts, pipeline, access, addresses, lifecycle, reloader, settings.body_limit)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSING)
@@ -244,9 +245,14 @@ def _reading(settings: Settings) -> Reading:
     return Reading(values, settings.models, settings.place)
 
 
-def _reloader(settings: Settings, parts: Parts, access: Access, port: int) -> Reloader:
+def _reloader(settings: Settings, parts: Parts, pipeline: Pipeline, port: int) -> Reloader:
     """Says which settings can be changed while the daemon runs, and who is told."""
-    scheduler = parts.scheduler
+    scheduler, access = parts.scheduler, pipeline.access
+
+    def log_level(changed: Mapping[str, Any]) -> None:
+        logs.set_level(changed["log_level"])
+        pipeline.log_requests(changed["log_level"] == "debug")
+
     setters: dict[str, Setter] = {
         **dict.fromkeys(("hosts", "origins"), lambda s: access.allow(host_names(port, s["hosts"]), s["origins"])),
         **dict.fromkeys(
@@ -258,7 +264,7 @@ def _reloader(settings: Settings, parts: Parts, access: Access, port: int) -> Re
             lambda s: scheduler.set_limits(max_queue=s["max_queue"], max_wait=s["max_wait"]),
         ),
         "keep_alive": lambda s: parts.resolver.set_keep_alive(s["keep_alive"]),
-        "log_level": lambda s: logs.set_level(s["log_level"]),
+        "log_level": log_level,
     }
     return Reloader(
         _reading(settings),

@@ -17,7 +17,7 @@ from modelrunner.scheduler import Scheduler, Target
 from modelrunner.server.configurations import Configurations, Entry
 from modelrunner.server.messages import json_response, read_json
 from modelrunner.server.options import backend_options, check_backends
-from modelrunner.server.resolve import Resolver, Tables, check_mode, folded, main_mode
+from modelrunner.server.resolve import Resolver, Tables, folded, main_mode
 from modelrunner.store import Store
 from modelrunner.types import Bundle, Mode, RunSpec
 
@@ -51,15 +51,15 @@ class Judge:
         `ModelNotFound` for a draft model that is not here."""
         backend = self.backend(bundle, posted.configuration, tables)
         target = self._resolver.target(backend, bundle, mode, posted, tables)
-        _check(backend, target.spec)
+        _check(self._resolver, backend, target.spec)
         return target
 
 
-def _check(backend: Backend, spec: RunSpec) -> None:
+def _check(resolver: Resolver, backend: Backend, spec: RunSpec) -> None:
     bundle = spec.bundle
     if bundle.format not in backend.formats:
         raise Misdirected(f"{backend.name} cannot serve {bundle.format} models", param="backend")
-    check_mode(backend, bundle, bundle.name, spec.mode)
+    resolver.check_mode(backend, bundle, bundle.name, spec.mode)
     backend.check_flags(spec.flags, spec.mode)
     backend.check(spec)
 

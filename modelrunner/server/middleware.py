@@ -24,7 +24,9 @@ from modelrunner.errors import (
 )
 from modelrunner.proxy.access import Access
 from modelrunner.proxy.aiolane import refuse_oddities
-from modelrunner.proxy.render import Header, error_answer, harmless_id, new_request_id
+from modelrunner.proxy.dialects.dialect import Header
+from modelrunner.proxy.render import harmless_id, new_request_id
+from modelrunner.proxy.routes import dialect_of, match, variants
 from modelrunner.proxy.wire import cors
 
 log = logging.getLogger(__name__)
@@ -60,8 +62,10 @@ def is_local(request: web.BaseRequest) -> bool:
     return connection is not None and connection.family == socket.AF_UNIX
 
 
-def error_response(error: ModelRunnerError, request_id: str) -> web.Response:
-    headers, body = error_answer(error, request_id)
+def error_response(error: ModelRunnerError, request: web.BaseRequest) -> web.Response:
+    """In the shape of the family that the path belongs to."""
+    request_id = request_id_of(request)
+    headers, body = dialect_of(request.path).error(error, request_id)
     return web.Response(status=error.status, headers={**_text(headers), "X-Request-ID": request_id}, body=body)
 
 
@@ -73,13 +77,28 @@ def translated(error: web.HTTPException, request: web.BaseRequest) -> ModelRunne
     """aiohttp's own refusals in our words."""
     match error:
         case web.HTTPNotFound():
-            return RouteNotFound(f"there is no {request.method} {request.path}")
+            return RouteNotFound(f"there is no {request.method} {request.path}{_hint(request)}")
         case web.HTTPMethodNotAllowed():
             return MethodNotAllowed(f"{request.path} takes {', '.join(sorted(error.allowed_methods))}")
         case web.HTTPRequestEntityTooLarge():
             return PayloadTooLarge("the body is larger than body_limit allows")
         case _:
             return _OF_STATUS.get(error.status, BadRequest)(error.text or error.reason)
+
+
+def _hint(request: web.BaseRequest) -> str:
+    """Names the path that was probably meant, if there is one."""
+    resources = list(request.app.router.resources()) if isinstance(request, web.Request) else []
+    for path in variants(request.path):
+        if path != request.path and (match(path) or any(_leads_to(resource, path) for resource in resources)):
+            return f": ask {path}"
+    return ""
+
+
+def _leads_to(resource: web.AbstractResource, path: str) -> bool:
+    found = resource.get_info()
+    pattern = found.get("pattern")
+    return found.get("path") == path or (pattern is not None and pattern.fullmatch(path) is not None)
 
 
 def envelope(access: Access, is_ending: Callable[[], bool]) -> Middleware:
@@ -96,18 +115,18 @@ def envelope(access: Access, is_ending: Callable[[], bool]) -> Middleware:
                 raise ShuttingDown("the daemon is shutting down")
             return await handler(request)
         except web.HTTPException as error:
-            response = error_response(translated(error, request), request_id_of(request))
+            response = error_response(translated(error, request), request)
             if "Allow" in error.headers:
                 response.headers["Allow"] = error.headers["Allow"]
         except ModelRunnerError as error:
             if error.status == 500:
                 log.exception("request %s: %s %s", request_id_of(request), request.method, request.path)
-            response = error_response(error, request_id_of(request))
+            response = error_response(error, request)
         except ConnectionError:
             raise  # the client left; aiohttp closes the connection
         except Exception as fault:  # a bug of ours: logged with its request ID, and not a word of it to the client
             log.exception("request %s: %s %s", request_id_of(request), request.method, request.path)
-            response = error_response(_internal(request), request_id_of(request))
+            response = error_response(_internal(request), request)
             if request.get(_STARTED):
                 raise ConnectionAbortedError from fault
         if request.get(_STARTED):  # a second head would be read as part of the body: cut instead
@@ -149,7 +168,7 @@ class _Connection(web.RequestHandler):
             error = _internal(request)
         else:
             error = _unparsable(exc, status)(f"not a valid HTTP request: {_first_line(message)}")
-        response = error_response(error, request_id_of(request))
+        response = error_response(error, request)
         response.force_close()
         return response
 
@@ -157,7 +176,7 @@ class _Connection(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         if isinstance(resp, web.HTTPException):  # raised before any middleware ran: an unknown Expect
-            resp = error_response(translated(resp, request), request_id_of(request))
+            resp = error_response(translated(resp, request), request)
         return await super().finish_response(request, resp, start_time)
 
 

@@ -58,7 +58,7 @@ class Answer:
     def error(self) -> dict[str, Any]:
         found = self.json()
         assert set(found) == {"error", "request_id"}
-        assert set(found["error"]) == {"message", "type", "param", "code"}
+        assert {"message", "type", "param", "code"} <= set(found["error"])
         assert found["request_id"] == self.headers["x-request-id"]
         return dict(found["error"])
 

@@ -86,7 +86,6 @@ async def test_an_idle_connection_is_not_taken_for_stale_after_a_byte(folder: Pa
 @pytest.mark.parametrize(
     ("sent", "told"),
     [
-        (b"", True),
         (event("a"), True),
         (event("a") + event("€"), True),
         (event("a") + chunk(b"data: half"), False),
@@ -109,6 +108,54 @@ async def test_a_stream_that_breaks_off(folder: Path, kind: str, sent: bytes, to
         if told:
             assert (b'"message":"the engine was killed"' in answer.body) is died
             assert answer.body.endswith(b"\n\n")
+
+
+async def test_a_stream_whose_engine_dies_before_its_first_token_is_asked_again(folder: Path, kind: str) -> None:
+    """Some engines send their head before they have read the prompt."""
+
+    async def script(call: Call) -> None:
+        await call.send(SSE)
+        if len(served.engine.received) == 1:
+            dead = served.runner
+            served.scheduler.runner = served.runner = FakeRunner(dead.endpoint)
+            dead.die()
+            call.reset()
+        else:
+            await call.send(event("a") + b"0\r\n\r\n")
+
+    async with proxy(folder, kind, script) as served:
+        answer = await served.ask(request(stream=True))
+        assert (answer.status, answer.body, answer.complete) == (200, b"data: a\n\n", True)
+        assert len(served.engine.received) == 2
+
+
+async def test_a_stream_that_breaks_before_its_first_token_has_a_status(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE)
+        call.close()
+
+    async with proxy(folder, kind, script) as served:
+        assert (await served.ask(request(stream=True))).status == 502
+
+
+async def test_a_stream_without_a_single_event_is_passed_on(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE)
+        await call.send(b"0\r\n\r\n")
+
+    async with proxy(folder, kind, script) as served:
+        answer = await served.ask(request(stream=True))
+        assert (answer.status, answer.body, answer.complete) == (200, b"", True)
+
+
+async def test_no_event_is_written_into_a_plain_answer(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE.replace(b"text/event-stream", b"application/json") + chunk(b'{"a": "\n\n'))
+        call.close()
+
+    async with proxy(folder, kind, script) as served:
+        answer = await served.ask()
+        assert (answer.body, answer.complete) == (b'{"a": "\n\n', False)
 
 
 async def test_a_break_inside_a_chunk_gets_no_event(folder: Path, kind: str) -> None:

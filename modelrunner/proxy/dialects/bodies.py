@@ -1,24 +1,23 @@
-"""What the proxy must know of a request's body, learned without building the rest of it. The body itself goes to the
-engine byte for byte, so both must read the same model from it: what two JSON readers may take differently is refused.
-"""
+"""JSON bodies that name a model: what the proxy must know of one, learned without building the rest of it.
+
+The body itself goes to the engine byte for byte, so both must read the same model from it: a body that two JSON readers
+may take differently is refused."""
 
 import codecs
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from modelrunner.errors import BadRequest
+from modelrunner.proxy.dialects.dialect import Dialect, Fields
 
+if TYPE_CHECKING:
+    from modelrunner.proxy.inference import Inference
+    from modelrunner.runner import Runner
 
-class Fields(msgspec.Struct, frozen=True, gc=False):
-    """`stream` and `keep_alive` are None where the body does not have them."""
-
-    model: str
-    stream: bool | None = None
-    keep_alive: str | int | float | None = None
-
-
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _decoder = msgspec.json.Decoder(Fields)
 _DIGITS_ONLY = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
 _LONGEST_NUMBER = b"0" * 309  # the digits of the largest double
@@ -27,27 +26,40 @@ _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\],]', re.DOTALL)
 _MOST_TOKENS = 1_000_000  # half a second; only a body that says `"model"` more than once is looked at this way
 
 
-def decode(body: bytes) -> Fields:
-    """Raises `BadRequest` for anything but one JSON object with one `model`, of bounded depth, numbers that a double
-    can hold, and text that is Unicode."""
-    try:
-        fields = _decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise _unlike_schema(str(error)) from None
-    except msgspec.DecodeError as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from None
-    except (RecursionError, UnicodeDecodeError):
-        raise BadRequest("the body is not JSON that can be read: nested too deep, or not UTF-8") from None
-    if not body.isascii():
-        _check_utf8(body)
-    # A run of 309 digits cannot hide between the bytes 308, 617, ...: few bodies have a digit in one of those places.
-    places = body[len(_LONGEST_NUMBER) - 1 :: len(_LONGEST_NUMBER)]
-    if places.translate(None, b"0123456789") != places and _LONGEST_NUMBER in body.translate(_DIGITS_ONLY):
-        _check_numbers(body)
-    # A key may be written with escapes: \u0064 to \u006f are the letters of "model".
-    if body.count(b'"model"') != 1 or (b"\\" in body and b"\\u006" in body):
-        _check_one_model(body)
-    return fields
+class JsonDialect(Dialect):
+    """A family whose bodies are JSON objects with a `model`, and go to the engine's endpoint of the same kind."""
+
+    def read(self, body: bytes) -> Fields:
+        """Raises `BadRequest` for anything but one JSON object with one `model`, of bounded depth, numbers that a
+        double can hold, and text that is Unicode."""
+        try:
+            fields = _decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise _unlike_schema(str(error)) from None
+        except msgspec.DecodeError as error:
+            raise BadRequest(f"the body is not valid JSON: {error}") from None
+        except (RecursionError, UnicodeDecodeError):
+            raise BadRequest("the body is not JSON that can be read: nested too deep, or not UTF-8") from None
+        if not body.isascii():
+            _check_utf8(body)
+        # A run of 309 digits cannot hide between the bytes 308, 617, ...: few bodies have a digit in such a place.
+        places = body[len(_LONGEST_NUMBER) - 1 :: len(_LONGEST_NUMBER)]
+        if places.translate(None, b"0123456789") != places and _LONGEST_NUMBER in body.translate(_DIGITS_ONLY):
+            _check_numbers(body)
+        # A key may be written with escapes: \u0064 to \u006f are the letters of "model".
+        if body.count(b'"model"') != 1 or (b"\\" in body and b"\\u006" in body):
+            _check_one_model(body)
+        return fields
+
+    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes]:
+        """The body is the client's, byte for byte, unless the engine refuses the name that the client gave the model:
+        then it gets the engine's own name."""
+        names = runner.names
+        if names is None or ask.fields.model in names:
+            return ask.terms.route.path, ask.body
+        members = _MEMBERS.decode(ask.body)
+        members["model"] = msgspec.Raw(msgspec.json.encode(names[0]))
+        return ask.terms.route.path, msgspec.json.encode(members)
 
 
 def _unlike_schema(message: str) -> BadRequest:
