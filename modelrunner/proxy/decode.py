@@ -2,13 +2,18 @@
 engine byte for byte, so both must read the same model from it: what two JSON readers may take differently is refused.
 """
 
+import asyncio
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from modelrunner.errors import BadRequest
+
+LARGE = 512 << 10
+"""Bytes of a body above which a thread looks at it: about the size that takes a millisecond."""
+_SLICE = 1 << 20  # bytes that one call looks at: a call keeps every other thread waiting
 
 
 class Fields(msgspec.Struct, frozen=True, gc=False):
@@ -42,12 +47,58 @@ def decode(body: bytes) -> Fields:
         _check_utf8(body)
     # A run of 309 digits cannot hide between the bytes 308, 617, ...: few bodies have a digit in one of those places.
     places = body[len(_LONGEST_NUMBER) - 1 :: len(_LONGEST_NUMBER)]
-    if places.translate(None, b"0123456789") != places and _LONGEST_NUMBER in body.translate(_DIGITS_ONLY):
+    if places.translate(None, b"0123456789") != places and any(
+        _LONGEST_NUMBER in piece.translate(_DIGITS_ONLY) for piece in _slices(body, len(_LONGEST_NUMBER))
+    ):
         _check_numbers(body)
     # A key may be written with escapes: \u0064 to \u006f are the letters of "model".
-    if body.count(b'"model"') != 1 or (b"\\" in body and b"\\u006" in body):
+    if sum(piece.count(b'"model"') for piece in _slices(body, len(b'"model"'))) != 1 or (
+        b"\\" in body and any(b"\\u006" in piece for piece in _slices(body, len(b"\\u006")))
+    ):
         _check_one_model(body)
     return fields
+
+
+def _slices(body: bytes, length: int) -> Iterator[bytes]:
+    """The body in pieces. A text of `length` bytes that the body holds is in one piece, and in one only."""
+    if len(body) <= _SLICE:
+        yield body
+        return
+    for start in range(0, len(body), _SLICE):
+        yield body[start : start + _SLICE + length - 1]
+
+
+class Decoding:
+    """A large body while a thread decodes it. Then `done` is called with its fields, or with the error; or, if `cancel`
+    came first, `given_up` with the number of its bytes."""
+
+    def __init__(
+        self, body: bytes, done: Callable[[Fields | BadRequest], None], given_up: Callable[[int], None]
+    ) -> None:
+        self._size = len(body)
+        self._done = done
+        self._given_up = given_up
+        self._found = asyncio.get_running_loop().run_in_executor(None, _decoded, body)
+        self._found.add_done_callback(self._tell)
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def cancel(self) -> None:
+        self._found.remove_done_callback(self._tell)
+        self._found.cancel()
+        self._given_up(self._size)
+
+    def _tell(self, found: "asyncio.Future[Fields | BadRequest]") -> None:
+        self._done(found.result())
+
+
+def _decoded(body: bytes) -> Fields | BadRequest:
+    try:
+        return decode(body)
+    except BadRequest as error:
+        return error
 
 
 def _unlike_schema(message: str) -> BadRequest:

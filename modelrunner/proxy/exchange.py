@@ -17,7 +17,6 @@ from modelrunner.proxy.rename import body_for
 from modelrunner.proxy.render import (
     EVENT_STREAM,
     JSON,
-    Header,
     chunk,
     engine_error,
     engine_headers,
@@ -28,6 +27,7 @@ from modelrunner.proxy.render import (
     server_timing,
     variant_header,
 )
+from modelrunner.proxy.wire import Header
 from modelrunner.scheduler import Lease
 from modelrunner.upstream import UpstreamConnection, build_request
 
@@ -203,10 +203,10 @@ class Exchange:
         assert lease is not None
         if upstream.reused and not upstream.answered:
             self._begin(lease, fresh=True)  # it had been idle, and closed just as it was used: nothing was lost
-        elif self._responded and not (self._held_open and not upstream.answered):
+        elif self._responded and not (self._held_open and not upstream.begun):
             self._do(self._break_off(error, upstream.at_event_boundary()))
         else:
-            self._do(self._recover(error, lease, untouched=not upstream.answered))
+            self._do(self._recover(error, lease, untouched=not upstream.begun))
 
     # when things go wrong
 

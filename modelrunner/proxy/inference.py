@@ -8,8 +8,8 @@ from modelrunner.errors import ModelRunnerError
 from modelrunner.proxy.limits import Limits
 from modelrunner.proxy.quarantine import Quarantine
 from modelrunner.proxy.record import Hooks
-from modelrunner.proxy.render import Header
 from modelrunner.proxy.routes import Route
+from modelrunner.proxy.wire import Header
 from modelrunner.scheduler import Lease
 from modelrunner.types import KeepAlive
 

@@ -14,10 +14,9 @@ from modelrunner.errors import (
     PayloadTooLarge,
     Unavailable,
     UnsupportedMediaType,
-    UpgradeRefused,
 )
 from modelrunner.proxy.access import Access
-from modelrunner.proxy.decode import decode
+from modelrunner.proxy.decode import Fields, decode
 from modelrunner.proxy.exchange import Exchange
 from modelrunner.proxy.inference import Inference, Sink, Terms
 from modelrunner.proxy.limits import Limits
@@ -76,16 +75,18 @@ class Pipeline:
         `Forbidden`."""
         return self.access.check(header("host"), header("origin"), authority, local=local)
 
-    def terms(self, route: Route, header: GetHeader, authority: str | None, *, local: bool) -> Terms:
-        """Judges a head before its body is read, but for the length that it announces. Raises `Forbidden`,
-        `UpgradeRefused`, `ExpectationFailed`, `UnsupportedMediaType`."""
+    def admit(self, header: GetHeader, authority: str | None, *, local: bool) -> str | None:
+        """Judges the head of any request: the allowed Origin, if it has one. Raises `Forbidden`, `ExpectationFailed`,
+        `UnsupportedMediaType`."""
         origin = self.origin(header, authority, local=local)
-        if header("upgrade") is not None:
-            raise UpgradeRefused("this server speaks HTTP/1.1 and nothing else on a connection")
         if (header("expect") or "100-continue").lower() != "100-continue":
             raise ExpectationFailed("only 100-continue can be expected here")
         if header("content-encoding") not in (None, "identity"):
             raise UnsupportedMediaType("compressed bodies are not taken: send the JSON as it is")
+        return origin
+
+    def terms(self, route: Route, header: GetHeader, origin: str | None) -> Terms:
+        """What the head of an admitted inference request asks for. Raises `UnsupportedMediaType`."""
         # A page can send other types without asking first; programs (curl -d) say what they like.
         if origin is not None and not _is_json(header("content-type")):
             raise UnsupportedMediaType("send the body as application/json")
@@ -114,10 +115,13 @@ class Pipeline:
         """Counts bytes of a body out that will not be asked with."""
         self.buffered -= size
 
-    def exchange(self, terms: Terms, body: bytes, request_id: str, sink: Sink) -> Exchange:
-        """To be started by the lane. The body counts as buffered until the exchange is over. Raises `BadRequest`."""
+    def exchange(
+        self, terms: Terms, body: bytes, request_id: str, sink: Sink, fields: Fields | None = None
+    ) -> Exchange:
+        """An exchange that the lane is to start. `fields` are those of the body where they are known already. The body
+        counts as buffered until the exchange is over. Raises `BadRequest`."""
         arrived = perf_counter()
-        fields = decode(body)
+        fields = fields or decode(body)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
         ask = Inference(terms, fields.model, fields.stream is True, keep, body, request_id, arrived)
         self.active += 1

@@ -19,8 +19,8 @@ from modelrunner.errors import (
     QueueFull,
     Unavailable,
 )
+from modelrunner.proxy.wire import Header
 
-Header = tuple[bytes, bytes]
 JSON: Header = (b"Content-Type", b"application/json")
 EVENT_STREAM: tuple[Header, ...] = (
     (b"Content-Type", b"text/event-stream"),

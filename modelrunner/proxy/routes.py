@@ -55,10 +55,3 @@ def _tails(call: str) -> Iterator[str]:
         yield f"/v1/{call}"
     if call in _BARE:
         yield f"/{call}"
-
-
-def patterns() -> Iterator[str]:
-    """Every inference path, in aiohttp's notation; each is for POST."""
-    yield from _FIXED
-    for prefix in ("/engines/{backend}", "/runners/{runner}"):
-        yield from (prefix + tail for call in _CALLS for tail in _tails(call))

@@ -86,7 +86,6 @@ async def test_an_idle_connection_is_not_taken_for_stale_after_a_byte(folder: Pa
 @pytest.mark.parametrize(
     ("sent", "told"),
     [
-        (b"", True),
         (event("a"), True),
         (event("a") + event("€"), True),
         (event("a") + chunk(b"data: half"), False),
