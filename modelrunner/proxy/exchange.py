@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from modelrunner.errors import EngineProtocolError, ModelRunnerError
-from modelrunner.proxy.dialects.dialect import JSON, Header
+from modelrunner.proxy.dialects.dialect import JSON
 from modelrunner.proxy.inference import Inference, Sink
 from modelrunner.proxy.passage import Passage
 from modelrunner.proxy.record import record_of
@@ -25,6 +25,7 @@ from modelrunner.proxy.render import (
     server_timing,
 )
 from modelrunner.proxy.routes import check_endpoint
+from modelrunner.proxy.wire import Header
 from modelrunner.scheduler import Lease
 from modelrunner.upstream import UpstreamConnection, build_request
 
@@ -40,7 +41,7 @@ class Exchange:
     """Made by `Pipeline.exchange`. `cancel` when the client is gone; `pause` and `resume` when it takes no more."""
 
     __slots__ = (
-        *("_ask", "_asked_at", "_bare", "_dialect", "_end_turn", "_error", "_head", "_id_line"),
+        *("_ask", "_asked_at", "_bare", "_dialect", "_end_turn", "_error", "_id_line"),
         *("_ignored", "_lease", "_meter", "_over", "_passage", "_passed", "_pipeline", "_refusal", "_responded"),
         *("_retried", "_signs", "_sink", "_status", "_task", "_upstream", "on_data"),
     )
@@ -58,7 +59,6 @@ class Exchange:
         self._signs: asyncio.TimerHandle | None = None  # the next sign of life while the request waits
         self._end_turn: Callable[[], None] | None = None  # of a suspect that is asked again
         self._refusal: EngineRefusal | None = None  # an engine's error while it arrives
-        self._head: tuple[Header, ...] | None = None  # of a stream, kept back until the first byte of its body
         self._passage: Passage | None = None  # None where the answer goes to the sink just as it comes
         self._error: ModelRunnerError | None = None
         self._ignored: tuple[str, ...] = ()  # fields of the request that the engine does nothing with
@@ -71,8 +71,14 @@ class Exchange:
         self.on_data: Callable[[bytes], None] = sink.write
 
     def start(self) -> None:
+        pipeline, ask = self._pipeline, self._ask
+        route = ask.terms.route
         try:
-            lease = self._pipeline.lease_now(self._ask)
+            target = pipeline.resolve.known(route.backend, ask.fields.model, route.mode)
+            if route.runner is not None:
+                lease = pipeline.lease_runner(ask, route.runner, target)
+            else:
+                lease = pipeline.scheduler.warm(target, ask.keep_alive) if target is not None else None
             if lease is not None:
                 self._begin(lease)
         except ModelRunnerError as error:
@@ -80,8 +86,8 @@ class Exchange:
             return
         if lease is None:
             self._do(self._wait())
-            if self._ask.fields.stream and not self._ask.terms.preload:
-                after = 0.0 if self._ask.terms.progress else self._pipeline.limits.progress_after
+            if ask.fields.stream and not ask.terms.preload:
+                after = 0.0 if ask.terms.progress else pipeline.limits.progress_after
                 self._signs = asyncio.get_running_loop().call_later(after, self._hold_open)
 
     def pause(self) -> None:
@@ -167,15 +173,8 @@ class Exchange:
             self._refusal = EngineRefusal(status)
             self.on_data = self._refusal.add
             self.on_data(data)
-        elif self._ask.fields.stream and length is None and not data:
-            self._head = headers  # an engine that dies before its first byte can still be asked again
-            self.on_data = self._first_data
         else:
             self._answer(headers, length, data)
-
-    def _first_data(self, data: bytes) -> None:
-        if data and self._head is not None:
-            self._answer(self._head, None, data)
 
     def _answer(self, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
         """Begins the client's answer with the engine's."""
@@ -206,8 +205,6 @@ class Exchange:
             self._refuse(self._refusal.error(self._lease.runner.request_error))
             return
         try:
-            if self._head is not None and not self._passed:
-                self._answer(self._head, None, b"")
             if self._passage is not None:
                 self._passage.end()
         except ModelRunnerError as error:
@@ -224,7 +221,7 @@ class Exchange:
         elif self._passed:
             self._do(self._break_off(error, self._dialect.translate is not None or upstream.at_event_boundary()))
         else:
-            self._do(self._recover(error, lease, untouched=not upstream.answered or self._head is not None))
+            self._do(self._recover(error, lease, untouched=not upstream.begun))
 
     # when things go wrong
 
@@ -232,7 +229,7 @@ class Exchange:
         """Nothing of an answer went out. An engine that died before its first byte is asked once more, anew."""
         failure = await self._pipeline.quarantine.blame(lease, self._ask, error)
         lease.release()
-        self._lease = self._head = None
+        self._lease = None
         anywhere = self._ask.terms.route.runner is None
         if untouched and anywhere and lease.runner.failure is not None and not self._retried:
             self._retried = True

@@ -1,35 +1,31 @@
-"""The fast lane: a client's connection as an `asyncio.Protocol`. Inference requests are read, sent on and answered in
-callbacks; at the first request of any other kind the connection is handed to aiohttp for the rest of its life.
+"""The fast lane: a client's connection as an `asyncio.Protocol`. It reads and admits every request. Inference is sent
+on and answered in callbacks; any other request is handed to aiohttp, that one alone, and the connection goes on here.
 """
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
-from modelrunner.errors import (
-    BadRequest,
-    HeadersTooLarge,
-    MethodNotAllowed,
-    ModelRunnerError,
-    Unavailable,
-)
-from modelrunner.proxy.exchange import Exchange
+from modelrunner.errors import BadRequest, HeadersTooLarge, MethodNotAllowed, ModelRunnerError, Unavailable
+from modelrunner.proxy.decode import LARGE, Decoding
+from modelrunner.proxy.dialects.dialect import Fields
 from modelrunner.proxy.handover import HandedOver
+from modelrunner.proxy.head import RequestBody, check_unfinished, head_to_hand_over
 from modelrunner.proxy.inference import Terms
-from modelrunner.proxy.judge import Judge
-from modelrunner.proxy.listener import Listener, hung_up, peer_of
+from modelrunner.proxy.judge import Judge, Judged
+from modelrunner.proxy.listener import Listener, hung_up, peer_of, sever, unsent
 from modelrunner.proxy.pipeline import Pipeline
-from modelrunner.proxy.reading import IncomingBody
-from modelrunner.proxy.render import Header, id_line, new_request_id
+from modelrunner.proxy.render import id_line, new_request_id
 from modelrunner.proxy.routes import path_of
-from modelrunner.proxy.severing import sever
-from modelrunner.proxy.wire import cors, response_head
+from modelrunner.proxy.wire import Header, cors, response_head
 
 _LINGER = 5.0  # seconds for a refused client to stop sending, so that it gets to read why
 _NEVER = float("inf")
 
 
 class FastLane:
-    """The protocol factory of a listening socket. `fallback` makes aiohttp's protocol for everything but inference."""
+    """The protocol factory of a listening socket. `fallback` makes aiohttp's protocol for one request that is not
+    inference; `local` is True for the Unix socket."""
 
     def __init__(self, pipeline: Pipeline, fallback: Callable[[], asyncio.Protocol], *, local: bool) -> None:
         self.pipeline = pipeline
@@ -45,14 +41,23 @@ class FastLane:
         self.listener.drain()
 
 
-def protocol_factory(pipeline: Pipeline, fallback: Callable[[], asyncio.Protocol], *, local: bool) -> FastLane:
-    """`local` is True for the Unix socket."""
-    return FastLane(pipeline, fallback, local=local)
+class Work(Protocol):
+    """The answering of one request: an exchange with an engine, aiohttp, or the look at a large body."""
+
+    def pause(self) -> None:
+        """The client takes no more for now. Safe to call again."""
+
+    def resume(self) -> None: ...
+
+    def cancel(self) -> None:
+        """The client is gone."""
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client. At any moment it reads a head, reads a body, waits for its exchange, or lingers after a refusal; it
-    is the sink of its exchange. Requests that come early wait in `_data`."""
+    """One client. It reads a head, then a body, then answers, one request after the other; after a refusal it lingers.
+    Requests that come early wait in `_data`, and begin only when the client has taken the answers before them: so what
+    one client can make the daemon keep is bounded. It is the sink of its exchange, and the client of a handed-over
+    request."""
 
     def __init__(self, lane: FastLane) -> None:
         self._lane = lane
@@ -62,16 +67,22 @@ class ClientConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made, before all else
         self.peer = ""
+        self.keep_alive = True
+        self.takes_chunks = True
         self._data = b""
-        self._body: IncomingBody | None = None
-        self._exchange: Exchange | None = None
+        self._judged: Judged | None = None
+        self._body: RequestBody | None = None  # one that has not come to its end
+        self._pieces: list[bytes] = []  # of an inference request's body
+        self._work: Work | None = None
         self._cors = cors(None)
-        self._keep_alive = True
         self._deadline = _NEVER
         self._reading = True
+        self._held = False  # aiohttp takes no more of the body
+        self._full = False  # the client takes no more of its answers
+        self._unsent = 0  # bytes, when it was looked at last
+        self._taken_at = 0.0
         self._half_closed = False
         self._lingering = False
-        self.takes_chunks = True
 
     # asyncio.Protocol
 
@@ -87,20 +98,19 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._body is not None:
             self._read_body(self._body, data)
-            return
-        self._data = self._data + data if self._data else data
-        if self._exchange is None:
-            self._advance()
-        elif len(self._data) > self._limits.pipelined:
-            self._reading = False
-            self._transport.pause_reading()
+        else:
+            self._data = self._data + data if self._data else data
+            if self._work is None:
+                self._advance()
+        if self._data:
+            self._regulate()
 
     def eof_received(self) -> bool:
-        """On TCP a client that stops sending is taken to be gone; on the Unix socket it may wait for its answer."""
-        if self._local:
+        """On TCP a client that stops sending is taken to be gone; on the Unix socket it may wait for its answers."""
+        if self._local and self._body is None:
             self._half_closed = True
             self._advance()
-            return self._exchange is not None
+            return self._work is not None or (bool(self._data) and not self._transport.is_closing())
         self._leave()
         return False
 
@@ -109,167 +119,230 @@ class ClientConnection(asyncio.Protocol):
         self._leave()
 
     def pause_writing(self) -> None:
-        self._deadline = self._loop.time() + self._limits.write_stall
-        if self._exchange is not None:
-            self._exchange.pause()
+        self._full = True
+        if self._work is not None:
+            self._work.pause()
 
     def resume_writing(self) -> None:
-        self._deadline = _NEVER if self._exchange is not None else self._loop.time() + self._limits.idle
-        if self._exchange is not None:
-            self._exchange.resume()
+        self._full = False
+        if self._work is not None:
+            self._work.resume()
+        elif self._data:
+            self._loop.call_soon(self._advance)
 
-    # Listener's side
+    # the listener's side
 
     def check(self, now: float) -> None:
-        if now > self._deadline or (
-            (self._half_closed or not self._reading) and hung_up(self._transport, half=not self._local)
-        ):
+        waiting = 0
+        if (self._half_closed or not self._reading) and hung_up(self._transport, half=not self._local):
             self.abort()
+        elif waiting := unsent(self._transport):  # its other times begin once it has taken this
+            self._deadline = max(self._deadline, now + 2 * self._limits.check_every)
+            if waiting != self._unsent:
+                self._taken_at = now
+            elif now > self._taken_at + self._limits.write_stall:
+                self.abort()
+        elif now > self._deadline:
+            self.abort()
+        self._unsent = waiting
 
     def due(self) -> float:
-        return self._deadline if self._exchange is None else _NEVER
+        return self._deadline if self._work is None or self._body is not None else _NEVER
 
     def abort(self) -> None:
         self._leave()
         self._transport.abort()
 
     def drain(self) -> None:
-        self._keep_alive = False
-        if self._exchange is None and self._body is None and not self._data:
+        self.keep_alive = False
+        if self._work is None and self._body is None and not self._data:
             self._transport.close()
 
     def _leave(self) -> None:
         """The client is gone, or is given up; so is what it sent ahead."""
         self._data = b""
-        if self._exchange is not None:
-            self._exchange.cancel()
-            self._exchange = None
-        if self._body is not None:
-            self._pipeline.unbuffer(self._body.size)
-            self._body = None
+        self._drop_body()
+        work, self._work = self._work, None
+        if work is not None:
+            work.cancel()
+
+    def _drop_body(self) -> None:
+        self._pipeline.unbuffer(sum(map(len, self._pieces)))
+        self._body = None
+        self._pieces = []
 
     # reading
 
+    def hold(self, held: bool) -> None:
+        self._held = held
+        self._regulate()
+
+    def _regulate(self) -> None:
+        """Reads as long as there is a use or a place for what comes."""
+        early = len(self._data) > max(self._limits.pipelined, self._limits.head)
+        reading = not early and not (self._held and self._body is not None)
+        if reading != self._reading and not self._transport.is_closing():
+            self._reading = reading
+            if reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
     def _advance(self) -> None:
-        """Takes requests from what was read, until one is under way or one is incomplete."""
-        while self._data and self._exchange is None and self._body is None and not self._lingering:
-            data = self._data
-            if data[:2] == b"\r\n":  # RFC 9112, 2.2: one empty line before a request is forgiven
-                data = data[2:]
-            end = data.find(b"\r\n\r\n") + 4
-            if end < 4 or end > self._limits.head:
-                self._await_head(data)
-                break
+        """Takes the next request from what was read. The end of its answer calls this again."""
+        if self._work is not None or self._body is not None or self._lingering or self._transport.is_closing():
+            return
+        data = self._data
+        if self._full and data:
+            return
+        if data[:2] == b"\r\n":  # RFC 9112, 2.2: one empty line before a request is forgiven
+            data = data[2:]
+        end = data.find(b"\r\n\r\n") + 4
+        if 4 <= end <= self._limits.head:
             self._read_head(data, end)
-        if self._half_closed and self._exchange is None:  # what is missing will not come
+        elif self._half_closed:  # what is missing will not come
             self._leave()
             self._transport.close()
+        elif data:
+            self._await_head(data)
 
     def _await_head(self, data: bytes) -> None:
         self._cors = cors(None)
-        if len(data) > self._limits.head:
-            self._refuse(HeadersTooLarge(f"the head is larger than {self._limits.head} bytes"), new_request_id())
-        elif data.count(b"\n") != data.count(b"\r\n"):
-            self._refuse(BadRequest("lines must end in CR LF"), new_request_id())
+        try:
+            if len(data) > self._limits.head:
+                raise HeadersTooLarge(f"the head is larger than {self._limits.head} bytes")
+            check_unfinished(data)
+        except ModelRunnerError as error:
+            self._refuse(error, new_request_id(), path_of(data))
         else:
             self._deadline = min(self._deadline, self._loop.time() + self._limits.header_timeout)
 
     def _read_head(self, data: bytes, end: int) -> None:
         self._deadline = _NEVER
-        self._keep_alive = False
+        self.keep_alive = False
         try:
-            found = self._lane.judge.read(data[:end])
-            if found is None:
-                self._hand_over(data)
-                return
-            judged, length = found
-            body = data[end : end + length]
-            self._pipeline.buffer(len(body), length)
+            judged, length = self._lane.judge.read(data[:end])
+            body = data[end : end + length] if 0 < length <= len(data) - end else b""  # whole, as most are
+            if judged.terms is not None:
+                self._pipeline.buffer(len(body), 0 if judged.chunked else length)
         except ModelRunnerError as error:
             ask_id, origin = self._lane.judge.who(data[:end])
             self._cors = cors(origin)
             self._refuse(error, ask_id, path_of(data))
             return
+        self._judged = judged
         self._cors = judged.cors
-        self._keep_alive = judged.keep_alive and not self._lane.listener.draining
-        self.takes_chunks = not judged.http_1_0
-        if len(body) == length:
+        self.keep_alive = judged.keep_alive and not self._lane.listener.draining
+        self.takes_chunks = not judged.line.http_1_0
+        if judged.terms is not None and body:
             self._data = data[end + length :]
             self._ask(judged.terms, body)
-            return
+        else:
+            self._begin_body(judged, None if judged.chunked else max(length, 0), data[:end], data[end:])
+
+    def _begin_body(self, judged: Judged, length: int | None, head: bytes, data: bytes) -> None:
         self._data = b""
-        self._body = IncomingBody(judged.terms, length)
-        if judged.expects:
+        self._body = body = RequestBody(length)
+        if judged.expects and not body.done and not data:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._add_to_body(self._body, body)
+        if judged.terms is None:
+            self._hand_over(judged, head)
+        self._read_body(body, data)
 
-    def _read_body(self, body: IncomingBody, data: bytes) -> None:
-        missing = body.length - body.size
-        self._data, data = data[missing:], data[:missing]
+    def _read_body(self, body: RequestBody, data: bytes) -> None:
+        judged, work = self._judged, self._work
+        assert judged is not None
         try:
-            self._pipeline.buffer(len(data), body.length)
+            piece, rest = body.take(data)
+            if judged.terms is not None:
+                self._pipeline.buffer(len(piece), body.size if body.length is None else body.length)
+                self._pieces.append(piece)
         except ModelRunnerError as error:
-            self._leave()
-            self._refuse(error, body.terms.request_id or new_request_id(), body.terms.route.pattern)
+            self._refuse_body(error, judged)
             return
-        self._add_to_body(body, data)
-
-    def _add_to_body(self, body: IncomingBody, data: bytes) -> None:
-        if not body.add(data):
+        if body.done:
+            self._data = rest
+            self._deadline = _NEVER
+            self._body = None
+        else:
             self._deadline = body.deadline(self._loop.time(), self._limits.body_idle)
+        if isinstance(work, HandedOver):
+            work.feed_body(piece, last=body.done)
+        elif body.done and judged.terms is not None:
+            pieces, self._pieces = self._pieces, []
+            self._ask(judged.terms, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    def _refuse_body(self, error: ModelRunnerError, judged: Judged) -> None:
+        work = self._work
+        if isinstance(work, HandedOver) and work.began:
+            self.abort()
             return
-        self._deadline = _NEVER
-        self._body = None
-        self._ask(body.terms, body.whole())
+        self._leave()
+        self._refuse(error, judged.request_id or new_request_id(), judged.line.path)
+
+    # the work
 
     def _ask(self, terms: Terms, body: bytes) -> None:
+        if len(body) > LARGE:
+            done = self._pipeline.unbuffer
+            self._work = Decoding(terms.route.dialect, body, lambda found: self._begin(terms, body, found), done)
+        else:
+            self._begin(terms, body, None)
+
+    def _begin(self, terms: Terms, body: bytes, found: Fields | BadRequest | None) -> None:
         ask_id = terms.request_id or new_request_id()
         try:
-            self._exchange = self._pipeline.exchange(terms, body, ask_id, self)
+            if isinstance(found, BadRequest):
+                raise found
+            exchange = self._pipeline.exchange(terms, body, ask_id, self, found)
         except ModelRunnerError as error:
             self._pipeline.unbuffer(len(body))
             self._answer_error(error, ask_id, terms.route.pattern)
         else:
-            self._exchange.start()
+            self._work = exchange
+            exchange.start()
 
-    def _hand_over(self, data: bytes) -> None:
-        inner = HandedOver(self._lane.listener, self._transport, self._lane.fallback())
-        self._lane.listener.replace(self, inner)
-        self._data = b""
-        self._lingering = True  # nothing comes here any more
-        inner.take_over(data)
+    def _hand_over(self, judged: Judged, head: bytes) -> None:
+        self._held = False
+        self.keep_alive = self.keep_alive and not judged.line.http_1_0  # whose answers may have no length
+        self._work = work = HandedOver(self, judged, self._lane.fallback(), local=self._local)
+        work.start(head_to_hand_over(head, judged.line))
 
-    # answering: the sink of the exchange
+    # answering: the sink of an exchange, and the client of a request that was handed over
 
     def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
         http_1_0 = not self.takes_chunks
         if length is None and http_1_0:
-            self._keep_alive = False
+            self.keep_alive = False
         headers += self._cors
-        head = response_head(status, headers, own, length, http_1_0, self._keep_alive)
-        if not self._transport.is_closing():  # uvloop raises on one that broke and has not said so yet
-            self._transport.write(head + data)
+        self.write(response_head(status, headers, own, length, http_1_0, self.keep_alive) + data)
 
     def write(self, data: bytes) -> None:
-        if data and not self._transport.is_closing():
+        if data and not self._transport.is_closing():  # uvloop raises on one that broke and has not said so yet
             self._transport.write(data)
+            if self._full and self._work is not None:  # what began to flow meanwhile knows nothing of the client
+                self._work.pause()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
     def finish(self) -> None:
-        self._exchange = None
+        self._work = None
         now = self._loop.time()
-        if not self._keep_alive or (self._half_closed and not self._data):
+        if self._body is not None:  # it was answered before it had come: what follows cannot be told from it
+            self._linger()
+        elif not self.keep_alive or (self._half_closed and not self._data):
             self._deadline = now + self._limits.write_stall
             self._transport.close()
-            return
-        self._deadline = now + self._limits.idle
-        if not self._reading and not self._transport.is_closing():
-            self._reading = True
-            self._transport.resume_reading()
-        if self._data:
-            self._loop.call_soon(self._advance)
+        else:
+            self._deadline = now + self._limits.idle
+            if self._data:
+                self._loop.call_soon(self._advance)
+            if not self._reading:
+                self._regulate()
 
     def cut(self) -> None:
-        self._exchange = None
+        self._work = None
         self._deadline = self._loop.time() + self._limits.write_stall
         sever(self._transport)
 
@@ -283,10 +356,16 @@ class ClientConnection(asyncio.Protocol):
         headers, body = self._pipeline.refusal(error, ask_id, path)
         if isinstance(error, MethodNotAllowed):
             headers += ((b"Allow", b"GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"),)
-        self._keep_alive = False
+        self.keep_alive = False
+        self.respond(error.status, headers, id_line(ask_id), len(body), body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Sends no more, and reads on for a while without looking: closing at once could cost the client the answer."""
         self._data = b""
+        self._drop_body()
         self._lingering = True
         self._deadline = self._loop.time() + _LINGER
-        self.respond(error.status, headers, id_line(ask_id), len(body), body)
         if not self._transport.is_closing():
             self._transport.write_eof()
+            self._regulate()

@@ -4,8 +4,9 @@ from typing import Protocol
 
 import msgspec
 
-from modelrunner.proxy.dialects.dialect import Fields, Header
+from modelrunner.proxy.dialects.dialect import Fields
 from modelrunner.proxy.routes import Route
+from modelrunner.proxy.wire import Header
 from modelrunner.types import KeepAlive
 
 

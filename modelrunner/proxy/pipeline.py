@@ -14,10 +14,9 @@ from modelrunner.errors import (
     PayloadTooLarge,
     Unavailable,
     UnsupportedMediaType,
-    UpgradeRefused,
 )
 from modelrunner.proxy.access import Access
-from modelrunner.proxy.dialects.dialect import Header
+from modelrunner.proxy.dialects.dialect import Fields
 from modelrunner.proxy.exchange import Exchange
 from modelrunner.proxy.inference import Inference, Sink, Terms
 from modelrunner.proxy.limits import Limits
@@ -25,6 +24,7 @@ from modelrunner.proxy.quarantine import Quarantine
 from modelrunner.proxy.record import AccessLog, Meter, Observer, Record
 from modelrunner.proxy.render import harmless_id
 from modelrunner.proxy.routes import Route, check_endpoint, dialect_of
+from modelrunner.proxy.wire import Header
 from modelrunner.scheduler import Lease, Scheduler, Target
 from modelrunner.types import KeepAlive, Mode
 
@@ -62,8 +62,8 @@ class Pipeline:
     request."""
 
     def __init__(self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits) -> None:
-        self._resolve = resolve
-        self._scheduler = scheduler
+        self.resolve = resolve
+        self.scheduler = scheduler
         self.access = access
         self.limits = limits
         self.observers: tuple[Observer, ...] = ()
@@ -79,16 +79,18 @@ class Pipeline:
         `Forbidden`."""
         return self.access.check(header("host"), header("origin"), authority, local=local)
 
-    def terms(self, route: Route, header: GetHeader, authority: str | None, *, local: bool) -> Terms:
-        """Judges a head before its body is read, but for the length that it announces. Raises `Forbidden`,
-        `UpgradeRefused`, `ExpectationFailed`, `UnsupportedMediaType`."""
+    def admit(self, header: GetHeader, authority: str | None, *, local: bool) -> str | None:
+        """Judges the head of any request: the allowed Origin, if it has one. Raises `Forbidden`, `ExpectationFailed`,
+        `UnsupportedMediaType`."""
         origin = self.origin(header, authority, local=local)
-        if header("upgrade") is not None:
-            raise UpgradeRefused("this server speaks HTTP/1.1 and nothing else on a connection")
         if (header("expect") or "100-continue").lower() != "100-continue":
             raise ExpectationFailed("only 100-continue can be expected here")
         if header("content-encoding") not in (None, "identity"):
             raise UnsupportedMediaType("compressed bodies are not taken: send the JSON as it is")
+        return origin
+
+    def terms(self, route: Route, header: GetHeader, origin: str | None) -> Terms:
+        """What the head of an admitted inference request asks for. Raises `UnsupportedMediaType`."""
         # A page can send other types without asking first; programs (curl -d) say what they like.
         if origin is not None and not _is_json(header("content-type")):
             raise UnsupportedMediaType("send the body as application/json")
@@ -117,10 +119,13 @@ class Pipeline:
         """Counts bytes of a body out that will not be asked with."""
         self.buffered -= size
 
-    def exchange(self, terms: Terms, body: bytes, request_id: str, sink: Sink) -> Exchange:
-        """To be started by the lane. The body counts as buffered until the exchange is over. Raises `BadRequest`."""
+    def exchange(
+        self, terms: Terms, body: bytes, request_id: str, sink: Sink, fields: Fields | None = None
+    ) -> Exchange:
+        """An exchange that the lane is to start. `fields` are those of the body where they are known already. The body
+        counts as buffered until the exchange is over. Raises `BadRequest`."""
         arrived = perf_counter()
-        fields = terms.route.dialect.read(body)
+        fields = fields or terms.route.dialect.read(body)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
         self.active += 1
         return Exchange(self, Inference(terms, fields, keep, body, request_id, arrived), sink)
@@ -156,29 +161,21 @@ class Pipeline:
 
     # what an exchange asks
 
-    def lease_now(self, ask: Inference) -> Lease | None:
-        """A lease for which nothing has to be waited. Raises what `lease` raises."""
-        route = ask.terms.route
-        target = self._resolve.known(route.backend, ask.fields.model, route.mode)
-        if route.runner is not None:
-            return self._lease_runner(ask, route.runner, target)
-        return None if target is None else self._scheduler.warm(target, ask.keep_alive)
-
     async def lease(self, ask: Inference) -> Lease:
         """Raises whatever resolving and scheduling raise."""
         route = ask.terms.route
-        await self._resolve.prepare(route.backend, ask.fields.model, route.mode)
-        target = self._resolve(route.backend, ask.fields.model, route.mode)
+        await self.resolve.prepare(route.backend, ask.fields.model, route.mode)
+        target = self.resolve(route.backend, ask.fields.model, route.mode)
         if route.runner is not None:
-            lease = self._lease_runner(ask, route.runner, target)
+            lease = self.lease_runner(ask, route.runner, target)
             assert lease is not None
             return lease
-        check_endpoint(route.path, self._resolve.endpoints(target), target.key.backend)
-        return await self._scheduler.acquire(target, ask.keep_alive, ask.terms.caller, ask.terms.batch)
+        check_endpoint(route.path, self.resolve.endpoints(target), target.key.backend)
+        return await self.scheduler.acquire(target, ask.keep_alive, ask.terms.caller, ask.terms.batch)
 
-    def _lease_runner(self, ask: Inference, runner_id: str, target: Target | None) -> Lease | None:
+    def lease_runner(self, ask: Inference, runner_id: str, target: Target | None) -> Lease | None:
         """The one runner, if it serves the model; None while the model is not resolved."""
-        lease = self._scheduler.lease_runner(runner_id)
+        lease = self.scheduler.lease_runner(runner_id)
         try:
             key = lease.runner.key
             if key.mode is not ask.terms.route.mode:
@@ -194,8 +191,8 @@ class Pipeline:
 
     def progress(self, ask: Inference) -> dict[str, Any]:
         """What a waiting request waits for: `stage`, in a word or two, and how long, as far as that is known."""
-        target = self._resolve.known(ask.terms.route.backend, ask.fields.model, ask.terms.route.mode)
-        return {"stage": "queued"} if target is None else self._scheduler.insight.progress(target)
+        target = self.resolve.known(ask.terms.route.backend, ask.fields.model, ask.terms.route.mode)
+        return {"stage": "queued"} if target is None else self.scheduler.insight.progress(target)
 
 
 def _caller(header: GetHeader) -> str:

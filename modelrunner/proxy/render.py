@@ -21,7 +21,7 @@ from modelrunner.errors import (
     Unavailable,
 )
 from modelrunner.proxy.dialects.dialect import EVENT_STREAM
-from modelrunner.proxy.dialects.dialect import Header as Header
+from modelrunner.proxy.wire import Header
 
 _HANDED_ON = {
     b"content-type": b"Content-Type",

@@ -83,8 +83,3 @@ def variants(path: str) -> Iterator[str]:
     plain = re.sub("/+", "/", path).rstrip("/")
     yield from (plain, plain.replace("/v1/v1/", "/v1/"), f"/v1{plain}", re.sub("^/[^/]+", r"\g<0>/v1", plain))
     yield re.sub("^/(engines|runners)/[^/]+", r"\g<0>/v1", plain)
-
-
-def patterns() -> Iterator[str]:
-    """Every path of inference, in aiohttp's notation; each is for POST."""
-    yield from _routes

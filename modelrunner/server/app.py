@@ -17,7 +17,7 @@ from modelrunner.config import Settings
 from modelrunner.errors import InvalidReference
 from modelrunner.locations import ConfigurationError, private_directory
 from modelrunner.processtree import sweep_orphans
-from modelrunner.proxy import aiolane, fastlane
+from modelrunner.proxy import fastlane
 from modelrunner.proxy.access import Access, host_names
 from modelrunner.proxy.limits import Limits
 from modelrunner.proxy.pipeline import Pipeline
@@ -44,7 +44,6 @@ from modelrunner.store import Reference, Store
 
 log = logging.getLogger(__name__)
 
-_IDLE_CONNECTION = 75.0  # seconds
 _CLOSING = 2.0  # seconds that answers of the control plane get at the end
 
 
@@ -135,14 +134,13 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
 def application(
     parts: Parts,
     pipeline: Pipeline,
-    access: Access,
     addresses: Addresses,
     lifecycle: daemon.Lifecycle,
     reloader: Reloader,
     body_limit: int,
 ) -> web.Application:
-    """The control plane, and the inference routes once more in plain aiohttp."""
-    app = web.Application(middlewares=[envelope(access, lifecycle.stop.is_set)], client_max_size=body_limit)
+    """The control plane."""
+    app = web.Application(middlewares=[envelope(lifecycle.stop.is_set)], client_max_size=body_limit)
     app.on_response_prepare.append(finish_head)
     store, registry, scheduler, configurations = parts.store, parts.registry, parts.scheduler, parts.configurations
     models = ModelRoutes(store, parts.puller, scheduler, registry, configurations)
@@ -155,7 +153,7 @@ def application(
     insight = InsightRoutes(store, parts.resolver, scheduler, parts.puller)
     residency = ResidencyRoutes(store, scheduler, parts.preloader, configure.change)
     families = (insight, models, engines, configure, residency, reloader, system)
-    app.add_routes([*aiolane.routes(pipeline), *(route for family in families for route in family.routes())])
+    app.add_routes([route for family in families for route in family.routes()])
     return app
 
 
@@ -176,13 +174,13 @@ async def _listen(
     pipeline.log_requests(settings.log_level == "debug")
     reloader = _reloader(settings, parts, pipeline, port)
     lifecycle.on_reload = reloader.in_background
-    app = application(parts, pipeline, access, addresses, lifecycle, reloader, settings.body_limit)
+    app = application(parts, pipeline, addresses, lifecycle, reloader, settings.body_limit)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSING)
     await runner.setup()
     assert runner.server is not None
-    fallback = connections(runner.server, access_log=None, keepalive_timeout=_IDLE_CONNECTION)
+    fallback = connections(runner.server, limits)
     loop = asyncio.get_running_loop()
-    lanes = [fastlane.protocol_factory(pipeline, fallback, local=local) for local in (True, False)]
+    lanes = [fastlane.FastLane(pipeline, fallback, local=local) for local in (True, False)]
     servers = [await loop.create_unix_server(lanes[0], sock=unix.socket, backlog=daemon.BACKLOG)]
     if tcp:
         servers.append(await loop.create_server(lanes[1], sock=tcp, backlog=daemon.BACKLOG))

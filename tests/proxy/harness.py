@@ -11,9 +11,8 @@ import h11
 import msgspec
 from aiohttp import web
 
-from modelrunner.proxy import aiolane
 from modelrunner.proxy.access import Access
-from modelrunner.proxy.fastlane import FastLane, protocol_factory
+from modelrunner.proxy.fastlane import FastLane
 from modelrunner.proxy.limits import Limits
 from modelrunner.proxy.pipeline import Pipeline
 from modelrunner.server.middleware import connections, envelope, finish_head
@@ -185,14 +184,14 @@ async def proxy(
         listening.close()
         access = Access.for_listener(port, (), origins)
         pipeline = Pipeline(FakeResolver(), scheduler, access, limits or Limits(check_every=0.05))  # type: ignore[arg-type]
-        app = web.Application(middlewares=[envelope(access, lambda: False)])
+        app = web.Application(middlewares=[envelope(lambda: False)])
         app.on_response_prepare.append(finish_head)
-        app.add_routes([*aiolane.routes(pipeline), web.get("/health", _health), web.post("/other", _health)])
+        app.add_routes([web.get("/health", _health), web.post("/other", _health)])
         served = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await served.setup()
         assert served.server is not None
-        fallback = connections(served.server, access_log=None, lingering_time=0.5)
-        lanes = {name: protocol_factory(pipeline, fallback, local=name == "unix") for name in ("unix", "tcp")}
+        fallback = connections(served.server, pipeline.limits)
+        lanes = {name: FastLane(pipeline, fallback, local=name == "unix") for name in ("unix", "tcp")}
         servers = [
             await loop.create_unix_server(lanes["unix"], str(folder / "proxy.sock")),
             await loop.create_server(lanes["tcp"], "127.0.0.1", port),

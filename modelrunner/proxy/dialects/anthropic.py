@@ -10,7 +10,8 @@ import msgspec
 
 from modelrunner.errors import ModelRunnerError
 from modelrunner.proxy.dialects.bodies import JsonDialect
-from modelrunner.proxy.dialects.dialect import JSON, WITH_ENGINE, Call, Header, refusal_headers
+from modelrunner.proxy.dialects.dialect import JSON, WITH_ENGINE, Call, refusal_headers
+from modelrunner.proxy.wire import Header
 from modelrunner.types import Mode
 
 _MESSAGES = "/v1/messages"

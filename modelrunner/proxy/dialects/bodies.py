@@ -5,7 +5,7 @@ may take differently is refused."""
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from modelrunner.runner import Runner
 
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SLICE = 1 << 20  # bytes that one call looks at: a call keeps every other thread waiting
+_MODEL = b'"model"'
 _decoder = msgspec.json.Decoder(Fields)
 _DIGITS_ONLY = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
 _LONGEST_NUMBER = b"0" * 309  # the digits of the largest double
@@ -44,10 +46,16 @@ class JsonDialect(Dialect):
             _check_utf8(body)
         # A run of 309 digits cannot hide between the bytes 308, 617, ...: few bodies have a digit in such a place.
         places = body[len(_LONGEST_NUMBER) - 1 :: len(_LONGEST_NUMBER)]
-        if places.translate(None, b"0123456789") != places and _LONGEST_NUMBER in body.translate(_DIGITS_ONLY):
+        if places.translate(None, b"0123456789") != places and any(
+            _LONGEST_NUMBER in piece.translate(_DIGITS_ONLY) for piece in _slices(body, len(_LONGEST_NUMBER))
+        ):
             _check_numbers(body)
         # A key may be written with escapes: \u0064 to \u006f are the letters of "model".
-        if body.count(b'"model"') != 1 or (b"\\" in body and b"\\u006" in body):
+        small = len(body) <= _SLICE
+        count = body.count(_MODEL) if small else sum(piece.count(_MODEL) for piece in _slices(body, len(_MODEL)))
+        if count != 1 or (
+            b"\\" in body and any(b"\\u006" in piece for piece in ((body,) if small else _slices(body, 5)))
+        ):
             _check_one_model(body)
         return fields
 
@@ -60,6 +68,11 @@ class JsonDialect(Dialect):
         members = _MEMBERS.decode(ask.body)
         members["model"] = msgspec.Raw(msgspec.json.encode(names[0]))
         return ask.terms.route.path, msgspec.json.encode(members)
+
+
+def _slices(body: bytes, length: int) -> Iterable[bytes]:
+    """The body in pieces. A text of `length` bytes that the body holds is in one piece, and in one only."""
+    return (body[start : start + _SLICE + length - 1] for start in range(0, len(body), _SLICE))
 
 
 def _unlike_schema(message: str) -> BadRequest:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import msgspec
 
 from modelrunner.errors import ModelRunnerError
+from modelrunner.proxy.wire import Header
 from modelrunner.types import Mode
 
 if TYPE_CHECKING:
     from modelrunner.proxy.inference import Inference
     from modelrunner.runner import Runner
 
-Header = tuple[bytes, bytes]
 JSON: Header = (b"Content-Type", b"application/json")
 EVENT_STREAM: tuple[Header, ...] = (
     (b"Content-Type", b"text/event-stream"),
