@@ -75,7 +75,7 @@ _STARVED = re.compile(
 )
 # What vLLM says to an input beyond its context (vllm/renderers/params.py, vllm/v1/engine/input_processor.py).
 _TOO_LONG = [re.compile(text) for text in (r"maximum context length is \d+", r"longer than the maximum\s+model length")]
-_PROMPT_TOKENS = re.compile(r"(\d+) (?:input )?tokens?(?: in the messages|, which| from the input)|\(length (\d+)\)")
+_PROMPT_TOKENS = re.compile(r"prompt contains (?:at least )?(\d+) (?:input )?tokens|\(length (\d+)\)")
 _LIMIT = re.compile(r"maximum context length is (\d+)|model length of (\d+)")
 _COMPILED = [(re.compile(pattern, re.DOTALL), sentence) for pattern, sentence in _CAUSES]
 

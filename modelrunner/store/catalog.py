@@ -3,15 +3,17 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from modelrunner import api
 from modelrunner.errors import InvalidReference, ModelNotFound
 from modelrunner.store.digests import Digest
 from modelrunner.store.manifests import Contents
-from modelrunner.store.references import Reference
+from modelrunner.store.references import DEFAULT_HOST, Reference
 
 _ID_PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 _SHORTEST_PART = 3  # characters
+_COMPARED = 500  # names that are looked at for one that is spelt alike: each takes some ten microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +92,27 @@ class Catalog:
         if len(found) > 1:
             raise _ambiguous(text, sorted(tag.short for tag in tags))
         if not found:
-            raise ModelNotFound(
-                f"model {text!r} is not here: `modelrunner pull {reference.short}` gets it, `modelrunner list` shows "
-                "what is here",
-                param="model",
-            )
+            raise self._not_here(text, reference)
         return next(iter(found.values())), tuple(tags)
+
+    def _not_here(self, text: str, reference: Reference) -> ModelNotFound:
+        """Says what was perhaps meant, and how to get the model where the name says where it is."""
+        names = [tag.short for tag in self._by_tag]
+        near = [name for name in names if text.lower() in name.lower()] or get_close_matches(
+            text, names[:_COMPARED], cutoff=0.7
+        )
+        if near:
+            told = f"did you mean {_listed(sorted(near), ' or ')}?"
+        elif reference.host == DEFAULT_HOST:
+            told = "`modelrunner list` shows what is here; `modelrunner pull` takes hf.co/ORG/REPO and pypi:NAME"
+        else:
+            told = f"`modelrunner pull {reference.short}` gets it, `modelrunner list` shows what is here"
+        return ModelNotFound(f"model {text!r} is not here: {told}", param="model")
+
+
+def _listed(names: list[str], separator: str) -> str:
+    return separator.join(names[:10]) + (", ..." if len(names) > 10 else "")
 
 
 def _ambiguous(text: str, candidates: list[str]) -> InvalidReference:
-    shown = ", ".join(candidates[:10]) + (", ..." if len(candidates) > 10 else "")
-    return InvalidReference(f"{text!r} could be any of {shown}: write more of it", param="model")
+    return InvalidReference(f"{text!r} could be any of {_listed(candidates, ', ')}: write more of it", param="model")

@@ -36,38 +36,39 @@ class Count:
             self.calls.append(f"{name}:{frame.f_code.co_qualname}")
 
 
-async def chats(daemon: Daemon, count: int, path: str = "/v1/chat/completions") -> Count:
-    """That many chats on one TCP connection; the last one is counted."""
+async def chat(daemon: Daemon, path: str = "/v1/chat/completions") -> Count:
+    """The calls of a warm chat on a TCP connection that had some before: of several, the one with the fewest, since a
+    timer may come between."""
     reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{daemon.port}\r\nContent-Length: {len(_BODY)}\r\n\r\n"
-    counted = Count()
-    for number in range(count):
-        await asyncio.sleep(0.05)  # what follows the last answer is over
-        with counted if number == count - 1 else Count():
+    counts = []
+    for _ in range(8):
+        with Count() as counted:
             writer.write(head.encode() + _BODY)
             answer = await reader.readuntil(b"\r\n\r\n")
             length = int(answer.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
             await reader.readexactly(length)
             await asyncio.sleep(0)
         assert answer.startswith(b"HTTP/1.1 200"), answer
+        counts.append(counted)
     writer.close()
-    return counted
+    return min(counts, key=lambda count: len(count.calls))
 
 
 async def test_a_warm_chat(start_daemon: StartDaemon) -> None:
     """45 calls in 15 files before dialects were made (2026-11-22)."""
     daemon = await start_daemon(models={"smol": 0})
-    counted = await chats(daemon, 4)
+    counted = await chat(daemon)
     assert sum(counted.files.values()) <= 45, counted.calls
     assert len(counted.files) <= 14, counted.files
 
 
 async def test_every_family_takes_the_same_way(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(models={"smol": 0})
-    plain = await chats(daemon, 4)
-    assert (await chats(daemon, 4, "/v1/messages")).calls == plain.calls
+    plain = await chat(daemon)
+    assert (await chat(daemon, "/v1/messages")).calls == plain.calls
 
 
 async def test_observers_cost_nothing_where_there_are_none(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(models={"smol": 0})
-    assert "proxy/record.py" not in (await chats(daemon, 4)).files
+    assert "proxy/record.py" not in (await chat(daemon)).files
