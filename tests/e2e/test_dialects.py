@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import anthropic
-import httpx
 import pytest
 
 from tests.e2e.conftest import MINILM, SMOLLM2
@@ -21,13 +20,8 @@ def user(content: object) -> list[dict[str, object]]:
 
 @pytest.fixture
 def client(daemon: Daemon) -> anthropic.Anthropic:
-    transport = httpx.HTTPTransport(uds=str(daemon.socket))
-    return anthropic.Anthropic(
-        base_url="http://localhost/anthropic",
-        api_key="none",
-        max_retries=0,
-        http_client=anthropic.DefaultHttpxClient(transport=transport),
-    )
+    base = daemon.get("/version").json()["listen"]
+    return anthropic.Anthropic(base_url=f"{base}/anthropic", api_key="none", max_retries=0)
 
 
 def test_anthropics_client(client: anthropic.Anthropic) -> None:
