@@ -1,7 +1,7 @@
 """The values that pass between the parts: frozen, and free of behaviour beyond their own text form."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
@@ -209,6 +209,33 @@ class RunSpec:
     min_context_size: int | None = None
     draft_tokens: int | None = None
     draft_acceptance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileProgress:
+    """How much of one file of a pull is here, in bytes. `id` is its digest, or its name while the digest is unknown."""
+
+    id: str
+    size: int
+    current: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkProgress:
+    """How far a pull, an installation or a load is. `message` is for people; `phase` is one word, such as
+    "downloading"; `total` and `current` are in bytes, 0 if unknown, `rate` in bytes per second. A `warning` says
+    something that no later step takes back."""
+
+    message: str
+    phase: str = ""
+    total: int = 0
+    current: int = 0
+    file: FileProgress | None = None
+    rate: float = 0.0
+    warning: bool = False
+
+
+ProgressReport = Callable[[WorkProgress], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,9 +145,8 @@ class LlamaCppBackend(Backend):
         return ""
 
     async def disk_usage(self) -> int:
-        """The managed engines, and the saved prompt caches."""
-        engine = await asyncio.to_thread(enginecache.disk_usage, self._folders())
-        return engine + (await asyncio.to_thread(self._saved.size) if self._saved else 0)
+        """Of the managed engines; saved prompt caches lie in `context.state`, which the daemon counts."""
+        return await asyncio.to_thread(enginecache.disk_usage, self._folders())
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
         return self._required(spec)

@@ -70,9 +70,6 @@ class SlotFiles:
         """The model was removed."""
         shutil.rmtree(self._of(model_id), ignore_errors=True)
 
-    def size(self) -> int:
-        return sum(path.stat().st_size for path in self._saved())
-
     def trim(self) -> None:
         """Removes the oldest files until the rest is within the bound."""
         room = self._bound

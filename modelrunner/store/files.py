@@ -13,6 +13,8 @@ from pathlib import Path
 from modelrunner.errors import BadRequest, InsufficientDisk, StorageFailed
 from modelrunner.units import format_bytes
 
+_FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
+
 
 @contextlib.contextmanager
 def translated(what: str, folder: Path) -> Iterator[None]:
@@ -26,7 +28,8 @@ def translated(what: str, folder: Path) -> Iterator[None]:
                 f"{what} failed: the disk is full. At least {format_bytes(Reserve.SIZE)} are needed and "
                 f"{format_bytes(free)} free in {folder}: make room, for example with `modelrunner rm MODEL`"
             ) from error
-        raise StorageFailed(f"{what} failed: {error.strerror} ({error.filename or folder})") from error
+        mend = "; let the daemon's user write there, or set another data_dir" if error.errno in _FORBIDDEN else ""
+        raise StorageFailed(f"{what} failed: {error.strerror or error} ({error.filename or folder}){mend}") from error
 
 
 def is_full(error: OSError) -> bool:

@@ -5,16 +5,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from modelrunner import api
 from modelrunner.durable import make_folder, write
 from modelrunner.errors import Conflict, InvalidModel, InvalidReference
 from modelrunner.store import formats, safetensors_model, startup
 from modelrunner.store.blobs import Blob, Blobs, is_intact, verify
 from modelrunner.store.bundles import Bundles
-from modelrunner.store.catalog import Catalog, Entry
+from modelrunner.store.catalog import Catalog, Entry, StoredModel
 from modelrunner.store.digests import Digest
 from modelrunner.store.draft import Draft
 from modelrunner.store.files import Reserve, is_full, translated
@@ -23,10 +23,37 @@ from modelrunner.store.manifests import Contents
 from modelrunner.store.references import Reference
 from modelrunner.types import Bundle
 
-# Outside the class, whose method `list` hides the type.
-Removed = list[api.Untagged | api.Deleted]
-DiskUsage = tuple[list[api.ModelUsage], int, int]
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """The names that were taken away, and the ID of the model that was deleted, None if the model is still there."""
+
+    names: tuple[str, ...]
+    deleted: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Bytes of one model; `shared` is the part that other models use too."""
+
+    model: StoredModel
+    size: int
+    shared: int
+
+    @property
+    def reclaimable(self) -> int:
+        """Bytes that removing the model would free."""
+        return self.size - self.shared
+
+
+class StoreUsage(NamedTuple):
+    """`total` is the bytes of all blobs, each counted once; `partial` those of unfinished downloads."""
+
+    models: list[ModelSize]
+    total: int
+    partial: int
 
 
 class Store:
@@ -67,12 +94,24 @@ class Store:
         self._reserve.fill()
         return catalog
 
-    def list(self) -> list[api.Model]:
+    def list(self) -> list[StoredModel]:
         """The usable models, oldest first; their tags in the short form."""
         catalog = self._catalog
         return [catalog.models[entry.id] for entry in catalog.entries.values() if entry.contents]
 
-    def get(self, text: str) -> api.Model:
+    def damaged(self) -> tuple[StoredModel, ...]:
+        """The models whose manifest or configuration cannot be read: to be pulled again, or removed."""
+        catalog = self._catalog
+        return tuple([catalog.models[entry.id] for entry in catalog.entries.values() if not entry.contents])
+
+    def whole(self, text: str) -> tuple[StoredModel, str | None]:
+        """The model that has the name or the ID `text`, damaged or not, and the name in its short form, None where
+        `text` is an ID. A part of a name is refused. Raises `ModelNotFound`, `InvalidReference`."""
+        catalog = self._catalog
+        entry, named = catalog.find(text, whole=True)
+        return catalog.models[entry.id], named[0].short if named else None
+
+    def get(self, text: str) -> StoredModel:
         """By reference, model ID, at least 8 hexadecimal digits of it, or a part of a name that only one model has.
         Raises `ModelNotFound`, `InvalidReference` (also for what means several), `InvalidModel` for a damaged one."""
         catalog = self._catalog
@@ -96,7 +135,7 @@ class Store:
         with translated("storing a file", self.data):
             return verify(file, Digest.parse(digest) if digest is not None else None)
 
-    def create(self, files: Mapping[str, Blob], reference: str | None, *, trust: bool = False) -> api.Model:
+    def create(self, files: Mapping[str, Blob], reference: str | None, *, trust: bool = False) -> StoredModel:
         """Makes a model of ingested files and gives it the name `reference`, which another model that has it loses. The
         same files always make the same model. On any failure the files are where they were. Raises `InvalidModel` for
         files that are not a model's, `UnsupportedModel` for one that carries code unless `trust` is set."""
@@ -134,21 +173,21 @@ class Store:
             log.warning("finished downloads are still in %s: %s", self.partial, error)
 
     def tag(self, source: str, target: str) -> None:
-        """Gives the model `source` one more name; another model that has it loses it."""
+        """Gives the model `source`, a whole name or an ID, one more name; another model that has it loses it."""
         tag = _tag(target)
         with self._lock, translated("storing the name", self.data):
-            entry, _ = self._catalog.find(source)
+            entry, _ = self._catalog.find(source, whole=True)
             _contents(entry)
             if tag not in entry.tags:
                 self._commit(self._catalog.with_entry(replace(entry, tags=(*entry.tags, tag))))
 
     def remove(self, text: str, *, force: bool = False) -> Removed:
-        """Takes the name away, and the model with its last name. Works on a full disk. A model ID, or a part of several
-        names, means the whole model: with more than one name that takes `force`, or `Conflict` is raised. Whether
-        the model is in use is the caller's to know."""
+        """Takes the name `text` away, and the model with its last name. Works on a full disk and for a damaged model. A
+        model ID means the model with all of its names: more than one needs `force`, or `Conflict` is raised. The caller
+        makes sure that the model is not in use. Raises as `whole`."""
         with self._lock, translated("removing the model", self.data):
-            entry, named = self._catalog.find(text)
-            if len(named) == 1 and len(entry.tags) > 1:
+            entry, named = self._catalog.find(text, whole=True)
+            if named and len(entry.tags) > 1:
                 removed = self._untag(entry, named[0])
             elif len(entry.tags) > 1 and not force:
                 names = ", ".join(entry.names)
@@ -161,12 +200,12 @@ class Store:
     def _untag(self, entry: Entry, tag: Reference) -> Removed:
         rest = tuple(other for other in entry.tags if other != tag)
         self._commit_smaller(self._catalog.with_entry(replace(entry, tags=rest)))
-        return [api.Untagged(tag.short)]
+        return Removed((tag.short,))
 
     def _remove(self, entry: Entry) -> Removed:
         self._commit_smaller(self._catalog.without(entry))
         self._delete(entry.id, entry.blobs)
-        return [*(api.Untagged(name) for name in entry.names), api.Deleted(str(entry.id))]
+        return Removed(tuple(entry.names), str(entry.id))
 
     def _delete(self, id: Digest, blobs: Iterable[Digest]) -> None:
         """The files of a model that is not in the index: what cannot be deleted now is swept at the next start."""
@@ -190,13 +229,15 @@ class Store:
             paths[entry.id] = entry.id.within(self._manifests)
             return tuple(digest for digest, path in paths.items() if not is_intact(path, digest))
 
-    def disk_usage(self) -> DiskUsage:
-        """Per model; bytes of all blobs, each counted once; bytes of partial downloads."""
-        entries = [entry for entry in self._catalog.entries.values() if entry.contents]
+    def disk_usage(self) -> StoreUsage:
+        """Reads the folders: slow."""
+        catalog = self._catalog
+        entries = [entry for entry in catalog.entries.values() if entry.contents]
         users = Counter(digest for entry in entries for digest in entry.blobs)
         with translated("measuring the store", self.data):
             partial = sum(p.lstat().st_size for p in self.partial.rglob("*") if p.is_file())
-            return [_usage(entry, users) for entry in entries], self._blobs.total(), partial
+            sizes = [_size(catalog.models[entry.id], entry.blobs, users) for entry in entries]
+            return StoreUsage(sizes, self._blobs.total(), partial)
 
     def _commit(self, catalog: Catalog) -> None:
         self._index.save(Record(str(e.id), [str(t) for t in e.tags], e.created) for e in catalog.entries.values())
@@ -227,8 +268,5 @@ def _tag(text: str) -> Reference:
     return reference
 
 
-def _usage(entry: Entry, users: Counter[Digest]) -> api.ModelUsage:
-    sizes = _contents(entry).blobs
-    shared = sum(size for digest, size in sizes.items() if users[digest] > 1)
-    total = sum(sizes.values())
-    return api.ModelUsage(str(entry.id), entry.names, total, shared, total - shared)
+def _size(model: StoredModel, blobs: Mapping[Digest, int], users: Counter[Digest]) -> ModelSize:
+    return ModelSize(model, model.size, sum(size for digest, size in blobs.items() if users[digest] > 1))

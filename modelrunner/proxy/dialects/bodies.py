@@ -12,6 +12,7 @@ import msgspec
 
 from modelrunner.errors import BadRequest
 from modelrunner.proxy.dialects.dialect import Dialect, Fields
+from modelrunner.schema import wrong_field
 
 if TYPE_CHECKING:
     from modelrunner.proxy.inference import Inference
@@ -37,7 +38,7 @@ class JsonDialect(Dialect):
         try:
             fields = _decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise _unlike_schema(str(error)) from None
+            raise _unlike_schema(error) from None
         except msgspec.DecodeError as error:
             raise BadRequest(f"the body is not valid JSON: {error}") from None
         except (RecursionError, UnicodeDecodeError):
@@ -75,13 +76,9 @@ def _slices(body: bytes, length: int) -> Iterable[bytes]:
     return (body[start : start + _SLICE + length - 1] for start in range(0, len(body), _SLICE))
 
 
-def _unlike_schema(message: str) -> BadRequest:
-    if "missing required field" in message:
-        return BadRequest("the body has no `model`", param="model")
-    for field in ("model", "stream", "keep_alive"):
-        if f"$.{field}" in message:
-            return BadRequest(f"`{field}` is wrong: {message.partition(' - at')[0]}", param=field)
-    return BadRequest("the body must be a JSON object")
+def _unlike_schema(error: msgspec.ValidationError) -> BadRequest:
+    wrong = wrong_field(error)
+    return wrong if wrong.param else BadRequest("the body must be a JSON object")
 
 
 def _check_utf8(body: bytes) -> None:

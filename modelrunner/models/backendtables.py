@@ -1,5 +1,5 @@
-"""The tables that only backends understand: `[backends."NAME"]` of the configuration file, and what a model says there
-for one backend."""
+"""The tables that only backends understand: `[backends."NAME"]` of the configuration file, and a model's own table for
+one backend."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -9,8 +9,9 @@ from pydantic import BaseModel, ValidationError
 from modelrunner.backend import Backend
 from modelrunner.errors import BadRequest
 from modelrunner.locations import ConfigurationError
-from modelrunner.modelconfig import ModelConfiguration, nearest, table_name
+from modelrunner.modelconfig import ModelConfiguration, table_name
 from modelrunner.registry import BackendRegistry
+from modelrunner.schema import nearest
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -50,5 +51,5 @@ def _read(kind: type[Kind], table: Mapping[str, Any], backend: str, under: tuple
             raise BadRequest(f"{path}: {fault['msg'].removeprefix('Value error, ')}", param=path) from None
         top = [field.alias or name for name, field in kind.model_fields.items()] if len(fault["loc"]) == 1 else []
         raise BadRequest(
-            f"{path!r} is no setting of {backend}{nearest(str(fault['loc'][-1]), top)}", param=path
+            f"unknown setting {path!r} for {backend}{nearest(str(fault['loc'][-1]), top)}", param=path
         ) from None

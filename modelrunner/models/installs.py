@@ -1,5 +1,5 @@
-"""Installing, updating and removing engines: one piece of work per backend at a time, which belongs to the daemon and
-not to the client that asked for it."""
+"""Installs, updates and removes engines. Each backend has one piece of work at a time; it belongs to the daemon and
+goes on when the client that asked for it leaves."""
 
 import asyncio
 import logging
@@ -7,27 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from modelrunner.backend import Backend, InstallProgress
+from modelrunner.backend import Backend, InstallProgress, ProgressCallback
 from modelrunner.errors import Conflict, ModelRunnerError
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
+from modelrunner.types import ProgressReport, WorkProgress
 
 log = logging.getLogger(__name__)
-
-Watcher = Callable[[InstallProgress], None]
 
 
 @dataclass(slots=True)
 class _Work:
     what: tuple[str, tuple[tuple[str, Any], ...]]
-    watchers: list[Watcher] = field(default_factory=list)
-    last: InstallProgress | None = None
+    watchers: list[ProgressReport] = field(default_factory=list)
+    last: WorkProgress | None = None
     task: "asyncio.Task[str] | None" = None
 
-    def report(self, progress: InstallProgress) -> None:
-        self.last = progress
+    def report(self, step: InstallProgress) -> None:
+        self.last = WorkProgress(step.message, self.what[0], step.total, step.current)
         for watcher in self.watchers:
-            watcher(progress)
+            watcher(self.last)
 
 
 class Installer:
@@ -39,10 +38,10 @@ class Installer:
         self._changed = changed
         self._running: dict[str, _Work] = {}
 
-    async def run(self, action: str, name: str, options: dict[str, Any], watcher: Watcher) -> str:
+    async def run(self, action: str, name: str, options: dict[str, Any], watcher: ProgressReport) -> str:
         """Does `action` ("install", "update", "uninstall") or joins the one under way; returns a closing sentence.
-        Raises `BackendNotFound`, `Conflict` (another action of the same backend is under way, or the engine is in
-        use), and what the backend raises."""
+        `options` go to the backend. Raises `BackendNotFound`, `Conflict` (another action of the same backend is under
+        way, or the engine is in use), and what the backend raises."""
         backend = self._registry.get(name)
         work = self._running.get(name)
         if work is None:
@@ -74,7 +73,7 @@ class Installer:
         work.task.add_done_callback(lambda task: self._ended(backend.name, task))
         return work
 
-    async def _do(self, action: str, backend: Backend, options: dict[str, Any], report: Watcher) -> str:
+    async def _do(self, action: str, backend: Backend, options: dict[str, Any], report: ProgressCallback) -> str:
         match action:
             case "install":
                 await backend.install(report, **options)

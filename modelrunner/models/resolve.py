@@ -1,7 +1,7 @@
-"""From what a request says (backend or none, model, mode) to what the scheduler is asked for.
+"""From what a request says (backend or none, model, mode) to the `Target` that the scheduler is asked for.
 
-A request pays a dictionary look-up: targets are remembered until a model or a configuration changes. The order of the
-refusals is the interface's: 404, 412, 421, 501.
+A request costs a dictionary look-up: targets are remembered until a model or a configuration changes. Refusals come in
+the order of docs/api.md: 404, 412, 421, 501.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from typing import Any
 
 from modelrunner.backend import Backend, BackendState
 from modelrunner.errors import (
+    BackendNotFound,
     BackendUnavailable,
     BadRequest,
     Misdirected,
@@ -20,10 +21,10 @@ from modelrunner.errors import (
     Unavailable,
 )
 from modelrunner.modelconfig import NOTHING_SET, ModelConfiguration
+from modelrunner.models.backendtables import backend_options
+from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Target
-from modelrunner.server.configurations import Configurations, Entry
-from modelrunner.server.options import backend_options
 from modelrunner.store import Store, vocabulary
 from modelrunner.types import Bundle, KeepAlive, Mode, ProcessOptions, RunnerKey, RunSpec
 
@@ -39,11 +40,8 @@ _CAPABILITIES = {
 }
 
 
-Tables = Mapping[str, ModelConfiguration]
-
-
 class Resolver:
-    """`file_models` are the `[models."REF"]` tables of the configuration file; what was POSTed wins over them."""
+    """`keep_alive` is for models that have none of their own; `stop_grace` is in seconds."""
 
     def __init__(
         self,
@@ -54,7 +52,6 @@ class Resolver:
         logs: Path,
         keep_alive: KeepAlive,
         stop_grace: float,
-        file_models: Tables,
     ) -> None:
         self._store = store
         self._registry = registry
@@ -62,7 +59,6 @@ class Resolver:
         self._logs = logs
         self._keep_alive = keep_alive
         self._stop_grace = stop_grace
-        self._file_models = file_models
         self._targets: dict[tuple[str | None, str, Mode], Target] = {}
         self._drafting: set[tuple[str, str]] = set()  # model and draft, by ID, of one vocabulary
         self._seen = (-1, -1)
@@ -73,7 +69,7 @@ class Resolver:
         return self.known(backend, model, mode) or self._remember(backend, model, mode)
 
     def known(self, backend: str | None, model: str, mode: Mode) -> Target | None:
-        """What was resolved before and still holds; costs well under a microsecond."""
+        """The target that was resolved before, if it still holds; costs well under a microsecond."""
         now = (self._store.generation, self._configurations.generation)
         if now != self._seen:
             self._targets.clear()
@@ -85,28 +81,19 @@ class Resolver:
         return self._registry.get(target.key.backend).endpoints
 
     async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
-        """Does what a first call would wait for (reading a model's files, looking for an engine) off the event loop.
+        """Does the slow part of a first call (reading a model's files, looking for an engine) off the event loop.
         Raises as a call does."""
         if self.known(backend, model, mode) is None:
             await asyncio.to_thread(self._target, backend, model, mode)
 
     def forget(self) -> None:
-        """After a backend was changed or removed."""
+        """Forgets all targets: a backend was changed or removed."""
         self._targets.clear()
 
     def set_keep_alive(self, keep_alive: KeepAlive) -> None:
-        """Of the models that have none of their own."""
+        """For the models that have no keep-alive of their own."""
         self._keep_alive = keep_alive
         self._targets.clear()
-
-    def set_file_models(self, tables: Tables) -> None:
-        self._file_models = tables
-        self._targets.clear()
-
-    def settings(self, model_id: str, mode: Mode | None = None) -> ModelConfiguration:
-        """What is set for the model in that mode, or for all modes, POSTed over the configuration file."""
-        posted = self._configurations.effective(model_id, mode) if mode else self._configurations.get(model_id)
-        return posted.configuration.over(self.from_file(model_id))
 
     def keep_alive(self, settings: ModelConfiguration) -> KeepAlive:
         return KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
@@ -115,50 +102,44 @@ class Resolver:
         """The named backend, else the configured one, else the best for the bundle's format. Raises `BackendNotFound`,
         `UnsupportedModel`, `BackendUnavailable`."""
         if name is None:
-            posted = self._configurations.effective(bundle.model_id, mode or main_mode(bundle)).configuration
-            name = posted.backend or self.from_file(bundle.model_id).backend
-        return self._registry.choose(bundle) if name is None else self._registry.get(name)
+            return self.configured_backend(bundle, mode or main_mode(bundle), self._configurations.settings)
+        return self._registry.get(name)
 
-    def from_file(self, model_id: str, tables: Tables | None = None) -> ModelConfiguration:
-        """What the configuration file, or `tables` in its place, says about the model."""
-        found = NOTHING_SET
-        for reference, configuration in (self._file_models if tables is None else tables).items():
-            try:
-                if self._store.get(reference).id == model_id:
-                    found = configuration.over(found)
-            except ModelRunnerError:
-                continue  # a table for a model that is not here (yet), or damaged
-        return found
+    def configured_backend(self, bundle: Bundle, mode: Mode, settings: ModelSettings) -> Backend:
+        """The backend that would run the model with `settings`. Raises as `backend_of`."""
+        name = settings.of(bundle.model_id, mode).backend
+        if name is None:
+            return self._registry.choose(bundle)
+        try:
+            return self._registry.get(name)
+        except (BackendNotFound, BackendUnavailable) as error:
+            posted = settings.effective(bundle.model_id, mode).configuration.backend
+            way = f"run `modelrunner configure {bundle.name} --backend default`"
+            if posted is None:
+                way = f'take `backend` out of [models."{bundle.name}"] in the configuration file'
+            raise error.saying(
+                f"{error.message}. {bundle.name} is configured to run on it: install that backend again, or {way}"
+            ) from None
 
     def is_needed(self, model_id: str) -> bool:
-        """Somebody said that it is to be loaded from the start, or to stay whatever comes."""
-        settings = self.settings(model_id)
+        """True for a model that is to be loaded from the start, or that is pinned."""
+        settings = self._configurations.settings.of(model_id)
         return bool(settings.preload or settings.pin)
 
     def preloads(self) -> list[str]:
-        """The models that are to be loaded from the start. One that only the configuration file names may not be here
-        yet."""
-        found = [model.id for model in self._store.list() if self.settings(model.id).preload]
-        return found + [
-            reference for reference, table in self._file_models.items() if table.preload and not self._has(reference)
-        ]
+        """The models that are to be loaded from the start: IDs, and references of models that are not here yet."""
+        settings = self._configurations.settings
+        found = [model.id for model in self._store.list() if settings.of(model.id).preload]
+        missing = (name for name, table in settings.tables.items() if table.preload and settings.model_id(name) is None)
+        return [*found, *missing]
 
-    def _has(self, reference: str) -> bool:
-        try:
-            self._store.get(reference)
-        except ModelNotFound:
-            return False
-        return True
-
-    def target(
-        self, backend: Backend, bundle: Bundle, mode: Mode, posted: Entry, tables: Tables | None = None
-    ) -> Target:
-        """For a configuration that holds, or that is about to. Raises `BadRequest`, `ModelNotFound` (the draft)."""
-        file = folded(backend, self.from_file(bundle.model_id, tables).as_dict())
-        settings = posted.configuration.over(NOTHING_SET.merged(file))
+    def target(self, backend: Backend, bundle: Bundle, mode: Mode, settings: ModelSettings) -> Target:
+        """For settings that hold, or that are about to. Raises `BadRequest`, `ModelNotFound` (the draft)."""
+        posted = settings.effective(bundle.model_id, mode)
+        configuration = in_effect(backend, settings, bundle.model_id, mode)
         key = RunnerKey(backend.name, bundle.model_id, mode, posted.revision)
-        spec = self._spec(backend, bundle, mode, settings, key)
-        return Target(key, spec, self.keep_alive(settings), bool(settings.pin))
+        spec = self._spec(backend, bundle, mode, configuration, key)
+        return Target(key, spec, self.keep_alive(configuration), bool(configuration.pin))
 
     def _remember(self, backend: str | None, model: str, mode: Mode) -> Target:
         target = self._target(backend, model, mode)
@@ -175,7 +156,7 @@ class Resolver:
         _check_installed(backend)
         self._check_format(backend, bundle, model)
         self.check_mode(backend, bundle, model, mode)
-        return self.target(backend, bundle, mode, self._configurations.effective(bundle.model_id, mode))
+        return self.target(backend, bundle, mode, self._configurations.settings)
 
     def _spec(
         self, backend: Backend, bundle: Bundle, mode: Mode, settings: ModelConfiguration, key: RunnerKey
@@ -239,9 +220,17 @@ class Resolver:
             raise BadRequest(f"{model} does not offer {mode}; it offers {offered}", param="model")
 
 
+def in_effect(backend: Backend, settings: ModelSettings, model_id: str, mode: Mode) -> ModelConfiguration:
+    """What holds for the model, with the runtime flags of the configuration file folded into its fields. Raises
+    `BadRequest` as `folded`."""
+    file = NOTHING_SET.merged(folded(backend, settings.from_file(model_id).as_dict()))
+    return settings.effective(model_id, mode).configuration.over(file)
+
+
 def folded(backend: Backend, patch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A merge patch with what its runtime flags say about other fields in those fields, so that what is shown and
-    counted is what runs. Raises `BadRequest` for a flag that is not allowed, or says otherwise than its field."""
+    """Moves runtime flags that have a field of their own (`--ctx-size`) into that field of the merge patch, so that
+    what is shown and counted is what runs. Raises `BadRequest` for a flag that is not allowed or
+    contradicts its field."""
     if not patch.get("runtime-flags"):
         return patch
     found, rest = backend.fold_flags(tuple(patch["runtime-flags"]))
@@ -255,7 +244,7 @@ def folded(backend: Backend, patch: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def main_mode(bundle: Bundle) -> Mode:
-    """What a model is for when nothing else is said."""
+    """The mode in which a model is used when the request names none."""
     for mode in (Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING, Mode.IMAGE_GENERATION):
         if mode.value in bundle.capabilities:
             return mode
@@ -263,7 +252,7 @@ def main_mode(bundle: Bundle) -> Mode:
 
 
 def engine_log(logs: Path, key: RunnerKey) -> Path:
-    """One file per runner key: two revisions of a model may run at once, for a moment."""
+    """One file for each runner key, since two revisions of a model may run at the same time."""
     return logs / f"engine-{key.backend}-{key.model_id.removeprefix('sha256:')[:16]}-{key.mode}-{key.revision}.log"
 
 

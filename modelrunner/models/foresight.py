@@ -1,13 +1,13 @@
-"""Has engines say what a model will need, where they can, once it was pulled or configured. It is remembered; a load
-never waits for it."""
+"""After a pull or a change of a configuration, asks the engine for an estimate of the model's memory, where the engine
+can say it. The answer is remembered; a load never waits for it."""
 
 import asyncio
 import logging
 from contextlib import aclosing
 
 from modelrunner.errors import ModelRunnerError
+from modelrunner.models.resolve import Resolver, main_mode
 from modelrunner.scheduler import Scheduler
-from modelrunner.server.resolve import Resolver, main_mode
 from modelrunner.store import Store
 
 log = logging.getLogger(__name__)
@@ -31,5 +31,5 @@ class Foresight:
             mode = main_mode(await asyncio.to_thread(self._store.bundle, model))
             await self._resolver.prepare(None, model, mode)
             await self._scheduler.ask(self._resolver(None, model, mode))
-        except (ModelRunnerError, OSError) as error:  # the same will be said to whoever uses the model
-            log.debug("%s: nobody knows yet what it will need: %s", model, error)
+        except (ModelRunnerError, OSError) as error:  # a request for the model gets the same error
+            log.debug("%s: its memory could not be asked for: %s", model, error)

@@ -1,5 +1,5 @@
-"""What the backends say of themselves. A backend may have to ask its engine, so that is done in a thread, and once for
-all who want to know at the same moment."""
+"""The states of the backends. A backend may have to run its engine to learn its own, so they are asked in a thread, and
+once for all callers at the same moment."""
 
 import asyncio
 
@@ -12,15 +12,14 @@ class Statuses:
         self._registry = registry
         self._asking: asyncio.Task[dict[str, BackendStatus]] | None = None
 
-    async def __call__(self) -> dict[str, str]:
-        """By the backend's name, as people read them."""
+    async def __call__(self) -> dict[str, BackendStatus]:
+        """By the backend's name."""
         if self._asking is None:
             self._asking = asyncio.create_task(asyncio.to_thread(self._registry.statuses))
             self._asking.add_done_callback(self._asked)
-        statuses = await asyncio.shield(self._asking)
-        return {name: str(status) for name, status in statuses.items()}
+        return await asyncio.shield(self._asking)
 
     def _asked(self, asked: "asyncio.Task[dict[str, BackendStatus]]") -> None:
         self._asking = None
         if not asked.cancelled():
-            asked.exception()  # whoever still waits is told
+            asked.exception()  # the callers get it
