@@ -1,7 +1,8 @@
 """`scripts/bench proxy`: one engine reached directly, through nginx and through the warm daemon, in turn in one run.
 
 --rounds N (3)  --seconds N (3) per measurement  --streams 256,1000  --also NAME=PORT for a further proxy on that port;
---litellm PROGRAM (of `pip install 'litellm[proxy]'` in an environment of its own) measures that too, with one worker; --before FOLDER a daemon of another checkout with its .venv.
+--before FOLDER for the daemon of another checkout, which has its .venv;
+--litellm PROGRAM (of `pip install 'litellm[proxy]'` in an environment of its own) measures that too, with one worker.
 Needs gcc, nginx and wrk. Prints medians, and their ratio to nginx: the speed of a machine drifts, a ratio less.
 """
 

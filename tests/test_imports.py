@@ -18,6 +18,7 @@ ALLOWED = {
     "backend": set(),
     "cli": {"client", "config", "server"},
     "client": set(),
+    "collecting": set(),
     "config": {"modelconfig"},
     "control": {"upstream"},
     "durable": set(),
@@ -54,7 +55,7 @@ ALLOWED = {
     "tomlplaces": set(),
     "types": set(),
     "units": set(),
-    "upstream": {"http1"},
+    "upstream": {"collecting", "http1"},
     "watchdog": {"backend", "processtree", "upstream"},
 }
 # What a backend may use.

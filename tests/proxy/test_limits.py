@@ -210,6 +210,7 @@ async def test_what_is_pipelined_is_not_read_without_end(folder: Path) -> None:
         sending.cancel()
         gate.set()
         assert [(await client.answer()).status for _ in range(50)] == [200] * 50
+        client.writer.transport.abort()
 
 
 async def test_draining_lets_answers_end_and_takes_nothing_new(folder: Path) -> None:
