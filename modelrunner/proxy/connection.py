@@ -122,7 +122,7 @@ class ClientConnection(Answers):
     # reading
 
     def hold(self, held: bool) -> None:
-        self._held = held
+        self._held = held and self._body is not None
         if self._body is not None:  # the client was made to wait: its time begins anew
             self._deadline = self._loop.time() + self._limits.body_idle
         self._regulate()
