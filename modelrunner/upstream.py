@@ -185,11 +185,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.abort()
 
     def at_event_boundary(self) -> bool:
-        """For `on_failure`: True if another server-sent event could follow what was handed on: nothing, or an event
-        stream up to the end of an event and of a chunk."""
-        if not self.begun or self._body is None:
-            return True
-        return self._events and self._body.at_event_boundary()
+        """For `on_failure`: True if another server-sent event could follow what was handed on: an event stream, up to
+        the end of an event and of a chunk."""
+        return self._body is not None and self._events and self._body.at_event_boundary()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports are not asyncio.Transport
