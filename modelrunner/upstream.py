@@ -12,12 +12,11 @@ from typing import Protocol
 
 import httptools
 
+from modelrunner.collecting import Collector
 from modelrunner.errors import EngineProtocolError
 from modelrunner.http1 import HEAD_LIMIT, Body, ResponseHead, UntilEnd, parse_head
 from modelrunner.types import Endpoint
 
-FETCH_LIMIT = 16 << 20
-"""Bytes of the body that `fetch` accepts."""
 _MOST_INTERIM = 16
 """Interim answers (1xx) before an answer."""
 
@@ -80,7 +79,7 @@ class UpstreamPool:
     async def fetch(self, method: str, path: str, body: bytes = b"", *, timeout: float) -> tuple[int, bytes]:
         """One small control exchange on a connection of its own: status and body. `timeout` in seconds is for all of
         it. Raises `OSError`, `TimeoutError` or `EngineProtocolError`."""
-        receiver = _Collector()
+        receiver = Collector()
         connection = self.send(build_request(method, path, body), receiver, fresh=True)
         try:
             async with asyncio.timeout(timeout):
@@ -186,11 +185,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.abort()
 
     def at_event_boundary(self) -> bool:
-        """For `on_failure`: True if another server-sent event could follow what was handed on: nothing, or an event
-        stream up to the end of an event and of a chunk."""
-        if not self.begun or self._body is None:
-            return True
-        return self._events and self._body.at_event_boundary()
+        """For `on_failure`: True if another server-sent event could follow what was handed on: an event stream, up to
+        the end of an event and of a chunk."""
+        return self._body is not None and self._events and self._body.at_event_boundary()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports are not asyncio.Transport
@@ -296,32 +293,3 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self.abort()
         receiver.on_end()
-
-
-class _Collector:
-    """Takes a small answer into a future."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        self._status = 0
-        self._body = bytearray()
-
-    def splices(self, status: int) -> bool:
-        return False
-
-    def on_head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], length: int | None, data: bytes) -> None:
-        self._status = status
-        self.on_data(data)
-
-    def on_data(self, data: bytes) -> None:
-        self._body += data
-        if len(self._body) > FETCH_LIMIT:
-            raise EngineProtocolError("the engine's answer to a control request is too large")
-
-    def on_end(self) -> None:
-        if not self.done.done():
-            self.done.set_result((self._status, bytes(self._body)))
-
-    def on_failure(self, error: OSError | EngineProtocolError) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)

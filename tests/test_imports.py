@@ -18,6 +18,7 @@ ALLOWED = {
     "backend": set(),
     "cli": {"api", "client", "config", "server"},
     "client": {"api"},
+    "collecting": set(),
     "config": {"modelconfig"},
     "control": {"upstream"},
     "durable": set(),
@@ -59,7 +60,7 @@ ALLOWED = {
     "tomlplaces": set(),
     "types": set(),
     "units": set(),
-    "upstream": {"http1"},
+    "upstream": {"collecting", "http1"},
     "watchdog": {"backend", "processtree", "upstream"},
 }
 # What a backend may use.

@@ -169,6 +169,8 @@ class Exchange:
     def on_head(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
         if self._end_turn is not None:
             self._end_turn()
+        if status == 200 and length == 0 and not any(name == b"content-type" for name, _ in headers):
+            raise EngineProtocolError("the engine's answer is empty")
         if status != 200:
             self._refusal = EngineRefusal(status)
             self.on_data = self._refusal.add

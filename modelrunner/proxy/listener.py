@@ -66,15 +66,14 @@ class Listener:
 
     def _make_room(self, peer: str) -> bool:
         """Those that were refused count for nothing: they are few, and take no request."""
-        served = self._connections.difference(self._refused)
-        if len(served) >= self.limits.connections:
-            others = served
-        elif not self.local and self._peers[peer] >= self.limits.per_peer:
-            others = {connection for connection in served if connection.peer == peer}
+        full = len(self._connections) - len(self._refused) >= self.limits.connections
+        if not full and (self.local or self._peers[peer] < self.limits.per_peer):
+            return True
+        others = self._connections.difference(self._refused)
+        if not full:
+            others = {connection for connection in others if connection.peer == peer}
             if len(others) < self.limits.per_peer:
                 return True
-        else:
-            return True
         longest = min(others, key=lambda connection: connection.due())
         if longest.due() == math.inf:
             return False

@@ -27,6 +27,7 @@ from tests.proxy.fakes import (
 )
 
 CHAT = "/v1/chat/completions"
+WRITTEN = web.AppKey("written", list[int])
 
 
 def request(
@@ -140,6 +141,8 @@ class Proxy:
     path: Path
     port: int
     kind: str
+    written: list[int]
+    """Bytes that /lines has written."""
     clients: list[Client] = field(default_factory=list)
 
     async def connect(self, *, tcp: bool = False) -> Client:
@@ -171,6 +174,32 @@ async def _health(request: web.Request) -> web.Response:
     return web.json_response({"status": "ready"})
 
 
+async def _headers(request: web.Request) -> web.Response:
+    await request.read()
+    return web.json_response(sorted(name.lower() for name in request.headers))
+
+
+async def _unread(request: web.Request) -> web.Response:
+    """Answers after `?size=` bytes of the body."""
+    wanted = int(request.query.get("size", 0))
+    while wanted > 0:
+        wanted -= len(await request.content.read(wanted))
+    return web.json_response({})
+
+
+async def _lines(request: web.Request) -> web.StreamResponse:
+    """A line, `?count=` times; `written` of the application counts their bytes."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for _ in range(int(request.query["count"])):
+        await response.write(b"x" * 9999 + b"\n")
+        request.app[WRITTEN][0] += 10000
+    if "fault" in request.query:
+        raise RuntimeError("a fault")
+    await response.write_eof()
+    return response
+
+
 @asynccontextmanager
 async def proxy(
     folder: Path, kind: str, script: Script = answer_ok, *, limits: Limits | None = None, origins: tuple[str, ...] = ()
@@ -187,6 +216,8 @@ async def proxy(
         app = web.Application(middlewares=[envelope(lambda: False)])
         app.on_response_prepare.append(finish_head)
         app.add_routes([web.get("/health", _health), web.post("/other", _health)])
+        app.add_routes([web.post("/headers", _headers), web.post("/unread", _unread), web.get("/lines", _lines)])
+        app[WRITTEN] = written = [0]
         served = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await served.setup()
         assert served.server is not None
@@ -196,7 +227,7 @@ async def proxy(
             await loop.create_unix_server(lanes["unix"], str(folder / "proxy.sock")),
             await loop.create_server(lanes["tcp"], "127.0.0.1", port),
         ]
-        made = Proxy(engine, runner, scheduler, pipeline, lanes, folder / "proxy.sock", port, kind)
+        made = Proxy(engine, runner, scheduler, pipeline, lanes, folder / "proxy.sock", port, kind, written)
         try:
             yield made
         finally:

@@ -24,6 +24,76 @@ async def test_a_dead_engine_is_asked_once_more_anew(folder: Path, kind: str) ->
         spare.upstream.close()
 
 
+@pytest.mark.parametrize("sent", [SSE, SSE[:-9], b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"])
+@pytest.mark.parametrize("held_open", [False, True])
+async def test_an_engine_that_dies_after_its_head_is_asked_once_more(
+    folder: Path, kind: str, sent: bytes, held_open: bool
+) -> None:
+    async def script(call: Call) -> None:
+        await call.send(sent)
+        served.runner.die()
+        served.scheduler.runner = spare
+        call.close()
+
+    async def stream(call: Call) -> None:
+        await call.send(SSE + event("a") + event("[DONE]") + b"0\r\n\r\n")
+
+    async with proxy(folder, kind, script) as served, scripted_engine(folder / "spare.sock", stream) as second:
+        spare = FakeRunner(second.endpoint)
+        served.scheduler.is_warm = not held_open
+        client = await served.connect()
+        await client.send(request(stream=True, X_Progress="events"))
+        answer = await client.head() if held_open else None
+        served.scheduler.gate.set()
+        answer = answer or await client.head()
+        while await client.more(answer):
+            pass
+        assert (answer.status, answer.complete) == (200, True)
+        assert answer.body.endswith(b"data: a\n\ndata: [DONE]\n\n")
+        spare.upstream.close()
+
+
+@pytest.mark.parametrize("sent", [b"", SSE[:-9], SSE])
+async def test_a_stream_that_was_held_open_is_told_of_a_failure(folder: Path, kind: str, sent: bytes) -> None:
+    """Whatever the engine sent of its head."""
+
+    async def script(call: Call) -> None:
+        await call.send(sent)
+        call.close()
+
+    async with proxy(folder, kind, script) as served:
+        served.scheduler.is_warm = False
+        client = await served.connect()
+        await client.send(request(stream=True, X_Progress="events"))
+        answer = await client.head()
+        served.scheduler.gate.set()
+        while await client.more(answer):
+            pass
+        assert b'event: error\ndata: {"error":{"message":"the request failed' in answer.body
+        assert not answer.complete
+
+
+@pytest.mark.parametrize("body", [b'{"a":', b'{"a":"\n\n'])
+async def test_a_json_body_that_breaks_off_gets_no_event(folder: Path, kind: str, body: bytes) -> None:
+    async def script(call: Call) -> None:
+        await call.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await call.send(chunk(body))
+        call.close()
+
+    async with proxy(folder, kind, script) as served:
+        answer = await served.ask()
+        assert (answer.status, answer.body, answer.complete) == (200, body, False)
+
+
+async def test_an_empty_answer_without_a_type_is_none(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    async with proxy(folder, kind, script) as served:
+        answer = await served.ask()
+        assert (answer.status, answer.error["code"]) == (502, "engine_protocol_error")
+
+
 async def test_a_second_death_is_told_with_the_last_words(folder: Path, kind: str) -> None:
     async def script(call: Call) -> None:
         served.runner.die("the engine ran out of memory")
