@@ -8,13 +8,12 @@ from modelrunner.proxy.answering import Answers
 from modelrunner.proxy.decode import LARGE, Decoding
 from modelrunner.proxy.dialects.dialect import Fields
 from modelrunner.proxy.handover import HandedOver
-from modelrunner.proxy.head import RequestBody, check_unfinished, head_to_hand_over
+from modelrunner.proxy.head import RequestBody, check_unfinished, head_to_hand_over, path_of
 from modelrunner.proxy.inference import Terms
 from modelrunner.proxy.judge import Judge, Judged
 from modelrunner.proxy.listener import Listener, hung_up, peer_of, sever
 from modelrunner.proxy.pipeline import Pipeline
 from modelrunner.proxy.render import id_line, new_request_id
-from modelrunner.proxy.routes import path_of
 from modelrunner.proxy.wire import cors
 
 _LINGER = 5.0  # seconds for a refused client to stop sending, so that it gets to read why

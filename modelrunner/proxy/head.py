@@ -80,6 +80,11 @@ def names_of(fields: Iterable[str]) -> Mapping[bytes, str]:
     return {name.encode(): name for name in (*fields, *_FRAMING)}
 
 
+def path_of(head: bytes) -> str:
+    """The path in the first line of a request's head, as far as there is one."""
+    return head.partition(b"\r\n")[0].decode("latin-1").partition(" ")[2].partition(" ")[0].partition("?")[0]
+
+
 class RequestHead:
     """`get` gives a field of `names` (made by `names_of`) by its name in lower case, or None; none of them may be given
     twice. `length` is the Content-Length, -1 if there is none. Raises `BadRequest`, `HeadersTooLarge`,

@@ -73,11 +73,6 @@ def dialect_of(path: str) -> Dialect:
     return next((dialect for dialect in _families if dialect.owns(path)), OPENAI)
 
 
-def path_of(head: bytes) -> str:
-    """The path in the first line of a request's head, as far as there is one."""
-    return head.partition(b"\r\n")[0].decode("latin-1").partition(" ")[2].partition(" ")[0].partition("?")[0]
-
-
 def variants(path: str) -> Iterator[str]:
     """What a path that is unknown was perhaps meant to be: without a slash too many, with `/v1`, or with it once."""
     plain = re.sub("/+", "/", path).rstrip("/")
