@@ -17,8 +17,7 @@ from modelrunner.errors import EngineProtocolError
 from modelrunner.http1 import HEAD_LIMIT, Body, ResponseHead, UntilEnd, parse_head
 from modelrunner.types import Endpoint
 
-_MOST_INTERIM = 16
-"""Interim answers (1xx) before an answer."""
+_MOST_INTERIM = 16  # interim answers (1xx) before an answer
 
 
 class Receiver(Protocol):
@@ -212,7 +211,13 @@ class UpstreamConnection(asyncio.Protocol):
             else:
                 if not self._fault:
                     self._pool.answered += 1
-                self._hand_on(receiver, body, body.take(data))
+                data = body.take(data)
+                if self._held_back is not None:
+                    self._hand_on(receiver, body, data)
+                    return
+                receiver.on_data(data)
+                if body.done:
+                    self._finish()
         except httptools.HttpParserError as error:
             self.fail(EngineProtocolError(f"the engine's answer is not HTTP: {error}"))
         except EngineProtocolError as error:

@@ -33,7 +33,6 @@ class ClientConnection(Answers):
         self._listener = listener
         self._judge = judge
         self._fallback = fallback
-        self._local = listener.local
         self.peer = ""
         self._data = b""
         self._judged: Judged | None = None
@@ -68,7 +67,7 @@ class ClientConnection(Answers):
 
     def eof_received(self) -> bool:
         """On TCP a client that stops sending is taken to be gone; on the Unix socket it may wait for its answers."""
-        if self._local and self._body is None:
+        if self._listener.local and self._body is None:
             self._half_closed = True
             self._advance()
             return self._work is not None or (bool(self._data) and not self._transport.is_closing())
@@ -87,7 +86,7 @@ class ClientConnection(Answers):
     # the listener's side
 
     def check(self, now: float) -> None:
-        if (self._half_closed or not self._reading) and hung_up(self._transport, half=not self._local):
+        if (self._half_closed or not self._reading) and hung_up(self._transport, half=not self._listener.local):
             self.abort()
         elif self._waits_for_client():
             self._deadline = max(self._deadline, now + 2 * self._limits.check_every)  # its time begins after that
@@ -255,7 +254,7 @@ class ClientConnection(Answers):
 
     def _hand_over(self, judged: Judged, head: bytes) -> None:
         self.keep_alive = self.keep_alive and not judged.line.http_1_0  # whose answers may have no length
-        self._work = work = HandedOver(self, judged, self._fallback(), local=self._local)
+        self._work = work = HandedOver(self, judged, self._fallback(), local=self._listener.local)
         work.start(head_to_hand_over(head, judged.line))
 
     # the end of an answer
