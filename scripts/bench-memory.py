@@ -2,7 +2,7 @@
 with the engines that the cache has; contexts above 2,048 tokens with the compiled one only, since filling them takes a
 minute. Prints the rows of the tables in docs/memory.md, in MiB.
 
-`before`: predicted from the file's header; `told`: with the engine asked, where it can say; `after`: predicted once a
+`before`: predicted from the file's header; `asked`: what the engine itself says, where it can; `after`: predicted once a
 run was measured right after its load; `full`: measured after every sequence was given a whole context, the figure that
 the three predict, with their errors.
 Usage: bench-memory.py [--data DIRECTORY] [--engines native,wheel] [--rows REGEX] [--longest TOKENS]
@@ -112,7 +112,7 @@ async def held(runner: Runner) -> RequiredMemory:
 async def row(name: str, backend: LlamaCppBackend, spec: RunSpec, folder: Path) -> None:
     ledger = Ledger()
     before = await ledger.required(backend, spec)
-    told = await backend.dry_run(spec)
+    asked = await backend.dry_run(spec)
     async with serving(backend, spec, folder / "engine.sock") as runner:
         loaded = await held(runner)
         after = ledger.record(backend, spec, loaded, fresh=True)
@@ -122,14 +122,14 @@ async def row(name: str, backend: LlamaCppBackend, spec: RunSpec, folder: Path) 
     def cell(figure: RequiredMemory | None) -> str:
         return "" if figure is None else f"{figure.ram / MIB:.0f} ({figure.ram / full - 1:+.0%})"
 
-    figures = [f"{loaded.ram / MIB:.0f}", f"{full / MIB:.0f}", cell(before), cell(told), cell(after)]
+    figures = [f"{loaded.ram / MIB:.0f}", f"{full / MIB:.0f}", cell(before), cell(asked), cell(after)]
     print(f"| {name} | {' | '.join(figures)} |", flush=True)
 
 
 async def run(arguments: argparse.Namespace, folder: Path) -> None:
     store = store_of(arguments.data, folder)
     for kind, backend in backends(folder, arguments.engines):
-        print(f"\n| {kind} | loaded | full | before | told | after |\n|---|---|---|---|---|---|")
+        print(f"\n| {kind} | loaded | full | before | asked | after |\n|---|---|---|---|---|---|")
         for model in store.list():
             bundle = store.bundle(model.id)
             name = next(iter(bundle.references), model.id)

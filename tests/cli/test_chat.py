@@ -1,7 +1,6 @@
 import json
 import os
 import pty
-import select
 import subprocess
 import sys
 import termios
@@ -20,6 +19,7 @@ from modelrunner.cli.chat import chat
 from modelrunner.cli.request import SYSTEM, Parameters
 from modelrunner.client import Client
 from tests.cli.fake_daemon import FakeDaemon, Handler, Status, words
+from tests.terminal import Terminal
 
 CHAT = ("POST", "/v1/chat/completions")
 ANSWER = "POST /v1/chat/completions"
@@ -126,28 +126,6 @@ def test_ctrl_c_at_the_prompt_does_not_leave(daemon: FakeDaemon, capsys: pytest.
     converse(daemon, "half a line\x03whole line")
     assert asked(daemon) == [["whole line"]]
     assert "Ctrl-D leaves" in capsys.readouterr().err
-
-
-class Terminal:
-    """The person's side of a terminal."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._seen = ""
-
-    def type(self, text: str) -> None:
-        os.write(self._descriptor, text.encode())
-
-    def wait_for(self, text: str) -> None:
-        """Reads until `text` has come, after what was waited for before."""
-        while text not in self._seen:
-            ready, _, _ = select.select([self._descriptor], [], [], 20)
-            assert ready, f"{text!r} did not come, only {self._seen!r}"
-            came = os.read(self._descriptor, 4096).decode("utf-8", "replace")
-            if "\x1b[6n" in came:  # it asks where the cursor is, as it would ask any terminal
-                self.type("\x1b[1;1R")
-            self._seen += came
-        self._seen = self._seen.partition(text)[2]
 
 
 # Makes the terminal the process's own, so that Ctrl-C becomes a signal, and runs the command line.
