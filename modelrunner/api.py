@@ -100,8 +100,8 @@ class Runner(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What happened, of `GET /engines/events`: `event` is its name there, `id` grows. `time` is RFC 3339 in UTC;
-    `runner` an ID, "" without one; `reason` a sentence."""
+    """An event of `GET /engines/events`: `event` is its name there, `id` grows. `time` is RFC 3339 in UTC; `runner` an
+    ID, "" without one; `reason` a sentence."""
 
     id: int
     event: str
@@ -156,8 +156,8 @@ class ModelName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelState(msgspec.Struct, frozen=True):
-    """What became of a model that was pinned, unpinned, paused or resumed. `state` is the one of its runner, "stopped"
-    without one; `message` a sentence."""
+    """The answer to a pin, unpin, pause or resume. `state` is that of the model's runner, "stopped" without one;
+    `message` a sentence."""
 
     model: str
     state: str
@@ -195,7 +195,7 @@ class ModelUsage(msgspec.Struct, frozen=True):
 
 
 class BackendUsage(msgspec.Struct, frozen=True):
-    """Bytes; `state` is what the backend keeps between runs: saved conversations."""
+    """Sizes in bytes; `state` is the backend's saved conversations."""
 
     name: str
     version: str
@@ -204,7 +204,7 @@ class BackendUsage(msgspec.Struct, frozen=True):
 
 
 class DiskUsage(msgspec.Struct, frozen=True):
-    """`GET /engines/df`: bytes; shared blobs counted once in the totals."""
+    """`GET /engines/df`: bytes. The totals count shared blobs once."""
 
     models: list[ModelUsage]
     backends: list[BackendUsage]
@@ -215,7 +215,8 @@ class DiskUsage(msgspec.Struct, frozen=True):
 
 class ConfigureRequest(msgspec.Struct, frozen=True):
     """`POST /engines/[{backend}/]_configure`. Every further field is one of the model's configuration (modelconfig.py):
-    one that is left out keeps its value, null takes it back. `mode`: for that one alone; without it, for all."""
+    a field that is left out keeps its value, null takes it back. With `mode` the change applies to that mode alone,
+    else to all."""
 
     model: str
     mode: Literal["completion", "embedding", "reranking", "image-generation"] | None = None
@@ -223,9 +224,9 @@ class ConfigureRequest(msgspec.Struct, frozen=True):
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """What is set for one mode of a model alone, or, where `mode` is None, for all of them. `file` is what the
-    configuration file says; `effective` is how the model is run, with the engine's defaults, None where it cannot be
-    run so: then `problem` says why."""
+    """The settings for one mode of a model or, where `mode` is None, for all modes. `file` holds the settings of the
+    configuration file; `effective` is how the model is run, with the engine's defaults, None with a `problem` where it
+    cannot be run so."""
 
     model: str
     mode: str | None
@@ -237,13 +238,13 @@ class Configuration(msgspec.Struct, frozen=True):
 
 
 class ReloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /engines/reload`. `dry_run`: only say what it would do."""
+    """`POST /engines/reload`. With `dry_run`, only reports the changes."""
 
     dry_run: bool = False
 
 
 class Change(msgspec.Struct, frozen=True, rename={"from_": "from"}):
-    """A setting that the configuration file now gives another value, as JSON, and what comes of it."""
+    """A setting that has another value in the configuration file now, as JSON, and the effect of the change."""
 
     what: str
     from_: str
@@ -272,8 +273,8 @@ class Deleted(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`GET /health` and `/ready`. `reason` says what is wrong, of `/ready` alone: with models that cannot be had while
-    the others can."""
+    """`GET /health` and `/ready`. `reason` is set by `/ready` alone: it says why no requests should be sent, or which
+    models cannot be loaded while others can."""
 
     status: Literal["starting", "ready", "busy", "shutting_down", "error"]
     uptime_seconds: float
@@ -283,7 +284,7 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """`GET /version` with what `modelrunner status` shows."""
+    """`GET /version`: the values that `modelrunner status` shows."""
 
     pid: int
     version: str

@@ -1,4 +1,4 @@
-"""What a backend is, and what it reports."""
+"""The interface of a backend, and the values that it reports."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -73,10 +73,10 @@ ProgressCallback = Callable[[InstallProgress], None]
 class BackendContext:
     """The folders a backend may write in, and its table from the configuration (`[backends.NAME]`).
 
-    `engines` (in the data directory) holds one link per installed engine; `cache` holds the builds that the links
-    point to, keyed by version and options and shared by data directories; `logs` takes installation logs. `state` (in
-    the data directory too, made by the backend, mode 0700) is for what it keeps between runs; None where it may keep
-    nothing.
+    `engines` (in the data directory) holds one link per installed engine; `cache` holds the builds that the links point
+    to, keyed by version and options and shared by data directories; `logs` takes installation logs. `state` (in the
+    data directory too, made by the backend, mode 0700) is for files that outlive a run; None if the backend may keep
+    none.
     """
 
     engines: Path
@@ -87,13 +87,13 @@ class BackendContext:
 
 
 class NoSettings(BaseModel):
-    """For a backend that has nothing to set."""
+    """For a backend without settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Backend(ABC):
-    """An adapter to one inference engine. It never meets an HTTP request; it makes command lines, and runs them with
+    """An adapter to one inference engine. It never sees an HTTP request; it makes command lines, and runs them with
     `modelrunner.process.run`."""
 
     name: ClassVar[str]
@@ -117,7 +117,8 @@ class Backend(ABC):
         self.settings = self.settings_model.model_validate(dict(context.settings))
 
     def priority(self, bundle: Bundle) -> float:
-        """The higher, the better for this bundle here. Raises `BackendUnavailable` if unfit for this machine."""
+        """The backend's rank for this bundle on this machine; the highest is chosen. Raises `BackendUnavailable` if
+        unfit for this machine."""
         return 0.0
 
     @abstractmethod
@@ -132,7 +133,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def uninstall(self) -> None:
-        """Removes what `install` made. Runners in use are the caller's care."""
+        """Removes what `install` made. The caller stops the runners first."""
 
     @abstractmethod
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
@@ -149,26 +150,26 @@ class Backend(ABC):
 
     @abstractmethod
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
-        """At a full context, from the model's own header; never starts the engine."""
+        """Estimates the memory at a full context from the model's own header; never starts the engine."""
 
     def growth(self, spec: RunSpec) -> RequiredMemory:
-        """The part of `required_memory` that an engine which has just loaded its model does not hold yet: what it
-        touches only as its context fills."""
+        """The part of `required_memory` that an engine touches only as its context fills, and does not hold right after
+        its load."""
         return RequiredMemory(0)
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
-        """The ways to run the model on a machine with this budget, the one that was asked for first and then, where the
-        model's settings allow it, smaller ones (fewer layers on a device, less context), ever smaller in what they
-        need. Never empty; never starts the engine."""
+        """The ways to run the model on a machine with this budget: first the configured one and then, where the model's
+        settings allow it, ways that need less and less memory (fewer layers on a device, less context). Never empty;
+        never starts the engine."""
         return [Variant(spec, await self.required_memory(spec))]
 
     async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:
-        """What the engine itself says that the run needs, without loading the model; None where it cannot say. May take
-        a second, and is never waited for by a load."""
+        """The engine's own estimate of the run's memory, made without loading the model; None if the engine cannot
+        estimate. May take a second; no load waits for it."""
         return None
 
     def version(self) -> str:
-        """Of the engine that `run` would start, "" if none."""
+        """The version of the engine that `run` would start, "" if none."""
         return ""
 
     def check_flags(self, flags: tuple[str, ...], mode: Mode) -> None:
@@ -177,14 +178,14 @@ class Backend(ABC):
             raise BadRequest(f"{self.name} takes no runtime flags", param="runtime-flags")
 
     def fold_flags(self, flags: tuple[str, ...]) -> tuple[Mapping[str, int | None], tuple[str, ...]]:
-        """Takes those flags out that stand for a field of a model's configuration, and says what they set: of
-        `context_size`, `parallel` and `gpu_layers`, None for as if it were not set. So there is one place to look at.
+        """Takes out the flags that stand for a field of a model's configuration, and returns the values of
+        `context_size`, `parallel` and `gpu_layers` that they set (None: the default). So each setting has one place.
         Raises `BadRequest` as `check_flags` does."""
         return {}, flags
 
     def check(self, spec: RunSpec) -> None:
-        """Raises `BadRequest` for a run of which the header of a model says that it cannot work. Called when a model is
-        configured, in a thread."""
+        """Raises `BadRequest` for a run that cannot work according to the model's header. Called in a thread when a
+        model is configured."""
         longest = spec.bundle.context_length
         if longest is not None and spec.context_size > longest:
             raise BadRequest(
@@ -195,15 +196,15 @@ class Backend(ABC):
             raise BadRequest(f"{self.name} has no speculative decoding with a draft model", param="speculative")
 
     def default_context_size(self, bundle: Bundle) -> int:
-        """Tokens that one sequence may use, for a model that nobody configured."""
+        """Tokens that one sequence may use, for a model without a configured context size."""
         return min(bundle.context_length or 4096, 8192)
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
-        """Sequences the engine works on at once, for a model that nobody configured."""
+        """Sequences that the engine works on at once, for a model without a configured number."""
         return 1
 
     def explain(self, tail: str) -> str | None:
-        """A sentence for people from the engine's last words, or None where they say nothing known."""
+        """Explains the engine's last words in a sentence, or returns None for an unknown cause."""
         return None
 
     def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
@@ -219,8 +220,8 @@ class Backend(ABC):
         return ()
 
     def ran_out_of_memory(self, tail: str) -> bool:
-        """Do the engine's last words say that it could not have the memory it asked for? The run is then tried again
-        with more room, and in a smaller variant."""
+        """Returns whether the engine's last words say that memory ran out. The run is then tried again with more
+        memory, and in a smaller variant."""
         return False
 
     def progress(self, line: str) -> str | None:
@@ -228,31 +229,32 @@ class Backend(ABC):
         return None
 
     async def after_ready(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        """Called once the engine answers, before it gets its first request: a place to restore what `before_stop`
-        saved. A failure is logged and the runner serves without it."""
+        """Called when the engine is ready, before its first request, for instance to restore what `before_stop` saved.
+        A failure is logged and the runner serves anyway."""
         return
 
     async def before_stop(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        """Called with the engine still alive, before it is asked to end."""
+        """Called before the engine is asked to end, while it still answers."""
         return
 
     def probe(self, spec: RunSpec) -> tuple[str, Mapping[str, Any]] | None:
-        """Path and body of the smallest request that proves that the engine serves, None if there is none. It is asked
-        only of an engine that owes answers and has shown no sign of life for a while."""
+        """Path and body of the smallest request that proves that the engine serves, None if there is none. It is sent
+        only to an engine that owes answers and has shown no sign of life for a while."""
         if (probe := _PROBES.get(spec.mode)) is None:
             return None
         path, body = probe
         return path, {"model": spec.bundle.name, **body}
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-        """A figure of the engine's that grows with every batch it computes, None if it has none. Then processor time is
-        what tells a working engine from a stuck one. Asked of an engine that owes answers; seconds count. Raises
-        `OSError` or `ModelRunnerError` where the engine does not answer."""
+        """A counter of the engine that grows with every batch it computes, None if it has none: then only processor
+        time distinguishes a working engine from a stuck one. Called while the engine owes answers; it must return
+        within seconds. Raises `OSError` or `ModelRunnerError` if the engine does not answer."""
         return None
 
     def sleep_level(self, spec: RunSpec) -> int:
-        """What an idle engine of this run can give back without being stopped: 0 for nothing (it cannot sleep here, or
-        was not asked to), 1 for its devices' memory with the weights kept in main memory, 2 for that too."""
+        """The memory that an idle engine of this run can release without being stopped: 0 none (it cannot sleep here,
+        or sleep is not configured), 1 its devices' memory, with the weights moved to main memory, 2 the weights as
+        well."""
         return 0
 
     async def sleep(self, spec: RunSpec, endpoint: Endpoint) -> None:
@@ -264,5 +266,5 @@ class Backend(ABC):
         raise BackendUnavailable(f"{self.name} cannot sleep")
 
     async def forget(self, model_id: str) -> None:
-        """Called after a model was removed: what was kept of its runs goes too."""
+        """Called after a model was removed. Deletes the saved state of its runs."""
         return

@@ -1,8 +1,8 @@
 """The daemon's HTTP interface as the command line uses it: small calls, lines of NDJSON and server-sent events.
 
-Built on http.client because it starts in a quarter of the time of the usual libraries and has what is needed: blocking
-reads that Ctrl-C interrupts. Every exchange has a connection of its own, so a stale one is never met, and closing it
-is how an exchange is given up: the daemon then stops the work.
+Built on http.client because it starts in a quarter of the time of the usual libraries and has blocking reads that
+Ctrl-C interrupts. Every exchange has a connection of its own, so no connection is stale; closing it tells the daemon to
+stop the work.
 """
 
 import http.client
@@ -74,7 +74,7 @@ class Client:
             raise BadRequest(f"{host!r} is no address of a daemon: write unix:///path or http://host:port")
 
     def fetch(self, method: str, path: str, body: Any = None, *, timeout: float | None = CALL_TIMEOUT) -> bytes:
-        """The body of the answer. `timeout` is the longest silence in seconds; None waits for as long as it takes."""
+        """Returns the body of the answer. `timeout` is the longest silence in seconds; None waits without a limit."""
         with self.open(method, path, body, timeout=timeout) as response:
             try:
                 return response.read()
@@ -84,11 +84,11 @@ class Client:
     def call(
         self, method: str, path: str, kind: type[T], body: Any = None, *, timeout: float | None = CALL_TIMEOUT
     ) -> T:
-        """The answer, decoded as `kind`."""
+        """Returns the answer, decoded as `kind`."""
         return decode(self.fetch(method, path, body, timeout=timeout), kind)
 
     def progress(self, path: str, body: Any) -> Iterator[api.Progress]:
-        """The lines of a long piece of work that is started by POST; an error line is raised."""
+        """Yields the lines of progress of the work that the POST starts; raises the error of an error line."""
         with self.open("POST", path, body, headers={"Accept": "application/json"}) as response:
             for text in self.lines(response):
                 line = decode(text, api.Progress)
@@ -97,7 +97,8 @@ class Client:
                 yield line
 
     def events(self, response: http.client.HTTPResponse) -> Iterator[Event]:
-        """Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html), comments left out."""
+        """Yields server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html), without
+        comments."""
         name, data = "message", list[str]()
         for raw in self.lines(response):
             field, _, value = raw.decode("utf-8", "replace").rstrip("\r\n").partition(":")
@@ -121,7 +122,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Iterator[http.client.HTTPResponse]:
-        """An answer that has begun well; to be read within the block, at whose end the connection is closed."""
+        """Yields an answer with a status below 400. Read it within the block; the connection is closed at its end."""
         connection = self._connect()
         try:
             response = self._exchange(connection, method, path, body, headers or {}, timeout)
@@ -133,7 +134,7 @@ class Client:
             connection.close()
 
     def lines(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
-        """As they come, until the answer is complete; one that breaks off is `AnswerBroken`."""
+        """Yields lines as they come, until the answer is complete. Raises `AnswerBroken` if it breaks off."""
         rest = b""
         while piece := self._piece(response):
             *lines, rest = (rest + piece).split(b"\n")
@@ -143,7 +144,8 @@ class Client:
             yield rest
 
     def _piece(self, response: http.client.HTTPResponse) -> bytes:
-        """What there is, at least a byte, b"" at the end. (`readline` of http.client takes a break for the end.)"""
+        """Returns the bytes that are there, at least one, b"" at the end. (`readline` of http.client takes a pause for
+        the end.)"""
         try:
             return response.read1()
         except (OSError, http.client.HTTPException) as error:
@@ -209,7 +211,7 @@ class Client:
 
 
 def failure(fault: Any, status: int = 500, retry_after: float | None = None) -> ModelRunnerError:
-    """The exception that stands for an error object of the daemon: from an answer, or from the middle of a stream."""
+    """Returns the exception for an error object of the daemon, from an answer or from the middle of a stream."""
     code, message = (fault.get("code"), fault.get("message")) if isinstance(fault, dict) else (None, fault)
     if code == ModelNotFound.code:
         return ModelNotFound(str(message))
@@ -221,7 +223,7 @@ def failure(fault: Any, status: int = 500, retry_after: float | None = None) -> 
 
 
 def decode(text: bytes | str, kind: type[T]) -> T:
-    """JSON of the daemon's as `kind`. Raises `AnswerBroken` where it is another shape."""
+    """Decodes JSON of the daemon as `kind`. Raises `AnswerBroken` if it has another shape."""
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError as error:

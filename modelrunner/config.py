@@ -27,7 +27,7 @@ def _by(parse: Callable[[Any], Any]) -> BeforeValidator:
 
 
 def _number(value: Any) -> Any:
-    """A variable is always text: digits alone are a number, of seconds."""
+    """A variable is always text: digits alone are seconds."""
     return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
 
 
@@ -76,7 +76,7 @@ ModelTable = Annotated[ModelConfiguration, BeforeValidator(_model)]
 
 
 class Settings(BaseModel):
-    """See docs/configuration.md for the meaning of each. Sizes are in bytes, times in seconds."""
+    """docs/configuration.md describes each setting. Sizes are in bytes, times in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -134,7 +134,7 @@ class Settings(BaseModel):
         return Settings.load(Locations.find(locations.environ), **overrides)
 
     def place(self, *key: str) -> str:
-        """Where in the configuration file the key stands."""
+        """Returns the key's place in the configuration file."""
         return self._origin[1].place(*key)
 
 
@@ -149,7 +149,7 @@ def _variable(name: str) -> str:
 
 
 def _explained(fault: ErrorDetails, file: ConfigFile, environ: Mapping[str, str]) -> str:
-    """One fault, with the line of the file or the variable that it comes from."""
+    """Describes one fault, with the line of the file or the variable at fault."""
     param = fault.get("ctx", {}).get("param") or ""
     key = [str(part) for part in fault["loc"]] + (param.split(".") if param else [])
     variable = _variable(key[0])

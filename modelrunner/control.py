@@ -1,4 +1,4 @@
-"""Small exchanges with a running engine: what a backend asks of it in `after_ready`, `before_stop` and `work_done`."""
+"""Small exchanges with a running engine, for a backend's `after_ready`, `before_stop` and `work_done`."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from modelrunner.upstream import UpstreamPool
 
 
 async def fetch(endpoint: Endpoint, method: str, path: str, body: bytes = b"", *, timeout: float) -> tuple[int, bytes]:
-    """Status and body of one exchange on a connection of its own; `timeout` in seconds is for all of it. Raises
+    """Returns status and body of one exchange on a connection of its own; `timeout` in seconds covers all of it. Raises
     `OSError` (`TimeoutError` is one) or `EngineProtocolError`."""
     return await UpstreamPool(endpoint).fetch(method, path, body, timeout=timeout)
 
@@ -17,7 +17,7 @@ async def fetch(endpoint: Endpoint, method: str, path: str, body: bytes = b"", *
 async def ask(
     endpoint: Endpoint, method: str, path: str, body: object = None, *, timeout: float
 ) -> tuple[int, dict[str, Any] | list[Any]]:
-    """As `fetch`, in JSON both ways. Raises `EngineProtocolError` too for an answer that is not."""
+    """As `fetch`, with JSON both ways. Also raises `EngineProtocolError` for an answer that is not JSON."""
     sent = b"" if body is None else json.dumps(body).encode()
     status, raw = await fetch(endpoint, method, path, sent, timeout=timeout)
     try:

@@ -1,4 +1,4 @@
-"""For backends: what an engine's log means to a person. Pure.
+"""For backends: translates an engine's log for people. Pure.
 
 A backend lists the causes that its engine's last words may show, and the stages that its log announces.
 """
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 class Cause:
     """A failure that the end of a log may show.
 
-    `pattern` is a regular expression that is looked for in one line at a time. `sentence` says what happened and what
-    to do; `{0}` in it is the first group that matched. `memory` is True where the engine could not have the memory that
-    it asked for.
+    `pattern` is a regular expression that is searched in one line at a time. `sentence` says what happened and what to
+    do; `{0}` in it is the first group that matched. `memory` is True if the engine could not allocate memory.
     """
 
     pattern: str

@@ -1,7 +1,7 @@
-"""The command line: `main` runs one command and says how it went by its exit code.
+"""The command line: `main` runs one command and reports its result as the exit code.
 
-0 done, 1 failed, 2 wrong usage, 3 the daemon cannot be reached, 4 not found, 130 interrupted. What was asked for goes
-to stdout; progress, notes and errors, one line each, to stderr.
+0 done, 1 failed, 2 wrong usage, 3 the daemon cannot be reached, 4 not found, 130 interrupted. Results go to stdout;
+progress, notes and errors, one line each, to stderr.
 """
 
 import os
@@ -18,7 +18,7 @@ FAILED, WRONG_USAGE, UNREACHABLE, NOT_FOUND, INTERRUPTED = 1, 2, 3, 4, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command that `arguments` (by default the process's own) name; returns the exit code."""
+    """Runs the command that `arguments` name, by default those of the process. Returns the exit code."""
     if sys.platform == "win32":
         report("modelrunner runs on Linux and macOS: on Windows, install and use it inside WSL 2")
         return FAILED
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_text(argument: str) -> bool:
-    """False for bytes that are not UTF-8: Python keeps them as lone surrogates (PEP 383)."""
+    """Returns False for bytes that are not UTF-8: Python keeps them as lone surrogates (PEP 383)."""
     try:
         argument.encode()
     except UnicodeEncodeError:

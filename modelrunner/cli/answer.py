@@ -47,8 +47,8 @@ class _Stage(msgspec.Struct):
 
 @dataclass(slots=True)
 class Answer:
-    """What came so far. Times are seconds since the request; `server_timing` is the header of that name. `waited` is
-    how long the request had waited for its model when the daemon last told."""
+    """The received part of an answer. Times are seconds since the request; `server_timing` is the header of that name.
+    `waited` is how long the request had waited for its model at the daemon's last report."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -61,8 +61,8 @@ class Answer:
 
 
 class Screen:
-    """Where an answer is shown: text on stdout; thinking, dimmed, only where stdout is a terminal; what happens before
-    the first word on stderr, where that is one."""
+    """Shows an answer: text on stdout; thinking, dimmed, on stdout if it is a terminal; progress before the first word
+    on stderr, if it is a terminal."""
 
     def __init__(self, *, hide_thinking: bool = False) -> None:
         self._thinks = not hide_thinking and is_terminal(sys.stdout)
@@ -72,7 +72,7 @@ class Screen:
         self._wrapper = Wrapper(width(sys.stdout) or 0) if moves_cursor(sys.stdout) else None
 
     def stage(self, text: str) -> None:
-        """A passing line, such as "loading weights"."""
+        """Shows a passing line, such as "loading weights"."""
         if moves_cursor(sys.stderr):
             self._stage = True
             line = styled(" ".join(shown(text, sys.stderr).split()), DIM, sys.stderr)
@@ -91,7 +91,7 @@ class Screen:
         self._write(self._wrapped(text))
 
     def finish(self) -> None:
-        """Ends the line and every style, after the last word or the last before an interruption."""
+        """Ends the line and every style, after the last word or after an interruption."""
         self._end_thinking()
         self._clear_stage()
         if not self._at_line_start:
@@ -118,9 +118,9 @@ class Screen:
 
 
 def stream(client: Client, body: dict[str, Any], screen: Screen, answer: Answer) -> None:
-    """Asks and shows; `answer` holds what came, whichever way this ends. An answer that repeats itself without end is
-    stopped. Raises what `Client` raises, the error of an event in the middle of the stream, and
-    `AnswerBroken` if it stops without an end."""
+    """Sends the request and shows the answer; `answer` holds the received part, also after an error. An answer that
+    repeats itself without end is stopped. Raises the errors of `Client`, the error of an event in the middle of the
+    stream, and `AnswerBroken` if the stream stops without an end."""
     begin = time.monotonic()
     headers = {"Accept": "text/event-stream", "X-Progress": "events"} if moves_cursor(sys.stderr) else {}
     checked = 0
@@ -166,13 +166,14 @@ def _take(chunk: _Chunk, screen: Screen, answer: Answer, begin: float) -> None:
 
 
 def show_end(answer: Answer) -> None:
-    """Says why an answer is not whole, if it is not."""
+    """Says why an answer is incomplete, if it is."""
     if answer.finish_reason in _CUT_SHORT:
         note(_CUT_SHORT[answer.finish_reason])
 
 
 def show_timings(answer: Answer) -> None:
-    """Of the engine where it says (llama.cpp's `timings`), else as measured here; on stderr."""
+    """Shows times and speeds on stderr: the engine's own where it reports them (llama.cpp's `timings`), else as
+    measured here."""
     spans = {"total": answer.total} | ({} if answer.first_token is None else {"first token": answer.first_token})
     for part in answer.server_timing.split(","):
         name, _, milliseconds = part.strip().partition(";dur=")

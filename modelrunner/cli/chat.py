@@ -51,7 +51,7 @@ _SWITCHES = {"on": True, "off": False}
 
 
 class Chat:
-    """One conversation. `handle` takes what was typed, and returns False once the person wants to leave."""
+    """One conversation. `handle` takes the typed text, and returns False when the user wants to leave."""
 
     def __init__(self, client: Client, parameters: Parameters, *, hide_thinking: bool, verbose: bool) -> None:
         self.messages: list[Message] = []
@@ -83,7 +83,7 @@ class Chat:
         return True
 
     def _ask(self, question: str) -> None:
-        """An answer that was stopped counts as far as it came; a question without one is forgotten."""
+        """Keeps the received part of a stopped answer; forgets a question without any answer."""
         answer = Answer()
         asked = [*self.messages, user_message(question)]
         body = self.parameters.request(asked, stream=True)
@@ -172,7 +172,7 @@ class Chat:
 
 
 def chat(client: Client, parameters: Parameters, *, hide_thinking: bool, verbose: bool) -> None:
-    """Asks and answers at the terminal until the person leaves."""
+    """Asks and answers at the terminal until the user leaves."""
     session: PromptSession[str] = PromptSession(history=_history())
     conversation = Chat(client, parameters, hide_thinking=hide_thinking, verbose=verbose)
     load_ahead(client, parameters.model)
@@ -188,7 +188,7 @@ def chat(client: Client, parameters: Parameters, *, hide_thinking: bool, verbose
 
 
 def load_ahead(client: Client, model: str) -> None:
-    """Begins to load the model while the person writes. A load that fails is reported by the question."""
+    """Begins to load the model while the user types. A failed load is reported by the first question."""
 
     def load() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C has to interrupt the main thread's read
@@ -205,7 +205,7 @@ def _at_least(least: Number, value: Number) -> Number:
 
 
 def _read(session: "PromptSession[str]") -> str:
-    """A line, or what stands between two fences."""
+    """Reads a line, or several lines between two fences."""
     text = session.prompt(">>> ")
     while text.lstrip().startswith(_FENCE) and (len(text.strip()) < 6 or not text.rstrip().endswith(_FENCE)):
         text += "\n" + session.prompt("... ")
@@ -213,7 +213,7 @@ def _read(session: "PromptSession[str]") -> str:
 
 
 def _history() -> History:
-    """Kept for the person alone; only in memory where it cannot be kept."""
+    """Keeps the typed lines in a file that only the user can read, or in memory if there can be no file."""
     try:
         data = Locations.find().data
         history = data / "state" / "chat-history"

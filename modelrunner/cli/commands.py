@@ -1,4 +1,5 @@
-"""The list of commands. A command's module is imported when it runs, so that none pays for the others."""
+"""The list of commands. A command's module is imported when the command runs, so that no command loads the modules of
+others."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -54,7 +55,7 @@ _HOMES = {name: home for section in SECTIONS.values() for name, (home, _) in sec
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown word: "; did you mean `pull`?", or nothing."""
+    """Returns the end of a message about an unknown word: "; did you mean `pull`?", or ""."""
     close = get_close_matches(word, list(known), n=1)
     return f"; did you mean `{close[0]}`?" if close else ""
 

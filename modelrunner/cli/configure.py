@@ -1,4 +1,4 @@
-"""How models are run, and reading the configuration file again."""
+"""The commands that set how models are run, and that read the configuration file again."""
 
 from typing import Any
 
@@ -98,8 +98,8 @@ def configure(
 def reload(client: Client, dry_run: bool, as_json: bool) -> None:
     """Read the configuration file again.
 
-    A runner whose model's settings have changed ends after its last request, and the next request starts a new one.
-    The others go on.
+    A runner whose model's settings changed ends after its last request, and the next request starts a new one. Other
+    runners go on.
     """
     raw = client.fetch("POST", "/engines/reload", api.ReloadRequest(dry_run), timeout=None)
     done = decode(raw, api.Reloaded)
@@ -153,7 +153,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def _json(text: str) -> Any:
-    """As JSON where it is some: a number, true, a list; else the text itself."""
+    """Returns the JSON value of the text (a number, true, a list), else the text itself."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:

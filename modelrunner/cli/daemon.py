@@ -108,7 +108,7 @@ def serve(listen: str | None, socket: str | None) -> None:
 def shutdown(client: Client) -> None:
     """Stop the daemon and everything that it runs.
 
-    Answers that are under way may end first. Returns once the daemon is gone.
+    Running answers may end first. The command returns when the daemon is gone.
     """
     pid = client.call("GET", "/version", api.Status).pid if client.host.startswith("unix:") else None
     with _process(pid) as has_ended:
@@ -167,8 +167,8 @@ def _answers(client: Client) -> bool:
 
 @contextmanager
 def _process(pid: int | None) -> Iterator[Callable[[], bool]]:
-    """Tells whether the process has ended, so that a new daemon finds the place free; without a pid, which a daemon
-    elsewhere has not, it has. A pidfd knows a zombie from a living process, where the system has such things."""
+    """Yields a function that tells whether the process has ended. Without a pid, as for a daemon on another machine, it
+    returns True. A pidfd distinguishes a zombie from a living process, where the system has pidfds."""
     if pid is None:
         yield lambda: True
     elif sys.platform == "linux":

@@ -39,7 +39,7 @@ def uninstall(client: Client, backend: str) -> None:
 
 
 def _only_one(client: Client) -> str:
-    """The backend that is meant without a name: the only one, or the only one that is missing."""
+    """Returns the backend that a command without a name means: the only one, or the only one that is not installed."""
     statuses = client.call("GET", "/engines/status", dict[str, str])
     missing = [name for name, status in statuses.items() if is_missing(status)]
     for names in (list(statuses), missing):

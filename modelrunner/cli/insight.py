@@ -1,4 +1,4 @@
-"""The commands that say what goes on: why, fit, events."""
+"""The commands why, fit and events, which explain what the daemon does."""
 
 import sys
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _FITS = {
 def why(client: Client, model: str, as_json: bool) -> None:
     """Say what a model waits for.
 
-    With the last events about it, and the models that went for it.
+    Shows the last events about it, and about the models that were evicted for it.
     """
     raw = client.fetch("GET", path("engines", "why", model=model))
     found = decode(raw, api.Why)
@@ -86,7 +86,7 @@ def fit(client: Client, model: str, as_json: bool) -> int:
 def events(client: Client, model: str | None, since: str | None, as_json: bool) -> None:
     """Show what happens, as it happens.
 
-    Until Ctrl-C. With --json, one object a line.
+    Ends with Ctrl-C. With --json, prints one object a line.
     """
     if since is None and output.is_terminal(sys.stderr):
         output.note("waiting for events; --since 0 shows the past ones too; Ctrl-C ends")

@@ -71,7 +71,7 @@ def package(client: Client, name: str, file: Path | None, folder: Path | None, t
 def list_models(client: Client, quiet: bool, as_json: bool) -> None:
     """List the models on this machine.
 
-    A damaged one can be pulled again, or removed.
+    Pull a damaged model again to heal it, or remove it.
     """
     raw = client.fetch("GET", "/models")
     models = decode(raw, list[api.Model])
@@ -92,7 +92,7 @@ def list_models(client: Client, quiet: bool, as_json: bool) -> None:
 @json_option
 @with_client()
 def inspect(client: Client, model: str, as_json: bool) -> None:
-    """Show what is known about a model."""
+    """Show the details of a model."""
     raw = client.fetch("GET", path("models", model))
     found = decode(raw, api.Model)
     if as_json:
@@ -125,7 +125,7 @@ def tag(client: Client, model: str, name: str) -> None:
 def remove(client: Client, models: tuple[str, ...], force: bool, as_json: bool) -> int:
     """Remove models.
 
-    MODEL is a whole name or an ID. A model goes with its last name; what other models share with it stays.
+    MODEL is a whole name or an ID. Removing the last name removes the model; files that other models share stay.
     """
 
     def remove_one(model: str) -> None:
@@ -164,7 +164,7 @@ def disk_usage(client: Client, as_json: bool) -> None:
 
 
 def _rows(model: api.Model) -> list[tuple[str, ...]]:
-    """One for each name."""
+    """Returns a row for each name."""
     told = [str(model.config.get(key) or "") for key in ("parameters", "quantization", "architecture")]
     if "damage" in model.config:
         told[-1] = "damaged"

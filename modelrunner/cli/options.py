@@ -17,8 +17,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 def with_client(*, start: bool = True) -> Callable[[Command], Command]:
-    """Adds `--host` and hands the command a `Client` as its first argument. With `start`, the daemon of this data
-    directory is started if it does not run; one that `--host` or MODELRUNNER_HOST names is somebody else's to start."""
+    """Adds `--host` and passes the command a `Client` as its first argument. With `start`, the daemon of this data
+    directory is started if it does not run; a daemon that `--host` or MODELRUNNER_HOST names is never started."""
 
     def decorate(command: Command) -> Command:
         @click.option("--host", metavar="URL", help="The daemon: unix:///path or http://host:port.")
@@ -33,7 +33,8 @@ def with_client(*, start: bool = True) -> Callable[[Command], Command]:
 
 
 def connect(host: str | None, *, start: bool) -> Client:
-    """A client of the daemon at `host`, by default the one that the environment or the configuration names."""
+    """Returns a client of the daemon at `host`, by default the daemon that the environment or the configuration
+    names."""
     locations = None if host else Locations.find()
     try:
         client = Client(host or locations.host, key=os.environ.get("MODELRUNNER_API_KEY"))  # type: ignore[union-attr]

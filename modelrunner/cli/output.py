@@ -1,7 +1,7 @@
-"""What people see: text made safe for a terminal, tables, JSON, notes and errors.
+"""Prints text made safe for a terminal, tables, JSON, notes and errors.
 
 A terminal obeys control characters, and names, logs and answers come from elsewhere: on a terminal such characters are
-shown, never sent. Into a pipe or file everything goes as it is.
+shown as text, never sent. A pipe or a file gets them unchanged.
 """
 
 import os
@@ -21,7 +21,8 @@ DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 
 def clean(text: str) -> str:
-    """Without what a terminal acts upon: ESC becomes `\\x1b`, carriage returns vanish, newline and tab stay."""
+    """Replaces the characters that a terminal acts upon: ESC becomes `\x1b`, carriage returns vanish, newline and tab
+    stay."""
     return text.translate(_SHOWN)
 
 
@@ -30,12 +31,12 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def shown(text: str, stream: TextIO) -> str:
-    """`text` as it may be written to `stream`."""
+    """Returns `text` as it may be written to `stream`."""
     return clean(text) if is_terminal(stream) else text
 
 
 def styled(text: str, style: str, stream: TextIO) -> str:
-    """In `style` where `stream` is a terminal that may have it (https://no-color.org)."""
+    """Returns `text` in `style` if `stream` is a terminal that may have colour (https://no-color.org)."""
     return f"{style}{text}{PLAIN}" if has_styles(stream) else text
 
 
@@ -49,29 +50,29 @@ def moves_cursor(stream: TextIO) -> bool:
 
 
 def width(stream: TextIO) -> int | None:
-    """Columns of the terminal; None for a pipe or a file, where a line may have any length."""
+    """Returns the columns of the terminal; None for a pipe or a file, where a line may have any length."""
     return shutil.get_terminal_size().columns if is_terminal(stream) else None
 
 
 def say(text: str, *, flush: bool = False) -> None:
-    """A line of what was asked for; `flush` where the next one may be long in coming."""
+    """Prints a line of the result. `flush` sends it at once, because the next line may come much later."""
     print(shown(text, sys.stdout), flush=flush)
 
 
 def note(text: str) -> None:
-    """A line about what is going on."""
+    """Prints a line about progress."""
     print(shown(text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def report(message: str, *, retry_after: float | None = None) -> None:
-    """An error, on one line."""
+    """Prints an error, on one line."""
     again = f"; try again in {retry_after:.0f} s" if retry_after else ""
     line = " ".join(shown(message, sys.stderr).split()) + again
     print(styled("error:", RED, sys.stderr), line, file=sys.stderr, flush=True)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, expendable: Sequence[str] = ()) -> None:
-    """Columns as wide as their widest cell. On a terminal that is too narrow, the columns named in `expendable` are
+    """Prints columns as wide as their widest cell. If the terminal is too narrow, the columns named in `expendable` are
     left out, the first one first, and then the widest cells are cut."""
     cells = [[" ".join(shown(cell, sys.stdout).split()) for cell in row] for row in rows]
     columns = [list(column) for column in zip(headings, *cells, strict=True)]
@@ -104,7 +105,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> None:
-    """Names and values, one pair a line."""
+    """Prints names and values, one pair a line."""
     known = [(name, " ".join(shown(value, sys.stdout).split())) for name, value in pairs]
     width = max((len(name) for name, _ in known), default=0)
     for name, value in known:
@@ -112,7 +113,7 @@ def fields(pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def json(text: bytes) -> None:
-    """The daemon's own JSON, indented."""
+    """Prints the daemon's own JSON, indented."""
     import msgspec
 
     print(shown(msgspec.json.format(text, indent=2).decode(), sys.stdout))

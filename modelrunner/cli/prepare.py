@@ -1,4 +1,4 @@
-"""What must be there before a model can be asked: the model, its engine, and the configuration that was wished for."""
+"""Makes a model ready to be asked: pulls the model, installs its engine, and sets its configuration."""
 
 from modelrunner import api
 from modelrunner.cli.output import note
@@ -8,8 +8,8 @@ from modelrunner.errors import ModelNotFound, ModelRunnerError
 
 
 def prepare(client: Client, model: str, *, backend: str | None, context_size: int | None) -> str:
-    """Pulls and installs what is missing, having said so, and returns the name to ask for. `backend` and
-    `context_size` are written into the model's configuration: a request itself never reloads a model."""
+    """Pulls and installs what is missing, with a note about it, and returns the model's name. `backend` and
+    `context_size` are written into the model's configuration, because a request never reloads a model."""
     try:
         client.fetch("GET", path("models", model))
     except ModelNotFound:
@@ -26,7 +26,7 @@ def prepare(client: Client, model: str, *, backend: str | None, context_size: in
 
 
 def pull(client: Client, source: str, *, name: str | None = None, trust: bool = False) -> str:
-    """Downloads (or packages) with progress; returns the model's name."""
+    """Downloads (or packages) a model with progress; returns the model's name."""
     wanted = api.PullRequest(from_=source, name=name, trust_remote_code=trust)
     try:
         last = follow(client.progress("/models/create", wanted))
@@ -39,7 +39,7 @@ def pull(client: Client, source: str, *, name: str | None = None, trust: bool = 
 
 
 def install(client: Client, backend: str, *, build: bool = False, action: str = "install") -> str:
-    """Installs or updates or uninstalls an engine, with progress; returns the daemon's closing sentence."""
+    """Installs, updates or uninstalls an engine with progress; returns the daemon's closing sentence."""
     body = api.InstallRequest(backend, build)
     last = follow(client.progress(f"/engines/{action}-backend", body), f"{action} {backend}")
     if last is None or last.type != "success":
@@ -48,8 +48,8 @@ def install(client: Client, backend: str, *, build: bool = False, action: str = 
 
 
 def is_missing(status: str) -> bool:
-    """Whether a text of GET /engines/status says that the engine is not installed: its label is fixed by the wire
-    format, and the class that parses it comes with a library that takes longer to load than most commands run."""
+    """Returns whether a text of GET /engines/status says that the engine is not installed. The wire format fixes its
+    label; the class that parses it belongs to a library that takes longer to load than most commands run."""
     return status.partition(":")[0] in ("", "Not Installed")
 
 

@@ -1,4 +1,4 @@
-"""Shows how far a pull or an installation is: a bar on a terminal, a line now and then elsewhere."""
+"""Shows the progress of a pull or an installation: as a bar on a terminal, elsewhere as a line every few seconds."""
 
 import sys
 import time
@@ -32,7 +32,7 @@ def follow(lines: Iterable[Progress], about: str = "") -> Progress | None:
 
 
 def amount(line: Progress) -> str:
-    """`12MiB of 92MiB, 3.1MiB/s, 26s left`, as far as it is known."""
+    """Returns `12MiB of 92MiB, 3.1MiB/s, 26s left`, without the parts that are unknown."""
     if not line.total:
         return format_bytes(line.current) if line.current else ""
     if line.total < _FEWEST_BYTES:
@@ -46,12 +46,12 @@ def amount(line: Progress) -> str:
 
 
 def title(line: Progress) -> str:
-    """The phase and what it is about, on one line."""
+    """Returns the phase and its subject, on one line."""
     return " ".join(shown(line.message or line.phase, sys.stderr).split())
 
 
 class _Lines:
-    """For logs and pipes: each new phase, and a sign of life every few seconds."""
+    """For logs and pipes: prints each new phase, and a line every few seconds."""
 
     def __init__(self) -> None:
         self._phase = ""

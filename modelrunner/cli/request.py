@@ -1,4 +1,4 @@
-"""What a chat request says, as values: the parameters that a person can set, and messages with images."""
+"""The parts of a chat request: the parameters that a user can set, and messages with images."""
 
 from base64 import b64encode
 from dataclasses import asdict, dataclass
@@ -40,7 +40,7 @@ class Parameters:
 
 
 def user_message(text: str, images: tuple[Path, ...] = ()) -> Message:
-    """A question, with pictures as `data:` URLs. Raises `click.UsageError` for a file that is no picture."""
+    """Returns a question with its images as `data:` URLs. Raises `click.UsageError` for a file that is no image."""
     if not images:
         return {"role": "user", "content": text}
     pictures = [{"type": "image_url", "image_url": {"url": _data_url(image)}} for image in images]

@@ -1,4 +1,4 @@
-"""The commands about what stays in memory: preload, pin, unpin, pause, resume."""
+"""The commands about models in memory: preload, pin, unpin, pause, resume."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ _models = click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @_models
 @with_client()
 def preload(client: Client, models: tuple[str, ...]) -> int:
-    """Load models before they are asked for.
+    """Load models before a request needs them.
 
     Ends when they are ready. They stay for as long as their keep-alive says.
     """

@@ -73,7 +73,7 @@ def run(
 
 
 def _question(words: tuple[str, ...]) -> str | None:
-    """The prompt and what is piped in; None for a person at a terminal who gave none."""
+    """Returns the prompt and the piped text; None at a terminal without a prompt."""
     parts = [" ".join(words)]
     if sys.stdin is not None and not sys.stdin.isatty():
         try:

@@ -1,4 +1,4 @@
-"""The commands about models that are loaded, and how they are run."""
+"""The commands about loaded models."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""A command for each of several models: one that fails keeps the others from nothing."""
+"""Runs a command for several models; a failure does not stop the rest."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,8 +7,9 @@ from modelrunner.errors import DaemonUnreachable, ModelRunnerError
 
 
 def each(models: Iterable[str], work: Callable[[str], None]) -> int:
-    """Does `work` for every model, and reports what fails as it comes. Returns the exit code: 0, that of the failures
-    where they are all alike, else "failed". Raises `DaemonUnreachable`, since no other model would fare better."""
+    """Does `work` for every model, and reports each failure at once. Returns the exit code: 0, the common code of the
+    failures, or "failed" if their codes differ. Raises `DaemonUnreachable`, since every other model would fail as
+    well."""
     codes = set()
     for model in models:
         try:

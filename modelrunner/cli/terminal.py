@@ -1,4 +1,5 @@
-"""What an answer needs of a terminal: whole words at the end of a line, and no echo of what is typed meanwhile."""
+"""Keeps words whole at the end of a terminal's line, hides keys that are typed during an answer, and finds
+repetitions."""
 
 import sys
 from collections.abc import Iterator
@@ -11,8 +12,8 @@ _BACK = "\x1b[%dD\x1b[K"  # ECMA-48: the cursor to the left, and the rest of the
 
 
 class Wrapper:
-    """Breaks text, which comes in pieces, at the blanks between words. A word that reaches the edge of the terminal
-    (of `columns` columns) is taken back and begins the next line. Markdown code between fences stays as it is."""
+    """Breaks text, which comes in pieces, at the blanks between words. A word that reaches the edge of the terminal (of
+    `columns` columns) is erased and begins the next line. Markdown code between fences stays as it is."""
 
     def __init__(self, columns: int) -> None:
         self._columns = columns - 1  # in the last column, terminals differ in where the cursor stands
@@ -22,7 +23,7 @@ class Wrapper:
         self._in_code = False
 
     def feed(self, text: str) -> str:
-        """What is to be written, with the terminal's control sequences in it."""
+        """Returns the text to write, with the terminal's control sequences in it."""
         return "".join(self._character(character) for character in text)
 
     def _character(self, character: str) -> str:
@@ -59,8 +60,8 @@ def _columns_of(text: str) -> int:
 
 @contextmanager
 def no_echo() -> Iterator[None]:
-    """Within, keys that a person types do not appear between the words of an answer; they are forgotten at the end.
-    Ctrl-C works as ever."""
+    """Within the block, typed keys do not appear between the words of an answer; they are discarded at its end. Ctrl-C
+    still works."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield
         return
@@ -78,8 +79,8 @@ def no_echo() -> Iterator[None]:
 
 
 def repeats(text: str, *, shown: int = 600, times: int = 8) -> bool:
-    """Whether the last `shown` characters are one passage, said `times` times or more. A model that has begun to repeat
-    itself at temperature 0 never ends."""
+    """Returns whether the last `shown` characters are one passage, repeated `times` times or more. A model that begins
+    to repeat itself at temperature 0 never ends."""
     tail = text[-shown:]
     if len(tail) < shown:
         return False

@@ -1,4 +1,4 @@
-"""Points in time as people say them."""
+"""Points in time as people write them."""
 
 from datetime import UTC, datetime
 
@@ -26,5 +26,5 @@ def ago(unix: float) -> str:
 
 
 def until(rfc3339: str | None) -> str:
-    """ "never" for None: what has no end."""
+    """Returns "never" for None."""
     return relative(datetime.fromisoformat(rfc3339), datetime.now(UTC)) if rfc3339 else "never"
