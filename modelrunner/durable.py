@@ -47,8 +47,8 @@ def write(path: Path, data: bytes, *, synced: bool = True) -> None:
 
 
 def replace(temporary: Path, path: Path, *, synced: bool = True) -> None:
-    """Renames `temporary`, a synced file, to `path` and syncs the folder. A folder in its place is set aside. Raises
-    `OSError`; then what was at `path` is still there, or put back, so that a caller may believe the error."""
+    """Renames `temporary`, a synced file, to `path` and syncs the folder. A folder at `path` is set aside. Raises
+    `OSError`; then the old file is still at `path`, or put back."""
     if _is_folder(path):
         set_aside(path, "a folder is in the place of a file")
     if not synced:
@@ -88,7 +88,7 @@ def read(path: Path, most: int = _LARGEST) -> bytes:
 
 
 class Unusable(OSError):
-    """What lies at a path is no regular file, or larger than any that belongs there."""
+    """The file at a path is not regular, or too large."""
 
 
 def open_regular(path: Path) -> FileIO:
@@ -108,8 +108,8 @@ def open_regular(path: Path) -> FileIO:
 
 
 def make_folder(path: Path, *, synced: bool = True) -> bool:
-    """Makes a private folder, inside one that exists. Anything else in its place (a link above all) is set aside; True
-    if that was so. Raises `OSError`."""
+    """Makes a private folder, inside an existing one. Anything else at the path (a link above all) is set aside;
+    returns True then. Raises `OSError`."""
     odd = False
     try:
         if stat.S_ISDIR(os.lstat(path).st_mode):
@@ -126,7 +126,8 @@ def make_folder(path: Path, *, synced: bool = True) -> bool:
 
 
 def set_aside(path: Path, reason: object) -> Path:
-    """Renames what must not be used and must not be lost, and logs it. Returns the new path. Raises `OSError`."""
+    """Renames a damaged file or folder, so that it is neither used nor lost, and logs that. Returns the new path.
+    Raises `OSError`."""
     aside = path.with_name(f"{path.name}{_ASIDE}{time.time_ns()}")
     os.rename(path, aside)
     log.error("%s cannot be used (%s): it is set aside as %s", path, reason, aside.name)
@@ -147,7 +148,7 @@ def discard(path: Path) -> None:
 
 
 def sync(descriptor: int) -> None:
-    """A failure is final: the kernel reports a lost write once, so a second fsync of the same file would succeed."""
+    """A failure is final: the kernel reports a lost write once, and a second fsync of the same file would succeed."""
     if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone leaves the data in the drive's cache
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:
@@ -188,7 +189,7 @@ def _is_folder(path: Path) -> bool:
 
 
 class _Sealed(msgspec.Struct, frozen=True):
-    """`sha256` is that of the bytes of `content`."""
+    """`sha256` is the digest of the bytes of `content`."""
 
     sha256: str
     content: msgspec.Raw
@@ -197,9 +198,9 @@ class _Sealed(msgspec.Struct, frozen=True):
 class JsonFile(Generic[T]):
     """One value of the type `T` in one file, as JSON with a checksum.
 
-    A file that is damaged, of another shape, or no regular file is set aside with an error in the log, and the caller
-    goes on without it. With `cache` losing the value costs only time: then writes are not synced, and a disk that
-    fails is logged and not raised. `check` may raise `ValueError` for a value that has the right type and no sense.
+    A file that is damaged, of another shape, or not regular is set aside with an error in the log, and the caller goes
+    on without it. A `cache` can be computed again: its writes are not synced, and a disk error is logged instead of
+    raised. `check` may raise `ValueError` for a value of the right type that makes no sense.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ class JsonFile(Generic[T]):
         self._check = check
 
     def load(self) -> T | None:
-        """None where there is no file, or none that can be used. Raises `OSError`."""
+        """Returns the value; None without a usable file. Raises `OSError`."""
         try:
             return self._decoded(read(self.path))
         except FileNotFoundError:

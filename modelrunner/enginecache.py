@@ -34,7 +34,7 @@ _LOCK_POLL = 0.1  # seconds; a file lock cannot be awaited
 
 
 class Installing:
-    """What `Backend.status` shows of an installation: the `step` under way, "" for none, and the `failure` of the last
+    """The state of installations for `Backend.status`: the current `step`, "" for none, and the `failure` of the last
     one, "" after a success."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Installing:
 
     @contextlib.contextmanager
     def told(self, what: str, progress: ProgressCallback) -> Iterator[ProgressCallback]:
-        """For the time of an installation of `what`: yields a callback that keeps `step` and passes it on."""
+        """For the time of an installation of `what`: yields a callback that keeps the `step` and passes it on."""
 
         def tell(step: InstallProgress) -> None:
             self.step = f"{step.message} ({step.current}/{step.total})" if step.total else step.message
@@ -60,13 +60,13 @@ class Installing:
 
 
 def key(engine: str, version: str, *options: str) -> str:
-    """The name of an entry; whatever makes two installations differ is in it."""
+    """Returns the name of an entry. It holds every value in which two installations may differ."""
     digest = hashlib.sha256("\0".join(options).encode()).hexdigest()
     return f"{engine}-{version}-{digest[:8]}"
 
 
 def read_marker(folder: Path) -> Mapping[str, Any] | None:
-    """What the maker of the finished engine in `folder` said about it; None for anything else."""
+    """Returns the marker of the finished engine in `folder`; None for anything else."""
     try:
         found = json.loads((folder / MARKER).read_text("utf-8"))
     except (OSError, ValueError):
@@ -135,7 +135,8 @@ def _storage_failed(error: OSError, cache: Path, needed: int) -> ModelRunnerErro
 
 
 async def withdraw(link: Path) -> None:
-    """Removes a data directory's link, and the entry if no other data directory uses it. Nothing there is fine."""
+    """Removes a data directory's link, and the entry if no other data directory uses it. It is no error if they do not
+    exist."""
     if link.is_symlink():
         entry = link.readlink()
         link.unlink()
@@ -143,8 +144,7 @@ async def withdraw(link: Path) -> None:
 
 
 async def discard_leftovers(cache: Path, engine: str) -> None:
-    """Removes what installations of `engine` that were cut or killed have left beside its entries, but of an entry that
-    somebody works on now."""
+    """Removes leftovers of interrupted installations of `engine`, except those whose lock is held."""
     for file in cache.glob(f"{engine}-*.lock"):
         with contextlib.closing(_Lock(file)) as lock:
             if lock.taken():
@@ -163,14 +163,15 @@ async def _discard_unused(entry: Path) -> None:
 
 
 def disk_usage(folders: list[Path]) -> int:
-    """Bytes on disk, each file once however many names it has."""
+    """Returns bytes on disk. A file with several names counts once."""
     files = (os.lstat(Path(root, name)) for folder in folders for root, _, names in os.walk(folder) for name in names)
     return sum({(found.st_dev, found.st_ino): found.st_blocks * 512 for found in files}.values())
 
 
 @contextlib.asynccontextmanager
 async def _locked(entry: Path, progress: ProgressCallback) -> AsyncIterator[None]:
-    """One installer of an entry at a time, on this machine. The kernel lets go when the holder dies."""
+    """Holds the lock of an entry, so that one process on this machine installs it at a time. The kernel releases the
+    lock of a process that dies."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(_Lock(Path(f"{entry}.lock"))) as lock:
         if not lock.taken():

@@ -1,4 +1,4 @@
-"""What an engine prints: a file of limited size, its last words in memory, and its lines for whoever watches."""
+"""Keeps an engine's output: a file of limited size, the last words in memory, and lines for an observer."""
 
 import logging
 import os
@@ -11,9 +11,9 @@ log = logging.getLogger(__name__)
 
 
 class EngineLog:
-    """`path` and its predecessor `path.1` together stay within `limit` bytes. A disk that is full, or a folder that
-    cannot be written, costs the file and nothing else. Lines longer than 4 KiB reach `on_line` cut; a carriage return
-    ends a line too, as progress bars use it."""
+    """`path` and its predecessor `path.1` together stay within `limit` bytes. A full disk or a read-only folder costs
+    the file and nothing else. `on_line` gets at most the first 4 KiB of a line; a carriage return ends a line too, as
+    progress bars use it."""
 
     def __init__(self, path: Path, limit: int, on_line: Callable[[str], None] | None) -> None:
         self._path = path
@@ -26,7 +26,7 @@ class EngineLog:
         self._try(self._open)
 
     def feed(self, chunk: bytes) -> None:
-        """Takes what was read from the engine, in any portions."""
+        """Takes output of the engine, in any portions."""
         self._try(lambda: self._write(chunk[-self._half :]))
         self._tail += chunk[-TAIL_BYTES:]
         del self._tail[:-TAIL_BYTES]

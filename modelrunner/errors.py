@@ -29,9 +29,9 @@ from typing import Any, ClassVar, Self
 
 
 class ModelRunnerError(Exception):
-    """Base of the tree. `param` names the field of the request that is at fault, if one is; `retry_after` is in
-    seconds and becomes the Retry-After header. `details` are further members of the error object. Trying again is of no
-    use after a `permanent` error."""
+    """Base of the tree. `param` names the field of the request that is at fault, if one is; `retry_after` is in seconds
+    and becomes the Retry-After header. `details` are further members of the error object. A `permanent` error means
+    that the same request would fail again."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
@@ -163,13 +163,13 @@ class Misdirected(ModelRunnerError):
 
 
 class UnsupportedModel(ModelRunnerError):
-    """A format or media type that nothing here can run."""
+    """No backend here can run this format or media type."""
 
     status, code, type = 422, "unsupported_model", "invalid_request_error"
 
 
 class InvalidModel(UnsupportedModel):
-    """The file is not what it says: cut, corrupt, or hostile. The message begins with "invalid model:"."""
+    """The file is cut, corrupt or hostile. The message begins with "invalid model:"."""
 
     code = "invalid_model"
 
@@ -205,13 +205,13 @@ class BackendExited(EngineFailed):
 
 
 class OutOfMemory(BackendExited):
-    """The engine's process ended because it could not have the memory that it asked for, or was killed for it."""
+    """The engine's process ended because memory ran out: an allocation failed, or the system killed it."""
 
     code = "out_of_memory"
 
 
 class EngineProtocolError(EngineFailed):
-    """The engine answered something that is not HTTP as we asked for it."""
+    """The engine's answer is not the HTTP that was asked for."""
 
     code = "engine_protocol_error"
 
@@ -232,7 +232,7 @@ class SourceFailed(ModelRunnerError):
 
 
 class Unavailable(ModelRunnerError):
-    """Not now. It always says when to ask again: after `pause` seconds where nobody knows better."""
+    """Cannot be served now. Retry-After is `pause` seconds unless a better time is known."""
 
     status, code = 503, "unavailable"
     pause: ClassVar[float] = 1.0
@@ -247,7 +247,7 @@ class ShuttingDown(Unavailable):
 
 
 class BackingOff(Unavailable):
-    """The last start of this model failed a moment ago; it is not tried again yet."""
+    """The last start of this model failed; the next try comes later."""
 
     code = "backing_off"
 
@@ -275,7 +275,7 @@ class StorageFailed(ModelRunnerError):
 
 
 class DaemonUnreachable(ModelRunnerError):
-    """Nothing answers where the client looks for the daemon. Never sent by a daemon."""
+    """No daemon answers at the client's address. Never sent by a daemon."""
 
     status, code = 503, "daemon_unreachable"
 

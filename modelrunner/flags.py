@@ -1,7 +1,7 @@
-"""For backends: runtime flags, as people give them, checked against a typed allow-list.
+"""For backends: checks runtime flags against a typed allow-list.
 
-A value stays the text of the command line; its kind checks that text. Every other flag is refused. The refusal says
-what to use instead, or which flag was probably meant.
+A value stays the text of the command line; its kind checks that text. Every other flag is refused. The refusal names
+the setting to use instead, or the flag that was probably meant.
 """
 
 import difflib
@@ -13,7 +13,7 @@ from modelrunner.errors import BadRequest
 
 
 class Kind(Protocol):
-    """What a flag takes. `check` raises `ValueError` that says what is wanted."""
+    """The type of a flag's value. `check` raises `ValueError` with the wanted form."""
 
     def check(self, text: str) -> None: ...
 
@@ -50,7 +50,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some words; what a word means to the engine is the backend's."""
+    """One of some words; the backend knows what they mean to the engine."""
 
     members: Mapping[str, Any]
 
@@ -61,14 +61,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Text:
-    """Anything: for flags that only the daemon sets."""
+    """Any text: for flags that only the daemon sets."""
 
     def check(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True)
 class Switch:
-    """No value; `off` is the flag that says the opposite, "" where the engine has none. The text is "on" or "off"."""
+    """No value; `off` is the flag for the opposite, "" if the engine has none. The text is "on" or "off"."""
 
     off: str = ""
 
@@ -170,7 +170,7 @@ class AllowList(Generic[OptionT]):
         raise _bad(f"{name!r} is not a runtime flag of {self._engine} that is allowed here{self._meant(name)}")
 
     def _meant(self, name: str) -> str:
-        """Ends the sentence about an unknown flag."""
+        """Returns the end of the sentence about an unknown flag."""
         known = [*self._spellings, *self._shorthands]
         near = [flag for flag in known if len(name) > 3 and flag.startswith(name)]
         near = near or difflib.get_close_matches(name, known, 3, 0.75)
@@ -189,7 +189,7 @@ def _spellings(options: Iterable[OptionT]) -> dict[str, tuple[OptionT, str]]:
 
 
 def words_of(option: Option, text: str) -> list[str]:
-    """The words of a command line that give `option` that value."""
+    """Returns the words of a command line that give `option` that value."""
     if not isinstance(option.kind, Switch):
         return [option.flag, text]
     return [option.flag] if text == "on" else [option.kind.off] if option.kind.off else []

@@ -31,9 +31,9 @@ _CHUNKED_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 
 def part_length(head: bytes) -> tuple[bytes, bytes, int | None]:
-    """The parts of a head before and after its Content-Length, and that length in bytes; the head, b"" and None where
-    it has none in one of the usual forms. The heads of one peer differ in nothing else, so a result that is remembered
-    by the two parts holds for the next head too."""
+    """Returns the parts of a head before and after its Content-Length, and that length in bytes; the head, b"" and None
+    if it has none in one of the usual forms. Heads of one peer usually differ only in Content-Length, so parsed heads
+    are cached by these two parts."""
     before, name, rest = head.partition(b"\r\nContent-Length: ")
     if not name:
         before, name, rest = head.partition(b"\r\ncontent-length: ")
@@ -44,17 +44,18 @@ def part_length(head: bytes) -> tuple[bytes, bytes, int | None]:
 
 
 def with_length(before: bytes, after: bytes) -> bytes:
-    """Joins what `part_length` parted. A length becomes 1."""
+    """Joins the two parts of `part_length`, with a length of 1 between them."""
     return before + b"\r\nContent-Length: 1\r\n" + after if after else before
 
 
 class Body(Protocol):
-    """A body being read. `done` is true after its last byte."""
+    """Reads a body. `done` is true after its last byte."""
 
     done: bool
 
     def take(self, data: bytes) -> bytes:
-        """The bytes to hand on for `data`, perhaps none. Raises `EngineProtocolError`, `httptools.HttpParserError`."""
+        """Returns the bytes to hand on for `data`, perhaps none. Raises `EngineProtocolError`,
+        `httptools.HttpParserError`."""
 
     def at_event_boundary(self) -> bool:
         """True if the bytes handed on end after a whole server-sent event (and chunk), so that another could follow."""
@@ -91,7 +92,7 @@ class ResponseHead:
         self._found.append((name.lower(), value))
 
     def body(self, length: int | None, *, splice: bool) -> Body:
-        """A reader for a body of this length; with `splice`, one of unknown length is handed on in chunks."""
+        """Makes a reader for a body of this length; with `splice`, a body of unknown length is handed on in chunks."""
         if length is not None:
             return Sized(length)
         if not self.chunked:
@@ -100,8 +101,8 @@ class ResponseHead:
 
 
 def parse_head(data: bytes) -> tuple[ResponseHead, int | None]:
-    """A complete head, and the length of its body, None if that is unknown. An engine's heads are parsed once and
-    remembered. Raises `EngineProtocolError`."""
+    """Parses a complete head and returns it with the length of its body, None if that is unknown. Parsed heads are
+    cached. Raises `EngineProtocolError`."""
     before, after, length = part_length(data)
     head = _remembered(before, after)
     return head, head.length if length is None or head.length != 1 else length

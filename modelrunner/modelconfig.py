@@ -1,4 +1,4 @@
-"""What can be set for one model: the one list of fields behind `_configure`, the `[models."REF"]` tables of the
+"""The settings of one model: the one list of fields behind `_configure`, the `[models."REF"]` tables of the
 configuration file and `modelrunner configure`."""
 
 import shlex
@@ -53,8 +53,8 @@ class ModelConfiguration(
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> "ModelConfiguration":
-        """From the words of the wire and of the configuration file. Raises `BadRequest` whose `param` is the path of
-        the field. A table of an unknown name is taken for a backend's: `unknown` judges those."""
+        """Reads the names of the wire and of the configuration file. Raises `BadRequest` whose `param` is the path of
+        the field. A table of an unknown name is taken for a backend's: `unknown` checks those."""
         given = dict(with_raw_flags(fields))
         given["options"] = {name: given.pop(name) for name in tuple(given) if name not in FIELDS}
         for name, value in given["options"].items():
@@ -70,7 +70,7 @@ class ModelConfiguration(
         return made.checked()
 
     def checked(self) -> "ModelConfiguration":
-        """Itself. Raises `BadRequest` for values that contradict each other."""
+        """Returns itself. Raises `BadRequest` for values that contradict each other."""
         least, wanted = self.min_context_size, self.context_size
         if wanted == 0:
             raise BadRequest(
@@ -84,8 +84,8 @@ class ModelConfiguration(
         return self
 
     def merged(self, patch: Mapping[str, Any]) -> "ModelConfiguration":
-        """With a JSON merge patch (RFC 7396) of the wire's words: what is left out keeps its value, null takes it back,
-        tables are merged key by key. Raises `BadRequest` as `of` does."""
+        """Applies a JSON merge patch (RFC 7396) in the names of the wire: a field that is left out keeps its value,
+        null resets it, tables are merged key by key. Raises `BadRequest` as `of` does."""
         before = self.as_dict()
         for name, value in patch.items():
             if value is None and name not in FIELDS and name not in before and name != _RAW_FLAGS:
@@ -93,17 +93,18 @@ class ModelConfiguration(
         return self.of(_merge(before, with_raw_flags(patch)))
 
     def over(self, under: "ModelConfiguration") -> "ModelConfiguration":
-        """What is set here, and for the rest what is set in `under`."""
+        """Returns the settings of this configuration, and those of `under` for fields that are not set here."""
         return self if under == NOTHING_SET else under.merged(self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
-        """In the words of the wire: only what is set, the backends' tables beside the fields."""
+        """Returns the set fields in the names of the wire, with the backends' tables beside them."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         tables: dict[str, Any] = found.pop("options", {})
         return found | {name: table for name, table in tables.items() if table}
 
     def for_the_engine(self) -> "ModelConfiguration":
-        """The part that an engine is started with: two that differ in it need two processes."""
+        """Returns the settings that an engine is started with: configurations that differ in them need two
+        processes."""
         return msgspec.structs.replace(self, **_NOT_THE_ENGINES)
 
 
@@ -112,17 +113,18 @@ NOTHING_SET = ModelConfiguration()
 
 
 def table_name(backend: str) -> str:
-    """How a backend's own table is called: its name without dots, which TOML would take for a path."""
+    """Returns the name of a backend's own table: the backend's name without dots, which TOML would read as a path."""
     return backend.replace(".", "")
 
 
 def unknown(name: str, known: Iterable[str] = ()) -> BadRequest:
-    """For a key that is no setting of a model. `known` are further names that a backend's table may have."""
+    """Returns the error for a key that is no setting of a model. `known` are further names that a backend's table may
+    have."""
     return BadRequest(f"unknown setting {name!r}{nearest(name, (*FIELDS, _RAW_FLAGS, *known))}", param=name)
 
 
 def with_raw_flags(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`raw-runtime-flags` as part of `runtime-flags`. Raises `BadRequest`."""
+    """Moves `raw-runtime-flags` into `runtime-flags`. Raises `BadRequest`."""
     if _RAW_FLAGS not in fields:
         return fields
     rest = {name: value for name, value in fields.items() if name != _RAW_FLAGS}

@@ -1,5 +1,6 @@
-"""Looks at living processes: which belong to an engine, what they use, who listens on a port; and kills what a killed
-daemon or guardian left. Every function scans the process table: milliseconds, tens of them on a large machine."""
+"""Looks at living processes: an engine's processes, their memory and activity, the listeners on a port; and kills the
+processes that a killed daemon or guardian left. Every function scans the process table: milliseconds, tens of them on a
+large machine."""
 
 import os
 from collections.abc import Callable
@@ -22,7 +23,7 @@ def new_mark() -> str:
 
 
 def kill_marked(mark: str) -> int:
-    """Sends KILL to every process that carries `mark`; how many were found."""
+    """Sends KILL to every process that carries `mark`; returns how many there were."""
     return _kill(lambda found: found == mark)
 
 
@@ -46,7 +47,7 @@ def _kill(chosen: Callable[[str], bool]) -> int:
 
 
 def _lost_its_daemon(mark: str) -> bool:
-    """False where that cannot be told: process IDs mean something only inside their namespace."""
+    """Returns False if that is unknown: process IDs mean something only inside their namespace."""
     try:
         namespace, pid, created, _ = mark.split(":")
         if namespace != _namespace(os.getpid()):
@@ -66,8 +67,8 @@ def _namespace(pid: int) -> str:
 
 
 def process_tree(pid: int) -> list[psutil.Process]:
-    """The engine `pid` and its descendants, those included that left it and were handed to its guardian. Empty if it
-    has ended."""
+    """Returns the engine `pid` and its descendants, including those that were handed to its guardian. Empty if the
+    engine has ended."""
     try:
         engine = psutil.Process(pid)
         guardian = engine.parent()
@@ -79,15 +80,16 @@ def process_tree(pid: int) -> list[psutil.Process]:
 
 
 def memory_of(pid: int) -> RequiredMemory:
-    """What the engine's processes hold of main memory: what would be free without them, and the files that they map
-    (`shared`), which the processes of one engine have in common and which count whole, whoever else maps them."""
+    """Returns the main memory of the engine's processes: the memory that would be free without them, and the files that
+    they map (`shared`). The processes of one engine share these files, and they count whole, whichever other process
+    maps them."""
     found = [_memory(process) for process in process_tree(pid)]
     mapped = max((files for _, files in found), default=0)
     return RequiredMemory(sum(private for private, _ in found) + mapped, shared=mapped)
 
 
 def _memory(process: psutil.Process) -> tuple[int, int]:
-    """Bytes of its own, and of the files that it maps; nothing for a process that has ended."""
+    """Returns bytes of the process's own, and of the files that it maps; nothing for a process that has ended."""
     try:
         return _from_kernel(process.pid)
     except OSError:  # not Linux, or it has ended
@@ -107,15 +109,15 @@ def _from_kernel(pid: int) -> tuple[int, int]:
 
 
 def _kibibytes(file: str, *names: str) -> int:
-    """The sum of these rows, in bytes."""
+    """Returns the sum of these rows, in bytes."""
     with open(file, encoding="ascii", errors="replace") as rows:
         pairs = (row.split(":", 1) for row in rows if ":" in row)
         return sum(int(value.split()[0]) for name, value in pairs if name in names) << 10
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed since boot because memory ran out, of a control group or of the machine
-    (Linux, /proc/vmstat); 0 where it does not say."""
+    """Returns how many processes the kernel has killed since boot because the memory of a control group or of the
+    machine ran out (Linux, /proc/vmstat); 0 if the kernel does not say."""
     try:
         with open("/proc/vmstat", "rb") as counters:
             return next((int(line.split()[1]) for line in counters if line.startswith(b"oom_kill ")), 0)
@@ -125,13 +127,14 @@ def oom_kills() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What an engine has done so far: seconds of processor time, bytes read from disk."""
+    """The totals of an engine: seconds of processor time, bytes read from disk."""
 
     cpu: float
     read: int
 
     def since(self, earlier: "Activity", seconds: float) -> bool:
-        """True if it worked: a fifth of a processor, or a mebibyte read. Answering our own polls takes far less."""
+        """Returns True if the engine worked: a fifth of a processor, or a mebibyte read. Answering our own polls takes
+        far less."""
         return self.cpu - earlier.cpu >= 0.2 * seconds or self.read - earlier.read >= 1 << 20
 
 
@@ -149,8 +152,9 @@ def activity_of(pid: int) -> Activity:
 
 
 def strangers_on(pid: int, host: str, port: int) -> list[int | None] | None:
-    """Who else listens where a connection to `host`:`port` may arrive: process IDs outside the engine's tree (None for
-    another user's), in most cases none. None instead of a list while the engine itself does not listen there."""
+    """Returns the other processes that listen where a connection to `host`:`port` may arrive: process IDs outside the
+    engine's tree (None for another user's process), usually none. Returns None instead of a list while the engine
+    itself does not listen there."""
     ours = {process.pid for process in process_tree(pid)}
     listeners = [owner for address, owner in _listeners(ours, port) if address in _LOOPBACK_AND_ANY.get(host, (host,))]
     strangers = [owner for owner in listeners if owner not in ours]

@@ -1,4 +1,4 @@
-"""When a starting engine is ready, and when it has stopped getting there."""
+"""Decides when a starting engine is ready, and when its start has stalled."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _SHORTEST_PAUSE = 0.01
 
 
 class Readiness:
-    """Watches one engine from its start. The runner tells it of the process (`pid`) and when a line was logged."""
+    """Watches one engine from its start. The runner reports the process (`pid`) and each logged line to it."""
 
     def __init__(self, upstream: UpstreamPool, stall_limit: float, clock: Callable[[], float]) -> None:
         self.pid: int | None = None
@@ -25,7 +25,7 @@ class Readiness:
         self._news = asyncio.Event()
 
     def heard(self) -> None:
-        """It logged something."""
+        """The engine has logged something."""
         self._progressed = self._heard = self._clock()
         self._news.set()
 
@@ -40,7 +40,7 @@ class Readiness:
             await self._check_progress()
 
     async def _pause(self) -> None:
-        """What an engine logs last before it serves, it may log after half a minute of loading."""
+        """The last log line before an engine serves may come after half a minute of loading."""
         now = self._clock()
         seconds = min(0.25, max(_SHORTEST_PAUSE, min((now - self._began) / 100, (now - self._heard) / 10)))
         self._news.clear()
@@ -59,7 +59,7 @@ class Readiness:
         return status == 200
 
     async def _is_ours(self) -> bool:
-        """Whoever answers on a TCP port may be a stranger; a Unix socket lies in a folder of ours."""
+        """Another program may answer on a TCP port; a Unix socket lies in a private folder."""
         endpoint = self._upstream.endpoint
         if endpoint.host is None or endpoint.port is None:
             return True
@@ -86,5 +86,6 @@ class Readiness:
 
 
 def is_echo(line: str) -> bool:
-    """True for a log line that only our own asking has caused: no sign of progress, and nobody's last words."""
+    """Returns True for a log line that only our own request caused: it is no sign of progress, and never the reason of
+    a failure."""
     return "/health" in line

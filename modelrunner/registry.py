@@ -1,4 +1,4 @@
-"""The backends that are installed: found by their entry points, chosen by name or for a model."""
+"""The installed backends: found by their entry points, chosen by name or for a model."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""One run of one backend with one model: its state, its readiness, its connections, its end."""
+"""One run of one backend with one model: its state, readiness, connections and end."""
 
 import asyncio
 import logging
@@ -134,22 +134,22 @@ class Runner:
             )
 
     def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
-        """As `Backend.check_request`."""
+        """See `Backend.check_request`."""
         return tuple(self._backend.check_request(self.spec, path, fields))
 
     @property
     def sleep_level(self) -> int:
-        """As of `Backend.sleep_level`."""
+        """See `Backend.sleep_level`."""
         return self._backend.sleep_level(self.spec)
 
     async def sleep(self) -> None:
-        """Has a ready engine without requests give back what it can. Raises `ModelRunnerError` where it fails or takes
-        longer than the grace of a stop; the engine is of no use then."""
+        """Puts a ready engine without requests to sleep. Raises `ModelRunnerError` if that fails or takes longer than
+        the grace of a stop; the engine is unusable then."""
         self._watchdog.resting = True
         await self._ask("fall asleep", self._backend.sleep, self.spec.process.stop_grace)
 
     async def wake(self) -> None:
-        """The same for a sleeping one, which is to be ready again within `stall_limit`."""
+        """Wakes the engine. Raises as `sleep` does; the limit is `stall_limit`."""
         self.stage = "waking up"
         await self._ask("wake up", self._backend.wake, self._stall_limit)
         self.stage, self._watchdog.resting = "", False
@@ -164,12 +164,12 @@ class Runner:
             raise EngineFailed(f"the engine did not {what}: {self._explained(error)}") from error
 
     def mark_stopping(self) -> None:
-        """The decision to stop it has been made; its task is cancelled next."""
+        """Records the decision to stop it; the caller cancels its task next."""
         if self.state is not RunnerState.STOPPING:
             self._move(RunnerState.STOPPING)
 
     def measured_memory(self) -> RequiredMemory | None:
-        """What its processes hold of main memory; None without a process. Looks at every process of the machine:
+        """Returns the main memory of its processes; None without a process. Scans every process of the machine:
         milliseconds. `shared` is the part that other runners of the model map too."""
         if self.pid is None:
             return None
@@ -177,7 +177,7 @@ class Runner:
         return replace(memory, shared=min(memory.shared, self.spec.bundle.size))
 
     async def _become_ready(self, engine: "asyncio.Task[Any]") -> None:
-        """Returns when it is ready or its engine has ended."""
+        """Returns when the engine is ready or has ended."""
         ready = asyncio.create_task(self._readiness.wait())
         try:
             await asyncio.wait([ready, engine], return_when=asyncio.FIRST_COMPLETED)
@@ -223,7 +223,7 @@ class Runner:
             log.warning("runner %s: %s was not done with its engine: %s", self.id, self.key.backend, why)
 
     def _explained(self, error: Exception) -> ModelRunnerError:
-        """`error`, with what the engine said about it."""
+        """Returns `error` with the explanation of the engine's last words."""
         match error:
             case BackendExited():
                 killed = error.returncode == -signal.SIGKILL and self._oom_kills() > self._oom_kills_before
@@ -284,15 +284,15 @@ class _Observer:
 
 
 def last_words(tail: str) -> str:
-    """The last lines of a log, in one line that a terminal can print."""
+    """Returns the last lines of a log as one printable line."""
     told = [line for line in tail.splitlines() if not is_echo(line)]
     lines = [" ".join("".join(c if c.isprintable() else " " for c in line).split()) for line in told]
     return " | ".join([line for line in lines if line][-_LAST_LINES:])[-_LAST_WORDS:]
 
 
 async def _stopped(task: "asyncio.Task[Any]", patience: float | None = None) -> None:
-    """Cancels `task` and sees it end, whoever cancels the caller meanwhile: that is passed on, and raised after it.
-    After `patience` seconds it is cancelled once more, which ends an engine at once."""
+    """Cancels `task` and waits for its end, even if the caller is cancelled meanwhile; that cancellation is raised
+    afterwards. After `patience` seconds it cancels the task once more, which ends an engine at once."""
     cancelled = False
     while not task.done():
         task.cancel()

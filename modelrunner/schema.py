@@ -1,7 +1,8 @@
-"""What is wrong with a JSON value that does not have the wanted shape: msgspec's sentence, taken apart in one place.
+"""Finds what is wrong with a JSON value of another shape than wanted: takes msgspec's sentence apart, in one place.
 
 msgspec 0.19 and later say "Expected `int`, got `str` - at `$.speculative.num_tokens`", "Object contains unknown field
-`x` - at `$.a`" and "Object missing required field `model`"."""
+`x` - at `$.a`" and "Object missing required field `model`".
+"""
 
 import re
 from collections.abc import Iterable
@@ -16,8 +17,8 @@ _NAMED = re.compile(r"Object (?P<what>contains unknown|missing required) field `
 
 
 def wrong_field(error: msgspec.ValidationError, known: Iterable[str] = ()) -> BadRequest:
-    """The refusal of a value: its `param` is the path of the field at fault, None for the whole value. `known` are the
-    names that an unknown field may have been meant for."""
+    """Returns the refusal of a value: its `param` is the path of the field at fault, None for the whole value. `known`
+    are the names to suggest for an unknown field."""
     whole = _PLACE.fullmatch(str(error))
     said, place = (whole["said"], whole["place"] or "") if whole else (str(error), "")
     if named := _NAMED.fullmatch(said):
@@ -31,6 +32,6 @@ def wrong_field(error: msgspec.ValidationError, known: Iterable[str] = ()) -> Ba
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'X'?" for a name that looks mistyped, else ""."""
+    """Returns "; did you mean 'X'?" for a name that looks mistyped, else ""."""
     close = get_close_matches(name.lower(), sorted(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,5 +1,5 @@
-"""For backends: the programs that an installation runs (pip, cmake, ninja), each under the guardian that keeps engines
-too."""
+"""For backends: the programs that an installation runs (pip, cmake, ninja). Each runs under the guardian that keeps
+engines too."""
 
 import sys
 from collections import deque
@@ -22,7 +22,7 @@ _LOG_LIMIT = 64 << 20
 
 
 class StepFailed(BackendUnavailable):
-    """A program of an installation ended with an error; `lines` are its last ones."""
+    """A program of an installation failed; `lines` are its last ones."""
 
     def __init__(self, message: str, lines: Sequence[str]) -> None:
         super().__init__(message)
@@ -67,11 +67,11 @@ async def execute(
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """The line that a person wants to see: the last one that says error, else the last one."""
+    """Returns the line to show: the last one with the word error, else the last one."""
     errors = [line for line in lines if "error" in line.lower()]
     return ([*lines, *errors] or [""])[-1].strip()[:300]
 
 
 def pip(*words: str | Path) -> list[str | Path]:
-    """Our own pip, with the user's configuration."""
+    """The command line of our own pip, with the user's configuration."""
     return [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]

@@ -1,4 +1,4 @@
-"""Finds where in the text of a TOML file a key stands, which tomllib does not say. Takes time in proportion to the
+"""Finds the place of a key in the text of a TOML file, which tomllib does not report. Takes time in proportion to the
 text."""
 
 import re
@@ -17,8 +17,8 @@ _TOKEN = re.compile(
 
 
 def place(text: str, wanted: Sequence[str]) -> tuple[int, int] | None:
-    """Line and column, both from 1, of the key `wanted`, or else of the innermost table around it that is there; None
-    where not even its first part is. `text` is well-formed."""
+    """Returns line and column, both from 1, of the key `wanted`, or else of the innermost table around it; None if not
+    even its first part exists. `text` is valid TOML."""
     best, deepest = None, 0
     for start, statement, path in _statements(text):
         shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(path, wanted, strict=False))))

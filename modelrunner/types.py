@@ -1,4 +1,4 @@
-"""The values that pass between the parts: frozen, and free of behaviour beyond their own text form."""
+"""The values that pass between the parts: frozen, with no behaviour but their own text form."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ class ModelFormat(StrEnum):
 
 
 class Mode(StrEnum):
-    """What a runner is for. An engine started in one mode does not serve another."""
+    """The purpose of a runner. An engine started in one mode does not serve another."""
 
     COMPLETION = "completion"
     EMBEDDING = "embedding"
@@ -97,7 +97,7 @@ class RequiredMemory:
         return RequiredMemory(self.ram + other.ram, tuple(a + b for a, b in pairs), self.shared + other.shared)
 
     def most(self, other: "RequiredMemory") -> "RequiredMemory":
-        """Of each figure the larger one."""
+        """Returns the larger one of each figure."""
         vram = tuple(map(max, zip_longest(self.vram, other.vram, fillvalue=0)))
         return RequiredMemory(max(self.ram, other.ram), vram, max(self.shared, other.shared))
 
@@ -123,8 +123,8 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelHeader:
-    """What a model file says about itself. `metadata` holds the scalars and the short arrays (at most 4,096 entries);
-    a longer array appears as its length under the key `NAME.length`. `tensors` of all files of the model together."""
+    """The metadata of a model file. `metadata` holds the scalars and the short arrays (at most 4,096 entries); a longer
+    array appears as its length under the key `NAME.length`. `tensors` of all files of the model together."""
 
     metadata: Mapping[str, Any]
     tensors: tuple[Tensor, ...]
@@ -137,10 +137,10 @@ class ModelHeader:
 @dataclass(frozen=True, slots=True)
 class Bundle:
     """A model laid out for an engine to open. `files` maps a name inside the bundle (`model.gguf`, `mmproj.gguf`,
-    `config.json`) to its path; `directory` holds them all. `size` is bytes on disk; `context_length` is what the model
-    was trained for, None if it does not say. `capabilities`: "completion", "embedding", "vision", ... `brings_code` is
-    True where an engine would have to run code of the model's own (`*.py`, `auto_map`). Such a model is in the store
-    only if its owner said that its code is to be trusted."""
+    `config.json`) to its path; `directory` holds them all. `size` is bytes on disk; `context_length` is the number of
+    tokens that the model was trained for, None if unknown. `capabilities`: "completion", "embedding", "vision", ...
+    `brings_code` is True if an engine would have to run code of the model's own (`*.py`, `auto_map`). Such a model is
+    in the store only if its owner trusted its code."""
 
     model_id: str
     references: tuple[str, ...]
@@ -155,7 +155,7 @@ class Bundle:
 
     @property
     def name(self) -> str:
-        """What people call the model: its first reference, else its ID."""
+        """The name to show: the model's first reference, else its ID."""
         return next(iter(self.references), self.model_id)
 
     @property
@@ -165,7 +165,7 @@ class Bundle:
 
 
 class ProcessObserver(Protocol):
-    """Told what happens to an engine's process while it runs, from the event loop's thread."""
+    """Gets the events of an engine's process, in the event loop's thread."""
 
     def started(self, pid: int) -> None: ...
 
@@ -175,7 +175,7 @@ class ProcessObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """How the child process of a run is kept: handed by the runner through the backend, unchanged, to
+    """How the child process of a run is kept. The runner hands it through the backend, unchanged, to
     `modelrunner.process.run`. `stop_grace` is the seconds between TERM and KILL."""
 
     log_path: Path
@@ -224,9 +224,9 @@ class FileProgress:
 
 @dataclass(frozen=True, slots=True)
 class WorkProgress:
-    """How far a pull, an installation or a load is. `message` is for people; `phase` is one word, such as
-    "downloading"; `total` and `current` are in bytes, 0 if unknown, `rate` in bytes per second. A `warning` says
-    something that no later step takes back."""
+    """The progress of a pull, an installation or a load. `message` is for people; `phase` is one word, such as
+    "downloading"; `total` and `current` are in bytes, 0 if unknown, `rate` in bytes per second. A `warning` stays true
+    whatever comes later."""
 
     message: str
     phase: str = ""
@@ -251,9 +251,9 @@ class Variant:
 
 
 class RunnerKey(NamedTuple):
-    """What makes two runners the same: requests with equal keys share one. `revision` stands for the model's
-    configuration (context, flags, draft), so that a changed one never reuses an old process. A tuple, because every
-    request looks its runner up by it, and a tuple's hash costs a tenth of a dataclass's."""
+    """The identity of a runner: requests with equal keys share one. `revision` stands for the model's configuration
+    (context, flags, draft), so that a changed configuration never reuses an old process. A tuple, because every request
+    looks its runner up by it, and a tuple's hash costs a tenth of a dataclass's."""
 
     backend: str
     model_id: str

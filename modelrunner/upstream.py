@@ -21,8 +21,8 @@ _MOST_INTERIM = 16  # interim answers (1xx) before an answer
 
 
 class Receiver(Protocol):
-    """The taker of an answer. The calls come in the order of the methods; `on_failure` may come instead of any of them
-    and is the last. All come from the event loop, none from inside `UpstreamPool.send`."""
+    """Takes an answer. The calls come in the order of the methods; `on_failure` may replace any of them and is the
+    last. All come from the event loop, none from inside `UpstreamPool.send`."""
 
     def splices(self, status: int) -> bool:
         """Asked once the status is known: True takes a body of unknown length with its chunk framing."""
@@ -99,7 +99,7 @@ class UpstreamPool:
 
 
 def build_request(method: str, path: str, body: bytes, headers: bytes = b"") -> bytes:
-    """A request as every engine takes it. `headers` are whole lines, each ended by CRLF."""
+    """Returns a request in the form that every engine accepts. `headers` are whole lines, each ended by CRLF."""
     return b"%bContent-Length: %d\r\n%b\r\n%b" % (_request_start(method, path), len(body), headers, body)
 
 

@@ -1,9 +1,9 @@
-"""Whether a ready engine still serves. One that owes answers, shows no sign of life for a while, and then does not
-complete a single token has stopped, whatever its `/health` says.
+"""Decides whether a ready engine still serves. An engine that owes answers, shows no sign of life for a while, and then
+does not complete a single token has failed, whatever its `/health` says.
 
 A sign of life is a byte of an answer (of a status below 500), work that the backend can count, or processor time: a
-long prompt on a slow processor shows the last for minutes before the first. Nothing is asked of an idle engine, and
-nothing but counters is looked at while answers flow.
+long prompt on a slow processor uses processor time for minutes before the first byte. An idle engine is not asked, and
+while answers flow only counters are read.
 """
 
 import asyncio
@@ -33,22 +33,23 @@ _ASK_LIMIT, _PROBE_LIMIT = 5.0, 15.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """An engine owes an answer. `quiet` is since when there was no sign of life, `silent` since when there was no
-    better one than processor time; in seconds of a clock."""
+    """An engine owes an answer. `quiet` is the time of its last sign of life, `silent` the time of its last sign other
+    than processor time, in seconds of a clock."""
 
     quiet: float
     silent: float
 
     def suspicious(self, now: float, limit: float, *, counts_work: bool) -> bool:
-        """Time to ask it for a token. Processor time is believed for ever of an engine whose work nobody counts."""
+        """Returns whether to ask it for a token. An engine without a work counter is trusted as long as it uses the
+        processor."""
         return now - self.quiet >= limit or (counts_work and now - self.silent >= _SPINNING * limit)
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What happened since the look before. `waiting`: exchanges under way now; `begun`: there were new ones;
-    `answered`: bytes came; `worked`: counted work was done, None where the engine did not say; `busy`: it used the
-    processor or the disk."""
+    """The changes since the last look. `waiting`: exchanges under way now; `begun`: there were new ones; `answered`:
+    bytes came; `worked`: counted work was done, None if the engine did not say; `busy`: it used the processor or the
+    disk."""
 
     waiting: int
     begun: bool
@@ -58,9 +59,9 @@ class Look:
 
 
 def after(before: Silence | None, look: Look, now: float) -> Silence | None:
-    """What a look changes; None while nothing is owed. A request that was given up without a byte of an answer is
-    still owed: clients with short patience must not hide an engine that serves nobody. An engine that tells about its
-    work while nothing waits is well."""
+    """Returns the silence after a look; None while no answer is owed. A request that its client gave up without a byte
+    of an answer is still owed: impatient clients must not hide an engine that serves no request. An engine that counts
+    its work, and has no request waiting, is well."""
     if not look.waiting and (look.answered or look.worked is not None or not (before or look.begun)):
         return None
     if before is None or look.answered or look.worked:
@@ -69,7 +70,7 @@ def after(before: Silence | None, look: Look, now: float) -> Silence | None:
 
 
 class Watchdog:
-    """Over the engine of one runner. `upstream` are the connections that serve requests; the watchdog asks on its
+    """Watches the engine of one runner. `upstream` are the connections that serve requests; the watchdog asks on its
     own."""
 
     def __init__(
@@ -133,7 +134,7 @@ class Watchdog:
         self._silence = after(self._silence, look, self._clock())
 
     async def _ask(self, pid: int) -> tuple[bool | None, bool]:
-        """Did it do counted work since it was asked before, and did it use the processor or the disk?"""
+        """Returns whether it did counted work since the last call, and whether it used the processor or the disk."""
         busy = self._is_busier(await asyncio.to_thread(self._activity_of, pid))
         try:
             async with asyncio.timeout(_ASK_LIMIT):

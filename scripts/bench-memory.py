@@ -2,8 +2,8 @@
 with the engines that the cache has; contexts above 2,048 tokens with the compiled one only, since filling them takes a
 minute. Prints the rows of the tables in docs/memory.md, in MiB.
 
-`before`: predicted from the header of the file; `asked`: the figure of the engine itself, if it has one; `after`: predicted
-after a load was measured; `full`: measured after every sequence was given a whole context, the figure that
+`before`: predicted from the header of the file; `asked`: the figure of the engine itself, if it has one; `after`:
+predicted after a load was measured; `full`: measured after every sequence was given a whole context, the figure that
 the three predict, with their errors.
 Usage: bench-memory.py [--data DIRECTORY] [--engines native,wheel] [--rows REGEX] [--longest TOKENS]
 Without `--longest` rows of up to 2,048 tokens in all sequences: minutes. With `--longest 8192` all, more than ten

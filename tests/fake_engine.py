@@ -96,7 +96,7 @@ class Engine:
         threading.Event().wait()
 
     def load(self) -> None:
-        """Until the gate opens, with the noise that was asked for."""
+        """Waits until the gate opens, with the noise that the knobs ask for."""
         o = self.options
         log("loading model")
         if o.long_line:
@@ -129,7 +129,7 @@ class Engine:
             threading.Thread(target=self.serve, args=[connection], daemon=True).start()
 
     def serve(self, connection: socket.socket) -> None:
-        """One connection: requests, one after another, until the client closes it."""
+        """Serves the requests of one connection, one after another, until the client closes it."""
         with connection, connection.makefile("rb") as stream:
             try:
                 while (request := read_request(stream)) is not None:
@@ -146,7 +146,7 @@ def log(line: str) -> None:
 
 
 def spawn_grandchild(kind: str) -> None:
-    """One that holds our stdout, ignores TERM, and lives for an hour; its process ID goes to the log."""
+    """Starts a process that holds our stdout, ignores TERM, and lives for an hour; logs its process ID."""
     if os.fork() == 0:
         if kind != "plain":
             os.setsid()
@@ -277,7 +277,7 @@ class Exchange:
         self.connection.sendall(b"%x\r\n%s\r\n" % (len(payload), payload))
 
     def word(self, number: int) -> str:
-        """The next token, after the time it takes; the client's leaving ends the work."""
+        """Sends the next token, after the time it takes. Ends the work if the client has left."""
         self.fault(str(number))
         seconds = (1 / self.options.rate if self.options.rate else 0) + self.options.first_token_after * (
             not number and self.faulty
@@ -306,7 +306,7 @@ class Exchange:
         return f"HTTP/1.1 {status} Fake\r\nContent-Type: {kind}\r\n{framing}\r\n\r\n".encode()
 
     def fault(self, when: str, head: bytes = b"") -> None:
-        """Ends the process or the connection here, if that was asked for."""
+        """Ends the process or the connection here, if a knob asks for that."""
         if not self.faulty or when not in (self.options.die, self.options.drop):
             return
         self.connection.sendall(head)

@@ -1,5 +1,5 @@
-"""Doubles that tests share: a backend that runs tests/fake_engine.py as a real process, the models it claims to serve,
-and a clock that only moves when told."""
+"""Doubles that tests share: a backend that runs tests/fake_engine.py as a real process, models for it, and a clock that
+moves only by `advance`."""
 
 import asyncio
 import re
@@ -31,7 +31,7 @@ KNOBS = frozenset(re.findall(r'"(--[a-z-]+)"', FAKE_ENGINE.read_text()))
 
 
 class FakeSettings(BaseModel):
-    """Its table in the configuration file."""
+    """The backend's table in the configuration file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,7 +39,7 @@ class FakeSettings(BaseModel):
 
 
 class FakeOptions(BaseModel):
-    """Its own table in a model's configuration."""
+    """The backend's table in a model's configuration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,8 +47,8 @@ class FakeOptions(BaseModel):
 
 
 class FakeBackend(Backend):
-    """`knobs` are arguments of tests/fake_engine.py for every run that follows; a spec's `flags` are added to them.
-    `memory` is what it says that a model needs. `runs` counts its processes."""
+    """`knobs` are arguments of tests/fake_engine.py for every later run; a spec's `flags` are added to them. `memory`
+    is the figure that it reports for a model. `runs` counts its processes."""
 
     name = "fake"
     formats = frozenset({ModelFormat.GGUF})
@@ -97,7 +97,7 @@ class FakeBackend(Backend):
                 raise BadRequest(f"{flag} is no knob of the fake engine", param="runtime-flags")
 
     def fold_flags(self, flags: tuple[str, ...]) -> tuple[dict[str, int | None], tuple[str, ...]]:
-        """`--ctx-size N`, as llama.cpp has it, is the field's."""
+        """`--ctx-size N` sets the field, as llama.cpp's flag does."""
         if "--ctx-size" not in flags:
             return {}, flags
         at = flags.index("--ctx-size")
@@ -120,7 +120,7 @@ class FakeTcpBackend(FakeBackend):
 
 
 class FakeClock:
-    """Seconds that pass only by `advance`."""
+    """A clock that moves only by `advance`, in seconds."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
@@ -161,7 +161,7 @@ def fake_key(spec: RunSpec, backend: Backend) -> RunnerKey:
 
 
 class Observer:
-    """Remembers what a process said, and lets a test wait for a line."""
+    """Keeps the output of a process, and lets a test wait for a line."""
 
     def __init__(self) -> None:
         self.pid: int | None = None
@@ -178,7 +178,7 @@ class Observer:
                 found.set_result(match)
 
     async def line(self, pattern: str, timeout: float = 10.0) -> re.Match[str]:
-        """The first line, past or to come, that has `pattern`."""
+        """Returns the first line, past or future, that matches `pattern`."""
         for line in self.lines:
             if match := re.search(pattern, line):
                 return match

@@ -1,5 +1,5 @@
-"""Checks the Host that a request names, and the Origin of the page that sends it. This keeps web pages, and names that
-were rebound to loopback, away from a daemon on TCP."""
+"""Checks the Host of a request, and the Origin of the page that sends it. This keeps web pages, and names that were
+rebound to loopback, away from a daemon on TCP."""
 
 import re
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Access:
-    """`hosts` are what a Host header may say on TCP, port included ("localhost:12434"). `origins` are the origins that
-    may ask: exact ("https://chat.example", "null"), with any port ("http://localhost:*"), with any name
-    ("https://*.example", "chrome-extension://*"), all of a scheme ("app://"), or "*" for all but "null". At the end
-    of a host or an origin, `:*` means any port or none. `generation` grows when they change."""
+    """`hosts` are the allowed values of a Host header on TCP, port included ("localhost:12434"). `origins` are the
+    allowed origins: exact ("https://chat.example", "null"), with any port ("http://localhost:*"), with any name
+    ("https://*.example", "chrome-extension://*"), all of a scheme ("app://"), or "*" for all but "null". At the end of
+    a host or an origin, `:*` means any port or none. `generation` grows when they change."""
 
     def __init__(self, hosts: Iterable[str], origins: Iterable[str] = ()) -> None:
         self.generation = 0
@@ -28,12 +28,13 @@ class Access:
 
     @classmethod
     def for_listener(cls, port: int, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> Self:
-        """For a listener on `port`: the loopback names, and `hosts`, each with its own port or this one."""
+        """For a listener on `port`: allows the loopback names and `hosts`, each with its own port or with this one."""
         return cls(host_names(port, hosts), origins)
 
     def check(self, host: str | None, origin: str | None, target_authority: str | None, *, local: bool) -> str | None:
-        """The Origin to echo in Access-Control-Allow-Origin, if there is one. `target_authority` is the host in an
-        absolute request URI; `local` is True on the Unix socket, where any Host is taken. Raises `Forbidden`."""
+        """Returns the Origin to echo in Access-Control-Allow-Origin, None without one. `target_authority` is the host
+        in an absolute request URI; `local` is True on the Unix socket, where any Host is allowed. Raises
+        `Forbidden`."""
         if not local:
             self._check_host(host)
             if target_authority is not None:
@@ -58,7 +59,8 @@ class Access:
 
 
 def _matching(patterns: Iterable[str]) -> re.Pattern[str]:
-    """What any of the patterns means, in lower case; with none of them, nothing."""
+    """Compiles an expression that matches whatever one of the patterns matches, in lower case; nothing without
+    patterns."""
     return re.compile("|".join(map(_expression, patterns)) or r"(?!)")
 
 
@@ -80,7 +82,7 @@ def _has_port(host: str) -> bool:
 
 
 def host_names(port: int, hosts: Iterable[str]) -> list[str]:
-    """What a Host header may say to a listener on `port`."""
+    """Returns the allowed values of a Host header for a listener on `port`."""
     named = [host if _has_port(host) else f"{host}:{port}" for host in (*LOOPBACK_NAMES, *hosts)]
     if port == 80:  # a client leaves the default port out
         named += [host.removesuffix(":80") for host in named]

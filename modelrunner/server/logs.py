@@ -49,12 +49,12 @@ def logging_to(logs: Path, level: str) -> Iterator[None]:
 
 
 def set_level(level: str) -> None:
-    """From now on, for every logger that has none of its own."""
+    """Sets the level of every logger that has none of its own."""
     logging.getLogger().setLevel(level.upper())
 
 
 def prune_engine_logs(logs: Path) -> None:
-    """Keeps the newest `ENGINE_LOGS_KEPT`: every revision of a model's configuration has a log of its own."""
+    """Keeps the newest `ENGINE_LOGS_KEPT` logs: every revision of a model's configuration has one of its own."""
     found = sorted(logs.glob("engine-*.log*"), key=lambda path: path.stat().st_mtime, reverse=True)
     for old in found[2 * ENGINE_LOGS_KEPT :]:  # each may have a predecessor
         old.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
-"""Reads requests and writes answers of the control plane: JSON by msgspec; a wrong field is a `BadRequest` that names
-it."""
+"""Reads requests and writes answers of the control plane: JSON by msgspec. A wrong field raises a `BadRequest` that
+names it."""
 
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -31,7 +31,7 @@ async def read_json(request: web.Request, shape: type[T]) -> T:
 
 
 def checked(body: Any, shape: type[T]) -> T:
-    """A decoded body as `shape`. Raises `BadRequest`."""
+    """Converts a decoded body to `shape`. Raises `BadRequest`."""
     try:
         return msgspec.convert(body, shape)
     except msgspec.ValidationError as error:
@@ -44,7 +44,7 @@ def _wrong(error: msgspec.ValidationError, shape: type) -> BadRequest:
 
 
 def check_query(request: web.Request, *known: str) -> None:
-    """Raises `BadRequest` for a parameter of the query that the route does not know."""
+    """Raises `BadRequest` for a query parameter that the route does not have."""
     for name in request.query:
         if name not in known:
             raise BadRequest(f"unknown parameter {name!r}{nearest(name, known)}", param=name)

@@ -17,8 +17,8 @@ Work = Callable[[ProgressReport], Awaitable[Progress]]
 
 
 class _Mailbox:
-    """The newest line of each kind, in the order in which the kinds were first seen: a client that reads slowly skips
-    figures instead of making the daemon remember them all."""
+    """Keeps the newest line of each kind, in the order in which the kinds first came: for a slow client, figures are
+    skipped instead of piling up in the daemon."""
 
     def __init__(self) -> None:
         self._lines: dict[Any, Progress] = {}
@@ -37,9 +37,9 @@ class _Mailbox:
 
 
 async def stream_progress(request: web.Request, work: Work, *, mode: str) -> web.StreamResponse:
-    """Runs `work` and sends what it reports; its result is the last line. `mode` is put into lines that have
-    none ("pull", "install"). An error before the first line is an ordinary error answer; a later one is a line of type
-    error that carries the same object. The work is cancelled when the client leaves."""
+    """Runs `work` and sends its progress; its result is the last line. Lines without a mode get `mode` ("pull",
+    "install"). An error before the first line is an ordinary error answer; a later one is a line of type error with the
+    same object. The work is cancelled when the client leaves."""
     mailbox = _Mailbox()
     answer = _Lines(request, mode)
     task = asyncio.ensure_future(work(lambda step: mailbox.put(wireforms.progress(step))))
@@ -60,7 +60,7 @@ async def stream_progress(request: web.Request, work: Work, *, mode: str) -> web
 
 
 class _Lines:
-    """The answer: its head goes out with the first line."""
+    """The answer. Its head is sent with the first line."""
 
     def __init__(self, request: web.Request, mode: str) -> None:
         self._request = request

@@ -1,4 +1,4 @@
-"""Digests: the only thing that becomes a file name in the store."""
+"""Digests: no other text becomes a file name in the store."""
 
 import contextlib
 import hashlib
@@ -16,8 +16,8 @@ _PREFIX = "sha256:"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Digest:
-    """A sha256, made only from 64 lower-case hexadecimal digits: no text that names a path elsewhere can become one.
-    `str()` gives the usual form `sha256:HEX`."""
+    """A sha256, made only from 64 lower-case hexadecimal digits: so no other path can be written in its place. `str()`
+    gives the usual form `sha256:HEX`."""
 
     hex: str
 
@@ -36,7 +36,7 @@ class Digest:
 
     @classmethod
     def among(cls, folder: Path) -> set[Self]:
-        """Those that files or folders in `folder` are named by; strangers' files are passed over."""
+        """Returns the digests that name files or folders in `folder`; other names are skipped."""
         found = set()
         for name in os.listdir(folder):
             with contextlib.suppress(InvalidReference):

@@ -1,4 +1,4 @@
-"""What the store asks of a format, and which format a set of files has."""
+"""The readers of the model formats, and the format of a set of files."""
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -11,16 +11,16 @@ from modelrunner.types import ModelFormat, ModelHeader
 
 
 class Reader(Protocol):
-    """A module for one format. `paths` are by the names that the files came under, or by those in the bundle."""
+    """A module for one format. `paths` are keyed by the original names of the files, or by those in the bundle."""
 
     def read(self, paths: Mapping[str, Path]) -> Reading:
-        """Raises `InvalidModel` if the files are no model together, `UnsupportedModel`."""
+        """Raises `InvalidModel` if the files do not make a model, `UnsupportedModel`."""
 
     def context_length(self, header: ModelHeader) -> int | None:
-        """Tokens that the model was trained for, None if it does not say."""
+        """Tokens that the model was trained for, None if unknown."""
 
     def capabilities(self, header: ModelHeader, names: Collection[str]) -> frozenset[str]:
-        """What `Bundle.capabilities` says; `names` are those of the bundle's files."""
+        """The value of `Bundle.capabilities`; `names` are those of the bundle's files."""
 
     def brings_code(self, paths: Mapping[str, Path]) -> bool:
         """Whether an engine would have to run code of the model's own. Reads small files."""
@@ -33,7 +33,7 @@ _READERS: dict[ModelFormat, Reader] = {
 
 
 def format_of(names: Iterable[str]) -> ModelFormat:
-    """GGUF files may have any name; those of a safetensors model have their names for a reason."""
+    """GGUF files may have any name; the files of a safetensors model have fixed names."""
     folder = any(name == CONFIG or name.endswith(WEIGHTS) for name in names)
     return ModelFormat.SAFETENSORS if folder else ModelFormat.GGUF
 

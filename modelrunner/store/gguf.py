@@ -47,8 +47,8 @@ _SCALARS = {
 
 
 def read_header(path: Path) -> ModelHeader:
-    """Takes about 0.1 µs per vocabulary entry and 3 µs per tensor. Raises `InvalidModel`, for a file that cannot be
-    opened too."""
+    """Takes about 0.1 µs per vocabulary entry and 3 µs per tensor. Raises `InvalidModel`, also for a file that cannot
+    be opened."""
     try:
         with open_regular(path) as file:
             return _Parser(Window(file)).parse()
@@ -57,7 +57,7 @@ def read_header(path: Path) -> ModelHeader:
 
 
 def read_strings(path: Path, key: str) -> list[bytes]:
-    """The entries of an array of strings that a header leaves out for its length, such as the vocabulary; [] where
+    """Returns the entries of a long array of strings, such as the vocabulary, that `read_header` leaves out; [] if
     there is no such array. Takes about 0.5 µs per entry. Raises `InvalidModel`."""
     try:
         with open_regular(path) as file:
@@ -105,12 +105,12 @@ class _Parser:
         return tensors, keys
 
     def _bound(self, what: str, count: int, limit: int, least: int) -> None:
-        """`least` is the smallest number of bytes that one takes in the file."""
+        """`least` is the smallest number of bytes that an entry takes in the file."""
         if count > limit or count * least > self._window.left:
             raise InvalidModel(f"it claims to have {count} {what}, more than a file of its size or any model has")
 
     def _string(self, limit: int) -> str | int:
-        """The length instead, for a string over `limit` bytes, which is skipped."""
+        """Returns the length instead for a string over `limit` bytes, and skips it."""
         window = self._window
         length: int = window.number(U64)
         if length > limit:
@@ -152,7 +152,7 @@ class _Parser:
         return bool(value) if code == _BOOL else value
 
     def _array(self, key: str) -> list[Any] | int:
-        """The length instead, for a long one, which is skipped."""
+        """Returns the length instead for a long array, and skips it."""
         code, count = self._window.number(_U32), self._window.number(U64)
         if code == _STRING:
             return self._take_all(count) if key == self._wanted else self._strings(count)
@@ -177,7 +177,7 @@ class _Parser:
         return [self._short_string("string of an array", LONGEST_KEPT_STRING) for _ in range(count)]
 
     def _take_all(self, count: int) -> int:
-        """Past the strings of the array that was asked for, which are kept whatever their number."""
+        """Reads all strings of the wanted array, however many there are."""
         self._bound("strings", count, _MAX_STRINGS, U64.size)
         for _ in range(count):
             length: int = self._window.number(U64)
@@ -186,7 +186,7 @@ class _Parser:
         return count
 
     def _tensor(self) -> tuple[Tensor, int]:
-        """With the offset of its data."""
+        """Returns the tensor and the offset of its data."""
         window = self._window
         name = self._short_string("tensor's name", _MAX_TENSOR_NAME)
         dimensions = window.number(_U32)

@@ -1,4 +1,4 @@
-"""Model references: what a person types, its normal form, and the shortest form that means the same.
+"""Model references: the typed text, its normal form, and the shortest form that means the same.
 
 [host[:port]/]path[:tag][@digest]     the grammar and lengths of OCI's distribution specification
 hf.co/ORG/REPO[:QUANT]                a repository on the Hugging Face hub
@@ -62,7 +62,7 @@ class Reference:
 
     @classmethod
     def parse_name(cls, text: str) -> Self:
-        """A name that a model can be given: one without a digest. Raises `InvalidReference`."""
+        """Parses a name for a model: a reference without a digest. Raises `InvalidReference`."""
         reference = cls.parse(text)
         if reference.digest:
             raise InvalidReference(f"{text!r} cannot be given as a name: leave the digest out", param="tag")
@@ -89,7 +89,7 @@ class Reference:
 
     @property
     def short(self) -> str:
-        """The shortest text that `parse` makes this reference from."""
+        """The shortest text that `parse` turns into this reference."""
         name = self.path if self.host == DEFAULT_HOST else self.name
         if self.host == DEFAULT_HOST and self.path.startswith(f"{DEFAULT_ORGANISATION}/"):
             plain = self.path.removeprefix(f"{DEFAULT_ORGANISATION}/")

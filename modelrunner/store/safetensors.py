@@ -1,8 +1,9 @@
 """Reads the header of a safetensors file (https://github.com/huggingface/safetensors#format): the tensor table, never
 the weights.
 
-The file may be hostile: memory and time are bounded whatever it says, what the format forbids is refused (holes,
-overlaps, bytes after the last tensor, a name twice), and every fault is an `InvalidModel`."""
+The file may be hostile: memory and time are bounded whatever its content, violations of the format are refused (holes,
+overlaps, bytes after the last tensor, duplicate names), and every fault is an `InvalidModel`.
+"""
 
 from collections.abc import Mapping
 from math import prod
@@ -39,8 +40,8 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_tensors(path: Path) -> tuple[Tensor, ...]:
-    """In the order of their data; takes about 2 µs a tensor. Raises `InvalidModel`, for a file that cannot be opened
-    too."""
+    """Returns the tensors in the order of their data; takes about 2 µs a tensor. Raises `InvalidModel`, also for a file
+    that cannot be opened."""
     try:
         with open_regular(path) as file:
             window = Window(file)
@@ -63,7 +64,7 @@ def _header(window: Window) -> bytes:
 
 
 def _members(header: bytes) -> dict[str, _Entry]:
-    """The tensors by their names."""
+    """Returns the tensors by their names."""
     members = boundedjson.decode(header, "its header", _MOST_SIGNS, unique=True)
     if len(members) > _MAX_TENSORS:
         raise InvalidModel("it claims to have more tensors than any model has")

@@ -1,4 +1,4 @@
-"""Do two models share a vocabulary, as a model and the small one that drafts for it must."""
+"""Compares the vocabularies of two models: a model and its draft model must share one."""
 
 from modelrunner.store.gguf import read_strings
 from modelrunner.types import Bundle, ModelFormat
@@ -12,7 +12,7 @@ _MARKS = {"bos": "beginning", "eos": "end"}
 
 
 def difference(model: Bundle, draft: Bundle) -> str:
-    """What keeps the one from drafting for the other, in a few words; "" if nothing does. Reads both vocabularies:
+    """Returns the reason, in a few words, why `draft` cannot draft for `model`; "" if it can. Reads both vocabularies:
     a tenth of a second for large ones. Raises `InvalidModel`."""
     if model.format is not draft.format:
         return f"it is a {draft.format} model and not a {model.format} one"

@@ -1,5 +1,5 @@
-"""Reads a file forward through a small window, and checks every length against what is left of the file before anything
-is read or allocated."""
+"""Reads a file forward through a small window, and checks every length against the rest of the file before anything is
+read or allocated."""
 
 import os
 import struct
@@ -13,7 +13,7 @@ _CHUNK = 1 << 18
 
 
 class Window:
-    """`data[at:]` is what lies at position `start + at` of the file; `size` in bytes."""
+    """`data[at:]` begins at position `start + at` of the file; `size` in bytes."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file
@@ -28,7 +28,7 @@ class Window:
         return self.size - self.start - self.at
 
     def need(self, count: int) -> None:
-        """Makes sure that `count` bytes lie in the window. Raises `InvalidModel` if the file ends before."""
+        """Makes sure that `count` bytes are in the window. Raises `InvalidModel` if the file ends before."""
         if len(self.data) - self.at >= count:
             return
         if self.left < count:
@@ -63,7 +63,7 @@ class Window:
         return value
 
     def skip_strings(self, count: int) -> None:
-        """Past `count` strings, of which only the lengths are looked at."""
+        """Skips `count` strings; reads only their lengths."""
         unpack, prefix = U64.unpack_from, U64.size
         while count:
             self.need(prefix)
