@@ -27,12 +27,15 @@ class Preloader:
         self.starting = bool(resolver.preloads())
 
     async def load(self, model: str, report: ProgressReport = lambda line: None) -> str:
-        """Returns the model's name once its runner is ready; `report` is called every half second. Cancelled, it stops
-        waiting, and a load that has begun goes on. Raises what resolving and scheduling raise."""
+        """Returns the model's name once its runner is ready; `report` is called every half second until then. Cancelled,
+        it stops waiting, and a load that has begun goes on. Raises what resolving and scheduling raise."""
         bundle = await asyncio.to_thread(self._store.bundle, model)
         mode = main_mode(bundle)
         await self._resolver.prepare(None, model, mode)
         target = self._resolver(None, model, mode)
+        if lease := self._scheduler.warm(target):
+            lease.release()
+            return target.name
         waiting = asyncio.ensure_future(self._scheduler.acquire(target))
         try:
             while not waiting.done():

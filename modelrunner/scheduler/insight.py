@@ -117,12 +117,14 @@ class Insight:
         return {key: slot.target.name for key, slot in self._table.slots.items()}
 
     def _load_left(self, key: RunnerKey) -> float | None:
-        """What is left of the load, or what it would take, by the last one; None if there was none. A runner that
-        sleeps is awake sooner, nobody knows when."""
+        """Seconds until the model is loaded, by its last load: 0 for a ready runner, None before the first load, and
+        for a sleeping runner, which wakes sooner."""
         took = self._table.load_seconds.get(key)
         slot = self._table.slots.get(key)
         if slot is not None and (slot.phase is Phase.SLEEPING or (slot.phase is Phase.STARTING and slot.ready_at)):
             return None
+        if slot is not None and slot.phase is Phase.READY:
+            return 0.0
         if took is None or slot is None or slot.phase is not Phase.STARTING:
             return took
         return max(0.0, took - (self._clock() - slot.started))

@@ -169,6 +169,8 @@ async def test_preload_ends_when_the_model_is_ready(start_daemon: StartDaemon) -
     assert (lines[-1]["type"], lines[-1]["model"]) == ("success", "smol")
     [runner] = await get(daemon, "/engines/ps")
     assert (runner["state"], runner["leases"]) == ("ready", 0)
+    [line] = await progress(daemon, "/engines/preload", {"model": "smol"})
+    assert (line["type"], line["message"]) == ("success", "smol is loaded")  # at once: no line about a load
     assert (await post(daemon, "/engines/preload", {"model": "nope"}, 404))["error"]["code"] == "model_not_found"
 
 
