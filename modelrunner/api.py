@@ -25,12 +25,14 @@ _PULL_NAMES = {"from_": "from", "bearer_token": "bearer-token", "trust_remote_co
 
 
 class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES):
-    """`POST /models/create`. `trust_remote_code` takes a model that carries code, code that its engine will run."""
+    """`POST /models/create`. `trust_remote_code` takes a model that carries code, code that its engine will run;
+    `verify` reads every byte of a model that is here already."""
 
     from_: str
     bearer_token: str | None = None
     name: str | None = None
     trust_remote_code: bool = False
+    verify: bool = False
 
 
 class Layer(msgspec.Struct, frozen=True):

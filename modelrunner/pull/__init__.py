@@ -1,6 +1,17 @@
 """Where models come from."""
 
-from modelrunner.pull.puller import Puller
-from modelrunner.pull.source import Fetched, Report, Source
+from modelrunner.pull.puller import Pulled, Puller
+from modelrunner.pull.source import Context, Fetched, FileProgress, Preview, Progress, Report, Source, Wanted
 
-__all__ = ["Fetched", "Puller", "Report", "Source"]
+__all__ = [
+    "Context",
+    "Fetched",
+    "FileProgress",
+    "Preview",
+    "Progress",
+    "Pulled",
+    "Puller",
+    "Report",
+    "Source",
+    "Wanted",
+]

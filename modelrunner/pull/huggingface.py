@@ -1,29 +1,45 @@
 """`hf.co/ORG/REPO[:QUANT]`: models in GGUF, or in safetensors where there is no GGUF, from the Hugging Face hub or from
-whatever HF_ENDPOINT names.
+the hub that HF_ENDPOINT names.
 
-What is there, its digest and who asks comes through huggingface_hub (so HF_ENDPOINT, HF_TOKEN and HF_HOME hold); the
-bytes come through our own downloader. `hf_hub_download` was looked at for that and left: in version 2 every call writes
-to a new file of its own, so that nothing can be resumed by the next one, it blocks a thread that cannot be stopped, and
-it does not compare what arrived with the file's sha256. huggingface_hub is imported on first use.
+The settings are huggingface_hub's (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE). The requests are our own: its
+client follows redirects to any address and has no limit for a whole answer, and its downloads can neither be stopped
+nor resumed by the next call. The API is the hub's (https://huggingface.co/docs/hub/api): one request lists the files
+with their sizes and digests.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
-from modelrunner import api
-from modelrunner.errors import InvalidReference, ModelNotFound, ModelRunnerError, SourceFailed
-from modelrunner.pull.download import Downloader, RemoteFile
-from modelrunner.pull.http import new_client
+import msgspec
+
+from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound, SourceFailed
+from modelrunner.pull.download import Downloader, RemoteFile, refused
+from modelrunner.pull.http import LOOK_UP_LIMIT, Answer, ask, new_client, retry_after
 from modelrunner.pull.selection import choose, folder_files
-from modelrunner.pull.source import Fetched, Report, Source, require_space
+from modelrunner.pull.source import (
+    Context,
+    Fetched,
+    FileProgress,
+    Preview,
+    Progress,
+    Report,
+    Source,
+    Wanted,
+    require_space,
+)
+from modelrunner.store.gguf import read_header
 from modelrunner.store.names import WEIGHTS
 from modelrunner.store.references import DEFAULT_TAG, Reference
 from modelrunner.store.safetensors_model import require_no_code
+from modelrunner.threads import in_thread
+from modelrunner.types import ModelHeader
 
 if TYPE_CHECKING:
     import httpx
@@ -31,20 +47,42 @@ if TYPE_CHECKING:
 _TEXT = re.compile(r"(?:hf\.co|(?:www\.)?huggingface\.co)/(?P<repository>[^/:@]+/[^/:@]+)[^/]*", re.I)
 _CLAIMED = re.compile(r"(?:hf\.co|(?:www\.)?huggingface\.co)/", re.I)
 _DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
-_TIMEOUT = 15.0
+_LONGEST_LISTING = 8 << 20
+# Bytes in which the header of a GGUF file is looked for, one after the other: 256,000 tokens of vocabulary take 10 MB.
+_HEADERS = (2 << 20, 8 << 20, 24 << 20)
+_FILLING = b"\xff" * (8 << 20)
+
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class _Large(msgspec.Struct, frozen=True):
+    """A file that git keeps elsewhere (LFS)."""
+
+    sha256: str
+    size: _Size
+
+
+class _Sibling(msgspec.Struct, frozen=True, rename={"name": "rfilename", "blob": "blobId"}):
+    name: str
+    size: _Size | None = None
+    blob: str | None = None
+    lfs: _Large | None = None
+
+
+class _Repository(msgspec.Struct, frozen=True):
+    sha: str
+    siblings: list[_Sibling]
 
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """The chosen files by their names inside the bundle, and the headers (the credentials) to fetch them with."""
+    """The chosen files by their names inside the bundle."""
 
     files: Mapping[str, RemoteFile]
-    headers: Mapping[str, str]
-    endpoint: str
 
     @property
     def digests(self) -> dict[str, str]:
-        """The sha256 of those that the hub has one of."""
+        """The sha256 of the files that the hub has one of."""
         return {name: file.sha256 for name, file in self.files.items() if file.sha256 is not None}
 
     @property
@@ -52,9 +90,14 @@ class _Listing:
         listed = [(name, file.digest) for name, file in self.files.items()]
         return hashlib.sha256(repr(listed).encode()).hexdigest()
 
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files.values())
+
 
 class HuggingFaceSource(Source):
-    """`endpoint` None is huggingface_hub's own (HF_ENDPOINT). `pause` waits between attempts."""
+    """`endpoint` None is huggingface_hub's own (HF_ENDPOINT). `pause` waits between attempts; `look_up_limit` is in
+    seconds and `patience` is the downloader's."""
 
     def __init__(
         self,
@@ -62,44 +105,145 @@ class HuggingFaceSource(Source):
         *,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         transport: "httpx.AsyncBaseTransport | None" = None,
+        look_up_limit: float = LOOK_UP_LIMIT,
+        patience: float = 60.0,
     ) -> None:
         self._endpoint = endpoint
         self._pause = pause
         self._transport = transport
+        self._look_up_limit = look_up_limit
+        self._patience = patience
 
     def claims(self, text: str) -> bool:
         return _CLAIMED.match(text) is not None
 
-    async def revision(self, text: str, folder: Path, token: str | None, *, trust: bool = False) -> str | None:
-        return (await self._list(text, token, trust=trust)).revision
+    async def revision(self, wanted: Wanted) -> str | None:
+        async with await self._hub(wanted.token) as hub:
+            return (await hub.list(wanted.text, trust=wanted.trust)).revision
 
-    async def size(self, text: str, folder: Path, token: str | None) -> int:
-        listing = await self._list(text, token, trust=True)  # what is only looked at runs nothing
-        return sum(file.size for file in listing.files.values())
+    async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
+        async with await self._hub(token) as hub:
+            listing = await hub.list(text, trust=True)  # a model that is only looked at runs nothing
+            first = next(iter(listing.files.values()))
+            return Preview(listing.size, await hub.header(first, folder / "header.gguf"))
 
-    async def fetch(
-        self, text: str, folder: Path, report: Report, token: str | None, *, trust: bool = False
-    ) -> Fetched:
-        report(api.Progress("progress", f"Looking up {text}", phase="resolving"))
-        listing = await self._list(text, token, trust=trust)
-        paths = {name: folder / file.digest for name, file in listing.files.items()}
-        total = sum(file.size for file in listing.files.values())
-        here = sum(path.lstat().st_size for path in set(paths.values()) if path.is_file())
-        require_space(folder, max(0, total - here))
-        client = await asyncio.to_thread(new_client, listing.endpoint, transport=self._transport)
-        async with client:
-            downloader = Downloader(client, listing.headers, pause=self._pause)
+    async def fetch(self, wanted: Wanted, context: Context) -> Fetched:
+        context.report(Progress(f"Looking up {wanted.text}", "resolving"))
+        async with await self._hub(wanted.token) as hub:
+            listing = await hub.list(wanted.text, trust=wanted.trust)
+            stored = {
+                name: (file.sha256, file.size)
+                for name, file in listing.files.items()
+                if file.sha256 is not None and await context.has(file.sha256)
+            }
+            wanting = {name: file for name, file in listing.files.items() if name not in stored}
+            paths = {name: context.folder / file.partial_name for name, file in wanting.items()}
+            total = sum(file.size for file in wanting.values())
+            here = sum(path.lstat().st_size for path in set(paths.values()) if path.is_file())
+            require_space(context.folder, max(0, total - here))
+            downloader = Downloader(hub.client, hub.headers, pause=self._pause, patience=self._patience)
             done = 0
-            for name, file in listing.files.items():
-                if name.endswith(WEIGHTS) and not trust:  # the small files are here by now
-                    await asyncio.to_thread(require_no_code, {n: p for n, p in paths.items() if p.is_file()})
-                await downloader.fetch(file, paths[name], _reporter(report, file, done, total))
+            for name, file in wanting.items():
+                if name.endswith(WEIGHTS) and not wanted.trust:  # the small files are here by now
+                    small = {n: p for n, p in paths.items() if p.is_file()}
+                    await in_thread(lambda _, small=small: require_no_code(small))  # type: ignore[misc]
+                await downloader.fetch(file, paths[name], _reporter(context.report, file, done, total))
                 done += file.size
-        return Fetched(paths, listing.digests, listing.revision)
+            return Fetched(paths, listing.digests, stored, listing.revision)
 
-    async def _list(self, text: str, token: str | None, *, trust: bool) -> _Listing:
+    async def _hub(self, token: str | None) -> "_Hub":
+        return await in_thread(lambda _: _Hub(self._endpoint, token, self._transport, self._look_up_limit))
+
+
+class _Hub:
+    """One hub, with credentials. Blocks when it is made (certificates and the file with the token are read)."""
+
+    def __init__(
+        self, endpoint: str | None, token: str | None, transport: "httpx.AsyncBaseTransport | None", limit: float
+    ) -> None:
+        from huggingface_hub import constants
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+        self._endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+        self._offline = constants.HF_HUB_OFFLINE
+        self._limit = limit
+        self.headers: Mapping[str, str] = build_hf_headers(token=token, library_name="modelrunner")
+        self.client = new_client(self._endpoint, transport=transport)
+
+    async def __aenter__(self) -> "_Hub":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.aclose()
+
+    async def list(self, text: str, *, trust: bool) -> _Listing:
         repository, wanted = _parse(text)
-        return await asyncio.to_thread(_look_up, self._endpoint, repository, wanted, token, trust)
+        place = f"hf.co/{repository}"
+        if self._offline:
+            raise SourceFailed(f"{place} cannot be looked up: HF_HUB_OFFLINE is set")
+        url = f"{self._endpoint}/api/models/{repository}?blobs=true"
+        answer = await ask(self.client, url, self.headers, limit=_LONGEST_LISTING, seconds=self._limit)
+        _require_found(answer, place)
+        try:
+            found = msgspec.json.decode(answer.body, type=_Repository)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise SourceFailed(f"{place}: the hub's answer is no list of files; look at HF_ENDPOINT") from None
+        siblings = {sibling.name: sibling for sibling in found.siblings}
+        chosen = _select(list(siblings), wanted, place, trust)
+        return _Listing({n: await self._file(repository, found.sha, siblings[path]) for n, path in chosen.items()})
+
+    async def _file(self, repository: str, commit: str, sibling: _Sibling) -> RemoteFile:
+        url = f"{self._endpoint}/{repository}/resolve/{quote(commit, safe='')}/{quote(sibling.name)}"
+        if sibling.lfs is not None:
+            size, digest = sibling.lfs.size, sibling.lfs.sha256
+        elif sibling.size is not None and sibling.blob is not None:
+            size, digest = sibling.size, sibling.blob
+        else:  # a hub that knows nothing of `blobs=true`
+            place = f"hf.co/{repository}"
+            answer = await ask(
+                self.client, url, self.headers, limit=0, method="HEAD", redirects=False, seconds=self._limit
+            )
+            if answer.status not in (301, 302, 303, 307, 308):
+                _require_found(answer, place)
+            length = answer.headers.get("x-linked-size") or answer.headers.get("content-length") or ""
+            size = int(length) if re.fullmatch("[0-9]{1,17}", length) else -1
+            digest = (answer.headers.get("x-linked-etag") or answer.headers.get("etag") or "").strip('"')
+        if size < 0 or not _DIGEST.fullmatch(digest):
+            raise SourceFailed(
+                f"hf.co/{repository}: the hub gives no size and digest for {sibling.name}, so it cannot be verified"
+            )
+        return RemoteFile(sibling.name, url, size, digest)
+
+    async def header(self, file: RemoteFile, path: Path) -> ModelHeader | None:
+        """The header of a GGUF file, from its first bytes; None if it is no GGUF or the hub does not send it."""
+        if not file.name.lower().endswith(".gguf"):
+            return None
+        beginning = b""
+        for end in _HEADERS:
+            wanted = {**self.headers, "Range": f"bytes={len(beginning)}-{min(end, file.size) - 1}"}
+            try:
+                answer = await ask(self.client, file.url, wanted, limit=end, seconds=self._limit)
+            except SourceFailed:
+                return None
+            if answer.status != 206:
+                return None
+            beginning += answer.body
+            with contextlib.suppress(InvalidModel):
+                return await in_thread(lambda _, seen=beginning: _header_in(seen, file.size, path))  # type: ignore[misc]
+            if len(beginning) >= file.size:
+                break
+        return None
+
+
+def _header_in(beginning: bytes, size: int, path: Path) -> ModelHeader:
+    """Lays the beginning out as a file of the full size, since the reader checks that offsets lie within it. The bytes
+    behind it are such that a header which goes on there is invalid."""
+    with open(path, "wb") as file:
+        file.write(beginning)
+        if size > len(beginning):
+            file.write(_FILLING[: size - len(beginning)])
+        file.truncate(max(size, len(beginning)))
+    return read_header(path)
 
 
 def _parse(text: str) -> tuple[str, str | None]:
@@ -112,9 +256,8 @@ def _parse(text: str) -> tuple[str, str | None]:
 
 def _reporter(report: Report, file: RemoteFile, done: int, total: int) -> Callable[[int], None]:
     def advanced(current: int) -> None:
-        layer = api.Layer(f"sha256:{file.sha256}" if file.sha256 else file.name, file.size, current)
-        message = f"Downloading {file.name}"
-        report(api.Progress("progress", message, total, done + current, layer, phase="downloading"))
+        part = FileProgress(f"sha256:{file.sha256}" if file.sha256 else file.name, file.size, current)
+        report(Progress(f"Downloading {file.name}", "downloading", total, done + current, part))
 
     return advanced
 
@@ -126,65 +269,22 @@ def _select(names: list[str], wanted: str | None, place: str, trust: bool) -> di
     return {name: name for name in folder} or choose(names, wanted, place)
 
 
-def _look_up(endpoint: str | None, repository: str, wanted: str | None, token: str | None, trust: bool) -> _Listing:
-    """Blocking: one request for the names, one for each chosen file's size and digest."""
-    import huggingface_hub
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
-
-    with _Translated(repository):
-        # Its pool of connections is the process's, and would keep ours open.
-        once = {"Connection": "close"}
-        hub = huggingface_hub.HfApi(endpoint=endpoint, token=token, library_name="modelrunner", headers=once)
-        info = hub.model_info(repository, timeout=_TIMEOUT)
-        chosen = _select([s.rfilename for s in info.siblings or ()], wanted, f"hf.co/{repository}", trust)
-        files = {}
-        for name, path in chosen.items():
-            url = huggingface_hub.hf_hub_url(repository, path, revision=info.sha, endpoint=hub.endpoint)
-            found = huggingface_hub.get_hf_file_metadata(
-                url, token=token, timeout=_TIMEOUT, endpoint=hub.endpoint, headers=once
-            )
-            if found.size is None or found.etag is None or not _DIGEST.fullmatch(found.etag):
-                raise SourceFailed(f"hf.co/{repository}: the hub gives no digest for {path}, so it cannot be verified")
-            files[name] = RemoteFile(path, url, found.size, found.etag)
-        return _Listing(files, build_hf_headers(token=token, library_name="modelrunner"), hub.endpoint)
-
-
-class _Translated:
-    """Turns huggingface_hub's errors into ours, once, here. Their texts are not passed on: they quote requests."""
-
-    def __init__(self, repository: str) -> None:
-        self._place = f"hf.co/{repository}"
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None and (ours := self._translate(error)) is not None:
-            raise ours from None
-
-    def _translate(self, error: BaseException) -> ModelRunnerError | None:
-        from huggingface_hub import errors
-
-        match error:
-            case errors.GatedRepoError():
-                reason = "is gated: accept its terms on its page, and set HF_TOKEN or give a token that may read it"
-                return SourceFailed(f"{self._place} {reason}")
-            case errors.RepositoryNotFoundError() | errors.EntryNotFoundError() | errors.RevisionNotFoundError():
-                return ModelNotFound(
-                    f"{self._place} is not on the hub, or it is private: look at its name, or set HF_TOKEN"
-                )
-            case errors.HfHubHTTPError():
-                status, wait = error.response.status_code, error.response.headers.get("Retry-After", "")
-                hint = "; the token is missing, wrong or expired" if status in (401, 403) else ""
-                return SourceFailed(
-                    f"{self._place}: the hub answered {status}{hint}",
-                    retry_after=float(wait) if wait.isdecimal() else None,
-                )
-            case errors.HFValidationError():
-                return InvalidReference(f"{self._place} is no name that the hub allows", param="model")
-            case errors.OfflineModeIsEnabled():
-                return SourceFailed(f"{self._place} cannot be looked up: HF_HUB_OFFLINE is set")
-            case errors.HTTPError() | OSError() | ValueError():  # type: ignore[attr-defined]
-                return SourceFailed(
-                    f"{self._place}: the hub cannot be reached ({type(error).__name__}); try again later"
-                )
-        return None
+def _require_found(answer: Answer, place: str) -> None:
+    """Raises what a status other than 200 means."""
+    code = answer.headers.get("x-error-code")
+    match answer.status:
+        case 200:
+            return
+        case 404:
+            raise ModelNotFound(f"{place} is not on the hub, or it is private: look at its name, or set HF_TOKEN")
+        case 401 | 403 if code == "GatedRepo":
+            raise refused(place, answer.headers)
+        case 401 if code in (None, "RepoNotFound"):  # what the hub says of a repository that does not exist, too
+            raise ModelNotFound(f"{place} is not on the hub, or it is private: look at its name, or set HF_TOKEN")
+        case 401 | 403:
+            raise refused(place, answer.headers)
+        case 429 | 503 as status:
+            wait = retry_after(answer.headers.get("retry-after"))
+            raise SourceFailed(f"{place}: the hub answered {status}; pull again later", retry_after=wait)
+        case status:
+            raise SourceFailed(f"{place}: the hub answered {status}")

@@ -1,5 +1,5 @@
-"""What was pulled from where, so that an unchanged model is not fetched twice. Only a memory: without it a pull takes
-longer, and nothing else changes."""
+"""Remembers from which revision of its source a model came, so that an unchanged model is not fetched twice. Losing the
+file costs a download and nothing else."""
 
 import logging
 from pathlib import Path
@@ -26,7 +26,7 @@ class Journal:
         self._entries = _read(path)
 
     def revision(self, reference: Reference, origin: str, model: str) -> str | None:
-        """The source's revision at which `reference` became this very model from `origin`."""
+        """The revision that `reference` was pulled at, if it was the model with this ID, from `origin`."""
         entry = self._entries.get(str(reference))
         return entry.revision if entry is not None and (entry.origin, entry.model) == (origin, model) else None
 

@@ -41,6 +41,7 @@ from modelrunner.server.resolve import Resolver
 from modelrunner.server.statuses import Statuses
 from modelrunner.server.system import Addresses, SystemRoutes
 from modelrunner.store import Reference, Store
+from modelrunner.threads import Pool
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ async def serve(
     `ConfigurationError`, `StorageFailed`."""
     path = settings.socket
     with daemon.hold(settings.data_dir, path), logs.logging_to(settings.data_dir / "logs", settings.log_level):
+        asyncio.get_running_loop().set_default_executor(Pool("files", 16, prompt=True))
         await asyncio.to_thread(sweep_orphans)
         daemon.remove_dead_sockets(private_directory(settings.runtime_dir))
         logs.prune_engine_logs(settings.data_dir / "logs")
@@ -129,6 +131,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
     check_tables(_reading(settings), store, configurations, judge)
     preloader = Preloader(store, resolver, scheduler)
     puller = Puller(store)
+    puller.leftovers.clear()
     return Parts(store, registry, configurations, resolver, judge, probe, scheduler, puller, installer, preloader)
 
 

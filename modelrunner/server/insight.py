@@ -77,7 +77,8 @@ class InsightRoutes:
             found = await self._scheduler.insight.fit(await self._target(reference, None))
             size = 0
         except ModelNotFound:
-            size = await self._puller.size(reference)
+            preview = await self._puller.preview(reference)
+            size = preview.size
             found = self._scheduler.insight.fit_bytes(reference, size)
         return json_response(msgspec.structs.replace(found, disk=api.Disk(size, free)))
 

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from modelrunner import api
 from modelrunner.errors import BadRequest, Conflict, Forbidden, ModelNotFound, ModelRunnerError, RouteNotFound
-from modelrunner.pull import Puller
+from modelrunner.pull import Progress, Puller
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
 from modelrunner.server.configurations import Configurations
@@ -72,10 +72,11 @@ class ModelRoutes:
             try:
                 model = await self._puller.pull(
                     wanted.from_,
-                    report,
+                    lambda line: report(_line(line)),
                     token=wanted.bearer_token,
                     name=wanted.name,
                     trust=wanted.trust_remote_code,
+                    verify=wanted.verify,
                 )
             except ModelRunnerError as error:
                 self._scheduler.events.emit("pull", model=wanted.name or wanted.from_, reason=f"failed: {error}")
@@ -156,6 +157,19 @@ class ModelRoutes:
         configured = self._configurations.get(model.id).configuration.backend
         able = sorted(b.name for b in self._registry if str(model.config.get("format")) in b.formats)
         return configured or next(iter(able), None)
+
+
+def _line(progress: Progress) -> api.Progress:
+    file = progress.file
+    return api.Progress(
+        "warning" if progress.warning else "progress",
+        progress.message,
+        progress.total,
+        progress.current,
+        api.Layer(file.id, file.size, file.current) if file else None,
+        phase=progress.phase,
+        rate=progress.rate,
+    )
 
 
 def _is_id(reference: str, model: api.Model) -> bool:

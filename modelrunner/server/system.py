@@ -17,6 +17,7 @@ from modelrunner.server.logs import daemon_log, read_log
 from modelrunner.server.messages import json_response, query_flag
 from modelrunner.server.statuses import Statuses
 from modelrunner.store import Store
+from modelrunner.threads import stuck
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class SystemRoutes:
         whose engine fails, is named; the others are served all the same."""
         health, insight = self._health(), self._scheduler.insight
         ending = health.status == "shutting_down"
-        trouble = "the daemon is shutting down" if ending else await insight.trouble()
+        trouble = "the daemon is shutting down" if ending else stuck() or await insight.trouble()
         failing = insight.failing({model.id: model.name for model in self._store.list()})
         unready = bool(trouble) or any(map(self._is_needed, failing))
         reason = "; ".join(filter(None, [trouble, *failing.values()]))

@@ -8,7 +8,7 @@ from modelrunner import api
 from modelrunner.errors import InvalidReference, ModelNotFound
 from modelrunner.store.digests import Digest
 from modelrunner.store.manifests import Contents
-from modelrunner.store.references import Reference
+from modelrunner.store.references import Reference, how_to_get
 
 _ID_PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 _SHORTEST_PART = 3  # characters
@@ -90,11 +90,7 @@ class Catalog:
         if len(found) > 1:
             raise _ambiguous(text, sorted(tag.short for tag in tags))
         if not found:
-            raise ModelNotFound(
-                f"model {text!r} is not here: `modelrunner pull {reference.short}` gets it, `modelrunner list` shows "
-                "what is here",
-                param="model",
-            )
+            raise ModelNotFound(f"model {text!r} is not here: {how_to_get(reference)}", param="model")
         return next(iter(found.values())), tuple(tags)
 
 

@@ -179,14 +179,23 @@ class Store:
         except OSError as error:
             log.warning("files of the model %s are still there: %s", id, error)
 
-    def verify(self, text: str) -> tuple[Digest, ...]:
-        """Reads every byte of the model again. Those of its digests whose file is missing or damaged; pulling the model
-        again heals them."""
+    def have(self, digest: str) -> bool:
+        """True if the blob is stored. Reads every byte of it."""
+        wanted = Digest.parse(digest)
+        with translated("reading the store", self.data):
+            return is_intact(self._blobs.path(wanted), wanted)
+
+    def verify(self, text: str, *, thorough: bool = True) -> tuple[Digest, ...]:
+        """The digests of the model whose file is missing, has another size or, if `thorough`, another content. Pulling
+        the model again heals them."""
         entry, _ = self._catalog.find(text)
         if entry.contents is None:
             return (entry.id,)
         with translated("reading the model", self.data):
-            paths = {digest: self._blobs.path(digest) for digest in entry.contents.blobs}
+            sizes = entry.contents.blobs
+            if not thorough:
+                return tuple(digest for digest, size in sizes.items() if self._blobs.size(digest) != size)
+            paths = {digest: self._blobs.path(digest) for digest in sizes}
             paths[entry.id] = entry.id.within(self._manifests)
             return tuple(digest for digest, path in paths.items() if not is_intact(path, digest))
 

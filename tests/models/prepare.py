@@ -6,9 +6,8 @@ import fcntl
 import tempfile
 from pathlib import Path
 
-from modelrunner import api
 from modelrunner.locations import Locations
-from modelrunner.pull import Puller
+from modelrunner.pull import Progress, Puller
 from modelrunner.store import Store
 from tests.models import bert, llama, tiny
 
@@ -57,5 +56,5 @@ def _convert(store: Store, folder: Path) -> dict[str, Path]:
     }
 
 
-def ignore(line: api.Progress) -> None:
+def ignore(line: Progress) -> None:
     """Nobody looks."""

@@ -9,9 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from modelrunner import api
 from modelrunner.errors import InsufficientDisk, InvalidReference, ModelNotFound, SourceFailed, UnsupportedModel
-from modelrunner.pull import Puller
+from modelrunner.pull import FileProgress, Progress, Pulled, Puller
 from modelrunner.pull.download import Downloader, RemoteFile
 from modelrunner.pull.http import new_client
 from modelrunner.pull.huggingface import HuggingFaceSource
@@ -31,7 +30,7 @@ class Client:
     def __init__(self, store: Store, hub: Hub) -> None:
         self.store, self.hub = store, hub
         self.pauses: list[float] = []
-        self.lines: list[api.Progress] = []
+        self.lines: list[Progress] = []
         hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": MODEL, "README.md": b"# Tiny"})
         self.repository = hub.repositories["Org/Tiny-GGUF"]
         self.again()
@@ -42,15 +41,16 @@ class Client:
     async def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
 
-    async def pull(self, text: str = NAME, token: str | None = None) -> api.Model:
+    async def pull(self, text: str = NAME, token: str | None = None) -> Pulled:
         return await self.puller.pull(text, self.lines.append, token=token)
 
-    def content(self, model: api.Model) -> bytes:
+    def content(self, model: Pulled) -> bytes:
         return self.store.bundle(model.id).model_file.read_bytes()
 
     @property
     def partial(self) -> list[Path]:
-        return [path for path in self.store.partial.rglob("*") if path.is_file()]
+        found = self.store.partial.rglob("*")
+        return [path for path in found if (path.is_file() or path.is_symlink()) and path.name != "origin"]
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ async def test_the_default_quantization_arrives_whole(client: Client) -> None:
     client.repository.files["tiny-Q8_0.gguf"] = gguf(SIZE, seed=8)
     model = await client.pull()
     assert client.content(model) == MODEL
-    assert model.tags == ["hf.co/org/tiny-gguf"]
+    assert model.name == "hf.co/org/tiny-gguf"
     assert client.hub.sent == len(MODEL)
     assert client.partial == []
 
@@ -72,7 +72,7 @@ async def test_progress_counts_up_to_the_total(client: Client) -> None:
     lines = [line for line in client.lines if line.phase == "downloading"]
     assert [line.current for line in lines] == sorted(line.current for line in lines)
     assert (lines[-1].current, lines[-1].total) == (len(MODEL), len(MODEL))
-    assert lines[-1].layer == api.Layer(f"sha256:{sha256(MODEL)}", len(MODEL), len(MODEL))
+    assert lines[-1].file == FileProgress(f"sha256:{sha256(MODEL)}", len(MODEL), len(MODEL))
     assert lines[-1].rate > 0
 
 
@@ -326,7 +326,7 @@ async def test_twenty_pulls_are_one_download(client: Client) -> None:
 async def test_the_download_stops_with_the_last_who_wanted_it(client: Client) -> None:
     arrived = asyncio.Event()
 
-    def watch(line: api.Progress) -> None:
+    def watch(line: Progress) -> None:
         if line.current >= 1 << 20:
             arrived.set()
 
@@ -347,9 +347,11 @@ async def test_the_environment_is_the_hubs_own(client: Client, tmp_path: Path) -
     client.repository.token = "hf_fromtheenvironment"
     script = (
         "import asyncio, pathlib, sys\n"
+        "from modelrunner.pull import Context, Wanted\n"
         "from modelrunner.pull.huggingface import HuggingFaceSource\n"
+        "async def stored(sha256): return False\n"
         "folder = pathlib.Path(sys.argv[1])\n"
-        "asyncio.run(HuggingFaceSource().fetch(sys.argv[2], folder, lambda line: None, None))"
+        "asyncio.run(HuggingFaceSource().fetch(Wanted(sys.argv[2], '', None), Context(folder, print, stored)))"
     )
     settings = {"HF_ENDPOINT": client.hub.endpoint, "HF_TOKEN": "hf_fromtheenvironment", "HF_HOME": str(tmp_path)}
     process = await asyncio.create_subprocess_exec(
@@ -362,7 +364,7 @@ async def test_the_environment_is_the_hubs_own(client: Client, tmp_path: Path) -
 async def test_an_unchanged_model_is_not_fetched_again(client: Client) -> None:
     first = await client.pull()
     client.again()
-    assert await client.pull() == first
+    assert (await client.pull()).id == first.id
     assert client.lines[-1].message == "Using cached model"
     assert len(client.hub.contents) == 1
 
@@ -376,8 +378,8 @@ async def test_a_changed_model_is_fetched(client: Client) -> None:
 async def test_without_the_hub_the_local_model_stays_usable(client: Client) -> None:
     first = await client.pull()
     client.hub.status = 503
-    assert await client.pull() == first
-    assert [line.type for line in client.lines[-2:]] == ["warning", "progress"]
+    assert (await client.pull()).id == first.id
+    assert [line.warning for line in client.lines[-2:]] == [True, False]
 
 
 PUBLIC, PRIVATE = "https://93.184.216.34", "http://127.0.0.1:8080"

@@ -4,13 +4,13 @@ import asyncio
 import errno
 import itertools
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from modelrunner import api
 from modelrunner.errors import InsufficientDisk, InvalidModel, ModelNotFound, SourceFailed, StorageFailed
-from modelrunner.pull import Fetched, Puller, Report, Source
+from modelrunner.pull import Context, Fetched, Progress, Puller, Report, Source, Wanted
 from modelrunner.store import Store
 from tests.pull.models import gguf
 
@@ -28,16 +28,14 @@ class ScriptedSource(Source):
     def claims(self, text: str) -> bool:
         return text.lower().startswith("pypi:")
 
-    async def revision(self, text: str, folder: Path, token: str | None, *, trust: bool = False) -> str | None:
+    async def revision(self, wanted: Wanted) -> str | None:
         if isinstance(self.now, Exception):
             raise self.now
         return self.now
 
-    async def fetch(
-        self, text: str, folder: Path, report: Report, token: str | None, *, trust: bool = False
-    ) -> Fetched:
-        self.texts.append(text)
-        return await self.steps.pop(0)(folder, report)
+    async def fetch(self, wanted: Wanted, context: Context) -> Fetched:
+        self.texts.append(wanted.text)
+        return await self.steps.pop(0)(context.folder, context.report)
 
 
 def deliver(data: bytes, revision: str | None = None) -> Step:
@@ -56,12 +54,12 @@ def fail(error: Exception) -> Step:
     return step
 
 
-def ignore(line: api.Progress) -> None:
+def ignore(line: Progress) -> None:
     """Nobody looks."""
 
 
 def partial(store: Store) -> list[str]:
-    return [path.name for path in store.partial.rglob("*") if path.is_file()]
+    return [path.name for path in store.partial.rglob("*") if path.is_file() and path.name != "origin"]
 
 
 async def test_joiners_see_the_progress_so_far_and_the_rate(store: Store) -> None:
@@ -69,7 +67,7 @@ async def test_joiners_see_the_progress_so_far_and_the_rate(store: Store) -> Non
 
     async def step(folder: Path, report: Report) -> Fetched:
         for current in (100, 300):
-            report(api.Progress("progress", "Downloading", total=1000, current=current, phase="downloading"))
+            report(Progress("Downloading", "downloading", 1000, current))
         told.set()
         await go_on.wait()
         return await deliver(gguf())(folder, report)
@@ -77,7 +75,7 @@ async def test_joiners_see_the_progress_so_far_and_the_rate(store: Store) -> Non
     puller = Puller(store, [ScriptedSource(step)], clock=itertools.count(0.0, 2.0).__next__)
     first = asyncio.create_task(puller.pull("pypi:a-model", ignore))
     await told.wait()
-    seen: list[api.Progress] = []
+    seen: list[Progress] = []
     second = asyncio.create_task(puller.pull("PyPI:A_Model", seen.append))
     await asyncio.sleep(0)
     assert [(line.phase, line.current, line.total, line.rate) for line in seen] == [("downloading", 300, 1000, 100.0)]
@@ -106,7 +104,7 @@ async def test_a_caller_who_comes_while_the_download_is_stopping_gets_a_new_one(
     await asyncio.sleep(0)
     assert len(source.texts) == 1
     stopped.set()
-    assert (await coming).tags == ["pypi:x"]
+    assert (await coming).name == "pypi:x"
     await asyncio.wait([leaving])
     assert leaving.cancelled()
 
@@ -116,7 +114,7 @@ async def test_all_callers_get_the_failure_and_the_next_one_a_new_try(store: Sto
     results = await asyncio.gather(*(puller.pull("pypi:x", ignore) for _ in range(3)), return_exceptions=True)
     assert [str(result) for result in results] == ["cut"] * 3
     assert partial(store) == ["kept"]
-    assert (await puller.pull("pypi:x", ignore)).tags == ["pypi:x"]
+    assert (await puller.pull("pypi:x", ignore)).name == "pypi:x"
     assert partial(store) == []
 
 
@@ -142,14 +140,14 @@ async def test_what_is_no_model_is_not_kept(store: Store) -> None:
 
 async def test_a_name_of_the_callers_choice(store: Store) -> None:
     puller = Puller(store, [ScriptedSource(deliver(gguf()))])
-    assert (await puller.pull("pypi:x", ignore, name="mine:v1")).tags == ["mine:v1"]
+    assert (await puller.pull("pypi:x", ignore, name="mine:v1")).name == "mine:v1"
 
 
 async def test_an_unchanged_revision_is_not_fetched_even_by_the_next_daemon(store: Store) -> None:
     source = ScriptedSource(deliver(gguf(), "1"), now="1")
     first = await Puller(store, [source]).pull("pypi:x", ignore)
-    seen: list[api.Progress] = []
-    assert await Puller(store, [source]).pull("pypi:x", seen.append) == first
+    seen: list[Progress] = []
+    assert await Puller(store, [source]).pull("pypi:x", seen.append) == replace(first, cached=True)
     assert [line.message for line in seen] == ["Using cached model"]
 
 
@@ -158,16 +156,16 @@ async def test_a_new_revision_is_fetched_and_takes_the_name(store: Store) -> Non
     puller = Puller(store, [source])
     first = await puller.pull("pypi:x", ignore)
     second = await puller.pull("pypi:x", ignore)
-    assert store.get("pypi:x") == second != first
+    assert store.get("pypi:x").id == second.id != first.id
 
 
 @pytest.mark.parametrize("error", [SourceFailed("no network"), ModelNotFound("withdrawn")])
 async def test_a_source_that_cannot_be_asked_leaves_the_model_usable(store: Store, error: Exception) -> None:
     puller = Puller(store, [ScriptedSource(deliver(gguf(), "1"), now=error)])
     first = await puller.pull("pypi:x", ignore)
-    seen: list[api.Progress] = []
-    assert await puller.pull("pypi:x", seen.append) == first
-    assert (seen[0].type, seen[0].message) == ("warning", f"{error}; the model that is here stays in use")
+    seen: list[Progress] = []
+    assert await puller.pull("pypi:x", seen.append) == replace(first, cached=True)
+    assert (seen[0].warning, seen[0].message) == (True, f"{error}; the model that is here stays in use")
 
 
 async def test_a_name_that_now_means_another_model_is_fetched(store: Store) -> None:
@@ -191,5 +189,5 @@ async def test_a_lost_journal_costs_a_download_and_nothing_else(store: Store, ga
 
 
 async def test_a_text_that_no_source_claims(store: Store) -> None:
-    with pytest.raises(ModelNotFound, match="pull it as"):
+    with pytest.raises(ModelNotFound, match="no name that a source here serves"):
         await Puller(store).pull("smollm2", ignore)
