@@ -59,6 +59,12 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     model: str | None = None
 
 
+class Pruned(msgspec.Struct, frozen=True):
+    """`POST /models/prune`. Bytes."""
+
+    freed: int
+
+
 class Memory(msgspec.Struct, frozen=True):
     """Bytes."""
 

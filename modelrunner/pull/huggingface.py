@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from modelrunner import __version__
 from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound, SourceFailed
 from modelrunner.pull.download import Downloader, RemoteFile, refused
 from modelrunner.pull.http import LOOK_UP_LIMIT, Answer, ask, new_client, retry_after
@@ -34,12 +35,13 @@ from modelrunner.pull.source import (
     Wanted,
     require_space,
 )
+from modelrunner.store import gguf_model
 from modelrunner.store.gguf import read_header
 from modelrunner.store.names import WEIGHTS
 from modelrunner.store.references import DEFAULT_TAG, Reference
 from modelrunner.store.safetensors_model import require_no_code
 from modelrunner.threads import in_thread
-from modelrunner.types import ModelHeader
+from modelrunner.types import Bundle, ModelFormat, ModelHeader
 
 if TYPE_CHECKING:
     import httpx
@@ -124,8 +126,11 @@ class HuggingFaceSource(Source):
     async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
         async with await self._hub(token) as hub:
             listing = await hub.list(text, trust=True)  # a model that is only looked at runs nothing
-            first = next(iter(listing.files.values()))
-            return Preview(listing.size, await hub.header(first, folder / "header.gguf"))
+            file = listing.files.get("model.gguf")
+            if file is None or len(listing.files) > 1:  # shards and projectors have headers of their own
+                return Preview(listing.size)
+            header = await hub.header(file, folder / "header.gguf")
+            return Preview(listing.size, _bundle(text, file, header, folder) if header else None)
 
     async def fetch(self, wanted: Wanted, context: Context) -> Fetched:
         context.report(Progress(f"Looking up {wanted.text}", "resolving"))
@@ -161,13 +166,15 @@ class _Hub:
     def __init__(
         self, endpoint: str | None, token: str | None, transport: "httpx.AsyncBaseTransport | None", limit: float
     ) -> None:
-        from huggingface_hub import constants
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+        from huggingface_hub import constants, get_token
 
         self._endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self._offline = constants.HF_HUB_OFFLINE
         self._limit = limit
-        self.headers: Mapping[str, str] = build_hf_headers(token=token, library_name="modelrunner")
+        token = token or (None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token())
+        # huggingface_hub's own headers are not taken: making them asks the hub a question by its own client.
+        authorization = {"Authorization": f"Bearer {token}"} if token else {}
+        self.headers: Mapping[str, str] = {"User-Agent": f"modelrunner/{__version__}", **authorization}
         self.client = new_client(self._endpoint, transport=transport)
 
     async def __aenter__(self) -> "_Hub":
@@ -244,6 +251,22 @@ def _header_in(beginning: bytes, size: int, path: Path) -> ModelHeader:
             file.write(_FILLING[: size - len(beginning)])
         file.truncate(max(size, len(beginning)))
     return read_header(path)
+
+
+def _bundle(text: str, file: RemoteFile, header: ModelHeader, folder: Path) -> Bundle:
+    """The bundle of a model that is one file. Its ID is none of the store's."""
+    names = ("model.gguf",)
+    return Bundle(
+        model_id=f"sha256:{file.digest:0<64}",
+        references=(Reference.parse(text).short,),
+        format=ModelFormat.GGUF,
+        directory=folder,
+        files={name: folder / name for name in names},
+        header=header,
+        size=file.size,
+        context_length=gguf_model.context_length(header),
+        capabilities=gguf_model.capabilities(header, names),
+    )
 
 
 def _parse(text: str) -> tuple[str, str | None]:

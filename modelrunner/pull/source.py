@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from modelrunner.errors import InsufficientDisk, NotImplementedHere
 from modelrunner.store.references import Reference
-from modelrunner.types import ModelHeader
+from modelrunner.types import Bundle
 from modelrunner.units import format_bytes
 
 # File systems slow down and fail in odd ways when they are filled to the last block.
@@ -75,11 +75,11 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What is known of a model before it is pulled: `size`, the bytes that a pull would download, and the `header` of
-    its first file, if the source lets a part of a file be read."""
+    """What is known of a model before it is pulled: `size`, the bytes that a pull would download, and the `bundle` that
+    would come of it, without its files, if the source lets a part of a file be read."""
 
     size: int
-    header: ModelHeader | None = None
+    bundle: Bundle | None = None
 
 
 class Context:

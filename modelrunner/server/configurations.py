@@ -27,7 +27,7 @@ class Entry(msgspec.Struct, frozen=True):
     configuration: ModelConfiguration
 
 
-_NONE = Entry(0, NOTHING_SET)
+NOTHING_POSTED = Entry(0, NOTHING_SET)
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Configurations:
 
     def get(self, model_id: str, mode: Mode | None = None) -> Entry:
         """What is set for this mode alone; without one, for all modes."""
-        return self._entries.get(_key(model_id, mode), _NONE)
+        return self._entries.get(_key(model_id, mode), NOTHING_POSTED)
 
     def effective(self, model_id: str, mode: Mode) -> Entry:
         """What holds in this mode. Revisions never repeat, so the later of the two stands for both."""

@@ -1,6 +1,7 @@
 """What goes on and why: the feed of events, why a model waits, and whether one would fit."""
 
 import asyncio
+import contextlib
 import shutil
 from contextlib import aclosing
 
@@ -8,9 +9,10 @@ import msgspec
 from aiohttp import web
 
 from modelrunner import api
-from modelrunner.errors import BackendUnavailable, BadRequest, ModelNotFound, Unavailable
-from modelrunner.pull import Puller
+from modelrunner.errors import BackendUnavailable, BadRequest, ModelNotFound, ModelRunnerError, Unavailable
+from modelrunner.pull import Preview, Puller
 from modelrunner.scheduler import Scheduler, Target
+from modelrunner.server.configurations import NOTHING_POSTED
 from modelrunner.server.messages import json_response, reference_in_path
 from modelrunner.server.resolve import Resolver, main_mode
 from modelrunner.store import Store
@@ -70,7 +72,8 @@ class InsightRoutes:
         return json_response(await self._scheduler.insight.why(target))
 
     async def fit(self, request: web.Request) -> web.Response:
-        """For a model that is not here, by the size of its files, if its source can say that."""
+        """A model that is not here is estimated from its header, if its source lets a part of the file be read; else
+        by the size of its files, which is said."""
         reference = reference_in_path(request, "/models/").removesuffix("/fit")
         free = await asyncio.to_thread(lambda: shutil.disk_usage(self._store.data).free)
         try:
@@ -78,9 +81,19 @@ class InsightRoutes:
             size = 0
         except ModelNotFound:
             preview = await self._puller.preview(reference)
-            size = preview.size
-            found = self._scheduler.insight.fit_bytes(reference, size)
+            found, size = await self._fit_unseen(reference, preview), preview.size
         return json_response(msgspec.structs.replace(found, disk=api.Disk(size, free)))
+
+    async def _fit_unseen(self, reference: str, preview: Preview) -> api.Fit:
+        if preview.bundle is not None:
+            with contextlib.suppress(ModelRunnerError):  # no engine for it is installed
+                bundle, mode = preview.bundle, main_mode(preview.bundle)
+                backend = await asyncio.to_thread(self._resolver.backend_of, None, bundle, mode)
+                target = self._resolver.target(backend, bundle, mode, NOTHING_POSTED)
+                return await self._scheduler.insight.fit(target)
+        found = self._scheduler.insight.fit_bytes(reference, preview.size)
+        told = f"{found.reason}. This counts the files alone: a context needs more, which is known once it is pulled"
+        return msgspec.structs.replace(found, reason=told)
 
     async def _target(self, reference: str, mode: str | None) -> Target:
         if mode is not None and mode not in list(Mode):

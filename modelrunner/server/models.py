@@ -47,6 +47,7 @@ class ModelRoutes:
         return [
             web.get("/models", self.list),
             web.post("/models/create", self.create),
+            web.post("/models/prune", self.prune),
             web.get("/models/{ref:.+}", self.get),
             web.delete("/models/{ref:.+}", self.delete),
             web.post("/models/{ref:.+}", self.act),
@@ -85,6 +86,10 @@ class ModelRoutes:
             return api.Progress("success", f"{model.name} is here", model=model.name)
 
         return await stream_progress(request, pull, mode="pull")
+
+    async def prune(self, request: web.Request) -> web.Response:
+        """Removes what unfinished pulls left, but not of those that run."""
+        return json_response(api.Pruned(await asyncio.to_thread(self._puller.leftovers.clear, 0)))
 
     async def delete(self, request: web.Request) -> web.Response:
         reference = reference_in_path(request, "/models/")

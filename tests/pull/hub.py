@@ -93,12 +93,6 @@ class Hub:
         """Bytes of files' contents."""
         return sum(content.sent for content in self.contents)
 
-    @property
-    def content_names(self) -> list[str]:
-        """The files whose contents were asked for, in order."""
-        names = {sha256(d): n for r in self.repositories.values() for n, d in r.files.items()}
-        return [names[content.digest] for content in self.contents]
-
     def _repository(self, request: web.Request) -> Repository:
         self.lookups.append(request.headers)
         if self.status is not None:

@@ -420,3 +420,27 @@ async def test_redirects_in_a_circle_end(tmp_path: Path) -> None:
     async with new_client(PUBLIC, transport=circle) as client:
         with pytest.raises(SourceFailed, match="could not be fetched"):
             await Downloader(client, {}, pause=no_pause).fetch(file, tmp_path / "x", lambda _: None)
+
+
+async def test_a_file_that_is_here_is_not_fetched_again(client: Client) -> None:
+    client.repository.files = parts = {
+        f"big-Q4_K_M-{n:05}-of-00003.gguf": part for n, part in enumerate(shards(3, 50_000), 1)
+    }
+    first = await client.pull()
+    changed = dict(zip(parts, shards(3, 50_000), strict=True))
+    last = "big-Q4_K_M-00003-of-00003.gguf"
+    changed[last] = changed[last][:-1] + b"\0"
+    client.repository.files = changed
+    sent = len(client.hub.contents)
+    second = await client.pull()
+    assert second.id != first.id
+    assert [content.digest for content in client.hub.contents[sent:]] == [sha256(changed[last])]
+    bundle = client.store.bundle(second.id)
+    assert [path.read_bytes() for path in bundle.files.values()] == list(changed.values())
+
+
+async def test_another_name_for_the_same_files_costs_no_download(client: Client) -> None:
+    first = await client.pull()
+    again = await client.puller.pull(NAME, client.lines.append, name="mine")
+    assert (again.id, again.name) == (first.id, "mine")
+    assert client.hub.sent == len(MODEL)

@@ -25,8 +25,8 @@ async def test_of_a_repository_the_listing_and_a_header_are_read(store: Store, h
     puller = Puller(store, [HuggingFaceSource(hub.endpoint)])
     preview = await puller.preview("hf.co/Org/Tiny-GGUF")
     assert preview.size == len(gguf(BIG))
-    assert preview.header is not None
-    assert preview.header.architecture == "llama"
+    assert preview.bundle is not None
+    assert (preview.bundle.header.architecture, preview.bundle.size) == ("llama", preview.size)
     assert hub.sent < preview.size
     with pytest.raises(ModelNotFound):
         await puller.preview("hf.co/Org/Nothing")
@@ -35,7 +35,7 @@ async def test_of_a_repository_the_listing_and_a_header_are_read(store: Store, h
 async def test_a_file_that_is_no_gguf_has_no_header(store: Store, hub: Hub) -> None:
     hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": b"GGUF" + bytes(5000)})
     preview = await Puller(store, [HuggingFaceSource(hub.endpoint)]).preview("hf.co/Org/Tiny-GGUF")
-    assert (preview.size, preview.header) == (5004, None)
+    assert (preview.size, preview.bundle) == (5004, None)
 
 
 @pytest.mark.parametrize("kind", ["json", "html"])

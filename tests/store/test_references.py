@@ -145,3 +145,33 @@ def test_a_tag_in_a_part_has_to_be_the_same():
     assert reference.matches("bartowski/smollm2")
     assert reference.matches("smollm2-gguf:q4_k_m")
     assert not reference.matches("smollm2-gguf:Q8_0")
+
+
+@pytest.mark.parametrize(
+    ("pasted", "meant"),
+    [
+        ("https://huggingface.co/Org/Repo", "hf.co/org/repo"),
+        ("http://www.huggingface.co/Org/Repo/", "hf.co/org/repo"),
+        ("https://hf.co/Org/Repo?library=x#usage", "hf.co/org/repo"),
+        ("https://huggingface.co/Org/Repo/tree/main", "hf.co/org/repo"),
+        ("https://huggingface.co/Org/Repo/blob/main/sub/m-Q4_K_M.gguf", "hf.co/org/repo:M-Q4_K_M"),
+        ("https://huggingface.co/Org/Repo/resolve/main/m-Q8_0.gguf?download=true", "hf.co/org/repo:M-Q8_0"),
+        ("https://huggingface.co/Org/Repo/blob/main/README.md", "hf.co/org/repo"),
+    ],
+)
+def test_a_pasted_address_means_the_repository(pasted: str, meant: str) -> None:
+    assert Reference.parse(pasted).short == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("./x.gguf", "modelrunner package --gguf ./x.gguf NAME"),
+        ("/models/x.GGUF", "modelrunner package --gguf /models/x.GGUF NAME"),
+        ("https://example.org/x.gguf", "an address is no name"),
+        ("https://huggingface.co/Org", "hf.co/ORG/REPO"),
+    ],
+)
+def test_a_path_or_an_address_is_told_what_to_write(text: str, words: str) -> None:
+    with pytest.raises(InvalidReference, match=re.escape(words)):
+        Reference.parse(text)
