@@ -77,7 +77,7 @@ class HuggingFaceSource(Source):
         async with await self._hub(wanted.token) as hub:
             listing = await hub.list(wanted.text, trust=wanted.trust)
             stored = {
-                name: (file.sha256, file.size)
+                name: file.sha256
                 for name, file in listing.files.items()
                 if file.sha256 is not None and await context.has(file.sha256)
             }

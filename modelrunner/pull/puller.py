@@ -13,6 +13,7 @@ from pathlib import Path
 
 from modelrunner.errors import (
     BadRequest,
+    InvalidModel,
     InvalidReference,
     ModelNotFound,
     ModelRunnerError,
@@ -27,8 +28,6 @@ from modelrunner.pull.leftovers import Leftovers
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.source import Context, Fetched, Preview, Progress, Report, Source, Wanted
 from modelrunner.store import Reference, Store
-from modelrunner.store.blobs import Blob
-from modelrunner.store.digests import Digest
 from modelrunner.store.files import translated
 from modelrunner.store.references import unpasted
 from modelrunner.threads import HASHING, ended, in_thread
@@ -216,8 +215,8 @@ class _Job:
         remembered = self._journal.revision(wanted.reference, wanted.origin, id) if id else None
         if id is None or remembered is None:
             return None
-        if damaged := await in_thread(lambda _: self._store.verify(id, thorough=wanted.verify), HASHING):
-            report(Progress(f"{len(damaged)} files of the model are damaged here: fetching them again", warning=True))
+        if await in_thread(lambda _: self._is_damaged(id), HASHING):
+            report(Progress("Files of the model are missing or damaged here: fetching them again", warning=True))
             return None
         model = Pulled(id, wanted.reference.short, cached=True)
         try:
@@ -235,8 +234,16 @@ class _Job:
             return None
         return model.id if self._wanted.reference in map(Reference.parse, model.tags) else None
 
+    def _is_damaged(self, id: str) -> bool:
+        """Laying the model out compares the sizes of its files; `verify` reads them."""
+        try:
+            self._store.bundle(id)
+        except InvalidModel:
+            return True
+        return self._wanted.verify and bool(self._store.verify(id))
+
     async def _has(self, sha256: str) -> bool:
-        return await in_thread(lambda _: self._store.have(f"sha256:{sha256}"), HASHING)
+        return await in_thread(lambda _: self._store.have(f"sha256:{sha256}"), HASHING) is not None
 
     def _keep(self, fetched: Fetched) -> str:
         """Blocking, and not stopped halfway: it is short, and its steps would be done again."""
@@ -247,8 +254,10 @@ class _Job:
             )
             for name, path in fetched.files.items()
         }
-        for name, (sha256, size) in fetched.stored.items():
-            blobs[name] = Blob(Digest(sha256), size, self._folder / sha256)  # no such file: it is in the store
+        for name, sha256 in fetched.stored.items():
+            if (blob := self._store.have(f"sha256:{sha256}")) is None:
+                raise SourceFailed(f"{name} of {wanted.text} was removed while the other files came; pull again")
+            blobs[name] = blob
         model = self._store.create(blobs, str(wanted.reference), trust=wanted.trust)
         self._journal.record(wanted.reference, wanted.origin, model.id, fetched.revision)
         return model.id

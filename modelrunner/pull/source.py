@@ -64,12 +64,12 @@ Report = Callable[[Progress], None]
 class Fetched:
     """The files of a model, complete. `files` maps the name inside the bundle (`model.gguf`, `config.json`) to the path
     in the folder that the source was given; `digests` holds the sha256 (64 hex digits) of those that the source vouches
-    for. `stored` are those that the store has already: their sha256 and size. `revision` is what `Source.revision`
+    for. `stored` holds the sha256 of those that the store has already. `revision` is what `Source.revision`
     would have said, None where a source has no such thing."""
 
     files: Mapping[str, Path]
     digests: Mapping[str, str] = field(default_factory=dict)
-    stored: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    stored: Mapping[str, str] = field(default_factory=dict)
     revision: str | None = None
 
 

@@ -96,6 +96,15 @@ class Store:
         with translated("storing a file", self.data):
             return verify(file, Digest.parse(digest) if digest is not None else None)
 
+    def have(self, digest: str) -> Blob | None:
+        """The blob that is stored with this digest, for `create`: a source need not fetch it again. None if it is not
+        here or damaged: every byte is read."""
+        wanted = Digest.parse(digest)
+        with translated("reading the store", self.data):
+            size = self._blobs.size(wanted)
+            intact = size is not None and is_intact(self._blobs.path(wanted), wanted)
+            return Blob(wanted, size, self.partial / wanted.hex) if size is not None and intact else None
+
     def create(self, files: Mapping[str, Blob], reference: str | None, *, trust: bool = False) -> api.Model:
         """Makes a model of ingested files and gives it the name `reference`, which another model that has it loses. The
         same files always make the same model. On any failure the files are where they were. Raises `InvalidModel` for
@@ -179,23 +188,14 @@ class Store:
         except OSError as error:
             log.warning("files of the model %s are still there: %s", id, error)
 
-    def have(self, digest: str) -> bool:
-        """True if the blob is stored. Reads every byte of it."""
-        wanted = Digest.parse(digest)
-        with translated("reading the store", self.data):
-            return is_intact(self._blobs.path(wanted), wanted)
-
-    def verify(self, text: str, *, thorough: bool = True) -> tuple[Digest, ...]:
-        """The digests of the model whose file is missing, has another size or, if `thorough`, another content. Pulling
-        the model again heals them."""
+    def verify(self, text: str) -> tuple[Digest, ...]:
+        """Reads every byte of the model again. Those of its digests whose file is missing or damaged; pulling the model
+        again heals them."""
         entry, _ = self._catalog.find(text)
         if entry.contents is None:
             return (entry.id,)
         with translated("reading the model", self.data):
-            sizes = entry.contents.blobs
-            if not thorough:
-                return tuple(digest for digest, size in sizes.items() if self._blobs.size(digest) != size)
-            paths = {digest: self._blobs.path(digest) for digest in sizes}
+            paths = {digest: self._blobs.path(digest) for digest in entry.contents.blobs}
             paths[entry.id] = entry.id.within(self._manifests)
             return tuple(digest for digest, path in paths.items() if not is_intact(path, digest))
 
