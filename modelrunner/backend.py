@@ -191,7 +191,7 @@ class Backend(ABC):
             raise BadRequest(f"{self.name} has no speculative decoding with a draft model", param="speculative")
 
     def default_context_size(self, bundle: Bundle) -> int:
-        """Tokens, for a model that nobody configured."""
+        """Tokens that one sequence may use, for a model that nobody configured."""
         return min(bundle.context_length or 4096, 8192)
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:

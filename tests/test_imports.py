@@ -9,19 +9,20 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "modelrunner"
 
 # The values, errors and helpers that everybody may use.
-SHARED = {"modelrunner", "errors", "types", "units", "locations", "api", "durable", "threads", "joint"}
+SHARED = {"modelrunner", "errors", "types", "units", "locations", "durable", "schema", "threads", "joint"}
 # Part -> what else it may use. A part is a subpackage or a module of the package.
 ALLOWED = {
     "__init__": {"backend"},
     "__main__": {"cli"},
     "api": set(),
     "backend": set(),
-    "cli": {"client", "config", "server"},
-    "client": set(),
+    "cli": {"api", "client", "config", "server"},
+    "client": {"api"},
     "config": {"modelconfig"},
     "control": {"upstream"},
+    "diagnosis": set(),
     "durable": set(),
-    "enginecache": {"backend"},
+    "enginecache": {"backend", "steps"},
     "enginelog": set(),
     "errors": set(),
     "flags": set(),
@@ -30,6 +31,9 @@ ALLOWED = {
     "joint": set(),
     "locations": {"tomlplaces"},
     "modelconfig": set(),
+    "plugins": {"backend", "processtree"},
+    # The daemon's operations: no HTTP and no wire structs, so that every front end can stand on them.
+    "models": {"backend", "modelconfig", "pull", "registry", "scheduler", "store"},
     "process": {"enginelog", "guardian", "processtree"},
     "processtree": set(),
     "proxy": {"scheduler", "runner", "upstream", "http1"},
@@ -38,7 +42,10 @@ ALLOWED = {
     "readiness": {"backend", "processtree", "upstream"},
     "runner": {"backend", "process", "processtree", "readiness", "upstream", "watchdog"},
     "scheduler": {"runner", "backend", "registry", "processtree"},
+    "schema": set(),
     "server": {
+        "api",
+        "models",
         "scheduler",
         "proxy",
         "pull",
@@ -46,7 +53,6 @@ ALLOWED = {
         "backend",
         "registry",
         "config",
-        "modelconfig",
         "processtree",
     },  # config: see below
     "steps": {"process"},
@@ -62,7 +68,10 @@ ALLOWED = {
 # What a backend may use.
 PUBLIC = {
     "modelrunner",
-    *(f"modelrunner.{name}" for name in ("control", "durable", "enginecache", "flags", "process", "steps", "units")),
+    *(
+        f"modelrunner.{name}"
+        for name in ("control", "diagnosis", "durable", "enginecache", "flags", "process", "steps", "units")
+    ),
 }
 
 
@@ -138,9 +147,9 @@ def test_the_plan_knows_nothing_but_values() -> None:
         waiting += own - seen
 
 
-def test_settings_are_read_by_the_command_line_and_one_module_of_the_server() -> None:
+def test_settings_are_read_by_the_command_line_and_where_the_daemon_is_made() -> None:
     users = {name_of(file) for file in SOURCES if "config" in parts(file) and part_of(file) not in ("cli", "config")}
-    assert users == {"modelrunner/server/app.py"}
+    assert users == {"modelrunner/server/app.py", "modelrunner/server/parts.py"}
 
 
 def test_the_data_plane_and_the_scheduler_know_no_web_framework_but_at_the_edge() -> None:

@@ -1,17 +1,14 @@
 """Where models come from."""
 
 from modelrunner.pull.puller import Pulled, Puller
-from modelrunner.pull.source import Context, Fetched, FileProgress, Preview, Progress, Report, Source, Wanted
+from modelrunner.pull.source import Context, Fetched, Preview, Source, Wanted
 
 __all__ = [
     "Context",
     "Fetched",
-    "FileProgress",
     "Preview",
-    "Progress",
     "Pulled",
     "Puller",
-    "Report",
     "Source",
     "Wanted",
 ]

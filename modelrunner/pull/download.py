@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from modelrunner.durable import discard
 from modelrunner.errors import ModelNotFound, SourceFailed
 from modelrunner.pull.http import explain, retry_after
-from modelrunner.pull.source import discard
 from modelrunner.threads import in_thread
 
 if TYPE_CHECKING:

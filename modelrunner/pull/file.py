@@ -13,9 +13,10 @@ from urllib.parse import unquote, urlsplit
 
 from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound, UnsupportedModel
 from modelrunner.pull.selection import folder_files, with_shards
-from modelrunner.pull.source import Context, Fetched, FileProgress, Progress, Source, Wanted, make_way, require_space
+from modelrunner.pull.source import Context, Fetched, Source, Wanted, make_way, require_space
 from modelrunner.store.names import is_code
 from modelrunner.threads import HASHING, in_thread
+from modelrunner.types import FileProgress, WorkProgress
 
 _MAGIC = b"GGUF"
 _STEP = 16 << 20
@@ -38,7 +39,7 @@ class FileSource(Source):
         loop = asyncio.get_running_loop()
 
         def copied(name: str, size: int, done: int, total: int) -> None:
-            progress = Progress(f"Copying {name}", "copying", total, done, FileProgress(name, size, size))
+            progress = WorkProgress(f"Copying {name}", "copying", total, done, FileProgress(name, size, size))
             loop.call_soon_threadsafe(context.report, progress)
 
         def work(stop: threading.Event) -> dict[str, Path]:

@@ -16,10 +16,7 @@ from modelrunner.pull.hub import Hub
 from modelrunner.pull.source import (
     Context,
     Fetched,
-    FileProgress,
     Preview,
-    Progress,
-    Report,
     Source,
     Wanted,
     require_space,
@@ -29,7 +26,7 @@ from modelrunner.store.names import WEIGHTS
 from modelrunner.store.references import Reference
 from modelrunner.store.safetensors_model import require_no_code
 from modelrunner.threads import in_thread
-from modelrunner.types import Bundle, ModelFormat, ModelHeader
+from modelrunner.types import Bundle, FileProgress, ModelFormat, ModelHeader, ProgressReport, WorkProgress
 
 if TYPE_CHECKING:
     import httpx
@@ -73,7 +70,7 @@ class HuggingFaceSource(Source):
             return Preview(listing.size, _bundle(text, file, header, folder) if header else None)
 
     async def fetch(self, wanted: Wanted, context: Context) -> Fetched:
-        context.report(Progress(f"Looking up {wanted.text}", "resolving"))
+        context.report(WorkProgress(f"Looking up {wanted.text}", "resolving"))
         async with await self._hub(wanted.token) as hub:
             listing = await hub.list(wanted.text, trust=wanted.trust)
             stored = {
@@ -116,9 +113,9 @@ def _bundle(text: str, file: RemoteFile, header: ModelHeader, folder: Path) -> B
     )
 
 
-def _reporter(report: Report, file: RemoteFile, done: int, total: int) -> Callable[[int], None]:
+def _reporter(report: ProgressReport, file: RemoteFile, done: int, total: int) -> Callable[[int], None]:
     def advanced(current: int) -> None:
         part = FileProgress(f"sha256:{file.sha256}" if file.sha256 else file.name, file.size, current)
-        report(Progress(f"Downloading {file.name}", "downloading", total, done + current, part))
+        report(WorkProgress(f"Downloading {file.name}", "downloading", total, done + current, part))
 
     return advanced

@@ -1,19 +1,22 @@
 """Brings models from their sources into the store: one download per name however many ask for it, kept for the next
 attempt when it is cut short, and visible only when it is complete and verified."""
 
+import asyncio
 import contextlib
+import hashlib
 import logging
 import shutil
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from modelrunner.durable import make_folder
 from modelrunner.errors import (
     BadRequest,
-    InvalidModel,
     InvalidReference,
     ModelNotFound,
     ModelRunnerError,
@@ -24,13 +27,13 @@ from modelrunner.joint import JointWork
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.journal import Journal
-from modelrunner.pull.leftovers import Leftovers
 from modelrunner.pull.pypi import PypiSource
-from modelrunner.pull.source import Context, Fetched, Preview, Progress, Report, Source, Wanted
-from modelrunner.store import Reference, Store
-from modelrunner.store.files import translated
+from modelrunner.pull.source import Context, Fetched, Preview, Source, Wanted
+from modelrunner.store import Digest, Leftover, Reference, Store
+from modelrunner.store.files import size_of, translated
 from modelrunner.store.references import unpasted
-from modelrunner.threads import HASHING, ended, in_thread
+from modelrunner.threads import HASHING, TRANSFERS, ended, in_thread
+from modelrunner.types import ProgressReport, WorkProgress
 
 _RATE_WINDOW = 5.0
 log = logging.getLogger(__name__)
@@ -55,17 +58,18 @@ class Puller:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.leftovers = Leftovers(store.partial)
         self._store = store
+        self._busy: set[Path] = set()  # the folders of the pulls that run
+        self._pruning = asyncio.Lock()
         self._sources = (PypiSource(), HuggingFaceSource(), FileSource()) if sources is None else tuple(sources)
         self._journal = Journal(store.data / "state" / "pulled.json")
         self._clock = clock
-        self._running: dict[str, tuple[Wanted, JointWork[Progress, Pulled]]] = {}
+        self._running: dict[str, tuple[Wanted, JointWork[WorkProgress, Pulled]]] = {}
 
     async def pull(
         self,
         text: str,
-        progress: Report,
+        progress: ProgressReport,
         *,
         token: str | None = None,
         name: str | None = None,
@@ -104,7 +108,7 @@ class Puller:
         with tempfile.TemporaryDirectory(prefix="modelrunner-") as folder:
             return await source.preview(text, Path(folder), token)
 
-    def under_way(self, text: str) -> Progress | None:
+    def under_way(self, text: str) -> WorkProgress | None:
         """How far the pull of the model `text` is, None if it is not being pulled."""
         try:
             reference = Reference.parse(text)
@@ -112,24 +116,32 @@ class Puller:
             return None
         for wanted, work in self._running.values():
             if reference == wanted.reference or str(reference) == wanted.origin:
-                return work.last or Progress("Looking it up", "resolving")
+                return work.last or WorkProgress("Looking it up", "resolving")
         return None
 
-    def _start(self, source: Source, wanted: Wanted) -> JointWork[Progress, Pulled]:
-        meter = _Meter(self._clock)
-        folder = self.leftovers.folder_of(wanted.key)
-        job = _Job(self._store, self._journal, self.leftovers, source, wanted, folder)
+    async def prune(self) -> tuple[Leftover, ...]:
+        """Removes what `Store.prune` removes, and returns it; pulls that run keep their folders. Raises
+        `StorageFailed`."""
+        async with self._pruning:  # a pull that begins meanwhile makes its folder afterwards
+            return await in_thread(lambda _: self._store.prune(self._busy))
 
-        async def run(report: Report) -> Pulled:
+    def _start(self, source: Source, wanted: Wanted) -> JointWork[WorkProgress, Pulled]:
+        meter = _Meter(self._clock)
+        folder = self._store.partial / hashlib.sha256(wanted.key.encode()).hexdigest()[:32]
+        job = _Job(self._store, self._journal, source, wanted, folder)
+
+        async def run(report: ProgressReport) -> Pulled:
+            async with self._pruning:
+                await in_thread(lambda _: job.prepare())
             return await job.run(lambda line: report(replace(line, rate=meter.rate(line))))
 
-        work: JointWork[Progress, Pulled] = JointWork(run, stops_alone=True, name=f"pull {wanted.text}")
+        work: JointWork[WorkProgress, Pulled] = JointWork(run, stops_alone=True, name=f"pull {wanted.text}")
         self._running[wanted.key] = wanted, work
-        self.leftovers.in_use.add(folder)
+        self._busy.add(folder)
 
         def over(_: object) -> None:
             del self._running[wanted.key]
-            self.leftovers.in_use.discard(folder)
+            self._busy.discard(folder)
 
         work.task.add_done_callback(over)
         return work
@@ -153,7 +165,7 @@ class _Meter:
         self._phase = ""
         self._samples: deque[tuple[float, int]] = deque()
 
-    def rate(self, progress: Progress) -> float:
+    def rate(self, progress: WorkProgress) -> float:
         if progress.phase != self._phase or (self._samples and progress.current < self._samples[-1][1]):
             self._phase = progress.phase
             self._samples.clear()
@@ -168,14 +180,17 @@ class _Meter:
 class _Job:
     """The steps of one pull. Partial files lie in `folder`."""
 
-    def __init__(
-        self, store: Store, journal: Journal, leftovers: Leftovers, source: Source, wanted: Wanted, folder: Path
-    ) -> None:
-        self._store, self._journal, self._leftovers = store, journal, leftovers
+    def __init__(self, store: Store, journal: Journal, source: Source, wanted: Wanted, folder: Path) -> None:
+        self._store, self._journal = store, journal
         self._source, self._wanted, self._folder = source, wanted, folder
         self._clear_soon = False
 
-    async def run(self, report: Report) -> Pulled:
+    def prepare(self) -> None:
+        """Makes the folder. Blocks. Raises `InsufficientDisk`, `StorageFailed`."""
+        with translated(f"pulling {self._wanted.text}", self._store.data):
+            make_folder(self._folder, synced=False)
+
+    async def run(self, report: ProgressReport) -> Pulled:
         """Whatever happens, the folder stays only if it holds bytes that another attempt can go on with."""
         wanted = self._wanted
         with translated(f"pulling {wanted.text}", self._store.data):
@@ -196,54 +211,67 @@ class _Job:
             finally:
                 await in_thread(lambda _: self._tidy())
 
-    async def _run(self, report: Report) -> Pulled:
+    async def _run(self, report: ProgressReport) -> Pulled:
         wanted = self._wanted
-        await in_thread(lambda _: self._leftovers.prepare(self._folder, wanted.origin))
         if (unchanged := await self._unchanged(report)) is not None:
-            report(Progress("Using cached model", "cached"))
+            report(WorkProgress("Using cached model", "cached"))
             self._clear_soon = True
             return unchanged
         fetched = await self._source.fetch(wanted, Context(self._folder, report, self._has))
-        report(Progress("Verifying and storing", "storing"))
+        report(WorkProgress("Verifying and storing", "storing"))
         id = await in_thread(lambda _: self._keep(fetched), HASHING)
         self._clear_soon = True
         return Pulled(id, wanted.reference.short)
 
-    async def _unchanged(self, report: Report) -> Pulled | None:
+    async def _unchanged(self, report: ProgressReport) -> Pulled | None:
         """The model that the store has, undamaged, unless its source has another one by now."""
         wanted, id = self._wanted, self._stored()
-        remembered = self._journal.revision(wanted.reference, wanted.origin, id) if id else None
-        if id is None or remembered is None:
+        if id is None:
             return None
-        if await in_thread(lambda _: self._is_damaged(id), HASHING):
-            report(Progress("Files of the model are missing or damaged here: fetching them again", warning=True))
+        if await in_thread(lambda stop: self._damage(id, stop), HASHING if wanted.verify else TRANSFERS):
+            report(WorkProgress("Files of the model are missing or damaged here: fetching them again", warning=True))
+            return None
+        remembered = self._journal.revision(wanted.reference, wanted.origin, id)
+        if remembered is None:
             return None
         model = Pulled(id, wanted.reference.short, cached=True)
         try:
             revision = await self._source.revision(wanted)
         except (SourceFailed, ModelNotFound) as error:
-            report(Progress(f"{error.message}; the model that is here stays in use", warning=True))
+            report(WorkProgress(f"{error.message}; the model that is here stays in use", warning=True))
             return model
         return model if revision == remembered else None
 
     def _stored(self) -> str | None:
-        """The ID of the model that has the wanted name."""
+        """The ID of the model that has the wanted name, damaged or not."""
         try:
-            model = self._store.get(str(self._wanted.reference))
-        except (ModelNotFound, BadRequest, UnsupportedModel):  # not there, not unique, or damaged
+            model, name = self._store.whole(str(self._wanted.reference))
+        except (ModelNotFound, InvalidReference):
             return None
-        return model.id if self._wanted.reference in map(Reference.parse, model.tags) else None
+        return model.id if name else None
 
-    def _is_damaged(self, id: str) -> bool:
-        """Laying the model out compares the sizes of its files; `verify` reads them."""
-        try:
-            self._store.bundle(id)
-        except InvalidModel:
-            return True
-        return self._wanted.verify and bool(self._store.verify(id))
+    def _damage(self, id: str, stop: threading.Event) -> tuple[Digest, ...]:
+        """What of the model is missing or damaged. Reads every byte if that was asked for."""
+
+        def go_on(count: int) -> None:
+            if stop.is_set():
+                raise asyncio.CancelledError
+
+        return self._store.verify(id, go_on) if self._wanted.verify else self._store.missing(id)
 
     async def _has(self, sha256: str) -> bool:
-        return await in_thread(lambda _: self._store.have(f"sha256:{sha256}"), HASHING) is not None
+        return await in_thread(lambda _: self._holds(f"sha256:{sha256}"), HASHING)
+
+    def _holds(self, digest: str) -> bool:
+        """Reads every byte: what another model has may be damaged."""
+        blob = self._store.have(digest)
+        if blob is None:
+            return False
+        try:
+            self._store.ingest(blob.path, digest=digest)
+        except SourceFailed:
+            return False
+        return True
 
     def _keep(self, fetched: Fetched) -> str:
         """Blocking, and not stopped halfway: it is short, and its steps would be done again."""
@@ -264,5 +292,5 @@ class _Job:
 
     def _tidy(self) -> None:
         with contextlib.suppress(OSError):
-            if self._clear_soon or not self._leftovers.holds_bytes(self._folder):
+            if self._clear_soon or size_of(self._folder) == 0:
                 shutil.rmtree(self._folder)

