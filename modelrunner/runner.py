@@ -5,7 +5,7 @@ import logging
 import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, NoReturn
@@ -23,7 +23,10 @@ _Order = Callable[[RunSpec, Endpoint], Awaitable[None]]
 _KEPT_LINES = 50
 _LAST_LINES = 3
 _LAST_WORDS = 400
-_LAST_CHANCE = 1.0  # seconds that an engine which has failed gets to end by itself
+# Seconds that a failed engine gets to end by itself, so that its last words are seen: a process that crashes needs
+# milliseconds, one that writes a core dump longer. A broken connection waits a quarter of it (proxy/exchange.py): there
+# the client waits, and the usual end is at once.
+LAST_CHANCE = 1.0
 
 
 class RunnerState(StrEnum):
@@ -70,7 +73,8 @@ class Runner:
         self.failure: ModelRunnerError | None = None
         self.names = (*spec.bundle.references, spec.model_id) if backend.checks_model else None
         self.upstream = UpstreamPool(endpoint)
-        self.blames_client = backend.blames_client
+        self.endpoints = backend.endpoints
+        self.request_error = backend.request_error
         self._backend = backend
         self._clock = clock
         self._oom_kills = oom_kills
@@ -116,7 +120,7 @@ class Runner:
             raise self.failure from error
         finally:
             try:
-                await _stopped(engine, patience=None if self.failure is None else _LAST_CHANCE)
+                await _stopped(engine, patience=None if self.failure is None else LAST_CHANCE)
             finally:
                 self._end()
 
@@ -128,6 +132,10 @@ class Runner:
                 f"runner {self.id} serves {mine} and no other model; ask /v1 without a runner for {model_id}",
                 param="model",
             )
+
+    def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
+        """As `Backend.check_request`."""
+        return tuple(self._backend.check_request(self.spec, path, fields))
 
     @property
     def sleep_level(self) -> int:

@@ -127,7 +127,8 @@ class Puller:
 
     def _start(self, source: Source, wanted: Wanted) -> JointWork[WorkProgress, Pulled]:
         meter = _Meter(self._clock)
-        folder = self._store.partial / hashlib.sha256(wanted.key.encode()).hexdigest()[:32]
+        with translated(f"pulling {wanted.text}", self._store.data):
+            folder = self._store.partial / hashlib.sha256(wanted.key.encode()).hexdigest()[:32]
         job = _Job(self._store, self._journal, source, wanted, folder)
 
         async def run(report: ProgressReport) -> Pulled:

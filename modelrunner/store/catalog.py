@@ -4,6 +4,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -18,6 +19,7 @@ _ID_PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 _HEX_DIGITS = 64
 _SHORTEST_PART = 3  # characters
 _MOST_SHOWN = 10  # names in a message
+_COMPARED = 500  # names that are looked at for one that is spelt alike: each takes some ten microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,10 @@ class Catalog:
         """True if no model is damaged."""
         return all(entry.contents for entry in self.entries.values())
 
+    @property
+    def damaged(self) -> tuple[StoredModel, ...]:
+        return tuple([self.models[entry.id] for entry in self.entries.values() if not entry.contents])
+
     def _put(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             self.entries[entry.id] = entry
@@ -156,7 +162,7 @@ class Catalog:
     def _by_part(self, text: str, reference: Reference, *, whole: bool) -> tuple[Entry, tuple[Reference, ...]]:
         tags: list[Reference] = []
         ids: set[Digest] = set()
-        for tag in self._names.with_part(text) if len(text) >= _SHORTEST_PART else ():
+        for tag in self.names.with_part(text) if len(text) >= _SHORTEST_PART else ():
             tags.append(tag)
             ids.add(self._by_tag[tag])
             if len(ids) > 1 and len(tags) > _MOST_SHOWN:
@@ -170,17 +176,27 @@ class Catalog:
         if len(ids) > 1:
             raise _ambiguous(text, [tag.short for tag in tags])
         if not ids:
-            raise ModelNotFound(f"model {text!r} is not here: {how_to_get(reference)}", param="model")
+            raise self._not_here(text, reference)
         return self.entries[ids.pop()], tuple(tags)
 
     @cached_property
-    def _names(self) -> "Names":
+    def names(self) -> "Names":
+        """Made by whoever makes the catalog: with thousands of models it takes too long for the event loop."""
         shown = {
             tag: name
             for id, entry in self.entries.items()
             for tag, name in zip(entry.tags, self.models[id].tags, strict=True)
         }
         return Names(sorted(self._by_tag, key=shown.__getitem__))
+
+    def _not_here(self, text: str, reference: Reference) -> ModelNotFound:
+        """Says what was perhaps meant, and how to get the model where the name says where it is."""
+        names = [tag.short for tag in self._by_tag]
+        near = [name for name in names if text.lower() in name.lower()] or get_close_matches(
+            text, names[:_COMPARED], cutoff=0.7
+        )
+        told = f"did you mean {_shown(sorted(near), ' or ')}?" if near else how_to_get(reference)
+        return ModelNotFound(f"model {text!r} is not here: {told}", param="model")
 
 
 class Names:
@@ -198,12 +214,12 @@ class Names:
         name, wanted = split_part(part)
         at = self._text.find(name)
         while at >= 0:
-            number = bisect_right(self._starts, at) - 1
-            tag = self._tags[number]
             before = self._text[at - 1]
-            if not ("a" <= before <= "z" or "0" <= before <= "9") and wanted in ("", tag.tag.lower()):
-                yield tag
-                at = self._starts[number + 1] - 1
+            if not ("a" <= before <= "z" or "0" <= before <= "9"):
+                number = bisect_right(self._starts, at) - 1
+                if wanted in ("", self._tags[number].tag.lower()):
+                    yield self._tags[number]
+                    at = self._starts[number + 1] - 1
             at = self._text.find(name, at + 1)
 
 

