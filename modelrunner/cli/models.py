@@ -166,9 +166,10 @@ def disk_usage(client: Client, as_json: bool) -> None:
 @click.command()
 @with_client()
 def prune(client: Client) -> None:
-    """Remove unfinished downloads, files that no model uses, and damaged files that were set aside.
+    """Remove what downloads and damage left over.
 
-    Without it, an unfinished download stays for a week, so that the same command can go on where it was.
+    That is unfinished downloads, files that no model uses, and damaged files that were set aside. Without this command
+    an unfinished download stays for a week, so that the same pull can go on where it was.
     """
     output.say(f"{format_bytes(client.call('POST', '/models/prune', api.Pruned).freed)} are free again")
 
