@@ -29,6 +29,7 @@ from modelrunner.server.models import ModelRoutes
 from modelrunner.server.parts import Parts, build, make_reloader
 from modelrunner.server.residency import ResidencyRoutes
 from modelrunner.server.system import Addresses, SystemRoutes
+from modelrunner.threads import Pool
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ async def serve(
     `ConfigurationError`, `StorageFailed`."""
     path = settings.socket
     with daemon.hold(settings.data_dir, path), logs.logging_to(settings.data_dir / "logs", settings.log_level):
+        asyncio.get_running_loop().set_default_executor(Pool("files", 16, prompt=True))
         await asyncio.to_thread(sweep_orphans)
         daemon.remove_dead_sockets(private_directory(settings.runtime_dir))
         logs.prune_engine_logs(settings.data_dir / "logs")
