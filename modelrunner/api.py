@@ -62,7 +62,7 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """`POST /models/prune`. Bytes."""
+    """`POST /models/prune`, `/engines/prune`. Bytes."""
 
     freed: int
 

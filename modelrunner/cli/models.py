@@ -1,5 +1,6 @@
 """The commands about models on disk."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -8,9 +9,11 @@ from modelrunner import api
 from modelrunner.cli import output
 from modelrunner.cli.options import json_option, with_client
 from modelrunner.cli.prepare import pull as pull_model
+from modelrunner.cli.progress import follow
 from modelrunner.cli.several import each
 from modelrunner.cli.times import ago
 from modelrunner.client import Client, decode, path
+from modelrunner.errors import ModelRunnerError
 from modelrunner.units import format_bytes
 
 _SHOWN_DIGITS = 12
@@ -155,23 +158,48 @@ def disk_usage(client: Client, as_json: bool) -> None:
         for m in usage.models
     ]
     rows += [("engine", f"{b.name} {b.version}".strip(), format_bytes(b.size), "", "") for b in usage.backends]
-    rows += [("conversations", b.name, format_bytes(b.state), "", "") for b in usage.backends if b.state]
+    rows += [
+        ("conversations", b.name, format_bytes(b.state), "", format_bytes(b.state)) for b in usage.backends if b.state
+    ]
     rows += [
         ("all models", "", format_bytes(usage.models_disk_usage), "", ""),
-        ("unfinished downloads", "", format_bytes(usage.partial), "", ""),
+        ("unfinished downloads", "", format_bytes(usage.partial), "", format_bytes(usage.partial)),
     ]
     output.table(("WHAT", "NAME", "SIZE", "SHARED", "RECLAIMABLE"), rows)
+    if output.is_terminal(sys.stderr):
+        output.note("`modelrunner prune` removes unfinished downloads, with --conversations saved conversations too")
 
 
 @click.command()
+@click.option("--conversations", is_flag=True, help="Remove the saved conversations of all models, too.")
 @with_client()
-def prune(client: Client) -> None:
+def prune(client: Client, conversations: bool) -> None:
     """Remove what downloads and damage left over.
 
     That is unfinished downloads, files that no model uses, and damaged files that were set aside. Without this command
     an unfinished download stays for a week, so that the same pull can go on where it was.
     """
-    output.say(f"{format_bytes(client.call('POST', '/models/prune', api.Pruned).freed)} are free again")
+    routes = ["/models/prune", "/engines/prune"] if conversations else ["/models/prune"]
+    freed = sum(client.call("POST", route, api.Pruned, timeout=None).freed for route in routes)
+    output.say(f"{format_bytes(freed)} are free again")
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL...]")
+@with_client()
+def verify(client: Client, models: tuple[str, ...]) -> int:
+    """Read every byte of models, and say which are damaged.
+
+    Without MODEL, all models are read. Pulling or packaging a damaged model again heals it. The exit code is 1 for a damaged model.
+    """
+
+    def verify_one(model: str) -> None:
+        last = follow(client.progress(path("models", model, "verify"), None))
+        if last is None or last.type != "success":
+            raise ModelRunnerError(f"the verification of {model} ended without a result; see `modelrunner logs`")
+        output.say(last.message)
+
+    return each(models or [model.name for model in client.call("GET", "/models", list[api.Model])], verify_one)
 
 
 def _rows(model: api.Model) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""How much disk models and engines use."""
+"""The disk use of models and engines, and clearing saved conversations."""
 
 import asyncio
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from modelrunner.store import Store, StoreUsage
 
 @dataclass(frozen=True, slots=True)
 class EngineSize:
-    """Bytes of an installed engine. `state` is what its backend keeps between runs: saved conversations."""
+    """Bytes of an installed engine. `state` is the size of the conversations that its backend saved."""
 
     name: str
     version: str
@@ -25,12 +25,20 @@ class DiskReport:
 
 
 class DiskMeter:
-    """`state` has a folder for each backend that keeps something between runs, by the backend's name."""
+    """`state` has a folder for each backend that saves conversations, by the backend's name."""
 
     def __init__(self, store: Store, registry: BackendRegistry, state: Path) -> None:
         self._store = store
         self._registry = registry
         self._state = state
+
+    async def forget_conversations(self) -> int:
+        """Deletes the conversations that the backends saved, of every model. Returns the freed bytes."""
+        before = await asyncio.to_thread(_size, self._state)
+        for model in (*self._store.list(), *self._store.damaged()):
+            for backend in self._registry:
+                await backend.forget(model.id)
+        return max(0, before - await asyncio.to_thread(_size, self._state))
 
     async def usage(self) -> DiskReport:
         """Reads the folders. Raises `StorageFailed`."""

@@ -2,17 +2,19 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from modelrunner.errors import BadRequest, Conflict, InsufficientDisk, ModelRunnerError, StorageFailed
+from modelrunner.errors import BadRequest, Conflict, InsufficientDisk, InvalidModel, ModelRunnerError, StorageFailed
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.resolve import Resolver
 from modelrunner.pull import Pulled, Puller
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, Removed, Store, StoredModel
-from modelrunner.types import ProgressReport
+from modelrunner.threads import HASHING, in_thread
+from modelrunner.types import ProgressReport, WorkProgress
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +88,29 @@ class Library:
     async def prune(self) -> tuple[Leftover, ...]:
         """Removes what `Store.prune` removes, and returns it. Pulls go on meanwhile. Raises `StorageFailed`."""
         return await self._puller.prune()
+
+    async def verify(self, reference: str, report: ProgressReport) -> str:
+        """Reads every byte of the model, about a second per gigabyte, and returns its name; `report` is called from the
+        event loop's thread. Damaged files count as missing from then on: no engine is started with them. Cancelled, it
+        stops reading. Raises `InvalidModel` for a damaged model, and as `get` and `Store.verify`."""
+        model, loop = self._store.get(reference), asyncio.get_running_loop()
+
+        def work(stop: threading.Event) -> int:
+            done = 0
+
+            def count(size: int) -> None:
+                nonlocal done
+                done += size
+                if stop.is_set():
+                    raise asyncio.CancelledError
+                step = WorkProgress(f"Verifying {model.name}", "verifying", max(model.size, done), done)
+                loop.call_soon_threadsafe(report, step)
+
+            return len(self._store.verify(model.id, count))
+
+        if damaged := await in_thread(work, HASHING):
+            raise InvalidModel(f"{model.name} has {damaged} missing or damaged files: pull or package it again")
+        return model.name
 
     async def tag(self, reference: str, name: str) -> None:
         """Gives the model one more name, which another model that has it loses. Raises as `Store.whole`, and

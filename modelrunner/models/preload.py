@@ -27,8 +27,9 @@ class Preloader:
         self.starting = bool(resolver.preloads())
 
     async def load(self, model: str, report: ProgressReport = lambda line: None) -> str:
-        """Returns the model's name once its runner is ready; `report` is called every half second until then. Cancelled,
-        it stops waiting, and a load that has begun goes on. Raises what resolving and scheduling raise."""
+        """Returns the model's name once its runner is ready; `report` is called every half second until
+        then. Cancelled, it stops waiting, and a load that has begun goes on. Raises the errors of resolving and
+        scheduling."""
         bundle = await asyncio.to_thread(self._store.bundle, model)
         mode = main_mode(bundle)
         await self._resolver.prepare(None, model, mode)

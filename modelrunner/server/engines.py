@@ -10,7 +10,7 @@ from modelrunner.models.presence import Presence
 from modelrunner.models.statuses import Statuses
 from modelrunner.scheduler import Scheduler
 from modelrunner.server import wireforms
-from modelrunner.server.messages import json_response, read_json
+from modelrunner.server.messages import check_query, json_response, read_json
 from modelrunner.server.streaming import stream_progress
 from modelrunner.types import ProgressReport
 
@@ -30,6 +30,7 @@ class EngineRoutes:
             web.get("/engines/status", self.status),
             web.get("/engines/ps", self.ps),
             web.get("/engines/df", self.df),
+            web.post("/engines/prune", self.prune),
             web.post("/engines/unload", self.unload),
             web.post("/engines/{action:install|update|uninstall}-backend", self.install),
         ]
@@ -42,6 +43,10 @@ class EngineRoutes:
 
     async def df(self, request: web.Request) -> web.Response:
         return json_response(wireforms.disk_usage(await self._disk.usage()))
+
+    async def prune(self, request: web.Request) -> web.Response:
+        check_query(request)
+        return json_response(api.Pruned(await self._disk.forget_conversations()))
 
     async def unload(self, request: web.Request) -> web.Response:
         wanted = await read_json(request, api.UnloadRequest)

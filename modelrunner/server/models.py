@@ -81,10 +81,25 @@ class ModelRoutes:
         removed = await self._library.remove(reference, force=query_flag(request, "force"))
         return json_response(wireforms.removed(removed))
 
-    async def act(self, request: web.Request) -> web.Response:
+    async def act(self, request: web.Request) -> web.StreamResponse:
         reference, action = reference_and_action(request, "/models/")
-        if action != "tag":
-            raise RouteNotFound(f"there is no action {action!r} for a model")
+        match action:
+            case "tag":
+                return await self._tag(request, reference)
+            case "verify":
+                return await self._verify(request, reference)
+        raise RouteNotFound(f"there is no action {action!r} for a model")
+
+    async def _verify(self, request: web.Request, reference: str) -> web.StreamResponse:
+        check_query(request)
+
+        async def verify(report: ProgressReport) -> api.Progress:
+            name = await self._library.verify(reference, report)
+            return api.Progress("success", f"{name} is intact", model=name)
+
+        return await stream_progress(request, verify, mode="verify")
+
+    async def _tag(self, request: web.Request, reference: str) -> web.Response:
         check_query(request, "repo", "tag")
         repository, tag = request.query.get("repo", ""), request.query.get("tag", "")
         if not repository:

@@ -99,6 +99,12 @@ DONE: dict[str, tuple[str, Any, Any, str]] = {
         "smollm2\n",
     ),
     "prune": ("POST /models/prune", {"freed": 5 << 20}, None, "5MiB are free again\n"),
+    "verify smollm2": (
+        "POST /models/smollm2/verify",
+        lines({"type": "success", "message": "smollm2 is intact", "model": "smollm2"}),
+        None,
+        "smollm2 is intact\n",
+    ),
     "tag smollm2 host:5000/mine": (
         "POST /models/smollm2/tag?repo=host%3A5000%2Fmine&tag=latest",
         {},
@@ -259,6 +265,22 @@ def test_logs_of_the_daemon_a_runner_and_a_model(daemon: FakeDaemon, cli: Cli) -
     assert cli("logs").out == "one\n\x1b[31mtwo\n"  # into a pipe, as it is
     assert cli("logs", "-f", "r1").out == "ab\n"
     assert cli("logs", "smollm2").out == "model\n"
+
+
+def test_prune_removes_conversations_only_when_asked_to(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers |= {"POST /models/prune": {"freed": 1 << 20}, "POST /engines/prune": {"freed": 2 << 20}}
+    assert cli("prune").out == "1MiB are free again\n"
+    assert cli("prune", "--conversations").out == "3MiB are free again\n"
+
+
+def test_verify_goes_through_all_models_and_names_the_damaged(daemon: FakeDaemon, cli: Cli) -> None:
+    damaged = {"message": "invalid model: b has 1 missing or damaged files: pull or package it again"}
+    daemon.answers["GET /models"] = [{**MODEL, "tags": ["a"]}, {**MODEL, "tags": ["b"]}]
+    daemon.answers["POST /models/a/verify"] = lines({"type": "success", "message": "a is intact"})
+    daemon.answers["POST /models/b/verify"] = lines({"type": "error", "message": "", "error": damaged})
+    told = cli("verify")
+    assert (told.code, told.out) == (1, "a is intact\n")
+    assert "b has 1 missing or damaged files" in told.err
 
 
 def test_logs_asks_for_the_last_lines_alone(daemon: FakeDaemon, cli: Cli) -> None:

@@ -1,6 +1,7 @@
 """What removes or changes a model, what the daemon says of itself, and what it does not let pass in silence."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,49 @@ async def test_conversations_are_counted_apart_from_engines(start_daemon: StartD
     _, after = await ask(daemon, "GET", "/engines/df")
     assert (before["backends"][0]["state"], after["backends"][0]["state"]) == (0, 5000)
     assert after["default_backend_disk_usage"] == before["default_backend_disk_usage"]
+
+
+async def test_saved_conversations_can_be_removed(start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = await start_daemon(models={"smol": 0}, listen="")
+    slots = daemon.settings.data_dir / "state" / "fake" / "slots"
+    slots.mkdir(parents=True)
+    (slots / "conversation").write_bytes(bytes(5000))
+    forgotten = []
+
+    async def forget(model_id: str) -> None:
+        forgotten.append(model_id)
+        (slots / "conversation").unlink()
+
+    monkeypatch.setattr(daemon.backend, "forget", forget)
+    assert await ask(daemon, "POST", "/engines/prune") == (200, {"freed": 5000})
+    (model,) = (await ask(daemon, "GET", "/models"))[1]
+    assert forgotten == [model["id"]]
+
+
+async def last_line(daemon: Daemon, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
+    async with daemon.unix.post(path, json=body, headers={"Accept": "application/json"}) as answer:
+        found: dict[str, Any] = json.loads((await answer.text()).splitlines()[-1])
+        return found
+
+
+async def test_verifying_finds_damage_and_packaging_again_heals_it(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0}, listen="")
+    assert (await last_line(daemon, "/models/smol/verify"))["message"] == "smol is intact"
+    (blob,) = [path for path in (daemon.settings.data_dir / "blobs" / "sha256").iterdir() if is_gguf(path)]
+    content = blob.read_bytes()
+    blob.chmod(0o600)
+    blob.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    fault = (await last_line(daemon, "/models/smol/verify"))["error"]
+    assert fault["code"] == "invalid_model"
+    assert "pull or package it again" in fault["message"]
+    source = daemon.settings.data_dir / "healthy.gguf"
+    source.write_bytes(content)
+    assert (await last_line(daemon, "/models/create", {"from": source.as_uri(), "name": "smol"}))["type"] == "success"
+    assert (await last_line(daemon, "/models/smol/verify"))["message"] == "smol is intact"
+
+
+def is_gguf(path: Path) -> bool:
+    return path.read_bytes().startswith(b"GGUF")
 
 
 async def test_health_tells_a_start_and_a_queue_from_a_quiet_daemon(start_daemon: StartDaemon, tmp_path: Path) -> None:
