@@ -190,7 +190,8 @@ def prune(client: Client, conversations: bool) -> None:
 def verify(client: Client, models: tuple[str, ...]) -> int:
     """Read every byte of models, and say which are damaged.
 
-    Without MODEL, all models are read. Pulling or packaging a damaged model again heals it. The exit code is 1 for a damaged model.
+    Without MODEL, all models are read. Pulling or packaging a damaged model again heals it. The exit code is 1 for a
+    damaged model.
     """
 
     def verify_one(model: str) -> None:
