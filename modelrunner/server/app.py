@@ -24,7 +24,7 @@ from modelrunner.proxy.pipeline import Pipeline
 from modelrunner.pull import Puller
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Ledger, MemoryProbe, Scheduler
-from modelrunner.server import daemon, logs
+from modelrunner.server import daemon, logs, shapes
 from modelrunner.server.configurations import Configurations
 from modelrunner.server.configure import ConfigurationRoutes, Judge
 from modelrunner.server.engines import EngineRoutes
@@ -129,6 +129,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
     check_tables(_reading(settings), store, configurations, judge)
     preloader = Preloader(store, resolver, scheduler)
     puller = Puller(store)
+    shapes.prime()
     return Parts(store, registry, configurations, resolver, judge, probe, scheduler, puller, installer, preloader)
 
 

@@ -19,6 +19,7 @@ from modelrunner.store.manifests import Contents, StoredFile
 from modelrunner.types import Bundle, ModelHeader
 
 _HEADER = "header"
+_DECODER = msgspec.msgpack.Decoder(ModelHeader)
 
 
 class Bundles:
@@ -92,7 +93,7 @@ class Bundles:
         if hashlib.sha256(data).digest() != digest:
             return None
         try:
-            return msgspec.msgpack.decode(data, type=ModelHeader)
+            return _DECODER.decode(data)
         except msgspec.MsgspecError:  # of another release
             return None
 
