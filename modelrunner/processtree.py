@@ -2,8 +2,10 @@
 daemon or guardian left. Every function scans the process table: milliseconds, tens of them on a large machine."""
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -11,14 +13,14 @@ import psutil
 from modelrunner.types import RequiredMemory
 
 MARK = "MODELRUNNER_PROCESS"
+_LINUX = sys.platform == "linux"
 _LOOPBACK_AND_ANY = {"127.0.0.1": ("127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"), "::1": ("::1", "::")}
 
 
 def new_mark() -> str:
-    """The value of `MARK` in an engine's environment, which its descendants inherit. It names this daemon, so that a
-    later one can tell that they have lost theirs."""
-    me = psutil.Process()
-    return f"{_namespace(me.pid)}:{me.pid}:{me.create_time():.0f}:{os.urandom(8).hex()}"
+    """The value of `MARK` in an engine's environment, which its descendants inherit. It identifies this daemon, so that
+    a later daemon can tell that the processes have lost theirs."""
+    return f"{_identity(os.getpid())}:{os.urandom(8).hex()}"
 
 
 def kill_marked(mark: str) -> int:
@@ -46,23 +48,33 @@ def _kill(chosen: Callable[[str], bool]) -> int:
 
 
 def _lost_its_daemon(mark: str) -> bool:
-    """False where that cannot be told: process IDs mean something only inside their namespace."""
+    """False where this cannot be told: a process ID means something only in one namespace of one boot."""
+    daemon, _, _ = mark.rpartition(":")
     try:
-        namespace, pid, created, _ = mark.split(":")
-        if namespace != _namespace(os.getpid()):
+        boot, namespace, pid, _ = daemon.split(":")
+        if [boot, namespace] != _identity(os.getpid()).split(":")[:2]:
             return False
-        return abs(psutil.Process(int(pid)).create_time() - float(created)) > 5
+        return _identity(int(pid)) != daemon
     except psutil.NoSuchProcess:
         return True
-    except ValueError:
+    except ValueError:  # not a mark of ours
         return False
 
 
-def _namespace(pid: int) -> str:
+def _identity(pid: int) -> str:
+    """Names a process unlike any other, now and later, whatever is done to the clock: the boot's ID, the namespace of
+    process IDs, the process ID, and its start in clock ticks since the boot (proc(5), field 22 of /proc/PID/stat).
+    Elsewhere than on Linux, the start is a time of day. Raises `psutil.NoSuchProcess`."""
+    if not _LINUX:
+        return f"::{pid}:{psutil.Process(pid).create_time():.0f}"
     try:
-        return str(os.stat(f"/proc/{pid}/ns/pid").st_ino)
-    except OSError:
-        return "0"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()  # from the third on
+    except (FileNotFoundError, ProcessLookupError):
+        fields = ["Z"]
+    if fields[0] == "Z":  # it has ended, and its parent has not noticed
+        raise psutil.NoSuchProcess(pid)
+    return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}:{pid}:{fields[19]}"
 
 
 def process_tree(pid: int) -> list[psutil.Process]:

@@ -1,6 +1,7 @@
 """The daemon is killed with SIGKILL: no engine, and nothing that an engine started, is left."""
 
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -56,14 +57,13 @@ def test_survivors_of_a_killed_guardian_are_swept_by_the_next_daemon(tmp_path):
     assert not survivors(3)
 
 
-def test_the_sweep_spares_the_engines_of_living_daemons(tmp_path):
-    daemon = start_daemon(tmp_path, "60", "daemon", knobs=[])
-    while not (tmp_path / "e.sock").exists():
-        assert daemon.poll() is None
-        time.sleep(0.01)
-    before = {process.pid for process in living()}
-    sweep_orphans()
-    assert {process.pid for process in living()} == before
-    daemon.kill()
-    daemon.wait()
-    assert not survivors(3)
+@pytest.mark.parametrize("stepped", [0.0, 3600.0, -3600.0])
+def test_the_sweep_spares_the_engines_of_living_daemons(tmp_path, stepped):
+    """Whatever was done to the clock since they began. In process IDs of its own: a sweep that is wrong would end the
+    engines of every daemon on this machine."""
+    isolated = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*isolated, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no process namespace can be made here")
+    script = [sys.executable, "-m", "tests.processes.stepped_clock", str(stepped), str(tmp_path)]
+    done = subprocess.run([*isolated, *script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "swept 0 of a living daemon, 1 of a dead one\n"), done.stderr
