@@ -161,20 +161,30 @@ def activity_of(pid: int) -> Activity:
 
 
 def strangers_on(pid: int, host: str, port: int) -> list[int | None] | None:
-    """Who else listens where a connection to `host`:`port` may arrive: process IDs outside the engine's tree (None for
-    another user's), in most cases none. None instead of a list while the engine itself does not listen there."""
-    ours = {process.pid for process in process_tree(pid)}
-    listeners = [owner for address, owner in _listeners(ours, port) if address in _LOOPBACK_AND_ANY.get(host, (host,))]
-    strangers = [owner for owner in listeners if owner not in ours]
-    return strangers if listeners else None
+    """The processes outside the tree of the engine `pid` that listen where a connection to `host`:`port` may arrive
+    (None for another user's process), usually none. None instead of a list while the engine itself does not listen.
+
+    Looks twice where it finds some: an engine forks workers and opens sockets while its processes are listed."""
+    strangers = _strangers_on(pid, host, port)
+    if not strangers:
+        return strangers
+    again = _strangers_on(pid, host, port)
+    return again and [owner for owner in again if owner in strangers]
 
 
-def _listeners(ours: set[int], port: int) -> list[tuple[str, int | None]]:
+def _strangers_on(pid: int, host: str, port: int) -> list[int | None] | None:
+    addresses = _LOOPBACK_AND_ANY.get(host, (host,))
+    listeners = [owner for address, owner in _listeners(pid, port) if address in addresses]
+    ours = {process.pid for process in process_tree(pid)}  # after the listeners, so that it has their latest children
+    return [owner for owner in listeners if owner not in ours] if listeners else None
+
+
+def _listeners(engine: int, port: int) -> list[tuple[str, int | None]]:
     found: list[tuple[Any, int | None]]
     try:
         found = [(connection, connection.pid) for connection in psutil.net_connections("tcp")]
     except psutil.AccessDenied:  # macOS shows other processes' sockets to root only
-        found = [(connection, pid) for pid in ours for connection in psutil.Process(pid).net_connections("tcp")]
+        found = [(connection, own.pid) for own in process_tree(engine) for connection in own.net_connections("tcp")]
     return [
         (connection.laddr.ip, pid)
         for connection, pid in found

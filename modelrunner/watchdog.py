@@ -69,8 +69,8 @@ def after(before: Silence | None, look: Look, now: float) -> Silence | None:
 
 
 class Watchdog:
-    """Over the engine of one runner. `upstream` are the connections that serve requests; the watchdog asks on its
-    own."""
+    """Over the engine of one runner. `upstream` are the connections that serve requests; the watchdog asks on
+    others."""
 
     def __init__(
         self,
@@ -86,7 +86,6 @@ class Watchdog:
         self._backend = backend
         self._spec = spec
         self._served = upstream
-        self._own = UpstreamPool(upstream.endpoint)
         self._limit = limit
         self._probe_limit = min(_PROBE_LIMIT, limit)
         self._clock = clock
@@ -159,7 +158,8 @@ class Watchdog:
             return True
         path, body = probe
         try:
-            status, _ = await self._own.fetch("POST", path, json.dumps(body).encode(), timeout=self._probe_limit)
+            own = UpstreamPool(self._served.endpoint)  # what is asked on it counts as no request
+            status, _ = await own.fetch("POST", path, json.dumps(body).encode(), timeout=self._probe_limit)
         except (OSError, EngineProtocolError) as error:
             log.warning("an engine did not complete a token when asked to: %s", str(error) or "it took too long")
             return False

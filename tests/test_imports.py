@@ -27,6 +27,7 @@ ALLOWED = {
     "flags": set(),
     "guardian": set(),
     "http1": set(),
+    "lastwords": set(),
     "locations": {"tomlplaces"},
     "modelconfig": set(),
     "process": {"enginelog", "guardian", "processtree"},
@@ -35,7 +36,7 @@ ALLOWED = {
     "pull": {"store", "process"},  # pip is a child process like any other
     "registry": {"backend"},
     "readiness": {"backend", "processtree", "upstream"},
-    "runner": {"backend", "process", "processtree", "readiness", "upstream", "watchdog"},
+    "runner": {"backend", "lastwords", "process", "processtree", "readiness", "tasks", "upstream", "watchdog"},
     "scheduler": {"runner", "backend", "registry", "processtree"},
     "server": {
         "scheduler",
@@ -50,6 +51,7 @@ ALLOWED = {
     },  # config: see below
     "steps": {"process"},
     "store": set(),
+    "tasks": set(),
     "testing": {"backend", "process", "processtree", "runner", "upstream"},
     "tomlplaces": set(),
     "types": set(),

@@ -51,6 +51,7 @@ class RunnerFactory:
             stall_limit=self._stall_limit,
             wedge_limit=self._wedge_limit,
             clock=self._clock,
+            other_port=_free_port if backend.uses_tcp else None,
         )
 
 
