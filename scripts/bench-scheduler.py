@@ -78,7 +78,7 @@ async def warm_grant() -> float:
     make_runner: Any = lambda key, spec: Ready(spec)  # noqa: E731
     scheduler = Scheduler(
         BackendRegistry(engines),
-        runtime_dir=Path("/nowhere"),
+        runtime_dir=lambda: Path("/nowhere"),
         probe=lambda pids: RequiredMemory(8 * GIB),
         make_runner=make_runner,
     )

@@ -42,7 +42,7 @@ class Scheduler:
         self,
         registry: BackendRegistry,
         *,
-        runtime_dir: Path,
+        runtime_dir: Callable[[], Path],
         probe: Probe | None = None,
         ledger: Ledger | None = None,
         max_queue: int = 512,

@@ -5,7 +5,7 @@ import logging
 import resource
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from modelrunner import __version__, durable
 from modelrunner.backend import Backend, BackendContext
 from modelrunner.config import Settings
 from modelrunner.errors import InvalidReference
-from modelrunner.locations import ConfigurationError, private_directory
+from modelrunner.locations import ConfigurationError, default_runtimes
 from modelrunner.processtree import sweep_orphans
 from modelrunner.proxy import aiolane, fastlane
 from modelrunner.proxy.access import Access, host_names
@@ -27,6 +27,7 @@ from modelrunner.scheduler import Ledger, MemoryProbe, Scheduler
 from modelrunner.server import daemon, logs, shapes
 from modelrunner.server.configurations import Configurations
 from modelrunner.server.configure import ConfigurationRoutes, Judge
+from modelrunner.server.doorway import Doorway
 from modelrunner.server.engines import EngineRoutes
 from modelrunner.server.foresight import Foresight
 from modelrunner.server.insight import InsightRoutes
@@ -62,20 +63,41 @@ async def serve(
     """Holds the data directory, serves until a signal or `POST /shutdown`, drains, and leaves nothing behind. `ready`
     is called once both listeners answer; `registry` replaces the installed backends. Raises `AlreadyRunning`,
     `ConfigurationError`, `StorageFailed`."""
-    path = settings.socket
-    with daemon.hold(settings.data_dir, path), logs.logging_to(settings.data_dir / "logs", settings.log_level):
+    with (
+        daemon.hold(settings.data_dir, settings.socket) as announce,
+        logs.logging_to(settings.data_dir / "logs", settings.log_level),
+    ):
         await asyncio.to_thread(sweep_orphans)
-        daemon.remove_dead_sockets(private_directory(settings.runtime_dir))
+        runtime = settings.runtime_folder()
+        daemon.remove_dead_sockets(runtime)
+        daemon.remove_abandoned(runtime)
         logs.prune_engine_logs(settings.data_dir / "logs")
         with ExitStack() as sockets:
-            if tcp := daemon.bind_tcp(settings.listen):
+            if tcp := _tcp(settings):
                 sockets.enter_context(tcp)
-            unix = sockets.enter_context(closing(daemon.UnixListener(path)))
+            path = settings.socket_path()
+            unix = daemon.UnixListener(path)
             addresses = Addresses(path, daemon.address(tcp), settings.data_dir)
+            doorway = sockets.enter_context(closing(Doorway(unix, addresses, settings.socket_path, announce)))
             lifecycle = daemon.Lifecycle()
             parts = await asyncio.to_thread(build, settings, registry)
             with lifecycle.on_signals():
-                await _listen(settings, parts, addresses, lifecycle, unix, tcp, ready)
+                await _listen(settings, parts, addresses, lifecycle, doorway, tcp, ready)
+        if addresses.socket.parent in default_runtimes(settings.data_dir):
+            with suppress(OSError):  # not empty: another program's
+                addresses.socket.parent.rmdir()
+
+
+def _tcp(settings: Settings) -> socket.socket | None:
+    """The TCP listener. The default port may be taken, by the daemon of another user perhaps: the Unix socket alone
+    will do. Raises `ConfigurationError`, or `AlreadyRunning` for a port that was asked for."""
+    try:
+        return daemon.bind_tcp(settings.listen)
+    except daemon.AlreadyRunning as error:
+        if settings.is_given("listen"):
+            raise
+        log.warning("%s; until then, this daemon is reached on its Unix socket only", error.message)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +137,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
     )
     scheduler = Scheduler(
         registry,
-        runtime_dir=settings.runtime_dir,
+        runtime_dir=settings.runtime_folder,
         probe=probe,
         ledger=Ledger(state / "memory.json"),
         max_queue=settings.max_queue,
@@ -165,7 +187,7 @@ async def _listen(
     parts: Parts,
     addresses: Addresses,
     lifecycle: daemon.Lifecycle,
-    unix: daemon.UnixListener,
+    doorway: Doorway,
     tcp: socket.socket | None,
     ready: Callable[[], None] | None,
 ) -> None:
@@ -183,15 +205,18 @@ async def _listen(
     fallback = connections(runner.server, access_log=None, keepalive_timeout=_IDLE_CONNECTION)
     loop = asyncio.get_running_loop()
     lanes = [fastlane.protocol_factory(pipeline, fallback, local=local) for local in (True, False)]
-    servers = [await loop.create_unix_server(lanes[0], sock=unix.socket, backlog=daemon.BACKLOG)]
-    if tcp:
-        servers.append(await loop.create_server(lanes[1], sock=tcp, backlog=daemon.BACKLOG))
-    unix.publish()
+
+    async def serve_unix(unix: daemon.UnixListener) -> asyncio.Server:
+        return await loop.create_unix_server(lanes[0], sock=unix.socket, backlog=daemon.BACKLOG)
+
+    server = await loop.create_server(lanes[1], sock=tcp, backlog=daemon.BACKLOG) if tcp else None
+    await doorway.open(serve_unix)
     log.info("modelrunner %s serves unix://%s %s", __version__, addresses.socket, addresses.listen)
     foresight = Foresight(parts.store, parts.resolver, parts.scheduler)
     background = [
         asyncio.create_task(parts.preloader.run(), name="preload"),
         asyncio.create_task(foresight.run(), name="foresight"),
+        asyncio.create_task(doorway.watch(serve_unix), name="doorway"),
     ]
     try:
         if ready:
@@ -203,8 +228,9 @@ async def _listen(
             task.cancel()
         await asyncio.wait(background)
         await _drain(parts.scheduler, lifecycle, settings.drain_limit)
-        for server in servers:
+        if server:
             server.close()
+        doorway.close()
         for lane in lanes:
             lane.drain()
         await parts.installer.close()

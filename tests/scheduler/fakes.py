@@ -249,7 +249,7 @@ class World:
         }
         return Scheduler(
             BackendRegistry({"fake": self.backend}),
-            runtime_dir=Path("/nowhere"),
+            runtime_dir=lambda: Path("/nowhere"),
             make_runner=self.make_runner,
             **usual | settings,
         )

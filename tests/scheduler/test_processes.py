@@ -23,7 +23,7 @@ async def not_measured(runner: object) -> None:
 def make(folder: Path, backend: FakeBackend, **settings: Any) -> Scheduler:
     return Scheduler(
         BackendRegistry({backend.name: backend}),
-        runtime_dir=folder,
+        runtime_dir=lambda: folder,
         probe=MemoryProbe(100 * MIB),
         ledger=Ledger(folder / "memory.json"),
         **settings,
