@@ -1,9 +1,11 @@
 """Looks at living processes: which belong to an engine, what they use, who listens on a port; and kills what a killed
 daemon or guardian left. Every function scans the process table: milliseconds, tens of them on a large machine."""
 
+import ctypes
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from modelrunner.types import RequiredMemory
 
 MARK = "MODELRUNNER_PROCESS"
 _LINUX = sys.platform == "linux"
+_PR_SET_CHILD_SUBREAPER = 36
+_ROUNDS = 50
 _LOOPBACK_AND_ANY = {"127.0.0.1": ("127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"), "::1": ("::1", "::")}
 
 
@@ -26,6 +30,52 @@ def new_mark() -> str:
 def kill_marked(mark: str) -> int:
     """Sends KILL to every process that carries `mark`; how many were found."""
     return _kill(lambda found: found == mark)
+
+
+def become_subreaper() -> None:
+    """Makes this process the parent of descendants whose own parents end (prctl(2), PR_SET_CHILD_SUBREAPER), so that
+    `kill_adopted` finds what a killed guardian kept. Does nothing elsewhere than on Linux."""
+    if _LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_adopted(own: Collection[int]) -> int:
+    """Kills and reaps the descendants of killed guardians: children of this process in other sessions than its own, but
+    for those in `own`. How many were found and are not gone yet. Goes on while processes replace themselves."""
+    for _ in range(_ROUNDS):
+        adopted = [pid for pid in _children() if pid not in own and _is_adopted(pid)]
+        if not sum(map(_killed, adopted)):
+            return 0
+    return len(adopted)
+
+
+def _children() -> list[int]:
+    if not _LINUX:
+        return []
+    try:
+        lists = [Path(f"/proc/self/task/{task}/children").read_text("ascii") for task in os.listdir("/proc/self/task")]
+        return [int(pid) for pids in lists for pid in pids.split()]
+    except OSError:  # a thread that has ended, or a kernel without CONFIG_PROC_CHILDREN
+        return [child.pid for child in psutil.Process().children()]
+
+
+def _is_adopted(pid: int) -> bool:
+    try:
+        return os.getsid(pid) != os.getsid(0)
+    except ProcessLookupError:
+        return False
+
+
+def _killed(pid: int) -> bool:
+    """False for a process that has become another user's and cannot be killed."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, os.WNOHANG)
+    except (ProcessLookupError, ChildProcessError):
+        pass
+    except PermissionError:
+        return False
+    return True
 
 
 def sweep_orphans() -> int:

@@ -13,6 +13,7 @@ from modelrunner.upstream import UpstreamPool
 
 _HEALTH_TIMEOUT = 5.0
 _SHORTEST_PAUSE = 0.01
+_LONGEST_START = 12  # stall limits, however busy the engine seems
 
 
 class PortTaken(EngineFailed):
@@ -52,8 +53,8 @@ class Readiness:
     async def wait(self) -> None:
         """Returns once the engine answers `GET /health` with 200. Asks every 10 ms at first, and again after each line
         that it logs, then ever more seldom, at most after a quarter of a second. Raises `TimedOut` after `stall_limit`
-        seconds without progress (a log line, processor time, reading from disk), `PortTaken` if another
-        process listens on its port."""
+        seconds without progress (a log line, processor time, reading from disk) or twelve times as long in all,
+        `PortTaken` if another process listens on its port."""
         self._began = self._progressed = self._sampled = self._clock()
         while not (await self._answers() and await self._is_ours()):
             await self._pause()
@@ -101,3 +102,5 @@ class Readiness:
             self._activity, self._sampled = activity, now
         if now - self._progressed >= self._stall_limit:
             raise TimedOut(f"the engine made no progress for {self._stall_limit:g} seconds")
+        if now - self._began >= _LONGEST_START * self._stall_limit:
+            raise TimedOut(f"the engine was not ready after {now - self._began:.0f} seconds")

@@ -88,6 +88,7 @@ class Watchdog:
         self._served = upstream
         self._limit = limit
         self._probe_limit = min(_PROBE_LIMIT, limit)
+        self._ask_limit = min(_ASK_LIMIT, limit / _LOOKS)
         self._clock = clock
         self._activity_of = activity
         self.resting = False  # it sleeps: nothing is owed, and nothing asked
@@ -135,7 +136,7 @@ class Watchdog:
         """Did it do counted work since it was asked before, and did it use the processor or the disk?"""
         busy = self._is_busier(await asyncio.to_thread(self._activity_of, pid))
         try:
-            async with asyncio.timeout(_ASK_LIMIT):
+            async with asyncio.timeout(self._ask_limit):
                 work = await self._backend.work_done(self._spec, self._served.endpoint)
         except (OSError, ModelRunnerError):
             return None, busy

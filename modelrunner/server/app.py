@@ -27,7 +27,7 @@ from modelrunner.scheduler import Ledger, MemoryProbe, Scheduler
 from modelrunner.server import daemon, logs, shapes
 from modelrunner.server.configurations import Configurations
 from modelrunner.server.configure import ConfigurationRoutes, Judge
-from modelrunner.server.doorway import Doorway
+from modelrunner.server.doorway import Doorway, open_port
 from modelrunner.server.engines import EngineRoutes
 from modelrunner.server.foresight import Foresight
 from modelrunner.server.insight import InsightRoutes
@@ -54,14 +54,19 @@ def run(settings: Settings) -> None:
     import uvloop
 
     daemon.prepare_process()
-    uvloop.run(serve(settings))
+    uvloop.run(serve(settings, last=True))
 
 
 async def serve(
-    settings: Settings, *, ready: Callable[[], None] | None = None, registry: BackendRegistry | None = None
+    settings: Settings,
+    *,
+    ready: Callable[[], None] | None = None,
+    registry: BackendRegistry | None = None,
+    last: bool = False,
 ) -> None:
     """Holds the data directory, serves until a signal or `POST /shutdown`, drains, and leaves nothing behind. `ready`
-    is called once both listeners answer; `registry` replaces the installed backends. Raises `AlreadyRunning`,
+    is called once both listeners answer; `registry` replaces the installed backends; with `last` the process ends
+    afterwards. Raises `AlreadyRunning`,
     `ConfigurationError`, `StorageFailed`."""
     with (
         daemon.hold(settings.data_dir, settings.socket) as announce,
@@ -73,7 +78,7 @@ async def serve(
         daemon.remove_abandoned(runtime)
         logs.prune_engine_logs(settings.data_dir / "logs")
         with ExitStack() as sockets:
-            if tcp := _tcp(settings):
+            if tcp := open_port(settings.listen, wanted=settings.is_given("listen")):
                 sockets.enter_context(tcp)
             path = settings.socket_path()
             unix = daemon.UnixListener(path)
@@ -81,23 +86,11 @@ async def serve(
             doorway = sockets.enter_context(closing(Doorway(unix, addresses, settings.socket_path, announce)))
             lifecycle = daemon.Lifecycle()
             parts = await asyncio.to_thread(build, settings, registry)
-            with lifecycle.on_signals():
+            with lifecycle.on_signals(last=last):
                 await _listen(settings, parts, addresses, lifecycle, doorway, tcp, ready)
         if addresses.socket.parent in default_runtimes(settings.data_dir):
             with suppress(OSError):  # not empty: another program's
                 addresses.socket.parent.rmdir()
-
-
-def _tcp(settings: Settings) -> socket.socket | None:
-    """The TCP listener. The default port may be taken, by the daemon of another user perhaps: the Unix socket alone
-    will do. Raises `ConfigurationError`, or `AlreadyRunning` for a port that was asked for."""
-    try:
-        return daemon.bind_tcp(settings.listen)
-    except daemon.AlreadyRunning as error:
-        if settings.is_given("listen"):
-            raise
-        log.warning("%s; until then, this daemon is reached on its Unix socket only", error.message)
-        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from modelrunner import lockfile
 from modelrunner.errors import ModelRunnerError
 from modelrunner.locations import MAX_SOCKET_PATH, ConfigurationError
+from modelrunner.processtree import become_subreaper
 
 log = logging.getLogger(__name__)
 
@@ -66,26 +67,32 @@ class Lifecycle:
             self.on_reload()
 
     @contextmanager
-    def on_signals(self) -> Iterator[None]:
-        """TERM and INT (Ctrl-C) ask to stop."""
+    def on_signals(self, *, last: bool = False) -> Iterator[None]:
+        """TERM and INT (Ctrl-C) ask to stop. With `last` the process ends after the block: signals that come then are
+        ignored, so that its exit status is its own."""
         loop = asyncio.get_running_loop()
-        handlers = {
+        asked = {
             signal.SIGTERM: self.request_stop,
             signal.SIGINT: self.request_stop,
             signal.SIGHUP: self.hang_up,
         }
-        for number, handler in handlers.items():
-            loop.add_signal_handler(number, handler)
+
+        def handle(number: int, _: object) -> None:
+            loop.call_soon_threadsafe(asked[signal.Signals(number)])
+
+        before = {number: signal.signal(number, handle) for number in asked}
         try:
             yield
         finally:
-            for number in handlers:
-                loop.remove_signal_handler(number)
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_IGN if last else handler)
 
 
 def prepare_process() -> None:
-    """Descriptors 0 to 2 are taken, so that no socket or file of ours becomes some library's stdout; as many others may
-    be had as the system grants; and a thread that looks at files gets on while the event loop is busy."""
+    """Takes descriptors 0 to 2, so that no socket or file of ours becomes some library's stdout; allows as many others
+    as the system grants; lets a thread that looks at files get on while the event loop is busy; and adopts what a
+    killed guardian leaves."""
+    become_subreaper()
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

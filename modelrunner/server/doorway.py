@@ -1,12 +1,13 @@
-"""Keeps the daemon reachable on its Unix socket while it runs, whatever is removed under it."""
+"""The daemon's listeners: its Unix socket, which it keeps reachable whatever is removed, and its TCP port."""
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from modelrunner.errors import ModelRunnerError
-from modelrunner.server.daemon import Announce, UnixListener
+from modelrunner.server.daemon import AlreadyRunning, Announce, UnixListener, bind_tcp
 from modelrunner.server.system import Addresses
 
 log = logging.getLogger(__name__)
@@ -61,3 +62,15 @@ class Doorway:
         if self._server is not None:
             self._server.close()
         self._unix.close()
+
+
+def open_port(listen: str, *, wanted: bool) -> socket.socket | None:
+    """The TCP listener, None without one. One that is not `wanted` because it is only the default may be taken, perhaps
+    by the daemon of another user: the Unix socket alone will do. Raises `ConfigurationError`, `AlreadyRunning`."""
+    try:
+        return bind_tcp(listen)
+    except AlreadyRunning as error:
+        if wanted:
+            raise
+        log.warning("%s; until then, this daemon is reached on its Unix socket only", error.message)
+        return None

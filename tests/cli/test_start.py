@@ -3,13 +3,18 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from modelrunner import lockfile
 from modelrunner.cli.start import ensure_running
 from modelrunner.client import Client
 from modelrunner.locations import Locations
@@ -167,3 +172,30 @@ def test_a_data_directory_that_cannot_be_used_is_named(home: Path) -> None:
     assert str(home / "data") in result.err
     assert "MODELRUNNER_DATA_DIR" in result.err
     (home / "data").unlink()
+
+
+def test_however_often_it_is_interrupted_a_daemon_ends_well(home: Path) -> None:
+    with Cli.start("serve") as daemon:
+        while (holder := lockfile.holder(home / "data")) is None or not Path(holder.socket).exists():
+            assert daemon.poll() is None
+            time.sleep(0.01)
+        while daemon.poll() is None:
+            daemon.send_signal(signal.SIGINT)
+        assert daemon.returncode == 0
+
+
+def test_a_daemon_adopts_what_its_guardians_leave() -> None:
+    """An orphan's parent is the daemon's process then, and not that of the system or of this test."""
+    orphan = "import os\nif os.fork() == 0:\n    os.read(0, 1)\n    print(os.getppid(), flush=True)"
+    script = f"""
+import os, subprocess, sys
+from modelrunner.server.daemon import prepare_process
+prepare_process()
+child = subprocess.Popen([sys.executable, "-I", "-S", "-c", {orphan!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child.wait()
+child.stdin.write(b"x")
+child.stdin.close()
+assert int(child.stdout.readline()) == os.getpid()
+os.wait()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -178,6 +178,15 @@ async def pass_time(clock: FakeClock, task: asyncio.Task) -> None:
         await asyncio.wait([task], timeout=0.01)
 
 
+async def test_a_start_that_only_goes_on_logging_is_given_up(watch):
+    clock = FakeClock()
+    watched = watch("--never-ready", "--log-every", "0.01", stall_limit=30.0, clock=clock)
+    await watched.until(lambda runner: runner.stage == "loading weights")
+    await pass_time(clock, watched.task)
+    with pytest.raises(TimedOut, match=r"not ready after 3\d\d seconds while it was loading weights"):
+        await watched.task
+
+
 @pytest.mark.parametrize("noise", [["--log-every", "0.05"], ["--spin"]])
 async def test_a_slow_start_that_makes_progress_is_no_stall(watch, noise):
     watched = watch("--ready-after", "2.0", *noise, stall_limit=1.5)
