@@ -234,15 +234,21 @@ def test_what_could_not_be_stopped_is_a_failure(daemon: FakeDaemon, cli: Cli) ->
     assert (result.code, result.err) == (1, "error: still loaded: m (it is answering)\n")
 
 
-def test_install_needs_no_name_where_one_is_meant(daemon: FakeDaemon, cli: Cli) -> None:
-    daemon.answers["POST /engines/install-backend"] = lines({"type": "success", "message": "done"})
+def test_an_engine_needs_no_name_where_there_is_no_doubt(daemon: FakeDaemon, cli: Cli) -> None:
+    """What is missing is never installed for want of a name: an engine may take gigabytes."""
+    for action in ("install", "update"):
+        daemon.answers[f"POST /engines/{action}-backend"] = lines({"type": "success", "message": "done"})
     daemon.answers["GET /engines/status"] = {"a": "Running: 1", "b": "Not Installed: binary not found"}
-    assert cli("install").code == 0
-    assert daemon.asked("POST", "/engines/install-backend") == [{"backend": "b", "build": False}]
-    daemon.answers["GET /engines/status"] = {"a": "Running: 1", "b": "Running: 2"}
+    assert cli("update").code == 0
+    assert daemon.asked("POST", "/engines/update-backend") == [{"backend": "a", "build": False}]
     result = cli("install")
     assert result.code == 2
     assert "a, b" in result.err
+    daemon.answers["GET /engines/status"] = {"b": "Not Installed: binary not found"}
+    assert cli("install").code == 0
+    assert daemon.asked("POST", "/engines/install-backend") == [{"backend": "b", "build": False}]
+    daemon.answers["GET /engines/status"] = {"a": "Not Installed", "b": "Not Installed"}
+    assert cli("update").code == 2
 
 
 def test_logs_of_the_daemon_a_runner_and_a_model(daemon: FakeDaemon, cli: Cli) -> None:
