@@ -58,6 +58,7 @@ class LlamaCppBackend(Backend):
     name: ClassVar[str] = "llama.cpp"
     formats: ClassVar[frozenset[ModelFormat]] = frozenset({ModelFormat.GGUF})
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
+    installs_on_demand: ClassVar[bool] = True
     settings_model = LlamaCppSettings
     options_model = LlamaCppOptions
     settings: LlamaCppSettings

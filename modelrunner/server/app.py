@@ -34,6 +34,7 @@ from modelrunner.server.insight import InsightRoutes
 from modelrunner.server.installs import Installer
 from modelrunner.server.middleware import connections, envelope, finish_head
 from modelrunner.server.models import ModelRoutes
+from modelrunner.server.ondemand import InstallOnDemand
 from modelrunner.server.options import check_settings
 from modelrunner.server.preload import Preloader
 from modelrunner.server.reload import Reading, Reloader, Setter, check_tables
@@ -188,7 +189,7 @@ async def _listen(
     access = Access.for_listener(port, settings.hosts, settings.origins)
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limits = Limits.within(descriptors, body=settings.body_limit, total_body=settings.total_body_limit)
-    pipeline = Pipeline(parts.resolver, parts.scheduler, access, limits)
+    pipeline = Pipeline(InstallOnDemand(parts.resolver, parts.installer), parts.scheduler, access, limits)
     reloader = _reloader(settings, parts, access, port)
     lifecycle.on_reload = reloader.in_background
     app = application(parts, pipeline, access, addresses, lifecycle, reloader, settings.body_limit)

