@@ -3,7 +3,7 @@
 from modelrunner.backend import InstallProgress
 from modelrunner.scheduler import Target
 from modelrunner.server.installs import Installer
-from modelrunner.server.resolve import EngineMissing, Resolver
+from modelrunner.server.resolve import BeingInstalled, EngineMissing, Resolver
 from modelrunner.types import Mode
 
 
@@ -23,7 +23,7 @@ class InstallOnDemand:
         """Raises as `Resolver.prepare` does, and what an installation raises."""
         try:
             await self._resolver.prepare(backend, model, mode)
-        except EngineMissing as error:
+        except (EngineMissing, BeingInstalled) as error:
             if not error.backend.installs_on_demand:
                 raise
             try:

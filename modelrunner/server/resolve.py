@@ -47,11 +47,11 @@ class EngineMissing(BackendUnavailable):
         self.backend = backend
 
 
-class BeingInstalled(Unavailable, EngineMissing):
+class BeingInstalled(Unavailable):
     """The engine of `backend` is not installed yet."""
 
     def __init__(self, backend: Backend) -> None:
-        Unavailable.__init__(self, f"{backend.name} is being installed", retry_after=_INSTALLING_RETRY)
+        super().__init__(f"{backend.name} is being installed", retry_after=_INSTALLING_RETRY)
         self.backend = backend
 
 
