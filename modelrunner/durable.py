@@ -2,12 +2,50 @@
 synced, renamed, and their folder synced."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+from modelrunner.errors import InsufficientDisk, StorageFailed
+from modelrunner.units import format_bytes
+
 _TEMPORARY = ".tmp"
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_LEAST = 1 << 18  # bytes; room for an index of over a thousand models
+
+
+@contextlib.contextmanager
+def translated(what: str, folder: Path) -> Iterator[None]:
+    """Turns an `OSError` of the block into `InsufficientDisk` or `StorageFailed`, which name the path and the remedy.
+    `what` is what failed, `folder` where it was at work."""
+    try:
+        yield
+    except OSError as error:
+        if is_full(error):
+            require_room(what, folder, _LEAST, full=True)
+        path = error.filename or folder
+        remedy = f": make {path} writable for user {os.getuid()}" if error.errno in _REFUSED else ""
+        raise StorageFailed(f"{what} failed: {error.strerror or error} ({path}){remedy}") from error
+
+
+def is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def require_room(what: str, folder: Path, needed: int, *, full: bool = False) -> None:
+    """Raises `InsufficientDisk` unless `needed` bytes are free in `folder`; in any case if the disk has said that it is
+    `full`."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    free = shutil.disk_usage(there).free
+    if full or free < needed:
+        raise InsufficientDisk(
+            f"{what} failed: the disk is full. At least {format_bytes(needed)} are needed and {format_bytes(free)} free "
+            f"in {folder}: make room, for example with `modelrunner rm MODEL`"
+        )
 
 
 def write(path: Path, data: bytes) -> None:

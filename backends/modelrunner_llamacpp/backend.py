@@ -59,6 +59,7 @@ class LlamaCppBackend(Backend):
     formats: ClassVar[frozenset[ModelFormat]] = frozenset({ModelFormat.GGUF})
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
     installs_on_demand: ClassVar[bool] = True
+    install_room: ClassVar[int] = 256 << 20  # the wheel and what it unpacks to (102 MiB)
     settings_model = LlamaCppSettings
     options_model = LlamaCppOptions
     settings: LlamaCppSettings

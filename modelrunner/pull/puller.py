@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from modelrunner import api
+from modelrunner.durable import translated
 from modelrunner.errors import BadRequest, InvalidReference, ModelNotFound, SourceFailed, UnsupportedModel
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
@@ -21,7 +22,6 @@ from modelrunner.pull.journal import Journal
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.source import Fetched, Report, Source, ended, in_thread
 from modelrunner.store import Reference, Store
-from modelrunner.store.files import translated
 
 _RATE_WINDOW = 5.0
 

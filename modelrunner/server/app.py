@@ -55,7 +55,8 @@ def run(settings: Settings) -> None:
     import uvloop
 
     daemon.prepare_process()
-    uvloop.run(serve(settings, last=True))
+    with durable.translated("running the daemon", settings.data_dir):
+        uvloop.run(serve(settings, last=True))
 
 
 async def serve(

@@ -110,7 +110,8 @@ class Configurations:
 
     async def _replace(self, entries: Mapping[str, Entry]) -> None:
         content = msgspec.json.encode(_File(self._last_revision, dict(entries)))
-        await asyncio.to_thread(durable.write, self._path, content)
+        with durable.translated("keeping the configuration", self._path.parent):
+            await asyncio.to_thread(durable.write, self._path, content)
         self._entries = entries
         self.generation += 1
 

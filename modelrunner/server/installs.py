@@ -3,10 +3,12 @@ not to the client that asked for it."""
 
 import asyncio
 import logging
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from modelrunner import durable
 from modelrunner.backend import Backend, BackendState, InstallProgress
 from modelrunner.errors import Conflict, ModelRunnerError
 from modelrunner.registry import BackendRegistry
@@ -84,15 +86,19 @@ class Installer:
         return work
 
     async def _do(self, action: str, backend: Backend, options: dict[str, Any], report: Watcher) -> str:
-        match action:
-            case "install":
-                await backend.install(report, **options)
-            case "update":
-                await self._free(backend)
-                await backend.update(report, **options)
-            case _:
-                await self._free(backend)
-                await backend.uninstall()
+        what = f"the {action} of {backend.name}"
+        with durable.translated(what, backend.context.cache):
+            if action != "uninstall":
+                _check_places(what, backend)
+            match action:
+                case "install":
+                    await backend.install(report, **options)
+                case "update":
+                    await self._free(backend)
+                    await backend.update(report, **options)
+                case _:
+                    await self._free(backend)
+                    await backend.uninstall()
         log.info("%s of %s done", action, backend.name)
         self._scheduler.events.emit("install", reason=f"{action} of {backend.name}", status=str(backend.status()))
         return f"{backend.name}: {backend.status()}"
@@ -109,3 +115,13 @@ class Installer:
         if not task.cancelled() and (error := task.exception()):  # whoever waited gets it too; nobody may be left
             self._scheduler.events.emit("install", reason=f"{task.get_name()} failed: {error}")
             log.error("%s: %s", task.get_name(), error, exc_info=None if isinstance(error, ModelRunnerError) else error)
+
+
+def _check_places(what: str, backend: Backend) -> None:
+    """Before anything is downloaded: the folders can be written, and there is room. Raises `OSError`,
+    `InsufficientDisk`."""
+    for folder in (backend.context.engines, backend.context.cache):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # also tells of a file system that is read-only, which root may write
+            pass
+    durable.require_room(what, backend.context.cache, backend.install_room)

@@ -1,36 +1,11 @@
-"""What the store does with files besides: it opens only regular ones, says what the disk refused, and keeps some room
-back."""
+"""File helpers of the store: opening regular files only, and keeping some room back for deletions."""
 
-import contextlib
-import errno
 import os
-import shutil
 import stat
-from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-from modelrunner.errors import BadRequest, InsufficientDisk, StorageFailed
-from modelrunner.units import format_bytes
-
-
-@contextlib.contextmanager
-def translated(what: str, folder: Path) -> Iterator[None]:
-    """Turns an `OSError` of the block into `InsufficientDisk` or `StorageFailed`."""
-    try:
-        yield
-    except OSError as error:
-        if is_full(error):
-            free = shutil.disk_usage(folder).free
-            raise InsufficientDisk(
-                f"{what} failed: the disk is full. At least {format_bytes(Reserve.SIZE)} are needed and "
-                f"{format_bytes(free)} free in {folder}: make room, for example with `modelrunner rm MODEL`"
-            ) from error
-        raise StorageFailed(f"{what} failed: {error.strerror} ({error.filename or folder})") from error
-
-
-def is_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+from modelrunner.errors import BadRequest
 
 
 def open_regular(path: Path) -> FileIO:

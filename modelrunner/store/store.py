@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from modelrunner import api
-from modelrunner.durable import make_folder, write
+from modelrunner.durable import is_full, make_folder, translated, write
 from modelrunner.errors import Conflict, InvalidModel, InvalidReference
 from modelrunner.store import formats, safetensors_model, startup
 from modelrunner.store.blobs import Blob, Blobs, is_intact, verify
@@ -17,7 +17,7 @@ from modelrunner.store.bundles import Bundles
 from modelrunner.store.catalog import Catalog, Entry
 from modelrunner.store.digests import Digest
 from modelrunner.store.draft import Draft
-from modelrunner.store.files import Reserve, is_full, translated
+from modelrunner.store.files import Reserve
 from modelrunner.store.index import Index, Record
 from modelrunner.store.manifests import Contents
 from modelrunner.store.references import Reference
