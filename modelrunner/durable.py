@@ -43,8 +43,8 @@ def require_room(what: str, folder: Path, needed: int, *, full: bool = False) ->
     free = shutil.disk_usage(there).free
     if full or free < needed:
         raise InsufficientDisk(
-            f"{what} failed: the disk is full. At least {format_bytes(needed)} are needed and {format_bytes(free)} free "
-            f"in {folder}: make room, for example with `modelrunner rm MODEL`"
+            f"{what} failed: the disk is full. At least {format_bytes(needed)} are needed and {format_bytes(free)} "
+            f"free in {folder}: make room, for example with `modelrunner rm MODEL`"
         )
 
 

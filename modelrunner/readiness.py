@@ -12,7 +12,7 @@ from modelrunner.types import Endpoint
 from modelrunner.upstream import UpstreamPool
 
 _HEALTH_TIMEOUT = 5.0
-_SHORTEST_PAUSE = 0.01
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds
 _LONGEST_START = 12  # stall limits, however busy the engine seems
 
 
@@ -31,6 +31,12 @@ def is_free(endpoint: Endpoint) -> bool:
         except OSError as error:
             return error.errno != errno.EADDRINUSE
     return True
+
+
+def pause(starting: float, silent: float) -> float:
+    """Seconds between two questions to an engine that has been `starting` for so long, and `silent` since its last
+    line: 0.01 at first, at most 0.25."""
+    return min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, min(starting / 100, silent / 10)))
 
 
 class Readiness:
@@ -61,9 +67,10 @@ class Readiness:
             await self._check_progress()
 
     async def _pause(self) -> None:
-        """What an engine logs last before it serves, it may log after half a minute of loading."""
+        """Until it is time to ask again, or the engine has logged a line: the last line before it serves may come after
+        half a minute of loading."""
         now = self._clock()
-        seconds = min(0.25, max(_SHORTEST_PAUSE, min((now - self._began) / 100, (now - self._heard) / 10)))
+        seconds = pause(now - self._began, now - self._heard)
         self._news.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
