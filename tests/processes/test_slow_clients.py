@@ -4,11 +4,10 @@ import itertools
 import os
 import resource
 import socket
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -85,26 +84,13 @@ def besiege(port: int, count: int, stack: ExitStack) -> None:
             client.send(data)
 
 
-def waits(clients: Iterable[Client]) -> list[float]:
-    """Seconds until each was answered, the shortest first."""
-    found = []
-    for client in clients:
-        began = time.monotonic()
-        status(client)
-        found.append(time.monotonic() - began)
-    return sorted(found)
-
-
 @pytest.mark.alone
 def test_a_control_client_is_answered(tmp_path: Path, many_descriptors: None) -> None:
-    """Nearly as fast as without the siege."""
+    """Each time, within the limits that a client has of its own, while the besiegers hold what they have got."""
     with serving(tmp_path) as (process, local), ExitStack() as stack:
         listen = status(local).listen
-        clients = [local, Client(listen)] * 10
-        before, besieged = waits(clients * 5), list[float]()
         for _ in range(10):
             besiege(int(listen.rpartition(":")[2]), DESCRIPTORS // 5, stack)
-            besieged += waits(clients)
+            for client in (local, Client(listen)) * 10:
+                assert status(client).pid == process.pid
         assert process.num_fds() < DESCRIPTORS - 128
-        assert statistics.median(besieged) < 10 * statistics.median(before)
-        assert sorted(besieged)[int(len(besieged) * 0.99)] < 50 * statistics.median(before)
