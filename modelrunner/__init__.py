@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         BackendUnavailable,
         BadRequest,
         InsufficientDisk,
+        InvalidModel,
         ModelRunnerError,
     )
     from modelrunner.types import (
@@ -40,7 +41,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "modelrunner.backend": "Backend BackendContext BackendState BackendStatus InstallProgress ProgressCallback",
-    "modelrunner.errors": "BackendExited BackendUnavailable BadRequest InsufficientDisk ModelRunnerError",
+    "modelrunner.errors": "BackendExited BackendUnavailable BadRequest InsufficientDisk InvalidModel ModelRunnerError",
     "modelrunner.types": "Bundle Endpoint Mode ModelFormat ModelHeader ProcessObserver ProcessOptions "
     "RequiredMemory RunSpec Tensor Variant",
 }
@@ -56,6 +57,7 @@ __all__ = [
     "Endpoint",
     "InstallProgress",
     "InsufficientDisk",
+    "InvalidModel",
     "Mode",
     "ModelFormat",
     "ModelHeader",

@@ -6,25 +6,27 @@ from typing import Any, Literal
 import msgspec
 
 
-class Model(msgspec.Struct, frozen=True):
+class Model(msgspec.Struct, frozen=True, omit_defaults=True):
     """`GET /models`. `created` is Unix seconds; `config` holds format, quantization, parameters, architecture, size
-    (as people write them), context_size, and the header's metadata under `gguf` or `safetensors`."""
+    (as text), context_size, and the header's metadata under `gguf` or `safetensors`. `damage` says why the model cannot
+    be used; its `config` is then empty."""
 
     id: str
     tags: list[str]
     created: int
     config: dict[str, Any]
+    damage: str = ""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The first name of the model, or its ID if it has none."""
         return self.tags[0] if self.tags else self.id
 
 
 _PULL_NAMES = {"from_": "from", "bearer_token": "bearer-token", "trust_remote_code": "trust-remote-code"}
 
 
-class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES):
+class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknown_fields=True):
     """`POST /models/create`. `trust_remote_code` takes a model that carries code, code that its engine will run."""
 
     from_: str
@@ -70,15 +72,15 @@ class RunnerMemory(msgspec.Struct, frozen=True):
 
 
 class Runner(msgspec.Struct, frozen=True):
-    """`GET /engines/ps`. Times are RFC 3339 in UTC; `variant` says how the runner differs from what was configured, ""
-    if it does not."""
+    """`GET /engines/ps`. `state` is starting, ready, sleeping, draining or stopping. Times are RFC 3339 in UTC;
+    `variant` says how the runner differs from what was configured, "" if it does not."""
 
     id: str
     backend_name: str
     model_name: str
     model_id: str
     mode: str
-    state: Literal["starting", "ready", "sleeping", "draining", "stopping"]
+    state: str
     stage: str
     pid: int | None
     endpoint: str
@@ -110,18 +112,15 @@ class Event(msgspec.Struct, frozen=True):
     details: dict[str, Any] = {}
 
 
-# What a model's requests wait for; "slot" is a sequence of an engine that is busy with others.
-Wait = Literal["load", "memory", "slot", "pull", "install", "backoff", "pin", "resume"]
-
-
 class Why(msgspec.Struct, frozen=True):
-    """`GET /engines/why`. `position` counts the models whose requests wait, the oldest first, None if none of this one
-    wait; `victims` are the models that make room; `events` the last ones about the model and who went for it."""
+    """`GET /engines/why`. `waiting_for` is load, memory, slot, pull, install, backoff, pin, resume or None. `position`
+    counts the models whose requests wait, the oldest first, None if none of this one wait; `victims` are the models
+    that are evicted for it; `events` are the last ones about the model and about runners that were evicted for it."""
 
     model: str
     state: str
     position: int | None
-    waiting_for: Wait | None
+    waiting_for: str | None
     needed: Memory | None
     free: Memory
     budget: Memory
@@ -139,9 +138,9 @@ class Disk(msgspec.Struct, frozen=True):
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """`GET /models/REF/fit`."""
+    """`GET /models/REF/fit`. `fits` is now, after_eviction, split or never."""
 
-    fits: Literal["now", "after_eviction", "split", "never"]
+    fits: str
     needed: Memory | None
     free: Memory
     budget: Memory
@@ -165,7 +164,9 @@ class ModelState(msgspec.Struct, frozen=True):
     message: str
 
 
-class UnloadRequest(msgspec.Struct, frozen=True):
+class UnloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /engines/unload`."""
+
     all: bool = False
     backend: str | None = None
     models: list[str] = []
@@ -194,9 +195,12 @@ class ModelUsage(msgspec.Struct, frozen=True):
 
 
 class BackendUsage(msgspec.Struct, frozen=True):
+    """Bytes; `state` is what the backend keeps between runs: saved conversations."""
+
     name: str
     version: str
     size: int
+    state: int = 0
 
 
 class DiskUsage(msgspec.Struct, frozen=True):
@@ -219,12 +223,17 @@ class ConfigureRequest(msgspec.Struct, frozen=True):
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """What is set for one mode of a model alone, or, where `mode` is None, for all of them."""
+    """What is set for one mode of a model alone, or, where `mode` is None, for all of them. `file` is what the
+    configuration file says; `effective` is how the model is run, with the engine's defaults, None where it cannot be
+    run so: then `problem` says why."""
 
     model: str
     mode: str | None
     revision: int
     config: dict[str, Any]
+    file: dict[str, Any] = {}
+    effective: dict[str, Any] | None = None
+    problem: str = ""
 
 
 class ReloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

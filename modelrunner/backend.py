@@ -106,8 +106,6 @@ class Backend(ABC):
     person may write (a part of a name, a tag of a minute ago) is then replaced on the way by the first of them."""
     installs_on_demand: ClassVar[bool] = False
     """True if its engine is installed for the first request that needs it: tens of megabytes, not gigabytes."""
-    install_room: ClassVar[int] = 0
-    """Bytes that have to be free in the cache before an installation begins."""
     settings_model: ClassVar[type[BaseModel]] = NoSettings
     options_model: ClassVar[type[BaseModel]] = NoSettings
     """What can be set per model for this backend alone; `RunSpec.options` holds what it validated."""
@@ -195,7 +193,7 @@ class Backend(ABC):
             raise BadRequest(f"{self.name} has no speculative decoding with a draft model", param="speculative")
 
     def default_context_size(self, bundle: Bundle) -> int:
-        """Tokens, for a model that nobody configured."""
+        """Tokens that one sequence may use, for a model that nobody configured."""
         return min(bundle.context_length or 4096, 8192)
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:

@@ -214,7 +214,10 @@ def failure(fault: Any, status: int = 500, retry_after: float | None = None) -> 
     if code == ModelNotFound.code:
         return ModelNotFound(str(message))
     missing = status == NotFound.status or str(code).endswith("not_found")
-    return (NotFound if missing else ModelRunnerError)(str(message), retry_after=retry_after)
+    made = (NotFound if missing else ModelRunnerError)(str(message), retry_after=retry_after)
+    if isinstance(code, str):
+        made.code = code  # type: ignore[misc]  # the daemon's own word for what happened
+    return made
 
 
 def decode(text: bytes | str, kind: type[T]) -> T:

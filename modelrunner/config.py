@@ -10,7 +10,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from modelrunner.errors import BadRequest
 from modelrunner.locations import SOCKET_NAME, ConfigFile, ConfigurationError, Locations, first_private
-from modelrunner.modelconfig import ModelConfiguration, nearest
+from modelrunner.modelconfig import ModelConfiguration
+from modelrunner.schema import nearest
 from modelrunner.types import KeepAlive
 from modelrunner.units import parse_bytes, parse_duration
 
@@ -26,7 +27,7 @@ def _by(parse: Callable[[Any], Any]) -> BeforeValidator:
 
 
 def _number(value: Any) -> Any:
-    """Seconds as a number where they are written without a unit, which is all that a variable can do."""
+    """A variable is always text: digits alone are a number, of seconds."""
     return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
 
 
@@ -64,6 +65,13 @@ def _model(value: Any) -> ModelConfiguration:
         raise PydanticCustomError("model_table", "{said}", {"said": error.message, "param": error.param}) from None
 
 
+def _origin(value: str) -> str:
+    if value not in ("*", "null") and "://" not in value:
+        raise ValueError(f"{value!r} is no origin: write SCHEME://HOST[:PORT] such as http://localhost:*, null, or *")
+    return value
+
+
+Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_list)]
 ModelTable = Annotated[ModelConfiguration, BeforeValidator(_model)]
 
 
@@ -78,7 +86,7 @@ class Settings(BaseModel):
     config: Path
     listen: str = "127.0.0.1:12434"
     socket: Path
-    origins: Words = ()
+    origins: Origins = ()
     hosts: Words = ()
     memory_budget: Annotated[Bytes, Field(gt=0)] | None = None
     memory_reserve: Bytes | None = None
@@ -100,8 +108,8 @@ class Settings(BaseModel):
 
     @classmethod
     def load(cls, locations: Locations, **overrides: Any) -> "Settings":
-        """`overrides` come from the command line and win. Raises `ConfigurationError` that names each bad setting and
-        where it stands."""
+        """Reads the file and the environment; `overrides`, from the command line, win. Raises `ConfigurationError` that
+        names each bad setting and its place."""
         file = ConfigFile.read(locations.config_file)
         places = {
             "data_dir": locations.data,
@@ -121,7 +129,7 @@ class Settings(BaseModel):
         return settings
 
     def reread(self) -> "Settings":
-        """What the same places say now. Raises `ConfigurationError`."""
+        """Reads the same file and environment again. Raises `ConfigurationError`."""
         locations, _, overrides = self._origin
         return Settings.load(Locations.find(locations.environ), **overrides)
 
@@ -144,7 +152,7 @@ class Settings(BaseModel):
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """An empty variable is as good as none, but for the one where it says that there is no listener."""
+    """Empty variables are ignored, except MODELRUNNER_LISTEN, where empty means "no TCP listener"."""
     found = {name: environ.get(_variable(name)) for name in Settings.model_fields}
     return {name: text for name, text in found.items() if text or (text is not None and name == "listen")}
 
@@ -160,6 +168,6 @@ def _explained(fault: ErrorDetails, file: ConfigFile, environ: Mapping[str, str]
     variable = _variable(key[0])
     where = variable if key[0] in _from_environment(environ) or key[0] not in file.table else file.place(*key)
     if fault["type"] == "extra_forbidden":
-        return f"{where}: {'.'.join(key)!r} is no setting{nearest(key[-1], Settings.model_fields)}"
+        return f"{where}: unknown setting {'.'.join(key)!r}{nearest(key[-1], Settings.model_fields)}"
     said = fault["msg"].removeprefix("Value error, ")
     return f"{where}: {said}" if param else f"{where}: {'.'.join(key)}: {said}"

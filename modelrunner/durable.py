@@ -1,21 +1,36 @@
-"""Files that are either wholly there or not there at all, also after a power cut: written under a temporary name,
-synced, renamed, and their folder synced."""
+"""Files that survive a crash: each is wholly written or not changed at all, also after a power cut.
+
+A file is written under a temporary name, synced and renamed, and then its folder is synced. Links, FIFOs and folders
+that lie in a file's place are never followed and never waited for. `JsonFile` keeps one value in one such file.
+"""
 
 import contextlib
 import errno
 import fcntl
+import hashlib
+import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+import stat
+import time
+from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
 
 from modelrunner.errors import InsufficientDisk, StorageFailed
 from modelrunner.units import format_bytes
 
 _TEMPORARY = ".tmp"
+_ASIDE = ".corrupt-"
+_LARGEST = 64 << 20  # bytes of a file that is read whole
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _LEAST = 1 << 18  # bytes; room for an index of over a thousand models
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -26,7 +41,12 @@ def translated(what: str, folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if is_full(error):
-            require_room(what, folder, _LEAST, full=True)
+            there = next(place for place in (folder, *folder.parents) if place.exists())
+            raise InsufficientDisk(
+                f"{what} failed: the disk is full. At least {format_bytes(_LEAST)} are needed and "
+                f"{format_bytes(shutil.disk_usage(there).free)} free in {folder}: make room, for example with "
+                "`modelrunner rm MODEL`"
+            ) from error
         path = error.filename or folder
         remedy = f": make {path} writable for user {os.getuid()}" if error.errno in _REFUSED else ""
         raise StorageFailed(f"{what} failed: {error.strerror or error} ({path}){remedy}") from error
@@ -36,42 +56,122 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def require_room(what: str, folder: Path, needed: int, *, full: bool = False) -> None:
-    """Raises `InsufficientDisk` unless `needed` bytes are free in `folder`; in any case if the disk has said that it is
-    `full`."""
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    free = shutil.disk_usage(there).free
-    if full or free < needed:
-        raise InsufficientDisk(
-            f"{what} failed: the disk is full. At least {format_bytes(needed)} are needed and {format_bytes(free)} "
-            f"free in {folder}: make room, for example with `modelrunner rm MODEL`"
-        )
-
-
-def write(path: Path, data: bytes) -> None:
-    """Replaces `path`. On any failure the old file is still there. Raises `OSError`."""
+def write(path: Path, data: bytes, *, synced: bool = True) -> None:
+    """Replaces `path` with `data`. Raises `OSError`; then the old content is still there, or put back. Without `synced`
+    a power cut may damage the file."""
     temporary = temporary_name(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         with open(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            sync(descriptor)
-        os.rename(temporary, path)
+            if synced:
+                sync(descriptor)
+        replace(temporary, path, synced=synced)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    sync_folder(path.parent)
 
 
-def make_folder(path: Path) -> None:
-    """Private and durable. The folder above has to exist. Raises `OSError`."""
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
+def replace(temporary: Path, path: Path, *, synced: bool = True) -> None:
+    """Renames `temporary`, a synced file, to `path` and syncs the folder. A folder in its place is set aside. Raises
+    `OSError`; then what was at `path` is still there, or put back, so that a caller may believe the error."""
+    if _is_folder(path):
+        set_aside(path, "a folder is in the place of a file")
+    if not synced:
+        os.rename(temporary, path)
         return
-    sync_folder(path.parent)
+    before = _second_link(path)
+    try:
+        os.rename(temporary, path)
+        try:
+            sync_folder(path.parent)
+        except OSError:
+            os.rename(before, path) if before else os.unlink(path)
+            raise
+    finally:
+        if before:
+            before.unlink(missing_ok=True)
+
+
+def _second_link(path: Path) -> Path | None:
+    """A temporary link to the file, if there is one."""
+    link = temporary_name(path)
+    try:
+        os.link(path, link)
+    except FileNotFoundError:
+        return None
+    return link
+
+
+def read(path: Path, most: int = _LARGEST) -> bytes:
+    """The content of a regular file of at most `most` bytes. Raises `OSError`, which is `Unusable` for a larger file, a
+    link, a FIFO, a folder or the like."""
+    with open_regular(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise Unusable(errno.EFBIG, f"it is larger than {most} bytes", str(path))
+    return data
+
+
+class Unusable(OSError):
+    """What lies at a path is no regular file, or larger than any that belongs there."""
+
+
+def open_regular(path: Path) -> FileIO:
+    """Opens a regular file for reading, without following a link or waiting for a writer. Raises `OSError`, which is
+    `Unusable` for anything but a regular file."""
+    # Without O_NONBLOCK the open of a FIFO would wait for a writer.
+    try:
+        file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK))
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):  # a link, a socket, a folder
+            raise Unusable(errno.EINVAL, "it is not a regular file", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise Unusable(errno.EINVAL, "it is not a regular file", str(path))
+    return file
+
+
+def make_folder(path: Path, *, synced: bool = True) -> bool:
+    """Makes a private folder, inside one that exists. Anything else in its place (a link above all) is set aside; True
+    if that was so. Raises `OSError`."""
+    odd = False
+    try:
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            return False
+        set_aside(path, "it is in the place of a folder")
+        odd = True
+    except FileNotFoundError:
+        pass
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    if synced:
+        sync_folder(path.parent)
+    return odd
+
+
+def set_aside(path: Path, reason: object) -> Path:
+    """Renames what must not be used and must not be lost, and logs it. Returns the new path. Raises `OSError`."""
+    aside = path.with_name(f"{path.name}{_ASIDE}{time.time_ns()}")
+    os.rename(path, aside)
+    log.error("%s cannot be used (%s): it is set aside as %s", path, reason, aside.name)
+    return aside
+
+
+def is_set_aside(path: Path) -> bool:
+    return _ASIDE in path.name
+
+
+def discard(path: Path) -> None:
+    """Removes whatever is at `path`: nothing, a file, a link (not its target) or a folder with its content. Raises
+    `OSError`."""
+    if _is_folder(path):
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync(descriptor: int) -> None:
@@ -83,7 +183,7 @@ def sync(descriptor: int) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """For a file that somebody else has written. Raises `OSError`."""
+    """Syncs a file that another program has written. Raises `OSError`."""
     with open(path, "rb") as file:
         sync(file.fileno())
 
@@ -97,12 +197,83 @@ def sync_folder(path: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """Beside `path` and unlike any other writer's, so that correctness never rests on a lock."""
+    """A name beside `path` that no other writer uses."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}{_TEMPORARY}")
 
 
 def sweep_temporaries(folder: Path) -> None:
-    """Removes what writers that were killed left behind."""
+    """Removes the temporary files of writers that were killed."""
     for entry in os.scandir(folder):
         if entry.name.startswith(".") and entry.name.endswith(_TEMPORARY):
-            os.unlink(entry.path)
+            discard(Path(entry.path))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    """`sha256` is that of the bytes of `content`."""
+
+    sha256: str
+    content: msgspec.Raw
+
+
+class JsonFile(Generic[T]):
+    """One value of the type `T` in one file, as JSON with a checksum.
+
+    A file that is damaged, of another shape, or no regular file is set aside with an error in the log, and the caller
+    goes on without it. With `cache` losing the value costs only time: then writes are not synced, and a disk that
+    fails is logged and not raised. `check` may raise `ValueError` for a value that has the right type and no sense.
+    """
+
+    def __init__(
+        self, path: Path, type: type[T], *, cache: bool = False, check: Callable[[T], None] | None = None
+    ) -> None:
+        self.path = path
+        self._type = type
+        self._cache = cache
+        self._check = check
+
+    def load(self) -> T | None:
+        """None where there is no file, or none that can be used. Raises `OSError`."""
+        try:
+            return self._decoded(read(self.path))
+        except FileNotFoundError:
+            return None
+        except (msgspec.MsgspecError, ValueError, Unusable) as error:
+            reason = error
+        except OSError as error:
+            if not self._cache:
+                raise
+            log.warning("%s cannot be read (%s): what it held is found out again", self.path, error)
+            return None
+        set_aside(self.path, reason)
+        return None
+
+    def save(self, value: T) -> int:
+        """Replaces the file, whose folder is made if need be, and returns its size in bytes. Raises `OSError`; then
+        the old value is still there."""
+        content = msgspec.json.format(msgspec.json.encode(value), indent=1)
+        data = msgspec.json.encode(_Sealed(hashlib.sha256(content).hexdigest(), msgspec.Raw(content)))
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write(self.path, data, synced=not self._cache)
+        except OSError as error:
+            if not self._cache:
+                raise
+            log.warning("%s cannot be written (%s): what it held is found out again", self.path, error)
+        return len(data)
+
+    def _decoded(self, data: bytes) -> T:
+        sealed = msgspec.json.decode(data, type=_Sealed)
+        content = bytes(sealed.content)
+        if hashlib.sha256(content).hexdigest() != sealed.sha256:
+            raise ValueError("its checksum is wrong")
+        value = msgspec.json.decode(content, type=self._type)
+        if self._check is not None:
+            self._check(value)
+        return value

@@ -11,6 +11,7 @@ link, and the entry itself once no link in `users/` points to it.
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -23,7 +24,9 @@ from typing import Any
 
 from modelrunner.backend import InstallProgress, ProgressCallback
 from modelrunner.durable import sync_file, sync_folder
-from modelrunner.errors import ModelRunnerError
+from modelrunner.errors import InsufficientDisk, ModelRunnerError, StorageFailed
+from modelrunner.steps import StepFailed
+from modelrunner.units import format_bytes
 
 MARKER = "engine.json"
 """Written last into an engine's folder: without it the folder is not one."""
@@ -77,17 +80,58 @@ async def provide(
     make: Callable[[Path], Awaitable[Mapping[str, Any]]],
     works: Callable[[Path], bool],
     progress: ProgressCallback,
+    *,
+    needed: int = 0,
 ) -> None:
     """Points `link`, in a data directory, to `entry`, in the cache, which `make(folder)` makes if `works(entry)` is
-    false. `make` fills an empty folder and returns what its marker is to say. An older entry that nobody uses any more
-    goes."""
+    false. `make` fills an empty folder and returns what its marker is to say. `needed` is bytes of disk that this takes
+    at most, downloads included. An older entry that nobody uses any more goes.
+
+    Raises `InsufficientDisk` and `StorageFailed`, before anything is downloaded where that can be known.
+    """
     before = link.readlink() if link.is_symlink() else entry
-    async with _locked(entry, progress):
-        if not works(entry):
-            await _make(entry, make)
-        _point(link, entry)
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        async with _locked(entry, progress):
+            if not works(entry):
+                _check_room(entry.parent, needed)
+                await _make(entry, make)
+            _point(link, entry)
+    except OSError as error:
+        raise _storage_failed(error, entry.parent, needed) from error
+    except StepFailed as failed:
+        if any(os.strerror(errno.ENOSPC) in line for line in failed.lines):
+            raise _full(entry.parent, needed) from failed
+        raise
     if before != entry:
         await _discard_unused(before)
+
+
+def _check_room(cache: Path, needed: int) -> None:
+    if _free(cache) < needed:
+        raise _full(cache, needed)
+
+
+def _free(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def _full(cache: Path, needed: int) -> InsufficientDisk:
+    return InsufficientDisk(
+        f"installing the engine needs {format_bytes(needed)} in {cache}, and {format_bytes(_free(cache))} are free: "
+        "make room there, or set MODELRUNNER_CACHE_DIR to a folder on another disk"
+    )
+
+
+def _storage_failed(error: OSError, cache: Path, needed: int) -> ModelRunnerError:
+    """What to do about an error of the disk while an engine is installed."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT) and cache.is_dir():
+        return _full(cache, needed)
+    return StorageFailed(
+        f"the engine cannot be installed: {error.filename or cache}: {error.strerror or error}. Engines lie in "
+        f"{cache}: make it writable for this user, or set MODELRUNNER_CACHE_DIR to another folder"
+    )
 
 
 async def withdraw(link: Path) -> None:

@@ -11,7 +11,7 @@ ModelRunnerError 500
 ├── Misdirected 421
 ├── UnsupportedModel 422 ── InvalidModel
 ├── QueueFull 429
-├── EngineFailed 502 ── BackendExited ── OutOfMemory; EngineProtocolError
+├── EngineFailed 502 ── BackendExited ── OutOfMemory; EngineProtocolError; BackendFaulty
 ├── SourceFailed 502           a registry or hub did not answer as it should
 ├── Unavailable 503 ── ShuttingDown, BackingOff
 ├── TimedOut 504
@@ -197,6 +197,15 @@ class EngineProtocolError(EngineFailed):
     """The engine answered something that is not HTTP as we asked for it."""
 
     code = "engine_protocol_error"
+
+
+class BackendFaulty(EngineFailed):
+    """The backend `name` broke its contract in a call of `method`: it raised, was late, or returned nonsense."""
+
+    code = "backend_faulty"
+
+    def __init__(self, name: str, method: str, how: str) -> None:
+        super().__init__(f"backend {name} is faulty: its `{method}` {how}; update or remove that backend")
 
 
 class SourceFailed(ModelRunnerError):

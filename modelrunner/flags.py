@@ -1,9 +1,10 @@
 """For backends: runtime flags, as people give them, checked against a typed allow-list.
 
-A value stays the text of the command line; its kind checks that text. What is not listed is refused, and what the
-daemon decides itself is refused with that reason.
+A value stays the text of the command line; its kind checks that text. Every other flag is refused. The refusal says
+what to use instead, or which flag was probably meant.
 """
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -88,9 +89,26 @@ class Option(Protocol):
 OptionT = TypeVar("OptionT", bound=Option)
 
 
+@dataclass(frozen=True)
+class Field:
+    """A field of a model's configuration that a flag stands for: `context_size`, `parallel` or `gpu_layers`. `words`
+    are values of the flag that are no numbers, with the field's value for each."""
+
+    name: str
+    words: Mapping[str, int | None] = field(default_factory=dict)
+
+    def value(self, text: str) -> int | None:
+        return self.words[text] if text in self.words else int(text)
+
+
 class AllowList(Generic[OptionT]):
-    """What a person may set for an engine (`allowed`), what the daemon sets (`owned`, and more names of that sort in
-    `also_owned`), and `shorthands`: spellings that stand for a flag with its value. `engine` is for messages."""
+    """The flags of one engine.
+
+    `engine` is its name in messages. `allowed` are the flags that a person may set. `owned` are those that the daemon
+    sets, and `also_owned` more names of that sort. `reasons` has, for a flag that is refused, what to do instead.
+    `shorthands` are spellings that stand for a flag with its value. `fields` are the flags that a field of a model's
+    configuration stands for.
+    """
 
     def __init__(
         self,
@@ -99,12 +117,17 @@ class AllowList(Generic[OptionT]):
         *,
         owned: Sequence[OptionT] = (),
         also_owned: Iterable[str] = (),
+        reasons: Mapping[str, str] | None = None,
         shorthands: Mapping[str, tuple[str, str]] | None = None,
+        fields: Mapping[str, Field] | None = None,
     ) -> None:
         self._engine = engine
+        self._options = {option.flag: option for option in allowed}
         self._spellings = _spellings(allowed)
         self._owned = {*also_owned, *_spellings(owned)}
+        self._reasons = reasons or {}
         self._shorthands = shorthands or {}
+        self._fields = fields or {}
 
     def parse(self, flags: Iterable[str]) -> dict[str, str]:
         """Runtime flags as a mapping from the engine's flag to the text of its value; the last of several wins. Raises
@@ -123,17 +146,35 @@ class AllowList(Generic[OptionT]):
             parsed[option.flag] = text
         return parsed
 
+    def fold(self, flags: tuple[str, ...]) -> tuple[dict[str, int | None], tuple[str, ...]]:
+        """For `Backend.fold_flags`: the values of the fields that flags stand for, and the other flags, spelled out.
+        Without such a flag the flags are returned as they were given. Raises `BadRequest` as `parse` does."""
+        parsed = self.parse(flags)
+        found = {known.name: known.value(parsed.pop(flag)) for flag, known in self._fields.items() if flag in parsed}
+        if not found:
+            return {}, flags
+        return found, tuple(word for flag, text in parsed.items() for word in words_of(self._options[flag], text))
+
     def _lookup(self, word: str) -> tuple[OptionT, str]:
         if word in self._spellings:
             return self._spellings[word]
         name, equals, _ = word.partition("=")
+        if name in self._reasons:
+            raise _bad(f"{name} cannot be given as a runtime flag: {self._reasons[name]}")
         if name in self._owned:
             raise _bad(f"{name} is set by modelrunner and cannot be given as a runtime flag")
         if not word.startswith("-"):
             raise _bad(f"{word!r} is not a flag: every value follows the flag that it belongs to")
-        if equals:
+        if equals and name in self._spellings:
             raise _bad(f"{name}: write the value as a word of its own, without '='")
-        raise _bad(f"{word!r} is not a runtime flag of {self._engine} that is allowed here; write it out in full")
+        raise _bad(f"{name!r} is not a runtime flag of {self._engine} that is allowed here{self._meant(name)}")
+
+    def _meant(self, name: str) -> str:
+        """Ends the sentence about an unknown flag."""
+        known = [*self._spellings, *self._shorthands]
+        near = [flag for flag in known if len(name) > 3 and flag.startswith(name)]
+        near = near or difflib.get_close_matches(name, known, 3, 0.75)
+        return f": did you mean {' or '.join(near[:3])}?" if near else "; docs/configuration.md says what can be set"
 
 
 def _spellings(options: Iterable[OptionT]) -> dict[str, tuple[OptionT, str]]:

@@ -3,16 +3,17 @@ configuration file and `modelrunner configure`."""
 
 import shlex
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any
 
 import msgspec
 
 from modelrunner.errors import BadRequest
+from modelrunner.schema import nearest, wrong_field
 from modelrunner.types import KeepAlive
 
 MAX_PARALLEL = 256
 Count = Annotated[int, msgspec.Meta(ge=1)]
+TRAINED = -1  # as a context size: what the model was trained for
 # What never needs another process: only the daemon uses it.
 _NOT_THE_ENGINES = {"keep_alive": None, "pin": None, "preload": None}
 _RAW_FLAGS = "raw-runtime-flags"  # one text of shell words, kept as runtime-flags
@@ -34,11 +35,12 @@ class ModelConfiguration(
     forbid_unknown_fields=True,
     rename=lambda name: name if name == "keep_alive" else name.replace("_", "-"),
 ):
-    """None: not set. Context sizes are in tokens; `gpu_layers` is how many layers go to devices; `keep_alive` is a Go
+    """None: not set. Context sizes are in tokens of one sequence, `TRAINED` for what the model was trained for;
+    `gpu_layers` is how many layers go to devices; `keep_alive` is a Go
     duration or "-1". `options` are the backends' own tables by `table_name`, checked by their `options_model`."""
 
     backend: str | None = None
-    context_size: Count | None = None
+    context_size: Annotated[int, msgspec.Meta(ge=TRAINED)] | None = None
     min_context_size: Count | None = None
     parallel: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARALLEL)] | None = None
     gpu_layers: Annotated[int, msgspec.Meta(ge=0, le=10_000)] | None = None
@@ -57,19 +59,25 @@ class ModelConfiguration(
         given["options"] = {name: given.pop(name) for name in tuple(given) if name not in FIELDS}
         for name, value in given["options"].items():
             if not isinstance(value, Mapping):
-                raise unknown(name, of="a model, nor a backend's table")
+                wrong = unknown(name)
+                raise wrong.saying(f"{wrong.message}; a backend's own settings are a table")
         if given.get("keep_alive") is not None:
             given["keep_alive"] = str(KeepAlive.parse(given["keep_alive"]))
         try:
             made = msgspec.convert(given, cls)
         except msgspec.ValidationError as error:
-            raise _explained(error) from None
+            raise wrong_field(error, (*FIELDS, *Speculative.__struct_encode_fields__)) from None
         return made.checked()
 
     def checked(self) -> "ModelConfiguration":
         """Itself. Raises `BadRequest` for values that contradict each other."""
         least, wanted = self.min_context_size, self.context_size
-        if least is not None and wanted is not None and least > wanted:
+        if wanted == 0:
+            raise BadRequest(
+                "context-size is the tokens of one sequence, or -1 for what the model was trained for, not 0",
+                param="context-size",
+            )
+        if least is not None and wanted not in (None, TRAINED) and least > wanted:
             raise BadRequest(
                 f"min-context-size {least} is more than the context-size {wanted}", param="min-context-size"
             )
@@ -108,15 +116,9 @@ def table_name(backend: str) -> str:
     return backend.replace(".", "")
 
 
-def unknown(name: str, known: Iterable[str] = (), *, of: str = "a model") -> BadRequest:
-    """For a key that is no setting. `known` are further names that would have been."""
-    return BadRequest(f"{name!r} is no setting of {of}{nearest(name, (*FIELDS, _RAW_FLAGS, *known))}", param=name)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'X'?" for what looks like a slip of the keyboard, else ""."""
-    close = get_close_matches(name.lower(), sorted(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def unknown(name: str, known: Iterable[str] = ()) -> BadRequest:
+    """For a key that is no setting of a model. `known` are further names that a backend's table may have."""
+    return BadRequest(f"unknown setting {name!r}{nearest(name, (*FIELDS, _RAW_FLAGS, *known))}", param=name)
 
 
 def with_raw_flags(fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -148,17 +150,3 @@ def _merge(before: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any
         else:
             merged[name] = value
     return merged
-
-
-def _explained(error: msgspec.ValidationError) -> BadRequest:
-    """msgspec says "Expected `int`, got `str` - at `$.speculative.num_tokens`"."""
-    said, _, place = str(error).replace(" | null`", "`").partition(" - at `$")
-    field = place.strip("`").removeprefix(".")
-    _, unknown_field, name = said.partition("unknown field `")
-    if unknown_field:
-        known = Speculative.__struct_encode_fields__
-        path = f"{field}.{name.rstrip('`')}".lstrip(".")
-        return BadRequest(f"{path!r} is no setting{nearest(name.rstrip('`'), known)}", param=path)
-    if not field:
-        return BadRequest(said)
-    return BadRequest(f"{field}: {said[:1].lower()}{said[1:]}", param=field.partition("[")[0])

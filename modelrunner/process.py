@@ -19,6 +19,7 @@ from fnmatch import translate
 from functools import lru_cache
 from itertools import chain, repeat
 from pathlib import Path
+from threading import Lock
 from typing import NoReturn
 
 from modelrunner.enginelog import EngineLog
@@ -35,6 +36,7 @@ _FOR_PYTHON = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 
 _guardians: set[int] = set()  # process IDs of all that run
+_starting = Lock()  # held until a new guardian is among them: processes may be started on several threads
 
 _PASSED_ON = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_*", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
@@ -112,7 +114,7 @@ class _Child:
         with theirs:
             self._output, log = os.pipe()
             undo.callback(os.close, self._output)
-            with open(log, "wb", buffering=0) as log_file:
+            with open(log, "wb", buffering=0) as log_file, _starting:
                 self._guardian = subprocess.Popen(
                     [sys.executable, "-I", "-S", str(_GUARDIAN), str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
@@ -124,7 +126,7 @@ class _Child:
                     env={name: os.environ[name] for name in _FOR_PYTHON if name in os.environ},
                     cwd=cwd,
                 )
-        _guardians.add(self._guardian.pid)
+                _guardians.add(self._guardian.pid)
         undo.callback(self._kill_guardian)
         self._control.setblocking(False)
         os.set_blocking(self._output, False)
@@ -146,7 +148,7 @@ class _Child:
             cancelled |= not await self.wait(patience)
         self._reap_guardian()  # it has ended: what it kept is ours now
         # Without its last report the guardian was killed, and what it kept may live.
-        while not self._failure and self._returncode is None and kill_adopted(_guardians) + kill_marked(self._mark):
+        while not self._failure and self._returncode is None and self._kill_left():
             cancelled |= not await _undisturbed(asyncio.sleep(0.01))
         return cancelled
 
@@ -183,6 +185,11 @@ class _Child:
         """For one that does not obey (somebody stopped it): the kernel then kills the engine."""
         self._guardian.kill()
         self._reap_guardian()
+
+    def _kill_left(self) -> int:
+        """Kills what a killed guardian kept. How many processes were found."""
+        with _starting:
+            return kill_adopted(_guardians) + kill_marked(self._mark)
 
     def _reap_guardian(self) -> None:
         self._guardian.wait()

@@ -61,7 +61,8 @@ async def execute(
         await run(words, env=environment, options=ProcessOptions(log, lines, 3.0, _LOG_LIMIT), cwd=cwd)
     except BackendExited as ended:
         if ended.returncode != 0:
-            message = f"{Path(words[0]).name}: {ended.message}: {_reason(lines.last)}; see {log}"
+            how = ended.message.removeprefix("the engine ")
+            message = f"{Path(words[0]).name} {how}: {_reason(lines.last)}; see {log}"
             raise StepFailed(message, lines.last) from None
 
 

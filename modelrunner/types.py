@@ -1,7 +1,7 @@
 """The values that pass between the parts: frozen, and free of behaviour beyond their own text form."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
@@ -138,8 +138,9 @@ class ModelHeader:
 class Bundle:
     """A model laid out for an engine to open. `files` maps a name inside the bundle (`model.gguf`, `mmproj.gguf`,
     `config.json`) to its path; `directory` holds them all. `size` is bytes on disk; `context_length` is what the model
-    was trained for, None if it does not say. `capabilities`: "completion", "embedding", "vision", ... There are `*.py`
-    among the files only where the owner said that the model's code is to be trusted."""
+    was trained for, None if it does not say. `capabilities`: "completion", "embedding", "vision", ... `brings_code` is
+    True where an engine would have to run code of the model's own (`*.py`, `auto_map`). Such a model is in the store
+    only if its owner said that its code is to be trusted."""
 
     model_id: str
     references: tuple[str, ...]
@@ -150,6 +151,7 @@ class Bundle:
     size: int
     context_length: int | None
     capabilities: frozenset[str]
+    brings_code: bool = False
 
     @property
     def name(self) -> str:
@@ -186,13 +188,13 @@ class ProcessOptions:
 class RunSpec:
     """One run: everything a backend needs to build a command line.
 
-    `context_size` is in tokens and shared by the `parallel` sequences, any one of which may use it all. `flags` were
-    checked by `Backend.check_flags`. `options` are the model's backend-specific settings, already validated.
-    `environment` is added to the scrubbed environment that the backend gives its engine. `gpu_layers` is how many
-    layers go to devices, None for as many as fit. `min_context_size`, if set, allows less context than was asked for
-    where memory is short, down to this many tokens. With `draft`, a small model of the same vocabulary, up to
-    `draft_tokens` tokens are proposed at once, each with at least the probability `draft_acceptance` (0 to 1); None for
-    the engine's own figures.
+    `context_size` is the tokens that one sequence may use, prompt and answer together; `parallel` sequences are worked
+    on at once, and what one may use never depends on the others. `flags` were checked by `Backend.check_flags`.
+    `options` are the model's backend-specific settings, already validated. `environment` is added to the scrubbed
+    environment that the backend gives its engine. `gpu_layers` is how many layers go to devices, None for as many as
+    fit. `min_context_size`, if set, allows less context than was asked for where memory is short, down to this many
+    tokens. With `draft`, a small model of the same vocabulary, up to `draft_tokens` tokens are proposed at once, each
+    with at least the probability `draft_acceptance` (0 to 1); None for the engine's own figures.
     """
 
     model_id: str
@@ -212,9 +214,36 @@ class RunSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class FileProgress:
+    """How much of one file of a pull is here, in bytes. `id` is its digest, or its name while the digest is unknown."""
+
+    id: str
+    size: int
+    current: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkProgress:
+    """How far a pull, an installation or a load is. `message` is for people; `phase` is one word, such as
+    "downloading"; `total` and `current` are in bytes, 0 if unknown, `rate` in bytes per second. A `warning` says
+    something that no later step takes back."""
+
+    message: str
+    phase: str = ""
+    total: int = 0
+    current: int = 0
+    file: FileProgress | None = None
+    rate: float = 0.0
+    warning: bool = False
+
+
+ProgressReport = Callable[[WorkProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """One way to run a model: `spec`, and the bytes that it needs. `label` says in a few words how it differs from what
-    was asked for ("20 of 32 layers on the GPU", "context 4096 of 8192"), "" where it does not."""
+    was asked for ("20 of 32 layers on the GPU", "2 of 4 sequences", "context 4096 of 8192"), "" where it does not."""
 
     spec: RunSpec
     memory: RequiredMemory

@@ -3,38 +3,36 @@ with the engines that the cache has; contexts above 2,048 tokens with the compil
 minute. Prints the rows of the tables in docs/memory.md, in MiB.
 
 `before`: predicted from the file's header; `told`: with the engine asked, where it can say; `after`: predicted once a
-run was measured right after its load; `full`: measured after every sequence was given its part of the context, the
-figure that the three predict, with their errors.
+run was measured right after its load; `full`: measured after every sequence was given a whole context, the figure that
+the three predict, with their errors.
 Usage: bench-memory.py [--data DIRECTORY] [--engines native,wheel] [--rows REGEX] [--longest TOKENS]
-Without `--longest` rows of up to 2,048 tokens: minutes. With `--longest 16384` all, more than ten minutes on two cores.
+Without `--longest` rows of up to 2,048 tokens in all sequences: minutes. With `--longest 8192` all, more than ten
+minutes on two cores.
 """
 
 import argparse
 import asyncio
 import json
-import os
 import re
-import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelrunner import BackendContext, Bundle, Endpoint, Mode, ProcessOptions, RunSpec
-from modelrunner.locations import Locations
+from single import backends, serving, store_of, tested_models
+
+from modelrunner import Bundle, Mode, ProcessOptions, RunSpec
 from modelrunner.runner import Runner
 from modelrunner.scheduler import Ledger
 from modelrunner.scheduler.runners import measure
-from modelrunner.store import Store
-from modelrunner.types import RequiredMemory, RunnerKey
-from modelrunner_llamacpp import LlamaCppBackend, engines
+from modelrunner.types import RequiredMemory
+from modelrunner_llamacpp import LlamaCppBackend
 from modelrunner_llamacpp.engines import Kind
 
 MIB = 1 << 20
 LEAST = 16 * MIB  # smaller models are lost in what the program needs
-LONG = 2048  # tokens; more are computed with one engine only
+LONG = 2048  # tokens of all sequences; more are computed with one engine only
 
 
 @dataclass(frozen=True)
@@ -54,13 +52,13 @@ class Case:
 
 SMALL_CACHE = ("-fa", "on", "-ctk", "q8_0", "-ctv", "q8_0")
 CASES = (
-    *(Case(context, parallel) for context in (512, 2048) for parallel in (1, 4)),
-    Case(2048, 4, ("-b", "512", "-ub", "512")),
-    Case(2048, 4, ("--load-mode", "none")),
-    Case(2048, 1, drafts=True),
+    *(Case(512, 1), Case(512, 4), Case(2048, 1), Case(768, 3)),
+    Case(512, 4, ("-b", "512", "-ub", "512")),
+    Case(512, 4, ("--load-mode", "none")),
+    *(Case(2048, 1, drafts=True), Case(512, 4, drafts=True)),
     Case(1024, 1, mode=Mode.EMBEDDING),
-    *(Case(4096, 8), Case(4096, 4, SMALL_CACHE), Case(4096, 4, ("--swa-full",)), Case(4096, 4, ("-fa", "off"))),
-    *(Case(8192, 1), Case(16384, 4)),
+    *(Case(1024, 4, SMALL_CACHE), Case(1024, 4, ("--swa-full",)), Case(1024, 4, ("-fa", "off"))),
+    *(Case(2048, 4), Case(1024, 8), Case(8192, 1)),
 )
 ENCODER_CASES = tuple(Case(512, parallel, mode=Mode.EMBEDDING) for parallel in (1, 4, 8))
 
@@ -70,54 +68,15 @@ def cases(bundle: Bundle, kind: Kind, longest: int) -> Iterator[Case]:
     chats = "completion" in bundle.capabilities
     slides = any(name.endswith(".sliding_window") for name in bundle.header.metadata)
     for case in CASES if chats else ENCODER_CASES:
-        known = case.context <= min(longest, bundle.context_length or longest)
-        if known and (slides or case.flags != ("--swa-full",)) and (kind is Kind.NATIVE or case.context <= LONG):
+        tokens = case.context * (case.parallel if chats else 1)
+        known = tokens <= longest and case.context <= (bundle.context_length or longest)
+        if known and (slides or case.flags != ("--swa-full",)) and (kind is Kind.NATIVE or tokens <= LONG):
             yield case
-
-
-def backends(folder: Path, kinds: list[str]) -> Iterator[tuple[Kind, LlamaCppBackend]]:
-    """One for each kind of engine in the cache."""
-    cache = Locations.find().cache
-    for kind in map(Kind, kinds):
-        links = folder / kind
-        links.mkdir()
-        context = BackendContext(links, cache, folder, {})
-        for entry in cache.glob(f"llama.cpp-{kind}-*/"):
-            if engines.usable(entry, kind):
-                engines.link(context, kind).symlink_to(entry)
-                yield kind, LlamaCppBackend(context)
-                break
-
-
-def store_of(data: Path, folder: Path) -> Store:
-    """A copy by hard links: the directory may be a daemon's."""
-    ignore = shutil.ignore_patterns("daemon.lock", "logs", "state")
-    shutil.copytree(data, folder / "data", copy_function=os.link, ignore=ignore)
-    return Store(folder / "data")
 
 
 def spec_of(bundle: Bundle, case: Case, log: Path) -> RunSpec:
     draft, options = bundle if case.drafts else None, ProcessOptions(log)
     return RunSpec(bundle.model_id, bundle, case.mode, case.context, case.parallel, options, case.flags, draft)
-
-
-@asynccontextmanager
-async def serving(backend: LlamaCppBackend, spec: RunSpec, socket: Path) -> AsyncIterator[Runner]:
-    key = RunnerKey(backend.name, spec.model_id, spec.mode)
-    runner = Runner(backend, spec, key, id="bench", endpoint=Endpoint(path=socket))
-    changed = asyncio.Event()
-    task = asyncio.create_task(runner.run(changed.set))
-    try:
-        while runner.ready_at is None:
-            if task.done():
-                await task
-            await changed.wait()
-            changed.clear()
-        yield runner
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 async def post(socket: Path, path: str, fields: dict[str, object]) -> None:
@@ -134,12 +93,12 @@ async def post(socket: Path, path: str, fields: dict[str, object]) -> None:
 
 
 async def fill(socket: Path, spec: RunSpec) -> None:
-    """Gives every sequence its part of the context at the same time, as conversations of three turns: the checkpoints
-    of each turn stay. An encoder gets as many inputs as long as its context."""
+    """Fills the context of every sequence at the same time, as conversations of three turns: the checkpoints of each
+    turn stay. An encoder gets as many inputs as long as its context."""
     chat = spec.mode is Mode.COMPLETION
     path, field = ("/v1/completions", "prompt") if chat else ("/v1/embeddings", "input")
     for left in (96, 56, 16):
-        length = spec.context_size // (spec.parallel if chat else 1) - left
+        length = spec.context_size - left
         prompts = [[1000 + 7 * sequence] * length for sequence in range(spec.parallel)]
         await asyncio.gather(*(post(socket, path, {field: prompt, "max_tokens": 8}) for prompt in prompts))
 
@@ -179,12 +138,6 @@ async def run(arguments: argparse.Namespace, folder: Path) -> None:
             for case in cases(bundle, kind, arguments.longest):
                 if arguments.rows.search(f"{name} {case}"):
                     await row(f"{name} {case}", backend, spec_of(bundle, case, folder / "engine.log"), folder)
-
-
-def tested_models() -> Path:
-    """The newest of the tests' own data directories."""
-    found = sorted(Locations.find().cache.glob("test-models-*/complete"))
-    return found[-1].parent / "data" if found else Locations.find().data
 
 
 def main() -> None:

@@ -9,19 +9,20 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "modelrunner"
 
 # The values, errors and helpers that everybody may use.
-SHARED = {"modelrunner", "errors", "types", "units", "locations", "api", "durable"}
+SHARED = {"modelrunner", "errors", "types", "units", "locations", "durable", "schema"}
 # Part -> what else it may use. A part is a subpackage or a module of the package.
 ALLOWED = {
     "__init__": {"backend"},
     "__main__": {"cli"},
     "api": set(),
     "backend": set(),
-    "cli": {"client", "config", "lockfile", "server"},
-    "client": set(),
+    "cli": {"api", "client", "config", "lockfile", "server"},
+    "client": {"api"},
     "config": {"modelconfig"},
     "control": {"upstream"},
+    "diagnosis": set(),
     "durable": set(),
-    "enginecache": {"backend"},
+    "enginecache": {"backend", "steps"},
     "enginelog": set(),
     "errors": set(),
     "flags": set(),
@@ -31,6 +32,9 @@ ALLOWED = {
     "locations": {"tomlplaces"},
     "lockfile": set(),
     "modelconfig": set(),
+    "plugins": {"backend", "processtree"},
+    # The daemon's operations: no HTTP and no wire structs, so that every front end can stand on them.
+    "models": {"backend", "modelconfig", "pull", "registry", "scheduler", "store"},
     "process": {"enginelog", "guardian", "processtree"},
     "processtree": set(),
     "proxy": {"scheduler", "runner", "upstream", "http1"},
@@ -39,7 +43,10 @@ ALLOWED = {
     "readiness": {"backend", "processtree", "upstream"},
     "runner": {"backend", "lastwords", "process", "processtree", "readiness", "tasks", "upstream", "watchdog"},
     "scheduler": {"runner", "backend", "registry", "processtree"},
+    "schema": set(),
     "server": {
+        "api",
+        "models",
         "scheduler",
         "proxy",
         "pull",
@@ -64,7 +71,10 @@ ALLOWED = {
 # What a backend may use.
 PUBLIC = {
     "modelrunner",
-    *(f"modelrunner.{name}" for name in ("control", "durable", "enginecache", "flags", "process", "steps", "units")),
+    *(
+        f"modelrunner.{name}"
+        for name in ("control", "diagnosis", "durable", "enginecache", "flags", "process", "steps", "units")
+    ),
 }
 
 
@@ -140,9 +150,9 @@ def test_the_plan_knows_nothing_but_values() -> None:
         waiting += own - seen
 
 
-def test_settings_are_read_by_the_command_line_and_one_module_of_the_server() -> None:
+def test_settings_are_read_by_the_command_line_and_where_the_daemon_is_made() -> None:
     users = {name_of(file) for file in SOURCES if "config" in parts(file) and part_of(file) not in ("cli", "config")}
-    assert users == {"modelrunner/server/app.py"}
+    assert users == {"modelrunner/server/app.py", "modelrunner/server/parts.py"}
 
 
 def test_the_data_plane_and_the_scheduler_know_no_web_framework_but_at_the_edge() -> None:

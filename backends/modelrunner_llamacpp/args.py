@@ -1,7 +1,7 @@
-"""From a run's specification to the engine's command line. Pure: values in, words out."""
+"""Makes the engine's command line from a run's specification. Pure."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,8 @@ from modelrunner import BadRequest, Bundle, Endpoint, Mode, RunSpec
 from modelrunner.flags import words_of
 from modelrunner_llamacpp import flags
 from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.flags import OPTIONS
 from modelrunner_llamacpp.model_options import LlamaCppOptions
-from modelrunner_llamacpp.options import OPTIONS
 
 # Flags that give positions beyond the trained ones a meaning.
 _STRETCHING = {"--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale"}
@@ -29,13 +29,15 @@ def effective(
     batch: int | None = None,
     rearranged: bool = False,
 ) -> dict[str, str]:
-    """What decides memory and speed: the specification, then the person's own flags, which win. Keys are llama-server's
-    flags; `cache_ram` in MiB, `batch` in tokens (llama.cpp's own default where None), `rearranged` where most weights
-    would be held twice (repack.py). Raises `BadRequest` as `flags.parse` does."""
+    """Returns the options that decide memory and speed, keyed by llama-server's flags. The person's own flags win over
+    the specification. `cache_ram` is in MiB, `batch` in tokens (None for llama.cpp's default), and `rearranged` is True
+    where most weights would be held twice (repack.py). Raises `BadRequest` as `flags.parse` does."""
+    own = flags.parse(spec.flags)
+    context, parallel = _sizes(spec, own)
     options = {
-        "--ctx-size": str(spec.context_size),
-        "--parallel": str(spec.parallel),
-        "--kv-unified": "on",  # so that one sequence may use the whole context
+        "--ctx-size": str(context * parallel),
+        "--parallel": str(parallel),
+        "--kv-unified": "off",  # each sequence has a context of its own, so that no request can fail because of others
         "--cache-ram": str(cache_ram),  # llama.cpp's default is 8 GiB, which nobody has counted
         "--n-gpu-layers": "auto" if spec.gpu_layers is None else str(spec.gpu_layers),
         "--ctx-checkpoints": _CHECKPOINTS,
@@ -44,7 +46,7 @@ def effective(
     if threads is not None:
         options |= {"--threads": str(threads)}
     if batch is not None:
-        size = str(max(batch, spec.parallel))
+        size = str(max(batch, parallel))
         options |= {"--batch-size": size, "--ubatch-size": size}
     if is_stretched(spec):
         options["--yarn-orig-ctx"] = str(spec.bundle.context_length)
@@ -54,41 +56,48 @@ def effective(
         options["--spec-draft-p-min"] = str(spec.draft_acceptance)
     if (budget := LlamaCppOptions.of(spec.options).reasoning_budget) is not None:
         options["--reasoning-budget"] = str(budget)
-    own = flags.parse(spec.flags)
     if rearranged and own.get("--repack") != "off":
         options["--load-mode"] = "none"
     if (options | own)["--n-gpu-layers"] != "auto":
         options["--fit"] = "off"  # somebody has counted already
-    return options | _mode(spec, options | own) | own
+    own = {flag: text for flag, text in own.items() if flag not in ("--ctx-size", "--parallel")}
+    return options | _mode(spec, options | own, context) | own
 
 
-def _mode(spec: RunSpec, options: Mapping[str, str]) -> dict[str, str]:
+def _sizes(spec: RunSpec, own: Mapping[str, str]) -> tuple[int, int]:
+    """The context of one sequence in tokens, and how many sequences there are."""
+    return int(own.get("--ctx-size", spec.context_size)), int(own.get("--parallel", spec.parallel))
+
+
+def _mode(spec: RunSpec, options: Mapping[str, str], context: int) -> dict[str, str]:
     match spec.mode:
         case Mode.EMBEDDING:
             pooling = options.get("--pooling") or pooling_of(spec.bundle)
-            return {"--embeddings": "on", "--pooling": pooling} | _batch(pooling, options)
+            return {"--embeddings": "on", "--pooling": pooling} | _batch(pooling, context)
         case Mode.RERANKING:
-            return {"--embeddings": "on", "--pooling": "rank"} | _batch("rank", options)
+            return {"--embeddings": "on", "--pooling": "rank"} | _batch("rank", context)
         case _:
             return {}
 
 
-def _batch(pooling: str, options: Mapping[str, str]) -> dict[str, str]:
-    """A pooled input is computed in one physical batch, so that batch is as large as the context; only the last
-    token's pooling lets llama.cpp split it (`can_split` in tools/server/server-context.cpp)."""
-    context = options["--ctx-size"]
-    return {} if pooling == "last" else {"--batch-size": context, "--ubatch-size": context}
+def _batch(pooling: str, context: int) -> dict[str, str]:
+    """A pooled input is computed in one physical batch, so that batch is as large as the context of a sequence; only
+    the last token's pooling lets llama.cpp split it (`can_split` in tools/server/server-context.cpp)."""
+    return {} if pooling == "last" else {"--batch-size": str(context), "--ubatch-size": str(context)}
 
 
 def pooling_of(bundle: Bundle) -> str:
-    """The model's own; the last token's for one that does not say, which is a causal one: only its last token has
-    seen the whole text."""
+    """Returns the model's own pooling. A model that does not name one is a causal one, where only the last token has
+    seen the whole text: its pooling is "last"."""
     number = bundle.header.metadata.get(f"{bundle.header.architecture}.pooling_type")
     return _POOLING[number] if isinstance(number, int) and 0 < number < len(_POOLING) else "last"
 
 
-def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None = None) -> dict[str, str]:
-    """What no flag may change. `slots` is the folder for saved slots, None where they are not kept."""
+def owned(
+    spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None = None, adapters: Iterable[Path] = ()
+) -> dict[str, str]:
+    """Returns the options that no flag may change. `slots` is the folder for saved slots, None where they are not kept;
+    `adapters` are the files of LoRA adapters."""
     options = {
         "--model": str(spec.bundle.model_file),
         "--alias": spec.bundle.name,
@@ -107,6 +116,10 @@ def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None 
         options["--fit"] = "off"  # there is no device to fit the model to, and trying opens the file a second time
     if (projector := spec.bundle.files.get("mmproj.gguf")) is not None:
         options["--mmproj"] = str(projector)
+    if (template := spec.bundle.files.get("chat_template.jinja")) and "--chat-template" not in flags.parse(spec.flags):
+        options["--chat-template-file"] = str(template)
+    if adapters:
+        options["--lora"] = ",".join(map(str, adapters))
     if spec.draft is not None:
         options |= {"--spec-draft-model": str(spec.draft.model_file), "--spec-type": "draft-simple"}
     if is_stretched(spec):  # a slot's context would be cut to what the file says (server-context.cpp)
@@ -115,7 +128,7 @@ def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None 
 
 
 def is_stretched(spec: RunSpec) -> bool:
-    """Is the context beyond the one that the model was trained for?"""
+    """Returns True if one sequence may be longer than the model was trained for."""
     return spec.bundle.context_length is not None and spec.context_size > spec.bundle.context_length
 
 
@@ -141,7 +154,7 @@ def check_context(spec: RunSpec, engine: Engine | None) -> None:
 
 
 def command(engine: Engine, options: Mapping[str, str]) -> list[str]:
-    """The words to execute. Raises `BadRequest` for an option that llama-cpp-python's server does not have."""
+    """Returns the words to execute. Raises `BadRequest` for an option that llama-cpp-python's server does not have."""
     match engine.kind:
         case Kind.NATIVE:
             words = [word for flag, text in options.items() for word in words_of(OPTIONS[flag], text)]
@@ -153,9 +166,13 @@ def command(engine: Engine, options: Mapping[str, str]) -> list[str]:
 
 
 def attributes(options: Mapping[str, str]) -> dict[str, Any]:
-    """For `xllamacpp.CommonParams`: dotted path -> value, an enum's member by its name. `pinned` lists the sampling
-    settings that the model's own defaults must not replace."""
-    chosen = {OPTIONS[flag].attribute: OPTIONS[flag].kind.attribute(text) for flag, text in options.items()}
+    """Returns what `xllamacpp.CommonParams` takes: values by dotted path, an enum's member by its name. `pinned` lists
+    the sampling settings that the model's own defaults must not replace."""
+    chosen: dict[str, Any] = {}
+    for flag, text in options.items():
+        name, value = OPTIONS[flag].attribute, OPTIONS[flag].kind.attribute(text)
+        several = name == "tensor_buft_overrides" and chosen.get(name)
+        chosen[name] = f"{several},{value}" if several else value
     return {"attributes": chosen, "pinned": [pins for flag in options if (pins := OPTIONS[flag].pins)]}
 
 
@@ -179,7 +196,7 @@ _NOT_IN_PYTHON = frozenset(
 
 
 def model_settings(options: Mapping[str, str]) -> dict[str, Any]:
-    """For `llama_cpp.server.settings.ModelSettings`, and where to listen."""
+    """Returns the fields of `llama_cpp.server.settings.ModelSettings`, and where to listen."""
     for flag in options.keys() - _NOT_IN_PYTHON:
         if not OPTIONS[flag].setting:
             raise BadRequest(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -25,10 +26,10 @@ from modelrunner import (
     enginecache,
 )
 from modelrunner.process import run, scrubbed_environment
-from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, metrics, repack, split
+from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, repack, split
+from modelrunner_llamacpp.adapters import find_adapters
 from modelrunner_llamacpp.build import install_build
-from modelrunner_llamacpp.cpus import limited_threads
-from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.engines import Engine, Kind, limited_threads
 from modelrunner_llamacpp.hparams import Header
 from modelrunner_llamacpp.install import NoWheel, compiler, install_wheel
 from modelrunner_llamacpp.model_options import LlamaCppOptions
@@ -59,7 +60,6 @@ class LlamaCppBackend(Backend):
     formats: ClassVar[frozenset[ModelFormat]] = frozenset({ModelFormat.GGUF})
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
     installs_on_demand: ClassVar[bool] = True
-    install_room: ClassVar[int] = 256 << 20  # the wheel and what it unpacks to (102 MiB)
     settings_model = LlamaCppSettings
     options_model = LlamaCppOptions
     settings: LlamaCppSettings
@@ -74,7 +74,8 @@ class LlamaCppBackend(Backend):
             self._saved.heal()
 
     async def install(self, progress: ProgressCallback, *, build: bool = False, **options: Any) -> None:
-        """The prebuilt wheel; with `build` a llama-server compiled here, and also where no wheel fits the platform."""
+        """Installs the prebuilt wheel. With `build`, and where no wheel fits the platform, it compiles a
+        llama-server."""
         if options:
             raise BadRequest(f"llama.cpp has no option {min(options)!r} for its installation")
         with self._installing.told("llama.cpp", progress) as tell:
@@ -84,13 +85,15 @@ class LlamaCppBackend(Backend):
                 await self._install_wheel(tell)
 
     async def update(self, progress: ProgressCallback, **options: Any) -> None:
-        """What is installed, in the version of this release; the wheel if nothing is."""
+        """Installs the version of this release, or of the settings, of every engine that is installed; the wheel if
+        none is."""
         installed = [kind for kind in _MANAGED if engines.link(self.context, kind).is_symlink()]
         for kind in installed or [Kind.WHEEL]:
             await self.install(progress, **{"build": kind is Kind.NATIVE, **options})
 
     async def uninstall(self) -> None:
-        """Both managed engines, and what cut installations left; the cache keeps what another data directory uses."""
+        """Removes both managed engines, and what interrupted installations left. The cache keeps what another data
+        directory uses."""
         for kind in _MANAGED:
             await enginecache.withdraw(engines.link(self.context, kind))
         await enginecache.discard_leftovers(self.context.cache, self.name)
@@ -103,7 +106,8 @@ class LlamaCppBackend(Backend):
         if keeper is not None:
             self._keepers[endpoint] = keeper
             options = keeper.options
-        options = options | args.owned(spec, endpoint, engine, keeper.folder if keeper else None)
+        folder = keeper.folder if keeper else None
+        options = options | args.owned(spec, endpoint, engine, folder, self._adapters(spec))
         env = _SHARED_PROCESSORS | scrubbed_environment(keep=_KEPT_VARIABLES) | _DEVICE_ORDER | dict(spec.environment)
         try:
             await run(args.command(engine, options), env=env, options=spec.process)
@@ -119,7 +123,7 @@ class LlamaCppBackend(Backend):
             await keeper.save(endpoint)
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-        return await metrics.batches(endpoint)
+        return await engines.batches(endpoint)
 
     async def forget(self, model_id: str) -> None:
         if self._saved:
@@ -145,30 +149,34 @@ class LlamaCppBackend(Backend):
         return ""
 
     async def disk_usage(self) -> int:
-        """The managed engines, and the saved prompt caches."""
-        engine = await asyncio.to_thread(enginecache.disk_usage, self._folders())
-        return engine + (await asyncio.to_thread(self._saved.size) if self._saved else 0)
+        """Counts the managed engines. Saved prompt caches lie in `context.state`, which the daemon counts."""
+        return await asyncio.to_thread(enginecache.disk_usage, self._folders())
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
-        return self._required(spec)
+        return await asyncio.to_thread(self._required, spec)
 
     def growth(self, spec: RunSpec) -> RequiredMemory:
         return memory.growth(spec.bundle, spec.draft, self._options(spec))
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
-        """On the budget's devices where the engine can use them: all layers, then fewer, then none."""
+        """On the budget's devices where the engine can use them. The order is that of split.py."""
         engine = self._found()
         rooms = () if engine is not None and engine.devices is False else budget.vram
 
         def place(smaller: RunSpec) -> list[split.Placement]:
             return memory.placements(smaller, self._options(smaller), rooms)
 
-        return split.variants(spec, place, self._required, Header(spec.bundle.header).layers)
+        layers = Header(spec.bundle.header).layers
+        return await asyncio.to_thread(split.variants, spec, place, self._required, layers)
 
     async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:
         engine, options = self._found(), self._options(spec)
         rows = await fit.told(engine, spec.bundle, options, self.context.logs / "fit-llama.cpp.log") if engine else []
-        return fit.corrected(self._required(spec), rows, spec.bundle, options, self._features) if rows else None
+        if not rows:
+            return None
+        return await asyncio.to_thread(
+            fit.corrected, await self.required_memory(spec), rows, spec.bundle, options, self._features
+        )
 
     def check_flags(self, flags_: tuple[str, ...], mode: Mode) -> None:
         flags.parse(flags_)
@@ -178,9 +186,10 @@ class LlamaCppBackend(Backend):
 
     def check(self, spec: RunSpec) -> None:
         args.check_context(spec, self._found())
+        self._adapters(spec)
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
-        return 4
+        return memory.default_parallel(bundle, self.default_context_size(bundle))
 
     def explain(self, tail: str) -> str | None:
         return errors.explain(tail)
@@ -208,12 +217,18 @@ class LlamaCppBackend(Backend):
     def _required(self, spec: RunSpec) -> RequiredMemory:
         engine = self._found()
         kind = engine.kind if engine is not None else Kind.WHEEL
-        return memory.required(spec.bundle, spec.draft, self._options(spec), kind, self._features)
+        found = memory.required(spec.bundle, spec.draft, self._options(spec), kind, self._features)
+        return found + RequiredMemory(sum(adapter.stat().st_size for adapter in self._adapters(spec)))
+
+    def _adapters(self, spec: RunSpec) -> tuple[Path, ...]:
+        return find_adapters(self.settings.adapters, LlamaCppOptions.of(spec.options).lora_adapters)
 
     def _options(self, spec: RunSpec) -> dict[str, str]:
-        """Without what depends on the endpoint and the engine."""
+        """Returns the options of a run, without those that depend on its endpoint."""
         threads = self.settings.threads or limited_threads()
         engine = engines.find(self.context, self.settings)
+        if engine is not None and engine.kind is Kind.PYTHON:
+            spec = replace(spec, parallel=1)  # it answers one request after the other
         batch = _CPU_BATCH if engine is not None and engine.devices is False else None
         own = LlamaCppOptions.of(spec.options).prompt_cache
         cache = self.settings.prompt_cache if own is None else own
@@ -222,7 +237,7 @@ class LlamaCppBackend(Backend):
         return args.effective(spec, cache_ram=cache >> 20, threads=threads, batch=batch, rearranged=rearranged)
 
     def _folders(self) -> list[Path]:
-        """Where the managed engines that this data directory uses lie."""
+        """Returns the folders of the managed engines that this data directory uses."""
         links = (engines.link(self.context, kind) for kind in _MANAGED)
         return [link.resolve() for link in links if link.exists()]
 

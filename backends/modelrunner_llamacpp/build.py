@@ -1,4 +1,4 @@
-"""llama-server and llama-fit-params compiled for this machine, from the source that llama-cpp-python carries."""
+"""Compiles llama-server and llama-fit-params for this machine, from the source that llama-cpp-python carries."""
 
 import asyncio
 import os
@@ -12,9 +12,8 @@ from pathlib import Path
 
 from modelrunner import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, steps
 from modelrunner_llamacpp import engines
-from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.engines import SOURCE, SOURCE_SHA256, SOURCE_TREE, SOURCE_VERSION, Engine, Kind
 from modelrunner_llamacpp.install import compiler
-from modelrunner_llamacpp.versions import SOURCE, SOURCE_SHA256, SOURCE_TREE, SOURCE_VERSION
 
 _TARGETS = ("llama-server", "llama-fit-params")
 _NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
@@ -35,14 +34,15 @@ _NO_COMPILER = (
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`name` for people, `option` for CMake."""
+    """A kind of GPU. `name` is for people, `option` for CMake."""
 
     name: str
     option: str
 
 
 async def install_build(context: BackendContext, progress: ProgressCallback) -> None:
-    """Minutes. Raises `BackendUnavailable` that says what to install, or where the log of a failed build lies."""
+    """Compiles the engine, which takes minutes. Raises `BackendUnavailable` that says what to install, or where the log
+    of a failed build lies."""
     if compiler() is None:
         raise BackendUnavailable(_NO_COMPILER)
     device = find_device()
@@ -53,7 +53,7 @@ async def install_build(context: BackendContext, progress: ProgressCallback) -> 
 
 
 def find_device() -> Device | None:
-    """The GPU that the machine has together with what compiling for it takes; None for the CPU alone."""
+    """Returns the kind of GPU that is here, if the tools to compile for it are here, too; None for the CPU alone."""
     if sys.platform == "darwin":
         return Device("Metal", "-DGGML_METAL=ON") if platform.machine() == "arm64" else None
     if shutil.which("nvcc") and Path("/dev/nvidiactl").exists():
@@ -64,7 +64,7 @@ def find_device() -> Device | None:
 
 
 def _cpu() -> str:
-    """What tells processors apart, since the build uses every instruction that this one has."""
+    """Returns what tells processors apart, since the build uses every instruction that this one has."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
@@ -93,7 +93,7 @@ class _Build:
         return Engine(Kind.NATIVE, folder / "bin/llama-server", SOURCE_VERSION, devices=self._device is not None)
 
     async def _tools(self, folder: Path) -> str:
-        """A PATH with cmake and ninja: the system's, or from the package index for as long as the build lasts."""
+        """Returns a PATH with cmake and ninja: the system's, or downloaded for as long as the build lasts."""
         path = os.environ.get("PATH", os.defpath)
         missing = [name for name in ("cmake", "ninja") if shutil.which(name) is None]
         if missing:
@@ -128,7 +128,7 @@ class _Build:
 
 
 async def fetch_source(folder: Path, log: Path) -> Path:
-    """The source distribution, its digest verified by pip."""
+    """Downloads the source distribution. pip verifies its digest."""
     folder.mkdir(parents=True)
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{SOURCE}=={SOURCE_VERSION} --hash=sha256:{SOURCE_SHA256}\n", "utf-8")
@@ -138,7 +138,8 @@ async def fetch_source(folder: Path, log: Path) -> Path:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Only llama.cpp itself. The archive's digest was verified, so its names can be trusted as far as it is."""
+    """Unpacks llama.cpp alone. The digest of the archive was verified, so its names can be trusted as far as the
+    archive."""
     with tarfile.open(archive) as tar:
         wanted = [member for member in tar if member.name.startswith(f"{SOURCE_TREE}/")]
         tar.extractall(folder, wanted, filter="data")

@@ -1,21 +1,47 @@
-"""Which engine there is: an explicit llama-server, a managed native build, one on PATH, the managed wheel, or
-llama-cpp-python."""
+"""The engines of llama.cpp: which versions this release installs, which one is here, and what a running one counts.
 
+The first of these that exists is used: the `llama_server` of the settings, a managed native build, a llama-server on
+PATH, the managed wheel, llama-cpp-python.
+"""
+
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from modelrunner import BackendContext, BackendUnavailable, ProgressCallback, enginecache
+import psutil
+
+from modelrunner import BackendContext, BackendUnavailable, Endpoint, ProgressCallback, control, enginecache
 from modelrunner_llamacpp.settings import LlamaCppSettings
+
+# The prebuilt wheel: llama.cpp's server as a Python extension. The files of one version, one for each platform.
+WHEEL = "xllamacpp"
+WHEEL_VERSION = "2026.10.11549"
+WHEEL_SHA256 = (
+    "c54e7d13520ecc989c63dc99d55de3065e2f343a91f43f053d16b5e62077c261",  # manylinux2014 x86_64
+    "e2a3e79e775515de4ad197e667f874070446ef9ac9cf2044bc9866bc4c72289e",  # manylinux2014 aarch64
+    "4ecda27a308b2403aa13c9d04b270befab95edc556c24ed00b2f8a98bd7f6781",  # macOS 13 arm64
+    "1f2a08052bb653659bcf1bedbbaf86b97f41dd46aa2763d596d7f27c5d89a689",  # macOS 13 x86_64
+)
+
+# The source distribution that carries all of llama.cpp in vendor/llama.cpp.
+SOURCE = "llama-cpp-python"
+SOURCE_VERSION = "0.3.36"
+SOURCE_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+SOURCE_TREE = f"llama_cpp_python-{SOURCE_VERSION}/vendor/llama.cpp"
+
+_BATCHES = re.compile(rb"^llamacpp:n_decode_total (\S+)$", re.MULTILINE)
+_COUNTERS_LIMIT = 5.0  # seconds, for the engine's counters
 
 
 class Kind(StrEnum):
@@ -26,8 +52,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`program` is llama-server, or the interpreter that runs serve.py. `devices` is False where it can use no GPU,
-    None where nobody knows. `folder` is a managed engine's entry in the cache."""
+    """`program` is llama-server, or the interpreter that runs serve.py. `devices` is False if the engine can use no
+    GPU, None if that is unknown. `folder` is the entry of a managed engine in the cache."""
 
     kind: Kind
     program: Path
@@ -42,15 +68,25 @@ class Engine:
         return {"kind": self.kind, "version": self.version, "devices": self.devices}
 
 
+# Bytes of disk for an installation: measured 102 MB and a download of 34 MB; 77 MB of source, 213 MB unpacked, and what
+# a compiler makes of it.
+_NEEDED = {Kind.WHEEL: 200 << 20, Kind.NATIVE: 1 << 30}
+
+
 def link(context: BackendContext, kind: Kind) -> Path:
-    """Where this data directory says that it uses a managed engine of that kind."""
+    """Returns the link by which this data directory uses a managed engine of that kind."""
     return context.engines / ("llama.cpp" if kind is Kind.WHEEL else f"llama.cpp-{kind}")
 
 
 async def provide(
-    context: BackendContext, kind: Kind, key: str, make: Callable[[Path], Awaitable[Engine]], progress: ProgressCallback
+    context: BackendContext,
+    kind: Kind,
+    key: str,
+    make: Callable[[Path], Awaitable[Engine]],
+    progress: ProgressCallback,
 ) -> None:
-    """Links this data directory to the managed engine `key` of the cache, made by `make` if it is not there."""
+    """Links this data directory to the managed engine `key` of the cache. `make` makes the engine if it is not
+    there."""
 
     async def made(folder: Path) -> dict[str, Any]:
         return (await make(folder)).marker()
@@ -58,12 +94,13 @@ async def provide(
     def works(entry: Path) -> bool:
         return usable(entry, kind) is not None
 
-    await enginecache.provide(link(context, kind), context.cache / key, made, works, progress)
+    entry = context.cache / key
+    await enginecache.provide(link(context, kind), entry, made, works, progress, needed=_NEEDED[kind])
 
 
 def find(context: BackendContext, settings: LlamaCppSettings) -> Engine | None:
-    """The first that is there, None if none is. Raises `BackendUnavailable` if an engine that the configuration names
-    cannot be used: a typing error must not silently choose another."""
+    """Returns the first engine that is here, None if there is none. Raises `BackendUnavailable` if the configuration
+    names an engine that cannot be used: a typing error must not silently choose another one."""
     if settings.llama_server is not None:
         return _explicit(settings.llama_server)
     if (managed := _managed(context, Kind.NATIVE)) is not None:
@@ -85,7 +122,8 @@ def _managed(context: BackendContext, kind: Kind) -> Engine | None:
 
 
 def usable(folder: Path, kind: Kind) -> Engine | None:
-    """The finished engine in `folder`, None for anything else: an interpreter that it needs may be gone by now."""
+    """Returns the finished engine in `folder`, None for anything else. An interpreter that the engine needs may be
+    gone."""
     folder = folder.resolve()  # an update may point the link elsewhere between now and the start of the program
     marker = enginecache.read_marker(folder)
     program = folder / ("bin/python" if kind is Kind.WHEEL else "bin/llama-server")
@@ -116,8 +154,8 @@ def _native(program: str) -> Engine:
 
 @functools.lru_cache(maxsize=8)
 def _about(program: str, _stamp: int) -> tuple[str, bool | None]:
-    """From `llama-server --version` ("version: b6123 (build ...)") and `--list-devices`, asked once for each file
-    (about 10 ms each)."""
+    """Returns version and devices of a llama-server, from `--version` ("version: b6123 (build ...)") and
+    `--list-devices`. Each file is asked once (about 10 ms each)."""
     said = (line for line in _ask(program, "--version").splitlines() if line.startswith("version:"))
     version = next(said, "version: of unknown version").removeprefix("version:").split("(")[0].strip()
     return version, False if "(none)" in _ask(program, "--list-devices") else None
@@ -138,3 +176,49 @@ def _ask(*argv: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout + done.stderr if done.returncode == 0 else ""
+
+
+async def batches(endpoint: Endpoint) -> float | None:
+    """Returns how many batches the engine has computed, None if it does not count them. The loop that computes batches
+    answers this request, too, so a stuck engine does not answer. Raises `OSError`, `ModelRunnerError`."""
+    status, text = await control.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)
+    found = _BATCHES.search(text) if status == 200 else None
+    return float(found[1]) if found else None
+
+
+def limited_threads(root: Path = Path("/")) -> int | None:
+    """CPUs that affinity and the control groups leave to this process, where they are fewer than the machine's physical
+    cores. None where they are not: llama.cpp's own choice then is best (physical cores, only the fast ones of a hybrid
+    CPU), but it does not see a container's quota."""
+    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
+    allowed = min([allowed, *map(_quota, _cpu_groups(root))])
+    return allowed if allowed < physical else None
+
+
+def _cpu_groups(root: Path) -> Iterator[Path]:
+    """The folders of the control groups that may limit this process's processor time, from its own up to the one that
+    is mounted. In a container the path may not exist under the mount, which then is the container's own group (Linux:
+    Documentation/admin-guide/cgroup-v2.rst and scheduler/sched-bwc.rst)."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mounts = [root / "sys/fs/cgroup" / name for name in (("cpu", "cpu,cpuacct") if controllers else ("",))]
+        for mount in filter(Path.is_dir, mounts):
+            group = mount / path.lstrip("/")
+            yield from (each for each in (group, *group.parents) if each.is_relative_to(mount))
+
+
+def _quota(group: Path) -> int:
+    """Whole CPUs of a control group's quota, at least one; a large number without a quota."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
+            quota, period = map(int, " ".join((group / name).read_text("ascii") for name in names).split())
+            if quota > 0:
+                return max(quota // period, 1)
+    return sys.maxsize

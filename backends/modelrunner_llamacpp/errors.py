@@ -1,6 +1,6 @@
-"""What llama.cpp's log lines mean to a person: last words, and the stages of a start. Pure."""
+"""Explains llama.cpp's log: its last words, and the stages of a start. Pure."""
 
-import re
+from modelrunner.diagnosis import Cause, Diagnosis
 
 _LOCAL = "Its file is damaged or incomplete: remove the model and pull it again."
 _NO_DEVICE_MEMORY = (
@@ -11,46 +11,47 @@ _NO_MEMORY = (
     r"failed to allocate (?:compute )?(?:\S+ )?buffers?|unable to allocate|std::bad_alloc|Cannot allocate memory|"
     r"MemoryError|mmap failed|failed to mlock"
 )
-# The first that matches anywhere in the tail wins; a group of the match fills {0}. Specific causes come first, since
-# every failed load ends with the same general lines.
+# A line that is only information or a warning ended nothing: a failed mlock of an hour ago explains no crash of now.
+_IRRELEVANT = r"^(?:\d[\d.]* )?[DIW] "
+# Specific causes come first, since every failed load ends with the same general lines.
 _CAUSES = [
-    (r"unknown model architecture: '([^']*)'",
-     "this llama.cpp does not know the model architecture {0!r}: update the engine (`modelrunner install llama.cpp`) "
-     "or choose another model"),
-    (_NO_DEVICE_MEMORY,
+    Cause(r"unknown model architecture: '([^']*)'",
+     "this llama.cpp does not know the model architecture {0!r}. This release of modelrunner installs one fixed "
+     "version of the engine, so installing it again changes nothing: name a newer one in the configuration "
+     "(`version` with `wheel_sha256`, or `llama_server`, in [backends.\"llama.cpp\"]; docs/configuration.md), or "
+     "choose another model"),
+    Cause(_NO_DEVICE_MEMORY,
      "the model does not fit in the GPU's memory: use a smaller context size, fewer GPU layers (--n-gpu-layers) or a "
-     "smaller quantization"),
-    (_NO_MEMORY,
-     "there is not enough memory for the model: use a smaller context size, or stop other models first"),
-    (r"quantized V cache (?:requires|was requested)",
+     "smaller quantization", memory=True),
+    Cause(_NO_MEMORY,
+     "there is not enough memory for the model: use a smaller context size, or stop other models first", memory=True),
+    Cause(r"quantized V cache (?:requires|was requested)",
      "a quantized cache for V (--cache-type-v) needs flash attention (--flash-attn on)"),
-    (r"(?:failed to load|could not load|unable to load) (?:CLIP|clip|multimodal|mmproj)[^\n]*|clip_init: [^\n]*failed",
+    Cause(r"(?:failed to load|could not load|unable to load) (?:CLIP|clip|multimodal|mmproj)|clip_init: .*failed",
      "the multimodal projector (mmproj) does not fit this model or is damaged: pull the model again"),
-    (r"missing tensor '([^']*)'", "the model lacks the tensor {0!r}. " + _LOCAL),
-    (r"tensor '([^']*)' data is not within the file bounds|wrong number of tensors|tensor '([^']*)' has wrong shape",
+    Cause(r"missing tensor '([^']*)'", "the model lacks the tensor {0!r}. " + _LOCAL),
+    Cause(r"tensor '[^']*' data is not within the file bounds|wrong number of tensors|tensor '[^']*' has wrong shape",
      "the model cannot be read. " + _LOCAL),
-    (r"invalid magic characters|failed to read (?:magic|header|key-value pairs|tensor info)|GGUFv1 is no longer|"
+    Cause(r"invalid magic characters|failed to read (?:magic|header|key-value pairs|tensor info)|GGUFv1 is no longer|"
      r"unsupported GGUF version|gguf_init_from_\w+: failed",
      "the model is not a GGUF file that llama.cpp can read. " + _LOCAL),
-    (r"error while loading shared libraries: (\S+?):|Library not loaded: (\S+)|"
+    Cause(r"error while loading shared libraries: (\S+?):|Library not loaded: (\S+)|"
      r"ImportError: (lib\S+): cannot open shared object",
      "the engine lacks the shared library {0}: install it, or install the engine again with "
      "`modelrunner install llama.cpp`"),
-    (r"ModuleNotFoundError: No module named '([^']*)'",
+    Cause(r"ModuleNotFoundError: No module named '([^']*)'",
      "the engine's Python lacks the module {0!r}: install the engine again with `modelrunner install llama.cpp`"),
-    (r"CUDA driver version is insufficient|no CUDA-capable device|forward compatibility was attempted",
+    Cause(r"CUDA driver version is insufficient|no CUDA-capable device|forward compatibility was attempted",
      "the GPU's driver does not suit this engine: update the driver, or install the engine for the CPU"),
-    (r"couldn't bind HTTP server socket|[Aa]ddress already in use",
+    Cause(r"couldn't bind HTTP server socket|[Aa]ddress already in use",
      "the engine could not listen on its socket: another process holds it, or its folder cannot be written; try again"),
-    (r"error: invalid argument: (\S+)|error while handling argument \"(\S+?)\"",
+    Cause(r"error: invalid argument: (\S+)|error while handling argument \"(\S+?)\"",
      "this llama-server does not take {0}: it is too old or too new for modelrunner; install one with "
      "`modelrunner install llama.cpp`"),
-    (r"failed to load model", "llama.cpp could not load the model. " + _LOCAL),
+    Cause(r"failed to load model", "llama.cpp could not load the model. " + _LOCAL),
 ]  # fmt: skip
 # What llama-server says with status 500 to an input beyond its batch or its context.
 _CLIENTS_FAULT = ("too large to process", "exceeds the available context size", "context length")
-_STARVED = re.compile(f"{_NO_DEVICE_MEMORY}|{_NO_MEMORY}")
-_COMPILED = [(re.compile(pattern), sentence) for pattern, sentence in _CAUSES]
 
 _STAGES = [
     ("llama threadpool init", "warming up"),
@@ -65,23 +66,10 @@ _STAGES = [
 ]
 
 
-def explain(tail: str) -> str | None:
-    """A sentence that says what happened and what to do, or None where the last words say nothing known."""
-    for pattern, sentence in _COMPILED:
-        if match := pattern.search(tail):
-            return sentence.format(next((group for group in match.groups() if group), ""))
-    return None
+_DIAGNOSIS = Diagnosis(_CAUSES, _STAGES, irrelevant=_IRRELEVANT)
+explain, ran_out_of_memory, stage = _DIAGNOSIS.explain, _DIAGNOSIS.ran_out_of_memory, _DIAGNOSIS.stage
 
 
 def blames_client(message: str) -> bool:
-    """Is the request at fault that was answered with this message?"""
+    """Returns True if the message of an error answer complains of the request."""
     return any(words in message for words in _CLIENTS_FAULT)
-
-
-def ran_out_of_memory(tail: str) -> bool:
-    return _STARVED.search(tail) is not None
-
-
-def stage(line: str) -> str | None:
-    """The stage of starting that a log line announces."""
-    return next((name for text, name in _STAGES if text in line), None)

@@ -1,4 +1,4 @@
-"""What llama.cpp itself says that a run needs: `llama-fit-params`, which a native build puts beside llama-server. It
+"""Asks llama.cpp what a run needs, by `llama-fit-params`, which a native build puts beside llama-server. The program
 reads the model's header and allocates nothing (tools/fit-params of llama.cpp)."""
 
 import asyncio
@@ -9,23 +9,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from modelrunner import BackendUnavailable, Bundle, RequiredMemory, steps
-from modelrunner_llamacpp import kvcache, memory
+from modelrunner_llamacpp import memory
 from modelrunner_llamacpp.engines import Engine, Kind
-from modelrunner_llamacpp.hparams import Header
 from modelrunner_llamacpp.kvcache import Shape
 from modelrunner_llamacpp.memory import MIB
 
 _LIMIT = 60.0  # seconds
 _ROW = re.compile(r"([A-Za-z]+)(\d*) (\d+) (\d+) (\d+) ?")
 _TAKEN = (
-    *("--ctx-size", "--batch-size", "--ubatch-size", "--cache-type-k", "--cache-type-v", "--flash-attn"),
+    *("--ctx-size", "--parallel", "--batch-size", "--ubatch-size", "--cache-type-k", "--cache-type-v", "--flash-attn"),
     *("--n-gpu-layers", "--split-mode", "--main-gpu", "--tensor-split"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One device's bytes; `device` is None for main memory."""
+    """The bytes on one device; `device` is None for main memory."""
 
     device: int | None
     model: int
@@ -34,7 +33,8 @@ class Row:
 
 
 async def told(engine: Engine, bundle: Bundle, options: Mapping[str, str], log: Path) -> list[Row]:
-    """Empty where the engine cannot say. Half a second of work at low priority."""
+    """Returns the rows that the program prints, none where the engine has no such program. It takes half a second at
+    low priority."""
     program = engine.program.with_name("llama-fit-params")
     if engine.kind is not Kind.NATIVE or not program.exists():
         return []
@@ -49,9 +49,8 @@ async def told(engine: Engine, bundle: Bundle, options: Mapping[str, str], log: 
 
 
 def command(program: Path, bundle: Bundle, options: Mapping[str, str]) -> list[str]:
-    """It cannot be told of a cache that all sequences share: then it is asked for one sequence."""
-    sequences = "1" if Shape.of(options).unified else options["--parallel"]
-    words = [str(program), "--model", str(bundle.model_file), "--parallel", sequences, "--fit-print", "on", "--offline"]
+    """Returns the command line that asks about a run with these options."""
+    words = [str(program), "--model", str(bundle.model_file), "--fit-print", "on", "--offline"]
     for flag in _TAKEN:
         if flag in options:
             words += [flag, options[flag]]
@@ -61,7 +60,7 @@ def command(program: Path, bundle: Bundle, options: Mapping[str, str]) -> list[s
 
 
 def parse(lines: Iterable[str]) -> list[Row]:
-    """Its rows `NAME MODEL CONTEXT COMPUTE`, in MiB, among whatever else it prints."""
+    """Returns the rows `NAME MODEL CONTEXT COMPUTE` (in MiB) among the lines."""
     found = []
     for line in lines:
         if match := _ROW.fullmatch(line):
@@ -81,14 +80,11 @@ def corrected(
     """The estimate with what the engine said of weights, caches and device buffers. Its figure for the buffers of the
     CPU is not taken: most of them are never touched. Weights that it leaves out are those that it rearranges
     (repack.py), of which the estimate knows `features` only."""
-    shape, header = Shape.of(options), Header(bundle.header)
-    parts = memory.parts(bundle, shape)
-    alone = replace(shape, parallel=1) if shape.unified else shape
-    more = kvcache.kv_cache(header, shape) - kvcache.kv_cache(header, alone)
+    parts = memory.parts(bundle, Shape.of(options))
     ram, vram = estimate.ram, list(estimate.vram)
     for row in rows:
         if row.device is None and not any(vram):
-            ram += row.context + more - sum(parts.caches)
+            ram += row.context - sum(parts.caches)
             if memory.rearranges(options):
                 ram += max(0, memory.tensors(bundle) - row.model) - memory.twice(bundle, options, features)
         elif row.device is not None and row.device < len(vram):

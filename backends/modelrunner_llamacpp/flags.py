@@ -1,26 +1,242 @@
-"""Which runtime flags of llama.cpp a person may give."""
+"""llama.cpp's flags: those that a person may set, with type and range, and those that the daemon decides; and how
+each one is spelled for every engine. Names and ranges: common/arg.cpp of llama.cpp.
+"""
 
-from modelrunner.flags import AllowList, words_of
-from modelrunner_llamacpp.options import ALLOWED, ALSO_OWNED, OPTIONS, OWNED
+from dataclasses import dataclass
+
+from modelrunner.flags import AllowList, Field
+from modelrunner_llamacpp.flagkinds import (
+    AllExperts,
+    Choice,
+    Experts,
+    Integer,
+    Kind,
+    Number,
+    Numbers,
+    Overrides,
+    Paths,
+    Switch,
+    Text,
+    Words,
+)
+
+GGML_TYPES = {  # the ones that a KV cache may have, with ggml_type's numbers
+    "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7,
+}  # fmt: skip
+_SAMPLERS = frozenset("penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature adaptive_p".split())  # noqa: SIM905
+_TEMPLATES = (  # noqa: SIM905 (fifty quoted words would be harder to read)
+    "bailing bailing-think bailing2 chatglm3 chatglm4 chatml command-r deepseek deepseek-ocr deepseek2 deepseek3 "
+    "exaone-moe exaone3 exaone4 falcon3 gemma gigachat glmedge gpt-oss granite granite-4.0 granite-4.1 grok-2 "
+    "hunyuan-dense hunyuan-moe hunyuan-vl kimi-k2 llama2 llama2-sys llama2-sys-bos llama2-sys-strip llama3 llama4 "
+    "megrez minicpm mistral-v1 mistral-v3 mistral-v3-tekken mistral-v7 mistral-v7-tekken monarch openchat orion "
+    "pangu-embedded phi3 phi4 rwkv-world seed_oss smolvlm solar-open vicuna vicuna-orca yandex zephyr"
+).split()
+
+
+@dataclass(frozen=True)
+class Option:
+    """`attribute` is the dotted path in `CommonParams`; `setting` the field of `ModelSettings`, "" where it has none;
+    `pins` the member of `common_params_sampling_config` that keeps the model's own default from winning."""
+
+    flag: str
+    attribute: str
+    kind: Kind
+    aliases: tuple[str, ...] = ()
+    setting: str = ""
+    pins: str = ""
+
+
+def _enum(prefix: str, *words: str, **named: str) -> dict[str, str]:
+    return {word: prefix + word.upper() for word in words} | {word: prefix + name for word, name in named.items()}
+
+
+_CACHE_TYPE = Choice(_enum("GGML_TYPE_", *GGML_TYPES), GGML_TYPES)
+_LAYERS = Integer(0, 10_000, {"auto": -1, "all": -2})
+_TOKENS = 1 << 24
+
+
+def _sampling(flag: str, name: str, kind: Kind, *aliases: str, pins: str = "") -> Option:
+    return Option(flag, f"sampling.{name}", kind, aliases, pins=pins)
+
+
+ALLOWED = (
+    Option("--ctx-size", "n_ctx", Integer(1, _TOKENS), ("-c",), "n_ctx"),
+    Option("--parallel", "n_parallel", Integer(1, 256), ("-np",)),
+    Option("--threads", "cpuparams.n_threads", Integer(1, 1024), ("-t",), "n_threads"),
+    Option("--threads-batch", "cpuparams_batch.n_threads", Integer(1, 1024), ("-tb",), "n_threads_batch"),
+    Option("--threads-http", "n_threads_http", Integer(1, 1024)),
+    Option("--poll", "cpuparams.poll", Integer(0, 100)),
+    Option("--batch-size", "n_batch", Integer(1, _TOKENS), ("-b",), "n_batch"),
+    Option("--ubatch-size", "n_ubatch", Integer(1, _TOKENS), ("-ub",), "n_ubatch"),
+    Option("--n-predict", "n_predict", Integer(-1, _TOKENS), ("-n", "--predict")),
+    Option("--keep", "n_keep", Integer(-1, _TOKENS)),
+    Option("--swa-full", "swa_full", Switch()),
+    Option("--context-shift", "ctx_shift", Switch("--no-context-shift")),
+    Option("--ctx-checkpoints", "n_ctx_checkpoints", Integer(0, 1024), ("-ctxcp", "--swa-checkpoints")),
+    Option("--checkpoint-min-step", "checkpoint_min_step", Integer(0, _TOKENS), ("-cms",)),
+    Option("--cache-ram", "cache_ram_mib", Integer(0, 1 << 20), ("-cram",)),
+    Option("--cache-prompt", "cache_prompt", Switch("--no-cache-prompt")),
+    Option("--cache-reuse", "n_cache_reuse", Integer(0, _TOKENS)),
+    Option("--cache-idle-slots", "cache_idle_slots", Switch("--no-cache-idle-slots")),
+    Option("--slot-prompt-similarity", "slot_prompt_similarity", Number(0, 1), ("-sps",)),
+    Option("--cont-batching", "cont_batching", Switch("--no-cont-batching"), ("-cb",)),
+    Option("--cache-type-k", "cache_type_k", _CACHE_TYPE, ("-ctk",), "type_k"),
+    Option("--cache-type-v", "cache_type_v", _CACHE_TYPE, ("-ctv",), "type_v"),
+    Option("--flash-attn", "flash_attn_type",
+           Choice(_enum("LLAMA_FLASH_ATTN_TYPE_", "auto", on="ENABLED", off="DISABLED"),
+                  {"on": True, "off": False, "auto": False}), ("-fa",), "flash_attn"),
+    Option("--load-mode", "load_mode", Choice(_enum("LLAMA_LOAD_MODE_", "auto", "none", "mmap", "mlock",
+           **{"mmap+mlock": "MMAP_MLOCK", "dio": "DIRECT_IO"})), ("-lm",)),
+    Option("--lazy-mode", "lazy_mode", Choice(_enum("LLAMA_LAZY_MODE_", "on", "auto", "off")), ("-lzm",)),
+    Option("--numa", "numa", Choice(_enum("GGML_NUMA_STRATEGY_", "distribute", "isolate", "numactl"))),
+    Option("--kv-offload", "no_kv_offload", Switch("--no-kv-offload", negated=True), ("-kvo",), "offload_kqv"),
+    Option("--op-offload", "no_op_offload", Switch("--no-op-offload", negated=True)),
+    Option("--repack", "no_extra_bufts", Switch("--no-repack", negated=True)),
+    Option("--no-host", "no_host", Switch()),
+    Option("--check-tensors", "check_tensors", Switch()),
+    Option("--warmup", "warmup", Switch("--no-warmup")),
+    Option("--perf", "no_perf", Switch("--no-perf", negated=True)),
+    Option("--n-gpu-layers", "n_gpu_layers", _LAYERS, ("-ngl", "--gpu-layers"), "n_gpu_layers"),
+    Option("--split-mode", "split_mode", Choice(_enum("LLAMA_SPLIT_MODE_", "none", "layer", "row", "tensor"),
+           {"none": 0, "layer": 1, "row": 2, "tensor": 3}), ("-sm",), "split_mode"),
+    Option("--tensor-split", "tensor_split", Numbers(), ("-ts",), "tensor_split"),
+    Option("--main-gpu", "main_gpu", Integer(-1, 127), ("-mg",), "main_gpu"),
+    Option("--override-tensor", "tensor_buft_overrides", Overrides(), ("-ot",)),
+    Option("--cpu-moe", "tensor_buft_overrides", AllExperts(), ("-cmoe",)),
+    Option("--n-cpu-moe", "tensor_buft_overrides", Experts(0, 512), ("-ncmoe",)),
+    Option("--rope-scaling", "rope_scaling_type", Choice(_enum("LLAMA_ROPE_SCALING_TYPE_", "none", "linear", "yarn"),
+           {"none": 0, "linear": 1, "yarn": 2}), (), "rope_scaling_type"),
+    Option("--rope-scale", "rope_freq_scale", Number(0.001, 1000, reciprocal=True), (), "rope_freq_scale"),
+    Option("--rope-freq-base", "rope_freq_base", Number(0, 1e12), (), "rope_freq_base"),
+    Option("--rope-freq-scale", "rope_freq_scale", Number(0, 1000), (), "rope_freq_scale"),
+    Option("--yarn-orig-ctx", "yarn_orig_ctx", Integer(0, _TOKENS), (), "yarn_orig_ctx"),
+    Option("--yarn-ext-factor", "yarn_ext_factor", Number(-1, 1000), (), "yarn_ext_factor"),
+    Option("--yarn-attn-factor", "yarn_attn_factor", Number(-1, 1000), (), "yarn_attn_factor"),
+    Option("--yarn-beta-slow", "yarn_beta_slow", Number(-1, 1000), (), "yarn_beta_slow"),
+    Option("--yarn-beta-fast", "yarn_beta_fast", Number(-1, 1000), (), "yarn_beta_fast"),
+    Option("--pooling", "pooling_type", Choice(_enum("LLAMA_POOLING_TYPE_", "none", "mean", "cls", "last", "rank"))),
+    Option("--embd-normalize", "embd_normalize", Integer(-1, 100)),
+    Option("--image-min-tokens", "image_min_tokens", Integer(1, _TOKENS)),
+    Option("--image-max-tokens", "image_max_tokens", Integer(1, _TOKENS)),
+    Option("--mmproj-offload", "mmproj_use_gpu", Switch("--no-mmproj-offload")),
+    Option("--jinja", "use_jinja", Switch("--no-jinja")),
+    Option("--chat-template", "chat_template", Choice({name: name for name in _TEMPLATES})),
+    Option("--prefill-assistant", "prefill_assistant", Switch("--no-prefill-assistant")),
+    Option("--reasoning-format", "reasoning_format", Choice(_enum("COMMON_REASONING_FORMAT_", "auto", "none",
+           "deepseek", **{"deepseek-legacy": "DEEPSEEK_LEGACY"}))),
+    Option("--reasoning", "enable_reasoning", Choice({"on": 1, "off": 0, "auto": -1}), ("-rea",)),
+    _sampling("--reasoning-budget", "reasoning_budget_tokens", Integer(-1, _TOKENS)),
+    Option("--seed", "sampling.seed", Integer(0, 2**32 - 1, {"-1": 2**32 - 1}), ("-s",), "seed"),
+    _sampling("--samplers", "samplers", Words(_SAMPLERS), pins="SAMPLERS"),
+    _sampling("--temp", "temp", Number(0, 100), "--temperature", pins="TEMP"),
+    _sampling("--top-k", "top_k", Integer(0, _TOKENS), pins="TOP_K"),
+    _sampling("--top-p", "top_p", Number(0, 1), pins="TOP_P"),
+    _sampling("--min-p", "min_p", Number(0, 1), pins="MIN_P"),
+    _sampling("--xtc-probability", "xtc_probability", Number(0, 1), pins="XTC_PROBABILITY"),
+    _sampling("--xtc-threshold", "xtc_threshold", Number(0, 1), pins="XTC_THRESHOLD"),
+    _sampling("--typical", "typ_p", Number(0, 1), "--typical-p"),
+    _sampling("--repeat-last-n", "penalty_last_n", Integer(-1, _TOKENS), pins="PENALTY_LAST_N"),
+    _sampling("--repeat-penalty", "penalty_repeat", Number(0, 100), pins="PENALTY_REPEAT"),
+    _sampling("--presence-penalty", "penalty_present", Number(-100, 100)),
+    _sampling("--frequency-penalty", "penalty_freq", Number(-100, 100)),
+    _sampling("--dry-multiplier", "dry_multiplier", Number(0, 100)),
+    _sampling("--dry-base", "dry_base", Number(0, 100)),
+    _sampling("--dry-allowed-length", "dry_allowed_length", Integer(0, _TOKENS)),
+    _sampling("--dry-penalty-last-n", "dry_penalty_last_n", Integer(-1, _TOKENS)),
+    _sampling("--dynatemp-range", "dynatemp_range", Number(0, 100)),
+    _sampling("--dynatemp-exp", "dynatemp_exponent", Number(0, 100)),
+    _sampling("--mirostat", "mirostat", Integer(0, 2), pins="MIROSTAT"),
+    _sampling("--mirostat-lr", "mirostat_eta", Number(0, 100), pins="MIROSTAT_ETA"),
+    _sampling("--mirostat-ent", "mirostat_tau", Number(0, 100), pins="MIROSTAT_TAU"),
+    Option("--spec-draft-n-max", "speculative.draft.n_max", Integer(1, 1024)),
+    Option("--spec-draft-n-min", "speculative.draft.n_min", Integer(0, 1024)),
+    Option("--spec-draft-p-min", "speculative.draft.p_min", Number(0, 1), ("--draft-p-min",)),
+    Option("--spec-draft-p-split", "speculative.draft.p_split", Number(0, 1), ("--draft-p-split",)),
+    Option("--spec-draft-ngl", "speculative.draft.n_gpu_layers", _LAYERS,
+           ("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft")),
+)  # fmt: skip
+
+# What the daemon itself decides. A person who sets one of them would break routing, health or another user's privacy.
+OWNED = (
+    Option("--model", "model.path", Text(), ("-m",), "model"),
+    Option("--alias", "model_alias", Text(), ("-a",), "model_alias"),
+    Option("--host", "hostnames", Text()),
+    Option("--port", "port", Integer(0, 65535)),
+    Option("--mmproj", "mmproj.path", Text(), ("-mm",), "clip_model_path"),
+    Option("--spec-draft-model", "speculative.draft.mparams.path", Text(), ("-md", "--model-draft")),
+    Option(
+        "--spec-type",
+        "speculative.types",
+        Choice({"draft-simple": ["COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE"]}),
+    ),
+    Option("--override-kv", "kv_overrides", Text()),  # only llama-server has it
+    Option("--embeddings", "embedding", Switch(), ("--embedding",), "embedding"),
+    Option("--fit", "fit_params", Choice({"on": True, "off": False}), ("-fit",)),
+    Option("--slots", "endpoint_slots", Switch("--no-slots")),
+    Option("--props", "endpoint_props", Switch()),
+    Option("--metrics", "endpoint_metrics", Switch()),
+    Option("--webui", "ui", Switch("--no-webui"), ("--ui", "--no-ui")),
+    Option("--offline", "offline", Switch()),
+    Option("--kv-unified", "kv_unified", Switch("--no-kv-unified"), ("-kvu", "-no-kvu")),
+    Option("--slot-save-path", "slot_save_path", Text()),
+    Option("--lora", "lora_adapters", Paths()),
+    Option("--chat-template-file", "chat_template_file", Text()),  # serve.py reads it for the wheel
+)
+# Others of llama-server's that would take the same things out of the daemon's hands, and that it never sets.
+ALSO_OWNED = (  # noqa: SIM905
+    "--api-key --api-key-file --api-prefix --path --log-file --log-disable --log-jsonl --log-prompts-dir --hf-repo -hf "
+    "--hf-file --hf-token --model-url --docker-repo --mmproj-url --rerank --reranking --media-path "
+    "--models-dir --models-preset --models-max --timeout --ssl-key-file --ssl-cert-file --tools --agent --rpc "
+    "--reuse-port --sleep-idle-seconds --cors-origins"
+).split()
+OPTIONS = {option.flag: option for option in (*ALLOWED, *OWNED)}
+# Flags that people look for, and what there is instead.
+_REASONS = {
+    **dict.fromkeys(
+        ("--lora", "--lora-scaled", "--lora-base"),
+        "name adapters with `lora-adapters` in the model's table `llamacpp` (docs/configuration.md)",
+    ),
+    **dict.fromkeys(
+        ("--chat-template-file", "--chat-template-kwargs"),
+        "a chat template of one's own is packaged together with the model; --chat-template takes the name of one of "
+        "llama.cpp's",
+    ),
+    **dict.fromkeys(
+        ("--kv-unified", "-kvu", "--no-kv-unified", "-no-kvu", "--kv-unified-per-slot"),
+        "every sequence has a context of its own, so that no request can fail because of others; lower context-size or "
+        "parallel to save memory",
+    ),
+    **dict.fromkeys(
+        ("--mmproj", "-mm", "--mmproj-url", "--mmproj-auto", "--no-mmproj"),
+        "the projector is a part of the model: package it together with its weights",
+    ),
+    **dict.fromkeys(
+        ("--spec-draft-model", "-md", "--model-draft", "--spec-type"),
+        "set the draft model with `modelrunner configure MODEL --draft-model DRAFT`",
+    ),
+    **dict.fromkeys(
+        ("--grammar", "--grammar-file", "--json-schema", "-j", "--json-schema-file", "-jf"),
+        "a request brings its own, in the field `grammar` or `response_format`",
+    ),
+    **dict.fromkeys(
+        ("--embedding", "--embeddings", "--rerank", "--reranking"),
+        "the route of a request decides it: /v1/embeddings or /v1/rerank",
+    ),
+    **dict.fromkeys(("--model", "-m", "--hf-repo", "-hf", "--model-url"), "the request or the command names the model"),
+    **dict.fromkeys(("--host", "--port"), "the daemon listens for the engine; see `listen` in docs/configuration.md"),
+    **dict.fromkeys(("--api-key", "--api-key-file"), "the engine is reached through the daemon only"),
+    **dict.fromkeys(("--rpc",), "an engine runs on this machine alone"),
+    **dict.fromkeys(("--verbose", "-v", "--log-file", "--log-verbosity", "-lv"), "`modelrunner logs` shows the log"),
+}
 
 # Spellings that llama-server had before --load-mode, and that people still type.
 _SHORTHANDS = {"--mlock": ("--load-mode", "mmap+mlock"), "--no-mmap": ("--load-mode", "none")}
-
-parse = AllowList("llama.cpp", ALLOWED, owned=OWNED, also_owned=ALSO_OWNED, shorthands=_SHORTHANDS).parse
-
-# Flags that say what a field of every model's configuration says.
-_FIELDS = {"--ctx-size": "context_size", "--parallel": "parallel", "--n-gpu-layers": "gpu_layers"}
-_LAYERS = {"auto": None, "all": 10_000}  # more layers than any model has
-
-
-def fold(flags: tuple[str, ...]) -> tuple[dict[str, int | None], tuple[str, ...]]:
-    """See `Backend.fold_flags`; the flags that remain are spelled out. Raises `BadRequest` as `parse` does."""
-    parsed = parse(flags)
-    found = {
-        field: _LAYERS[text] if text in _LAYERS else int(text)
-        for flag, field in _FIELDS.items()
-        if (text := parsed.pop(flag, None)) is not None
-    }
-    if not found:
-        return {}, flags
-    return found, tuple(word for flag, text in parsed.items() for word in words_of(OPTIONS[flag], text))
+_FIELDS = {
+    "--ctx-size": Field("context_size"),
+    "--parallel": Field("parallel"),
+    "--n-gpu-layers": Field("gpu_layers", {"auto": None, "all": 10_000}),  # more layers than any model has
+}
+_LIST = AllowList(
+    "llama.cpp", ALLOWED, owned=OWNED, also_owned=ALSO_OWNED, reasons=_REASONS, shorthands=_SHORTHANDS, fields=_FIELDS
+)
+parse, fold = _LIST.parse, _LIST.fold

@@ -4,10 +4,13 @@ Sources: load_hparams and create_memory of llama-model.cpp, and load_arch_hparam
 """
 
 import re
+from functools import cached_property
 from typing import Any
 
-from modelrunner import ModelHeader
+from modelrunner import InvalidModel, ModelHeader
 
+_MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
+_MOST = (1 << 32) - 1  # llama.cpp reads these figures as 32-bit numbers
 # For which llama.cpp keeps nothing: encoders and diffusion models (create_memory).
 _CACHELESS = frozenset(
     {"bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert"}
@@ -20,33 +23,38 @@ _SWA_PERIOD = {"afmoe": 4, "cohere2": 4, "cohere2moe": 4, "exaone-moe": 4, "exao
                "muse-glimmer": 4, "olmo2": 4, "plamo3": 8, "smallthinker": 4}  # fmt: skip
 _DENSE_FIRST = frozenset({"cohere2moe", "laguna", "smallthinker"})
 _WINDOW = {"llama4": 8192, "smallthinker": 4096}  # whatever the file says, unless that is 0
-_ATTENTION = re.compile(r"blk\.(\d+)\.attn_(?:k|qkv|kv_a_mqa|kv)\.weight")
-_RECURRENT = re.compile(r"blk\.(\d+)\.(?:ssm_conv1d\w*|ssm_out|shortconv\.conv|time_mix_receptance)\.weight")
+_ATTENTION = re.compile(r"blk\.(\d{1,4})\.attn_(?:k|qkv|kv_a_mqa|kv)\.weight")
+_RECURRENT = re.compile(r"blk\.(\d{1,4})\.(?:ssm_conv1d\w*|ssm_out|shortconv\.conv|time_mix_receptance)\.weight")
 _BOTH = "falcon-h1"  # every layer has attention and a recurrent state
 
 
 class Header:
-    """A model header's figures, by their names without the architecture."""
+    """A model header's figures, by their names without the architecture. Every use raises `InvalidModel` for a figure
+    that llama.cpp cannot read, so that no estimate works with it."""
 
     def __init__(self, header: ModelHeader) -> None:
         self._header = header
         self.architecture = header.architecture
         self.layers = self.integer("block_count")
+        if self.layers > _MOST_LAYERS:
+            raise InvalidModel(f"its header says {self.layers} layers, and llama.cpp loads {_MOST_LAYERS} at most")
+        self.integer("context_length")
         self.embedding = self.integer("embedding_length")
 
     def get(self, name: str) -> Any:
         return self._header.metadata.get(f"{self.architecture}.{name}")
 
     def integer(self, name: str, default: int = 0, layer: int = 0) -> int:
-        """Of one layer, where the file lists a value for each."""
+        """Returns a figure, that of one layer where the file lists one for each. Raises `InvalidModel`."""
         value = self.get(name)
         if isinstance(value, list | tuple):
-            value = value[layer] if layer < len(value) else default
-        return value if isinstance(value, int) else default
+            value = value[layer] if layer < len(value) else None
+        return default if value is None else _checked(f"{self.architecture}.{name}", value)
 
     @property
     def vocabulary(self) -> int:
-        return self.integer("vocab_size", int(self._header.metadata.get("tokenizer.ggml.tokens.length", 0)))
+        words = "tokenizer.ggml.tokens.length"
+        return self.integer("vocab_size", _checked(words, self._header.metadata.get(words, 0)))
 
     @property
     def causal(self) -> bool:
@@ -58,7 +66,7 @@ class Header:
 
     @property
     def window(self) -> int:
-        """Tokens that a sliding layer sees; 0 where none slides."""
+        """Returns the tokens that a sliding layer sees, 0 where no layer slides."""
         if self.architecture == "exaone4" and self.layers != 64:
             return 0
         fixed = _WINDOW.get(self.architecture, 0)
@@ -66,7 +74,7 @@ class Header:
         return fixed or said if said else 0
 
     def slides(self, layer: int) -> bool:
-        """True for a layer that sees only a window of the context."""
+        """Returns True for a layer that sees only a window of the context."""
         pattern = self.get("attention.sliding_window_pattern")
         if self.window == 0:
             return False
@@ -80,28 +88,45 @@ class Header:
         return period == 0 or layer % period != (0 if self.architecture in _DENSE_FIRST else period - 1)
 
     def attention(self) -> set[int]:
-        """The layers with keys and values of their own; the last ones may use those of others."""
+        """Returns the layers that have keys and values of their own; the last layers may use those of others."""
         own = min(self._computed(), self.layers - self.integer("attention.shared_kv_layers"))
-        found = self._with(_ATTENTION) or set(range(self.layers))
+        found = set(self._attending) or set(range(self.layers))
         if self.architecture != _BOTH:
             found -= self.recurrent()
         return {layer for layer in found if layer < own}
 
     def recurrent(self) -> set[int]:
-        """The layers that keep a state for each sequence instead."""
+        """Returns the layers that keep a state for each sequence instead."""
         listed, every = self.get("attention.recurrent_layers"), self.integer("full_attention_interval")
         if isinstance(listed, list | tuple):
-            found = {layer for layer, recurrent in enumerate(listed) if recurrent}
+            found = frozenset(layer for layer, recurrent in enumerate(listed) if recurrent)
         elif every:
-            found = {layer for layer in range(self.layers) if (layer + 1) % every}
+            found = frozenset(layer for layer in range(self.layers) if (layer + 1) % every)
         else:
-            found = self._with(_RECURRENT)
+            found = self._recurring
         return {layer for layer in found if layer < self._computed()}
 
     def _computed(self) -> int:
-        """Without the last layers that only predict further tokens, which the daemon makes no use of."""
+        """Returns the number of layers without the last ones that only predict further tokens. The daemon does not use
+        those."""
         last = self.integer("nextn_predict_layers")
         return self.layers - last if last < self.layers else self.layers
 
-    def _with(self, tensor: re.Pattern[str]) -> set[int]:
-        return {int(match[1]) for entry in self._header.tensors if (match := tensor.fullmatch(entry.name))}
+    @cached_property
+    def _attending(self) -> frozenset[int]:
+        return self._with(_ATTENTION)
+
+    @cached_property
+    def _recurring(self) -> frozenset[int]:
+        return self._with(_RECURRENT)
+
+    def _with(self, tensor: re.Pattern[str]) -> frozenset[int]:
+        names = (tensor.fullmatch(entry.name) for entry in self._header.tensors)
+        return frozenset(int(match[1]) for match in names if match)
+
+
+def _checked(name: str, value: Any) -> int:
+    """Raises `InvalidModel` unless it is a whole number that fits into 32 bits."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
+        raise InvalidModel(f"its header says {str(value)[:40]!r} for {name[:80]}, which is no whole number of 32 bits")
+    return value

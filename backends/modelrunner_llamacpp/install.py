@@ -1,4 +1,4 @@
-"""The prebuilt wheel in an environment of its own: seconds, and no compiler."""
+"""Installs the prebuilt wheel in an environment of its own: that takes seconds and no compiler."""
 
 import platform
 import shutil
@@ -8,30 +8,30 @@ from pathlib import Path
 
 from modelrunner import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, steps
 from modelrunner_llamacpp import engines
-from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.engines import WHEEL, WHEEL_SHA256, WHEEL_VERSION, Engine, Kind
 from modelrunner_llamacpp.settings import LlamaCppSettings
-from modelrunner_llamacpp.versions import WHEEL, WHEEL_SHA256, WHEEL_VERSION
 
 _NO_WHEEL = ("No matching distribution found", "is not a supported wheel on this platform")
 
 
 class NoWheel(BackendUnavailable):
-    """There is no wheel for this platform; it can only be built."""
+    """There is no wheel for this platform: the engine can only be compiled."""
 
 
 async def install_wheel(context: BackendContext, settings: LlamaCppSettings, progress: ProgressCallback) -> None:
-    """Raises `NoWheel`, or `BackendUnavailable` with the reason that pip gave."""
+    """Installs the wheel. Raises `NoWheel`, or `BackendUnavailable` with the reason that pip gave."""
 
     async def make(folder: Path) -> Engine:
         return await _make(folder, context.logs / "install-llama.cpp.log", settings, progress)
 
     options = (sysconfig.get_platform(), sys.base_prefix, platform.python_version(), settings.wheel_index or "")
-    name = enginecache.key(f"llama.cpp-{Kind.WHEEL}", WHEEL_VERSION, *options, *settings.wheel_sha256)
+    name = enginecache.key(f"llama.cpp-{Kind.WHEEL}", _version(settings), *options, *settings.wheel_sha256)
     await engines.provide(context, Kind.WHEEL, name, make, progress)
 
 
 async def _make(folder: Path, log: Path, settings: LlamaCppSettings, progress: ProgressCallback) -> Engine:
-    progress(InstallProgress(f"installing {WHEEL} {WHEEL_VERSION}"))
+    version = _version(settings)
+    progress(InstallProgress(f"installing {WHEEL} {version}"))
     base = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
     maker = base if base.exists() else Path(sys.executable)
     await steps.execute([maker, "-m", "venv", "--without-pip", folder], log=log)
@@ -43,24 +43,33 @@ async def _make(folder: Path, log: Path, settings: LlamaCppSettings, progress: P
         )
     except steps.StepFailed as failed:
         if any(sign in line for line in failed.lines for sign in _NO_WHEEL):
-            raise _no_wheel() from None
+            raise _no_wheel(version) from None
         raise
     progress(InstallProgress("trying the engine"))
     await steps.execute([folder / "bin/python", "-I", "-c", f"import {WHEEL}"], log=log)
     devices = settings.wheel_index is not None or sys.platform == "darwin"  # macOS wheels have Metal
-    return Engine(Kind.WHEEL, folder / "bin/python", WHEEL_VERSION, devices)
+    return Engine(Kind.WHEEL, folder / "bin/python", version, devices)
+
+
+def _version(settings: LlamaCppSettings) -> str:
+    return settings.version or WHEEL_VERSION
+
+
+def _digests(settings: LlamaCppSettings) -> tuple[str, ...]:
+    """Returns the digests of the files that may be installed. Another index or version has files with digests of its
+    own, which the configuration names. An index without any is trusted."""
+    return settings.wheel_sha256 if settings.wheel_index or settings.version else WHEEL_SHA256
 
 
 def _requirement(settings: LlamaCppSettings) -> str:
-    """An index of GPU builds has files with digests of its own: those of the configuration, or none to check."""
-    digests = settings.wheel_sha256 if settings.wheel_index else WHEEL_SHA256
-    return " ".join([f"{WHEEL}=={WHEEL_VERSION}", *(f"--hash=sha256:{digest}" for digest in digests)]) + "\n"
+    hashes = (f"--hash=sha256:{digest}" for digest in _digests(settings))
+    return " ".join([f"{WHEEL}=={_version(settings)}", *hashes]) + "\n"
 
 
 def _command(folder: Path, requirements: Path, settings: LlamaCppSettings) -> list[str | Path]:
     command = steps.pip("--python", folder / "bin/python", "install", "--no-deps", "--only-binary", ":all:")
     index = ["--index-url", settings.wheel_index] if settings.wheel_index else []
-    hashes = ["--require-hashes"] if settings.wheel_sha256 or not settings.wheel_index else []
+    hashes = ["--require-hashes"] if _digests(settings) else []
     return [*command, *index, *hashes, "-r", requirements]
 
 
@@ -69,11 +78,11 @@ def _tell(line: str, progress: ProgressCallback) -> None:
         progress(InstallProgress(line.strip()))
 
 
-def _no_wheel() -> NoWheel:
+def _no_wheel(version: str) -> NoWheel:
     here = f"{platform.system()} {platform.machine()}, {platform.libc_ver()[0] or 'no glibc'}"
-    return NoWheel(f"there is no prebuilt llama.cpp {WHEEL_VERSION} for this platform ({here})")
+    return NoWheel(f"there is no prebuilt llama.cpp {version} for this platform ({here})")
 
 
 def compiler() -> str | None:
-    """The C++ compiler that a build would use."""
+    """Returns the C++ compiler that a build would use, None if there is none."""
     return next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)

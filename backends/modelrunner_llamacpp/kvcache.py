@@ -18,8 +18,9 @@ _TYPE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_0": 22 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The options of a run that decide its memory. `context` in tokens, shared by `parallel` sequences; `ubatch` is how
-    many are computed at once. Without `flash` attention values lie transposed, in all layers as wide as in the widest.
+    """The options of a run that decide its memory. `context` is tokens of one sequence, and there are `parallel` of
+    them, each with a cache of its own. `ubatch` is how many tokens are computed at once. Without `flash` attention
+    values lie transposed, in all layers as wide as in the widest.
     """
 
     context: int
@@ -27,33 +28,32 @@ class Shape:
     ubatch: int = DEFAULT_UBATCH
     type_k: str = "f16"
     type_v: str = "f16"
-    unified: bool = True
     swa_full: bool = False
     flash: bool = True
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "Shape":
-        context = int(options["--ctx-size"])
+        parallel = int(options["--parallel"])
+        context = -(-int(options["--ctx-size"]) // parallel)
         batch = int(options.get("--batch-size", _DEFAULT_BATCH))
         return cls(
             context=context,
-            parallel=int(options["--parallel"]),
-            ubatch=min(int(options.get("--ubatch-size", DEFAULT_UBATCH)), batch, context),
+            parallel=parallel,
+            ubatch=min(int(options.get("--ubatch-size", DEFAULT_UBATCH)), batch, context * parallel),
             type_k=options.get("--cache-type-k", "f16"),
             type_v=options.get("--cache-type-v", "f16"),
-            unified=options.get("--kv-unified") != "off",
             swa_full=options.get("--swa-full") == "on",
             flash=options.get("--flash-attn") != "off",
         )
 
 
 def kv_cache(header: Header, shape: Shape) -> int:
-    """Bytes of all layers together."""
+    """Returns the bytes of all layers together."""
     return sum(by_layer(header, shape).values())
 
 
 def by_layer(header: Header, shape: Shape) -> dict[int, int]:
-    """Bytes of each layer that has an attention cache or a recurrent state."""
+    """Returns the bytes of each layer that has an attention cache or a recurrent state."""
     if not header.has_cache:
         return {}
     found = {layer: _attention_bytes(header, shape, layer) for layer in sorted(header.attention())}
@@ -63,25 +63,25 @@ def by_layer(header: Header, shape: Shape) -> dict[int, int]:
 
 
 def checkpoints(header: Header, shape: Shape, count: int) -> int:
-    """Bytes of `count` copies for each sequence of what it cannot be rolled back in: the tokens that its sliding layers
-    hold, and its recurrent states. All sequences together have no more tokens than the context."""
+    """Returns the bytes of `count` checkpoints for each sequence. A checkpoint copies what a sequence cannot be rolled
+    back in: the tokens that its sliding layers hold, and its recurrent states."""
     if not header.has_cache:
         return 0
-    cells = min(shape.context, shape.parallel * (header.window + shape.ubatch))
+    cells = shape.parallel * min(shape.context, header.window + shape.ubatch)
     sliding = [i for i in header.attention() if header.slides(i) and not shape.swa_full]
     copied = cells * sum(_cell_bytes(header, shape, i) for i in sliding)
     return count * int(copied + len(header.recurrent()) * shape.parallel * _state_bytes(header))
 
 
 def _attention_bytes(header: Header, shape: Shape, layer: int) -> int:
-    """All cells of one layer, and what chooses among them where attention is sparse."""
+    """Returns the bytes of all cells of one layer, and of the index where attention is sparse."""
     cells = _cells(header, shape, layer)
     return int(cells * _cell_bytes(header, shape, layer) + _full(shape) * _index_bytes(header, shape, layer))
 
 
 def _index_bytes(header: Header, shape: Shape, layer: int) -> float:
-    """What one token adds to an indexer (DSA): a key; where keys are pooled, also its gate and the pooled one; of
-    MiniMax-M3 values, too, though nobody reads them."""
+    """Returns the bytes that one token adds to an indexer (DSA): a key; where keys are pooled, also its gate and the
+    pooled key; for MiniMax-M3 also values, though nothing reads them."""
     if header.slides(layer) or not header.integer("attention.indexer.types", 1, layer):
         return 0.0
     keys = header.integer("attention.indexer.key_length") * (3 if header.integer("attention.indexer.kpool") else 1)
@@ -92,19 +92,12 @@ def _index_bytes(header: Header, shape: Shape, layer: int) -> float:
 def _cells(header: Header, shape: Shape, layer: int) -> int:
     if shape.swa_full or not header.slides(layer):
         return _full(shape)
-    streams = _streams(shape)
-    window = _padded(header.window * (shape.parallel if shape.unified else 1) + shape.ubatch)
-    return min(_full(shape), window * streams)
+    return min(_full(shape), _padded(header.window + shape.ubatch) * shape.parallel)
 
 
 def _full(shape: Shape) -> int:
-    """Cells for the whole context."""
-    streams = _streams(shape)
-    return _padded(-(-shape.context // streams)) * streams
-
-
-def _streams(shape: Shape) -> int:
-    return 1 if shape.unified else shape.parallel
+    """Returns the cells for the whole context of all sequences."""
+    return _padded(shape.context) * shape.parallel
 
 
 def _padded(cells: int) -> int:
@@ -112,8 +105,8 @@ def _padded(cells: int) -> int:
 
 
 def _cell_bytes(header: Header, shape: Shape, layer: int) -> float:
-    """One token's keys and values in one layer; of multi-head latent attention (DeepSeek) only the keys, which are
-    compressed and hold the values."""
+    """Returns the bytes of one token's keys and values in one layer. Multi-head latent attention (DeepSeek) has only
+    keys, which are compressed and hold the values."""
     latent = header.integer("attention.key_length_mla") and header.integer("attention.value_length_mla")
     layers = [layer] if shape.flash else range(header.layers)
     values = 0 if latent else max((_width(header, "value", i) for i in layers), default=0)
@@ -121,7 +114,7 @@ def _cell_bytes(header: Header, shape: Shape, layer: int) -> float:
 
 
 def _width(header: Header, what: str, layer: int) -> int:
-    """Elements of one token's keys or values."""
+    """Returns the number of elements of one token's keys or values."""
     heads = header.integer("attention.head_count", 1, layer)
     kv_heads = header.integer("attention.head_count_kv", heads, layer)
     length = header.integer(
@@ -133,7 +126,8 @@ def _width(header: Header, what: str, layer: int) -> int:
 
 
 def _state_bytes(header: Header) -> int:
-    """One sequence's state in one recurrent layer, in 32-bit floats (n_embd_r and n_embd_s of llama-hparams.cpp)."""
+    """Returns the bytes of one sequence's state in one recurrent layer, in 32-bit floats (n_embd_r and n_embd_s of
+    llama-hparams.cpp)."""
     heads, kernel = header.integer("attention.head_count"), max(header.integer("ssm.conv_kernel") - 1, 0)
     if head := header.integer("wkv.head_size"):  # RWKV
         return header.embedding * (head + header.integer("token_shift_count", 2)) * 4

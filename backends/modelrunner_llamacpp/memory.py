@@ -25,7 +25,11 @@ _SEQUENCE = MIB  # its thread, its request and its tokens
 # What a driver keeps on each device in use (context, kernels, library workspaces), and of main memory for its buffers.
 PER_DEVICE = 400 * MIB
 _PINNED = 200 * MIB
-_LAYER = re.compile(r"blk\.(\d+)\..*")
+# Caches that a model nobody configured may have without a look at its weights.
+_SMALL_CACHE = 1 << 30
+_MOST_SEQUENCES = 4
+_LAYER = re.compile(r"blk\.(\d{1,4})\..*")
+_EXPERTS = re.compile(r"\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps")
 PROJECTOR = re.compile(r"(?:v|a|mm|resampler)\..*")
 
 
@@ -43,16 +47,19 @@ class Parts:
 
     @property
     def weights(self) -> int:
-        """Of the model's files, all that can be mapped."""
+        """The bytes of the model's files that can be mapped."""
         return sum(self.layers) + self.rest
 
 
-def parts(bundle: Bundle, shape: Shape) -> Parts:
-    """Weights by layer from the tensor table, spread evenly where it is empty."""
+def parts(bundle: Bundle, shape: Shape, experts_on_host: int = 0) -> Parts:
+    """Weights by layer from the tensor table, spread evenly where it is empty. The experts of the first
+    `experts_on_host` layers stay in main memory."""
     header = Header(bundle.header)
     layers, output, embedding, projector = [0] * header.layers, 0, 0, 0
     for tensor in bundle.header.tensors:
         if (match := _LAYER.fullmatch(tensor.name)) and int(match[1]) < header.layers:
+            if int(match[1]) < experts_on_host and _EXPERTS.search(tensor.name):
+                continue  # in `rest`
             layers[int(match[1])] += tensor.size
         elif tensor.name.startswith("output"):
             output += tensor.size
@@ -73,21 +80,32 @@ def parts(bundle: Bundle, shape: Shape) -> Parts:
     )
 
 
+def default_parallel(bundle: Bundle, context: int) -> int:
+    """Sequences for a model that nobody configured: 4, 2 or 1, the most whose caches together take no more memory than
+    half of the weights, or than 1 GiB. `context` is tokens of one sequence."""
+    one = kvcache.kv_cache(Header(bundle.header), Shape(context, 1))
+    parallel = _MOST_SEQUENCES
+    while parallel > 1 and parallel * one > max(tensors(bundle) // 2, _SMALL_CACHE):
+        parallel //= 2
+    return parallel
+
+
 def tensors(bundle: Bundle) -> int:
-    """Bytes of the weights, without a projector's; the files' where there is no tensor table."""
+    """Returns the bytes of the weights without a projector's, or of the files where there is no tensor table."""
     listed = sum(tensor.size for tensor in bundle.header.tensors if not PROJECTOR.fullmatch(tensor.name))
     return listed or bundle.size
 
 
 def twice(bundle: Bundle, options: Mapping[str, str], features: Collection[str]) -> int:
-    """Bytes of the weights that are both mapped and rearranged on a processor with these features."""
+    """Returns the bytes of the weights that are both mapped and rearranged on a processor with these features."""
     if not rearranges(options):
         return 0
     return repack.size((t for t in bundle.header.tensors if not PROJECTOR.fullmatch(t.name)), features)
 
 
 def rearranges(options: Mapping[str, str]) -> bool:
-    """True if weights may be held twice: without a mapping they are rearranged while they are read."""
+    """Returns True if weights may be held twice. Weights that are read instead of mapped are rearranged while they are
+    read."""
     return _mapped(options) and options.get("--repack") != "off"
 
 
@@ -98,10 +116,11 @@ def _mapped(options: Mapping[str, str]) -> bool:
 def required(
     bundle: Bundle, draft: Bundle | None, options: Mapping[str, str], kind: Kind, features: Collection[str] = ()
 ) -> RequiredMemory:
-    """At a full context. `options` as args.effective gives them; where they say how many layers each device gets
-    (split.py), the devices count too, else all of it is main memory. `features` are the processor's (repack.py)."""
+    """Returns what the run needs at a full context. `options` are those of args.effective. Where they say how many
+    layers each device gets (split.py), the devices count too; else everything is main memory. `features` are the
+    processor's (repack.py)."""
     shape = Shape.of(options)
-    model, header = parts(bundle, shape), Header(bundle.header)
+    model, header = parts(bundle, shape, _experts_on_host(options)), Header(bundle.header)
     placed = placement(options, len(model.layers) + 1)
     host = _PROGRAM[kind] + (header.vocabulary * _PER_WORD if header.causal else 0)
     drafting = draft_size(draft, shape) if draft else 0
@@ -120,8 +139,8 @@ def required(
 
 
 def growth(bundle: Bundle, draft: Bundle | None, options: Mapping[str, str]) -> RequiredMemory:
-    """What is touched only as prompts come: the activations and the attention mask of one batch, and the logits where
-    every token is an output; a checkpoint now and then of what cannot be rolled back; the cache of prompts."""
+    """Returns what is touched only as prompts come: the activations and the attention mask of one batch, and the logits
+    where every token is an output; checkpoints of what cannot be rolled back; the cache of prompts."""
     shape, header = Shape.of(options), Header(bundle.header)
     row = 4 * (2 * header.integer("feed_forward_length") + 6 * header.embedding) + 2 * shape.context
     if not shape.flash:  # the scores of all heads, and a copy at half the precision that values are multiplied by
@@ -139,20 +158,20 @@ def growth(bundle: Bundle, draft: Bundle | None, options: Mapping[str, str]) -> 
 
 
 def draft_size(draft: Bundle, shape: Shape) -> int:
-    """Beside the model that it drafts for, right after the load."""
+    """Returns the bytes of a draft model right after the load, beside those of its model."""
     header = Header(draft.header)
     return tensors(draft) + kvcache.kv_cache(header, _drafting(shape)) + header.vocabulary * _PER_WORD
 
 
 def _drafting(shape: Shape) -> Shape:
-    """The types of the model's cache are not the draft model's (common_base_params_to_speculative of
-    common/speculative.cpp)."""
+    """Returns the shape of the draft model's cache, which does not have the types of the model's
+    (common_base_params_to_speculative of common/speculative.cpp)."""
     return replace(shape, type_k="f16", type_v="f16")
 
 
 def placement(options: Mapping[str, str], layers: int) -> tuple[int, ...]:
-    """How many layers, the output counted as the last one, each device gets: empty where it is left to llama.cpp. As
-    load_tensors of llama-model.cpp does it: the last layers go to devices, cut where the shares say."""
+    """Returns how many layers each device gets, where the output counts as the last layer; empty where llama.cpp
+    decides. The last layers go to devices, cut by the shares (load_tensors of llama-model.cpp)."""
     text = options.get("--n-gpu-layers", "auto")
     if text == "auto":
         return ()
@@ -167,13 +186,18 @@ def placement(options: Mapping[str, str], layers: int) -> tuple[int, ...]:
     return tuple(owners.count(device) for device in range(len(shares)))
 
 
+def _experts_on_host(options: Mapping[str, str]) -> int:
+    """Returns the number of layers whose experts the options keep in main memory."""
+    return 10_000 if options.get("--cpu-moe") == "on" else int(options.get("--n-cpu-moe", "0"))
+
+
 def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) -> list[split.Placement]:
-    """The ways to place the run's layers on devices with so much memory, the preferred first. None where there is
-    nothing to choose: no device, or flags that say it."""
-    if not rooms or options.keys() & {"--tensor-split", "--split-mode", "--main-gpu"}:
+    """Returns the ways to place the run's layers on devices with these `rooms` (bytes), the preferred one first. Empty
+    where there is nothing to choose: no device, or flags that decide."""
+    if not rooms or options.keys() & {"--tensor-split", "--split-mode", "--main-gpu", "--override-tensor"}:
         return []
     shape, header = Shape.of(options), Header(spec.bundle.header)
-    chosen, model = LlamaCppOptions.of(spec.options), parts(spec.bundle, shape)
+    chosen, model = LlamaCppOptions.of(spec.options), parts(spec.bundle, shape, _experts_on_host(options))
     each = PER_DEVICE + compute(header, shape, options, output=False)
     logits = compute(header, shape, options, output=True) - compute(header, shape, options, output=False)
     caches = model.caches if options.get("--kv-offload") != "off" else (0,) * len(model.caches)
@@ -190,7 +214,7 @@ def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) 
 def _on_devices(
     model: Parts, placed: tuple[int, ...], header: Header, shape: Shape, options: Mapping[str, str]
 ) -> RequiredMemory:
-    """Without what the process needs in main memory in any case."""
+    """Returns the need of a run on devices, without what the process needs in main memory in any case."""
     on_host = len(model.layers) + 1 - sum(placed)
     caches = model.caches if options.get("--kv-offload") != "off" else (0,) * len(model.caches)
     blocks = [weights + cache for weights, cache in zip(model.layers, caches, strict=True)] + [model.output]
@@ -207,8 +231,8 @@ def _on_devices(
 
 
 def compute(header: Header, shape: Shape, options: Mapping[str, str], *, output: bool) -> int:
-    """A device's buffer for one batch: the logits where it has the output, the activations, the attention mask, and
-    without flash attention the scores of all heads."""
+    """Returns the bytes of a device's buffer for one batch: the logits where it has the output, the activations, the
+    attention mask, and without flash attention the scores of all heads."""
     heads = header.integer("attention.head_count", 1)
     scores = heads * shape.context * 4 if options.get("--flash-attn") == "off" else 0
     logits = header.vocabulary * 4 if output else 0

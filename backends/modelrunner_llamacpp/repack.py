@@ -20,7 +20,8 @@ _EMBEDDING = "token_embd.weight"
 
 
 def features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Those of this processor that matter, by Linux's names. Every Mac of Apple's own making has dot products."""
+    """Returns the features of this processor that matter, by Linux's names. Every Mac with Apple's own processor has
+    dot products."""
     try:
         rows = cpuinfo.read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -30,15 +31,15 @@ def features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def most(tensors: Iterable[Tensor], with_features: Iterable[str]) -> bool:
-    """More than half of all weights: then reading them takes less memory than mapping them, even where two runners of
-    the model would map them together."""
+    """Returns True if more than half of all weights are rearranged. Then reading them takes less memory than mapping
+    them, even where two runners of the model would map them together."""
     tensors = tuple(tensors)
     return 2 * size(tensors, with_features) > sum(tensor.size for tensor in tensors)
 
 
 def size(tensors: Iterable[Tensor], with_features: Iterable[str]) -> int:
-    """Bytes of the matrices that are rearranged. The embedding, which is looked up, is one of them only where it is the
-    output, too."""
+    """Returns the bytes of the matrices that are rearranged. The embedding, which is only looked up, is one of them
+    where it is the output, too."""
     tensors = tuple(tensors)
     rows = {kind: least for feature in with_features for kind, least in _ROWS[feature].items()}
     tied = not any(tensor.name == "output.weight" for tensor in tensors)

@@ -10,6 +10,7 @@ import json
 import signal
 import sys
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 
@@ -42,8 +43,11 @@ def serve_xllamacpp(given: dict[str, Any]) -> None:
     until then."""
     import xllamacpp
 
-    params = xllamacpp.CommonParams()
-    for path, value in given["attributes"].items():
+    params, attributes = xllamacpp.CommonParams(), given["attributes"]
+    if template := attributes.pop("chat_template_file", None):
+        params.chat_template = Path(template).read_text("utf-8")
+    params.lora_adapters = [adapter(xllamacpp, path) for path in attributes.pop("lora_adapters", ())]
+    for path, value in attributes.items():
         set_attribute(params, path, value)
     for name in given["pinned"]:
         member = xllamacpp.common_params_sampling_config[f"COMMON_PARAMS_SAMPLING_CONFIG_{name}"]
@@ -52,6 +56,13 @@ def serve_xllamacpp(given: dict[str, Any]) -> None:
     print(f"serving on {server.listening_address}", file=sys.stderr, flush=True)
     while True:
         signal.pause()
+
+
+def adapter(xllamacpp: Any, path: str) -> Any:
+    """A LoRA adapter at its full strength, unless a request says otherwise (`lora`)."""
+    made = xllamacpp.CommonAdapterLoraInfo()
+    made.path, made.scale = path, 1.0
+    return made
 
 
 def serve_llama_cpp(given: dict[str, Any]) -> None:

@@ -1,9 +1,9 @@
 """What `[backends."llama.cpp"]` in the configuration may hold."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from modelrunner import BadRequest
 from modelrunner.units import parse_bytes
@@ -25,11 +25,14 @@ class LlamaCppSettings(BaseModel):
 
     `llama_server`: a llama-server to use before every other engine.
     `python`: an interpreter that can import llama-cpp-python's server; by default our own is asked.
-    `wheel_index`: an index to take the wheel from instead of the user's own, such as the one of its CUDA builds, and
-    `wheel_sha256`: the digests of its files. Without them the version is pinned and the index is trusted.
+    `version`: a version of the wheel (xllamacpp) other than the one that this release installs.
+    `wheel_index`: an index to take the wheel from instead of the user's own, such as the one of its CUDA builds.
+    `wheel_sha256`: the digests of the files that may be installed. `version` needs them; without them an index of one's
+    own is trusted.
     `prompt_cache`: bytes of main memory for prompts of finished requests (`--cache-ram`), 0 for none.
     `slot_cache`: bytes on disk for the prompt caches of unloaded models, 0 for none, and `slot_tokens`: how many tokens
     a prompt needs to be kept there.
+    `adapters`: a folder of LoRA adapters (GGUF files) that models may name.
     `threads`: CPU threads of an engine; by default what llama.cpp chooses, or fewer where this process may use fewer.
     """
 
@@ -37,9 +40,17 @@ class LlamaCppSettings(BaseModel):
 
     llama_server: Path | None = None
     python: Path | None = None
+    version: Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.+-]{0,63}$")] | None = None
     wheel_index: str | None = None
     wheel_sha256: tuple[Sha256, ...] = ()
     prompt_cache: Size = 0
     slot_cache: Size = 4 << 30
     slot_tokens: int = Field(default=32, ge=1)
+    adapters: Path | None = None
     threads: int | None = Field(default=None, ge=1, le=1024)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.version is not None and not (self.wheel_sha256 or self.wheel_index):
+            raise ValueError("version needs wheel_sha256, the SHA-256 of the file of that version for this platform")
+        return self

@@ -30,7 +30,7 @@ _MODEL_ID = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A whole file. `prompt` are the IDs of its tokens, in bytes that can be compared; `tokens` is how many."""
+    """A complete file. `prompt` has the IDs of its tokens as bytes that can be compared, `tokens` their number."""
 
     path: Path
     prompt: bytes
@@ -41,14 +41,16 @@ class Saved:
 
 
 class SlotFiles:
-    """All of them. `root` is ours alone; its files together may have `bound` bytes. Every method touches the disk."""
+    """All saved files, in the folder `root`, which nothing else uses. Together they may have `bound` bytes. Every
+    method uses the disk."""
 
     def __init__(self, root: Path, bound: int) -> None:
         self._root = root
         self._bound = bound
 
     def heal(self) -> None:
-        """For the daemon's start: what a killed one left half-written goes, and what is over the bound."""
+        """Removes half-written files of a killed daemon, and what is over the bound. To be called when the daemon
+        starts."""
         try:
             for left in self._root.glob(f"*/*/*{_PARTIAL}"):
                 left.unlink(missing_ok=True)
@@ -60,18 +62,16 @@ class SlotFiles:
             log.warning("old prompt caches cannot be removed: %s", error)
 
     def folder(self, model_id: str, key: str) -> Path:
-        """Made if need be, for nobody else to look into: the files hold what people wrote."""
+        """Returns the folder for a model and key, and makes it if need be. Nobody else can read it: the files hold
+        conversations."""
         path = self._of(model_id) / key
         for part in (self._root.parent, self._root, path.parent, path):
             part.mkdir(mode=0o700, exist_ok=True)
         return path
 
     def forget(self, model_id: str) -> None:
-        """The model was removed."""
+        """Removes the files of a model that was removed."""
         shutil.rmtree(self._of(model_id), ignore_errors=True)
-
-    def size(self) -> int:
-        return sum(path.stat().st_size for path in self._saved())
 
     def trim(self) -> None:
         """Removes the oldest files until the rest is within the bound."""
@@ -91,20 +91,20 @@ class SlotFiles:
 
 
 def partial(folder: Path, used: int) -> Path:
-    """Where the engine writes the state of a slot that was last used at `used` (nanoseconds)."""
+    """Returns the file in which the engine writes the state of a slot that was last used at `used` (nanoseconds)."""
     return folder / f"{used:020d}{_PARTIAL}"
 
 
 def publish(written: Path) -> None:
-    """A file that the engine has written becomes visible, whole also after a power cut. Raises `OSError`."""
+    """Makes a file visible that the engine has written; it is complete also after a power cut. Raises `OSError`."""
     durable.sync_file(written)
     written.rename(written.with_name(f"{written.stem}-{_checksum(written):08x}{_SAVED}"))
     durable.sync_folder(written.parent)
 
 
 def claim(saved: Path) -> Path:
-    """Takes a file out of sight while the engine reads it: one that kills the engine is never offered again. Raises
-    `ValueError` for one that is not as it was saved, which is removed, and `OSError`."""
+    """Hides a file while the engine reads it, so that a file that kills the engine is never offered again. Raises
+    `ValueError` for a file that has changed since it was saved, which is removed, and `OSError`."""
     claimed = saved.rename(saved.with_suffix(_PARTIAL))
     if f"{_checksum(claimed):08x}" != saved.stem.partition("-")[2]:
         claimed.unlink()
@@ -117,7 +117,7 @@ def give_back(claimed: Path) -> None:
 
 
 def _checksum(path: Path) -> int:
-    """4 GiB a second, much faster than a disk."""
+    """Reads 4 GiB a second, much faster than a disk."""
     checksum = 0
     with open(path, "rb") as file:
         while piece := file.read(1 << 20):
@@ -126,8 +126,8 @@ def _checksum(path: Path) -> int:
 
 
 def found(folder: Path) -> list[Saved]:
-    """The files of a folder, the most valuable first: long prompts before short ones, and of either the last used. One
-    that is not what it should be is removed."""
+    """Returns the files of a folder, the most valuable first: long prompts before short ones, and of either the last
+    used. Removes a damaged file."""
     good = []
     for path in sorted(folder.glob(f"*{_SAVED}"), reverse=True):
         try:
@@ -141,7 +141,8 @@ def found(folder: Path) -> list[Saved]:
 
 
 def prompt_of(path: Path) -> bytes:
-    """The prompt in a file's head; with images in it, all that tells it from others. Raises `ValueError`, `OSError`."""
+    """Returns the prompt in a file's head; for a prompt with images, everything that tells it from others. Raises
+    `ValueError`, `OSError`."""
     with open(path, "rb") as file:
         magic, _, words = struct.unpack("<3I", _exactly(file.read(3 * WORD), 3))
         if magic != _MAGIC or not 0 < words <= _MOST_WORDS:
@@ -166,8 +167,9 @@ def _exactly(data: bytes, words: int) -> bytes:
 
 
 def superfluous(best_first: Sequence[Saved], most: int) -> list[Saved]:
-    """Those that need not be kept: one whose first nine tenths begin a better one's prompt, as when a conversation went
-    on or its last answer was asked for again, and all after the first `most` others, which would never be restored."""
+    """Returns the files that need not be kept. One kind has a prompt whose first nine tenths are the beginning of a
+    better file's, as when a conversation went on. The other kind comes after the first `most` files, and would never be
+    restored."""
     kept: list[Saved] = []
     for saved in best_first:
         most_of_it = saved.prompt[: saved.tokens * 9 // 10 * WORD]

@@ -34,22 +34,24 @@ _SLIDING = frozenset({"llama4"})
 
 
 def can_be_kept(spec: RunSpec, engine: Engine, options: Mapping[str, str]) -> bool:
-    """False where a restored state would do nothing, or harm. Of a sliding window only the last tokens are kept, and
-    the engine computes the whole prompt again; `--swa-full` keeps all. The draft model's cache is not in the file."""
+    """Returns False where a restored state would be useless or harmful. Of a sliding window only the last tokens are
+    kept, so the engine would compute the whole prompt again (`--swa-full` keeps all). The draft model's cache is not in
+    the file."""
     metadata, architecture = spec.bundle.header.metadata, spec.bundle.header.architecture
     slides = bool(metadata.get(f"{architecture}.attention.sliding_window")) or architecture in _SLIDING
     return (
         spec.mode is Mode.COMPLETION
         and engine.kind in (Kind.NATIVE, Kind.WHEEL)
         and spec.draft is None
+        and not LlamaCppOptions.of(spec.options).lora_adapters  # each request may give them another strength
         and options.get("--cache-prompt") != "off"
         and (not slides or options.get("--swa-full") == "on")
     )
 
 
 def key_of(engine: Engine, options: Mapping[str, str]) -> str:
-    """Stands for all that must not have changed, apart from the model: the engine's file and version, and every option.
-    Who may use a saved state belongs here too, once the daemon serves more than its one owner."""
+    """Returns a text that stands for everything, apart from the model, that must not have changed: the engine's file
+    and version, and every option. Once the daemon serves several owners, the owner belongs here, too."""
     made_by = [str(engine), str(engine.program), os.stat(engine.program).st_mtime_ns, sorted(options.items())]
     return hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:32]
 
@@ -57,8 +59,8 @@ def key_of(engine: Engine, options: Mapping[str, str]) -> str:
 def keeper_for(
     files: SlotFiles | None, settings: LlamaCppSettings, spec: RunSpec, engine: Engine, options: dict[str, str]
 ) -> "SlotKeeper | None":
-    """`options` as args.effective gives them. None where nothing is kept: somebody said so, it would be of no use, or
-    there is no place for it."""
+    """Returns the keeper of a run with these `options` (of args.effective). None where nothing is kept: the settings
+    say so, a state would be useless, or there is no folder for it."""
     wanted = settings.slot_cache > 0 and LlamaCppOptions.of(spec.options).save_slots
     if files is None or not wanted or not can_be_kept(spec, engine, options):
         return None
@@ -73,34 +75,32 @@ def keeper_for(
 
 
 class SlotKeeper:
-    """For one run with these `options`. `folder` is for the engine's `--slot-save-path`. States of fewer than `least`
-    tokens are not worth a file."""
+    """Keeps the slots of one run with these `options`. `folder` is for the engine's `--slot-save-path`. States of fewer
+    than `least` tokens are not kept."""
 
     def __init__(self, files: SlotFiles, folder: Path, options: dict[str, str], least: int) -> None:
         self.folder = folder
         self.options = options
         self._files = files
         self._slots = int(options["--parallel"])
-        self._context = int(options["--ctx-size"])
         self._least = least
 
     async def restore(self, endpoint: Endpoint) -> None:
-        """The most valuable states that fit into the context together, the first of all into the first slot: for a
-        prompt that continues none of them the engine takes the last slot. Raises `OSError`, `ModelRunnerError`."""
-        room, slot, began = self._context, 0, time.monotonic()
+        """Restores the most valuable states, one in each slot, the best one in the first slot: for a prompt that
+        continues none of them the engine takes the last slot. Raises `OSError`, `ModelRunnerError`."""
+        tokens, slot, began = 0, 0, time.monotonic()
         for saved in await asyncio.to_thread(slotfiles.found, self.folder):
             left = _RESTORE_LIMIT - (time.monotonic() - began)
             if slot == self._slots or left <= 0:
                 break
-            if saved.tokens <= room and await self._restore(endpoint, slot, saved, left):
+            if await self._restore(endpoint, slot, saved, left):
                 slot += 1
-                room -= saved.tokens
+                tokens += saved.tokens
         if slot:
-            log.info("%d prompt caches restored, %d tokens", slot, self._context - room)
+            log.info("%d prompt caches restored, %d tokens", slot, tokens)
 
     async def _restore(self, endpoint: Endpoint, slot: int, saved: Saved, limit: float) -> bool:
-        """A file that the engine does not take in full is removed; nothing can be said of one while we were asked to
-        stop."""
+        """Removes a file that the engine does not take completely, but not when the runner is stopped meanwhile."""
         try:
             claimed = await asyncio.to_thread(slotfiles.claim, saved.path)
         except ValueError as error:
@@ -123,8 +123,8 @@ class SlotKeeper:
         return good
 
     async def save(self, endpoint: Endpoint) -> None:
-        """Every slot that was used in this run and holds a long prompt, the last used first. One that is still at work
-        is left alone: its state would have to be waited for. Raises `OSError`, `ModelRunnerError`."""
+        """Saves every slot that was used in this run and holds a long prompt, the last used first. A slot that still
+        works is left alone: saving would wait for it. Raises `OSError`, `ModelRunnerError`."""
         _, slots = await ask(endpoint, "GET", "/slots", timeout=_LOOK_LIMIT)
         worth = [slot for slot in slots if isinstance(slot, dict) and self._is_worth_it(slot)]
         now, began, tokens = time.time_ns(), time.monotonic(), 0
@@ -139,7 +139,8 @@ class SlotKeeper:
             log.info("prompt caches of %d tokens saved in %.0f ms", tokens, (time.monotonic() - began) * 1000)
 
     def _is_worth_it(self, slot: Mapping[str, Any]) -> bool:
-        """A slot that no request has used has no `id_task`: what was restored into it is still on disk."""
+        """Returns False for a slot that no request has used: it has no `id_task`, and what was restored into it is
+        still on disk."""
         return "id_task" in slot and not slot["is_processing"] and slot.get("n_prompt_tokens", 0) >= self._least
 
     async def _save(self, endpoint: Endpoint, slot: int, file: Path, limit: float) -> bool:

@@ -13,8 +13,9 @@ Placement = tuple[int, ...]  # layers on each device, the output counted as one
 
 
 def fill(blocks: Sequence[int], each: int, rooms: Sequence[int]) -> Placement:
-    """As many of the last `blocks` as fit: bytes of each layer, the output's last. `each` is what a device in use needs
-    besides, `rooms` what the devices have, 0 for one that is not to be used."""
+    """Returns how many of the last `blocks` fit on each device. `blocks` are the bytes of each layer, the output's
+    last; `each` is what a device in use needs besides, and `rooms` what the devices have, 0 for a device that is not
+    used."""
     left, counts = list(blocks), [0] * len(rooms)
     for device in reversed(range(len(rooms))):
         free = rooms[device] - each
@@ -25,7 +26,7 @@ def fill(blocks: Sequence[int], each: int, rooms: Sequence[int]) -> Placement:
 
 
 def alone(blocks: Sequence[int], each: int, rooms: Sequence[int], device: int) -> Placement:
-    """The same with one device only."""
+    """Returns the same for one device alone."""
     return fill(blocks, each, [room if i == device else 0 for i, room in enumerate(rooms)])
 
 
@@ -50,7 +51,8 @@ def placements(
 
 
 def _ways(blocks: Sequence[int], each: int, rooms: Sequence[int], order: Sequence[int], count: int) -> list[Placement]:
-    """Every single device that can take the last `count` blocks; if none can, all together; nothing if not even so."""
+    """Returns every single device that can take the last `count` blocks. If none can, it returns all devices together;
+    nothing if they cannot either."""
     last = blocks[len(blocks) - count :]
     singles = [_on(device, count, len(rooms)) for device in order if sum(alone(last, each, rooms, device)) == count]
     together = fill(last, each, rooms)
@@ -62,7 +64,7 @@ def _on(device: int, count: int, devices: int) -> Placement:
 
 
 def flags(placement: Placement) -> tuple[str, ...]:
-    """What tells llama.cpp to place its layers so."""
+    """Returns the flags that place llama.cpp's layers so."""
     used = [device for device, count in enumerate(placement) if count]
     layers = ("--n-gpu-layers", str(sum(placement)))
     if len(used) > 1:
@@ -70,13 +72,16 @@ def flags(placement: Placement) -> tuple[str, ...]:
     return (*layers, "--split-mode", "none", "--main-gpu", str(used[0] if used else -1))
 
 
-def contexts(spec: RunSpec) -> Iterator[int]:
-    """What was asked for, then halves of it, down to the least that is allowed."""
-    size = spec.context_size
-    yield size
-    while spec.min_context_size is not None and size > spec.min_context_size:
-        size = max(size // 2, spec.min_context_size)
-        yield size
+def sizes(spec: RunSpec) -> Iterator[RunSpec]:
+    """Yields the run as it was asked for, then with half the sequences, down to one, then that one with half the
+    context, down to the least that is allowed. With fewer sequences requests wait; with less context long ones fail."""
+    yield spec
+    while spec.parallel > 1:
+        spec = replace(spec, parallel=spec.parallel // 2)
+        yield spec
+    while spec.min_context_size is not None and spec.context_size > spec.min_context_size:
+        spec = replace(spec, context_size=max(spec.context_size // 2, spec.min_context_size))
+        yield spec
 
 
 def variants(
@@ -85,24 +90,30 @@ def variants(
     required: Callable[[RunSpec], RequiredMemory],
     layers: int,
 ) -> list[Variant]:
-    """The run with every placement that `place` gives for it, none of them where there are no devices; and with less
-    context, where that is allowed, in the first and the last placement."""
-    found = []
-    for context in contexts(spec):
-        smaller = replace(spec, context_size=context)
-        ways = place(smaller)
-        for way in ways if context == spec.context_size else [*ways[:1], *ways[1:][-1:]]:
-            placed = replace(smaller, flags=(*spec.flags, *flags(way)))
-            found.append(Variant(placed, required(placed), _label(spec, context, way, layers)))
+    """Returns the run in every size that `sizes` yields. Without devices `place` returns no placements, and each size
+    is one variant. With devices, variants with all layers on devices and the whole context come first, from the most
+    sequences on; then the run as it was asked for in its other placements; then the smaller sizes in their first and
+    last placement."""
+    whole: list[Variant] = []
+    rest: list[Variant] = []
+    for size in sizes(spec):
+        ways = place(size)
+        for way in ways if size is spec else [*ways[:1], *ways[1:][-1:]]:
+            placed = replace(size, flags=(*spec.flags, *flags(way)))
+            variant = Variant(placed, required(placed), _label(spec, size, way, layers))
+            asked = size.context_size == spec.context_size
+            (whole if asked and sum(way) > layers else rest).append(variant)
         if not ways:
-            found.append(Variant(smaller, required(smaller), _label(spec, context, None, layers)))
-    return found
+            whole.append(Variant(size, required(size), _label(spec, size, None, layers)))
+    return whole + rest
 
 
-def _label(spec: RunSpec, context: int, placement: Placement | None, layers: int) -> str:
-    said = []
+def _label(spec: RunSpec, size: RunSpec, placement: Placement | None, layers: int) -> str:
+    differences = []
     if placement is not None and spec.gpu_layers is None and sum(placement) <= layers:
-        said.append(f"{max(sum(placement) - 1, 0)} of {layers} layers on the GPU")
-    if context != spec.context_size:
-        said.append(f"context {context} of {spec.context_size}")
-    return ", ".join(said)
+        differences.append(f"{max(sum(placement) - 1, 0)} of {layers} layers on the GPU")
+    if size.parallel != spec.parallel:
+        differences.append(f"{size.parallel} of {spec.parallel} sequences")
+    if size.context_size != spec.context_size:
+        differences.append(f"context {size.context_size} of {spec.context_size}")
+    return ", ".join(differences)

@@ -1,5 +1,5 @@
-"""LoRA adapters: folders that the person who runs the daemon put in one place (`adapters` of the settings), so that a
-request can name one and nothing else."""
+"""LoRA adapters: folders that the person who runs the daemon put in one place (`adapters` of the settings). A request
+can name one of them, and nothing else on this machine."""
 
 import json
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM's --max-lora-rank take
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """`rank` is the smallest of vLLM's that is enough; `size` is bytes of its weights."""
+    """`rank` is the smallest rank of vLLM's list that is large enough; `size` is bytes of the weights."""
 
     name: str
     folder: Path
@@ -23,7 +23,8 @@ class Adapter:
 
 
 def find_adapters(root: Path | None, names: Iterable[str]) -> tuple[Adapter, ...]:
-    """Raises `BadRequest` for one that is not there, or is no adapter in safetensors."""
+    """Returns the adapters of these names. Raises `BadRequest` for one that is not there, or that is no adapter in
+    safetensors."""
     return tuple(_adapter(root, name) for name in names)
 
 

@@ -1,29 +1,21 @@
-"""From a run's specification to vLLM's command line and environment. Pure: values in, words out."""
+"""Makes vLLM's command line from a run's specification. Pure."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from modelrunner import BadRequest, Endpoint, Mode, RunSpec
 from modelrunner.flags import words_of
-from modelrunner_vllm import flags, parsers
+from modelrunner_vllm import flags, model
 from modelrunner_vllm.adapters import Adapter
 from modelrunner_vllm.engines import Engine
-from modelrunner_vllm.options import VllmOptions
-from modelrunner_vllm.scratch import Run
+from modelrunner_vllm.environment import served_names
+from modelrunner_vllm.model_options import VllmOptions
 
 _SERVE = "modelrunner_serve"
-_INSIDE = Path(__file__).with_name("inside")
 _DRAFT_TOKENS = 4
 # No media is fetched for a client: data: URLs have no domain, and this name can never be one (RFC 2606).
 _NO_DOMAIN = "media.invalid"
-
-
-def served_names(spec: RunSpec) -> tuple[str, ...]:
-    """The names that the engine knows the model by. Its answers carry the first one."""
-    return (*spec.bundle.references, spec.model_id)
 
 
 def command(
@@ -33,12 +25,12 @@ def command(
     *,
     kv_cache: int | None,
     adapters: tuple[Adapter, ...] = (),
-    trust_remote_code: bool = False,
 ) -> list[str]:
-    """The words to execute. `kv_cache` is bytes on each device, None for vLLM's own choice. Raises `BadRequest`."""
+    """Returns the words to execute. `kv_cache` is bytes on each device, None for vLLM's own choice. Raises
+    `BadRequest`."""
     options = VllmOptions.model_validate(dict(spec.options))
     words = [
-        *_owned(spec, endpoint, trust_remote_code),
+        *_owned(spec, endpoint),
         *_sizes(spec, options, kv_cache),
         *_mode(spec, options),
         *_weights(options, eager=not engine.cuda if options.enforce_eager is None else options.enforce_eager),
@@ -51,15 +43,15 @@ def command(
     return [str(engine.program), "-P", "-m", _SERVE, *words, *_flags({"--load-format": "safetensors"} | own)]
 
 
-def _owned(spec: RunSpec, endpoint: Endpoint, trust_remote_code: bool) -> Iterator[str]:
-    """What no option and no flag may change."""
+def _owned(spec: RunSpec, endpoint: Endpoint) -> Iterator[str]:
+    """Yields what no option and no flag may change."""
     where = (
         ["--uds", str(endpoint.path)] if endpoint.path else ["--host", str(endpoint.host), "--port", str(endpoint.port)]
     )
     yield from ("--model", str(spec.bundle.directory), "--served-model-name", *served_names(spec), *where)
     yield from ("--middleware", "modelrunner_guard.OneModel", "--disable-uvicorn-access-log", "--disable-fastapi-docs")
     yield from ("--allowed-media-domains", _NO_DOMAIN)
-    if trust_remote_code:
+    if spec.bundle.brings_code:
         yield "--trust-remote-code"
 
 
@@ -79,9 +71,9 @@ def _mode(spec: RunSpec, options: VllmOptions) -> Iterator[str]:
         return
     yield from ("--runner", "generate")
     config = spec.bundle.header.metadata
-    if tools := parsers.tool_parser(config, options.tool_call_parser):
+    if tools := model.tool_parser(config, options.tool_call_parser):
         yield from ("--enable-auto-tool-choice", "--tool-call-parser", tools)
-    if reasoning := parsers.reasoning_parser(config, options.reasoning_parser):
+    if reasoning := model.reasoning_parser(config, options.reasoning_parser):
         yield from ("--reasoning-parser", reasoning)
     if speculative := _speculative(spec, options):
         yield from ("--speculative-config", json.dumps(speculative))
@@ -128,41 +120,6 @@ def _adapters(adapters: tuple[Adapter, ...]) -> Iterator[str]:
 def _flags(own: Mapping[str, str]) -> Iterator[str]:
     for flag, text in own.items():
         yield from words_of(flags.FLAGS[flag], text)
-
-
-def environment(
-    spec: RunSpec, engine: Engine, adapters: tuple[Adapter, ...], compiled: Path, scratch: Run
-) -> dict[str, str]:
-    """What is added to the scrubbed environment. `compiled` keeps what was compiled, from run to run."""
-    options = VllmOptions.model_validate(dict(spec.options))
-    names = {"models": served_names(spec), "adapters": [adapter.name for adapter in adapters]}
-    found = {
-        "PYTHONPATH": str(_INSIDE),
-        "PYTHONNOUSERSITE": "1",
-        "MODELRUNNER_GUARD": json.dumps(names),
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(compiled / "huggingface"),
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "VLLM_PLUGINS": "",  # else whatever is installed as one is loaded
-        "VLLM_CACHE_ROOT": str(compiled / "vllm"),
-        "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
-        "TRITON_CACHE_DIR": str(compiled / "triton"),
-        "TMPDIR": str(scratch.folder),
-        "MODELRUNNER_SHARED_MEMORY": scratch.shared_prefix,
-        "PATH": f"{engine.program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",  # ninja and the compiler
-    }
-    if options.sleep is not None:
-        found["VLLM_SERVER_DEV_MODE"] = "1"  # its routes for sleep; the guard lets no other one of that mode through
-    if not engine.cuda:
-        # vLLM cannot load again what this saves for the CPU ("'function' object has no attribute 'finalize_loading'"),
-        # and compiles anew; without it the compiler's own cache is used.
-        found["VLLM_USE_AOT_COMPILE"] = "0"
-    if options.ray_address is not None:
-        found["RAY_ADDRESS"] = options.ray_address
-    if options.executor == "ray":
-        found["RAY_USAGE_STATS_ENABLED"] = "0"
-    return found
 
 
 def check(spec: RunSpec, engine_is_cuda: bool) -> None:

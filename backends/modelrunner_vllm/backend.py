@@ -24,17 +24,14 @@ from modelrunner import (
     enginecache,
 )
 from modelrunner.process import run, scrubbed_environment
-from modelrunner_vllm import args, engines, errors, flags, install, memory, metrics
+from modelrunner_vllm import args, engines, environment, errors, flags, install, memory
 from modelrunner_vllm.adapters import Adapter, find_adapters
-from modelrunner_vllm.engines import Engine
+from modelrunner_vllm.engines import VERSION, Engine
+from modelrunner_vllm.environment import Scratch, check_reachable
 from modelrunner_vllm.machine import Machine, has_cuda
-from modelrunner_vllm.options import VllmOptions
-from modelrunner_vllm.ray import check_reachable
-from modelrunner_vllm.scratch import Scratch
-from modelrunner_vllm.sentences import sentence_limit
+from modelrunner_vllm.model import sentence_limit
+from modelrunner_vllm.model_options import VllmOptions
 from modelrunner_vllm.settings import VllmSettings
-from modelrunner_vllm.trust import carries_code
-from modelrunner_vllm.versions import VERSION
 
 _PARALLEL = 16
 _COMPILED = f"vllm-compiled-{VERSION}"
@@ -63,7 +60,7 @@ class VllmBackend(Backend):
             await install.install(self.context, self.settings, tell)
 
     async def uninstall(self) -> None:
-        """The environment, unless another data directory uses it, and what cut installations left."""
+        """Removes the environment, unless another data directory uses it, and what interrupted installations left."""
         await enginecache.withdraw(engines.link(self.context))
         await enginecache.discard_leftovers(self.context.cache, self.name)
 
@@ -79,10 +76,9 @@ class VllmBackend(Backend):
             engine,
             kv_cache=memory.kv_cache(spec, cuda=engine.cuda),
             adapters=adapters,
-            trust_remote_code=await asyncio.to_thread(carries_code, spec.bundle),
         )
         with self._scratch.run() as scratch:
-            env = scrubbed_environment() | args.environment(spec, engine, adapters, self._compiled(), scratch)
+            env = scrubbed_environment() | environment.variables(spec, engine, adapters, self._compiled(), scratch)
             await run(argv, env=env | dict(spec.environment), options=spec.process, cwd=scratch.folder)
 
     def priority(self, bundle: Bundle) -> float:
@@ -103,12 +99,15 @@ class VllmBackend(Backend):
         return f"{engine.version} ({engine.kind})" if engine else ""
 
     async def disk_usage(self) -> int:
-        """The environment, and what was compiled for models."""
+        """Counts the environment, and what was compiled for models."""
         link = engines.link(self.context)
         folders = [folder for folder in (link.resolve(), self._compiled()) if folder.exists()]
         return await asyncio.to_thread(enginecache.disk_usage, folders)
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
+        return await asyncio.to_thread(self._required, spec)
+
+    def _required(self, spec: RunSpec) -> RequiredMemory:
         adapters = sum(adapter.size for adapter in self._adapters(spec))
         return memory.required(spec, adapters, cuda=self._cuda())
 
@@ -141,7 +140,7 @@ class VllmBackend(Backend):
         return errors.stage(line)
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-        return await metrics.work(endpoint)
+        return await engines.work(endpoint)
 
     def sleep_level(self, spec: RunSpec) -> int:
         return (VllmOptions.model_validate(dict(spec.options)).sleep or 0) if self._cuda() else 0

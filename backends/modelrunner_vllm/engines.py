@@ -1,10 +1,22 @@
-"""The installed vLLM: where it is, and which build."""
+"""The engines of vLLM: which versions this release installs, which one is here, and what a running one counts."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelrunner import BackendContext, enginecache
+from modelrunner import BackendContext, Endpoint, control, enginecache
+
+# scripts/lock writes the locks, which pin everything else.
+VERSION = "0.32.0"
+# The CPU build of torch is on an index of PyTorch's own, whose files the locks cannot name: the version is pinned and
+# the index is trusted.
+TORCH_CPU = "2.13.0+cpu"
+LOCKS = Path(__file__).with_name("locks")
+# Batches from which an answer got something, and the share of the cache in use, 0 to 1: of a long prompt that is
+# computed in pieces only the second moves before the last one.
+_FIGURES = re.compile(rb"^vllm:(?:iteration_tokens_total_count|kv_cache_usage_perc)\{[^}]*\} (\S+)$", re.MULTILINE)
+_COUNTERS_LIMIT = 5.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +39,7 @@ class Engine:
 
 
 def link(context: BackendContext) -> Path:
-    """Where this data directory says which engine it uses."""
+    """Returns the link by which this data directory uses an engine."""
     return context.engines / "vllm"
 
 
@@ -36,9 +48,18 @@ def find(context: BackendContext) -> Engine | None:
 
 
 def usable(folder: Path) -> Engine | None:
-    """The finished engine in `folder`, None for anything else: an interpreter that it needs may be gone by now."""
+    """Returns the finished engine in `folder`, None for anything else. An interpreter that the engine needs may be
+    gone."""
     folder = folder.resolve()  # an update may point the link elsewhere between now and the start of the program
     marker, program = enginecache.read_marker(folder), folder / "bin/python"
     if marker is None or "kind" not in marker or not os.access(program, os.X_OK):
         return None
     return Engine(program, str(marker.get("version")), str(marker["kind"]))
+
+
+async def work(endpoint: Endpoint) -> float | None:
+    """Returns a figure that changes with every batch, None if the engine has none. The API server answers this while
+    another process computes, so a stuck engine reports the same figure again. Raises `OSError`, `ModelRunnerError`."""
+    status, text = await control.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)
+    found = _FIGURES.findall(text) if status == 200 else []
+    return sum(map(float, found)) if found else None

@@ -1,10 +1,11 @@
-"""Which runtime flags of vLLM a person may give: numbers, switches and words of a closed list. What names files, code,
-addresses or other models is not among them; what has an option or a field of its own is refused with that reason.
-Names: vllm/engine/arg_utils.py and vllm/entrypoints/launchers/cli_args.py."""
+"""The runtime flags of vLLM that a person may give: numbers, switches and words of a closed list. A flag that names
+files, code, addresses or other models is not among them. Where the model's table has a setting instead, the refusal
+names it. Names: vllm/engine/arg_utils.py and vllm/entrypoints/launchers/cli_args.py."""
 
 from dataclasses import dataclass
 
-from modelrunner.flags import AllowList, Choice, Integer, Kind, Number, Switch, words_of
+from modelrunner.flags import AllowList, Choice, Field, Integer, Kind, Number, Switch
+from modelrunner_vllm.model_options import VllmOptions
 
 _TOKENS = 1 << 24
 
@@ -79,16 +80,26 @@ OWNED = (  # noqa: SIM905
 ).split()
 
 FLAGS = {flag.flag: flag for flag in ALLOWED}
-parse = AllowList("vLLM", ALLOWED, also_owned=OWNED).parse
-
-
-# Flags that stand for a field of a model's configuration.
-_FIELDS = {"--max-model-len": "context_size", "--max-num-seqs": "parallel"}
-
-
-def fold(flags: tuple[str, ...]) -> tuple[dict[str, int | None], tuple[str, ...]]:
-    """As `Backend.fold_flags`."""
-    parsed = parse(flags)
-    fields: dict[str, int | None] = {_FIELDS[flag]: int(text) for flag, text in parsed.items() if flag in _FIELDS}
-    rest = (word for flag, text in parsed.items() if flag not in _FIELDS for word in words_of(FLAGS[flag], text))
-    return fields, tuple(rest)
+_REASONS = {
+    flag: f"set `{key}` in the model's table `vllm` instead (docs/vllm.md)"
+    for flag, key in {
+        **{f"--{key}": key for key in (name.replace("_", "-") for name in VllmOptions.model_fields)},
+        "--kv-cache-memory-bytes": "kv-cache-size",
+        "--no-enforce-eager": "enforce-eager",
+        "--enable-auto-tool-choice": "tool-call-parser",
+        "--enable-lora": "lora-adapters",
+        "--lora-modules": "lora-adapters",
+        "--enable-sleep-mode": "sleep",
+        "--distributed-executor-backend": "executor",
+        "-q": "quantization",
+        "-tp": "tensor-parallel-size",
+        "-pp": "pipeline-parallel-size",
+    }.items()
+} | {
+    "--trust-remote-code": "only the command that takes a model can trust its code: `--trust-remote-code` there",
+    "--speculative-config": "use `speculative` (a draft model) or `speculative-ngram` in the model's table `vllm`",
+    "--served-model-name": "`modelrunner tag` gives a model another name",
+}
+_FIELDS = {"--max-model-len": Field("context_size"), "--max-num-seqs": Field("parallel")}
+_LIST = AllowList("vLLM", ALLOWED, also_owned=OWNED, reasons=_REASONS, fields=_FIELDS)
+parse, fold = _LIST.parse, _LIST.fold

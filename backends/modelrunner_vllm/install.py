@@ -1,5 +1,5 @@
-"""vLLM in an environment of its own. A cut installation goes on where it was: the wheels that were fetched are kept
-beside the engine's place in the cache until it is finished."""
+"""Installs vLLM in an environment of its own. Fetched wheels are kept beside the engine's place in the cache until the
+installation is finished, so an interrupted installation continues where it was."""
 
 import asyncio
 import json
@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from modelrunner import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, steps
-from modelrunner_vllm.engines import Engine, link, usable
-from modelrunner_vllm.machine import Build, Machine, check_disk
+from modelrunner_vllm.engines import VERSION, Engine, link, usable
+from modelrunner_vllm.machine import Build, Machine
 from modelrunner_vllm.settings import VllmSettings
-from modelrunner_vllm.versions import VERSION
 
 _REQUIREMENT = re.compile(r"^[a-z0-9][a-z0-9._-]*==", re.IGNORECASE | re.MULTILINE)
 _MODULE = "vllm.entrypoints.launchers.api_server.entry"
@@ -22,14 +21,18 @@ _PARTS = ".wheels"
 
 
 async def install(context: BackendContext, settings: VllmSettings, progress: ProgressCallback) -> None:
-    """Raises `BackendUnavailable` with what is wrong with this machine, or the reason that pip gave, and
-    `InsufficientDisk`."""
+    """Installs vLLM. Raises `BackendUnavailable` with what is wrong with this machine, or with the reason that pip
+    gave, and `InsufficientDisk`."""
     python = await asyncio.to_thread(find_python, settings)
     build = Machine.here(python.version).build(settings.build)
     options = (*python.identity, settings.torch_index or "", build.lock.read_text("utf-8"))
     entry = context.cache / enginecache.key(f"vllm-{build.kind}", VERSION, *options)
     work = _Installation(build, python, settings, entry, context.logs / "install-vllm.log", progress)
-    await enginecache.provide(link(context), entry, work.make, lambda folder: usable(folder) is not None, progress)
+
+    def works(folder: Path) -> bool:
+        return usable(folder) is not None
+
+    await enginecache.provide(link(context), entry, work.make, works, progress, needed=build.needed)
 
 
 class Python:
@@ -42,7 +45,7 @@ class Python:
 
 
 def find_python(settings: VllmSettings) -> Python:
-    """The configured one, else the one behind ours. Raises `BackendUnavailable`."""
+    """Returns the configured interpreter, or the one behind ours. Raises `BackendUnavailable`."""
     named = settings.python.expanduser() if settings.python else None
     base = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
     program = named or (base if base.exists() else Path(sys.executable))
@@ -73,7 +76,6 @@ class _Installation:
         self._progress = progress
 
     async def make(self, folder: Path) -> dict[str, str]:
-        check_disk(self._build, self._parts.parent)
         self._progress(InstallProgress("making an environment for vLLM"))
         await steps.execute([self._python.program, "-m", "venv", "--without-pip", folder], log=self._log)
         program = folder / "bin/python"
@@ -120,7 +122,7 @@ class _Installation:
         await steps.execute([*command, *wheels], log=self._log)
 
     def _teller(self, message: str, total: int) -> Callable[[str], None]:
-        """pip says one line for each requirement that it takes up."""
+        """Returns an observer of pip's lines. pip prints one line for each requirement."""
         done = 0
 
         def tell(line: str) -> None:

@@ -1,14 +1,12 @@
-"""Which build of vLLM suits a machine, or why none does. Pure, but for `Machine.here`."""
+"""Chooses the build of vLLM that suits a machine, or says why none does. Pure, but for `Machine.here`."""
 
-import os
 import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelrunner import BackendUnavailable, InsufficientDisk
-from modelrunner.units import format_bytes
-from modelrunner_vllm.versions import LOCKS, TORCH_CPU, VERSION
+from modelrunner import BackendUnavailable
+from modelrunner_vllm.engines import LOCKS, TORCH_CPU, VERSION
 
 _GIB = 1 << 30
 _OLDEST_GLIBC = (2, 28)  # manylinux_2_28, for both builds
@@ -18,8 +16,8 @@ _ARCHITECTURES = ("x86_64", "aarch64")
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """`torch` is the requirement to be met first, from an index of its own; `needed` is bytes of disk while it is
-    installed: the environment, and the wheels that it is made of."""
+    """`torch` is the requirement that is installed first, from an index of its own. `needed` is bytes of disk during
+    the installation: the environment, and the wheels that it is made of."""
 
     kind: str
     package: str
@@ -40,7 +38,7 @@ BUILDS = {build.kind: build for build in (CPU, CUDA)}
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`libc` is its name and version ("glibc", (2, 36)), the name "" for one that is not glibc."""
+    """`libc` is the name and version of the C library ("glibc", (2, 36)); the name is "" for one that is not glibc."""
 
     system: str
     architecture: str
@@ -55,7 +53,8 @@ class Machine:
         return cls(platform.system(), platform.machine(), (name, numbers), python, has_cuda())
 
     def build(self, wanted: str | None = None) -> Build:
-        """The build that suits, `wanted` ("cuda", "cpu") before the machine's own. Raises `BackendUnavailable`."""
+        """Returns the build that suits; `wanted` ("cuda", "cpu") replaces the machine's own choice. Raises
+        `BackendUnavailable`."""
         if self.system != "Linux":
             raise BackendUnavailable(
                 f"vLLM runs on Linux only, not on {self.system}: use llama.cpp here (GGUF models), or run modelrunner "
@@ -93,18 +92,7 @@ class Machine:
 
 
 def has_cuda(root: Path = Path("/")) -> bool:
-    """True with an NVIDIA driver and a device of it (on WSL the driver has no device file)."""
+    """Returns True with an NVIDIA driver and a device of it (on WSL the driver has no device file)."""
     return any((root / path).exists() for path in ("dev/nvidiactl", "dev/dxg")) and (
         (root / "proc/driver/nvidia/version").exists() or any(root.glob("usr/lib/wsl/lib/libcuda.so*"))
     )
-
-
-def check_disk(build: Build, folder: Path) -> None:
-    """Raises `InsufficientDisk` unless the disk of `folder` takes the build."""
-    found = os.statvfs(folder)
-    free = found.f_bavail * found.f_frsize
-    if free < build.needed:
-        raise InsufficientDisk(
-            f"installing {build.package} {VERSION} needs {format_bytes(build.needed)} in {folder}, and "
-            f"{format_bytes(free)} are free: make room, or set MODELRUNNER_CACHE_DIR to another disk"
-        )

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from modelrunner import Bundle, Mode, ModelHeader, RequiredMemory, RunSpec
+from modelrunner import Bundle, InvalidModel, Mode, ModelHeader, RequiredMemory, RunSpec
 from modelrunner_vllm import flags
-from modelrunner_vllm.options import VllmOptions
+from modelrunner_vllm.model_options import VllmOptions
 
 MIB = 1 << 20
 # Measured on Linux x86-64 with one worker, PSS: API server, EngineCore and its tracker; a worker without its weights.
@@ -22,6 +22,7 @@ _CUDA_CONTEXT = 1024 * MIB
 _CUDA_WORKER = 2048 * MIB
 _CPU_BLOCK, _CUDA_BLOCK = 128, 16  # tokens
 _BATCHED_TOKENS = 2048
+_MOST = 1 << 31  # of any figure in config.json
 _BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 # Encoders: every token sees all others, and nothing is kept from one request to the next.
@@ -30,7 +31,7 @@ _ENCODERS = ("Bert", "Roberta", "XLMRoberta", "ModernBert", "NomicBert", "Distil
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What decides the memory of a run besides the model. `block` is tokens of a block of the cache."""
+    """The part of a run that decides its memory, besides the model. `block` is the tokens of a block of the cache."""
 
     context: int
     parallel: int
@@ -48,7 +49,7 @@ class Run:
 
 
 class Config:
-    """config.json as the store flattened it; a model of several parts has the text's figures in `text_config`."""
+    """config.json as the store flattened it. A model of several parts has the text model's figures in `text_config`."""
 
     def __init__(self, header: ModelHeader) -> None:
         self._values = header.metadata
@@ -57,8 +58,16 @@ class Config:
         return self._values.get(name, self._values.get(f"text_config.{name}"))
 
     def number(self, name: str, default: int = 0) -> int:
+        """The largest, where there is one for each layer. Raises `InvalidModel` for text, a boolean, or a figure beyond
+        all models."""
         value = self.get(name)
-        return value if isinstance(value, int) else default
+        if value is None:
+            return default
+        if isinstance(value, list | tuple):
+            value = max((each for each in value if isinstance(each, int)), default=default)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MOST:
+            raise InvalidModel(f"its config.json says {str(value)[:40]!r} for {name}, which is no such number")
+        return value
 
     @property
     def is_encoder(self) -> bool:
@@ -66,7 +75,7 @@ class Config:
 
     @property
     def layers(self) -> int:
-        """Those with attention: of a hybrid model not the recurrent ones."""
+        """The number of layers with attention, without the recurrent ones of a hybrid model."""
         kinds = self.get("layer_types")
         if isinstance(kinds, Sequence) and not isinstance(kinds, str):
             return sum("attention" in str(kind) and "linear" not in str(kind) for kind in kinds)
@@ -74,7 +83,8 @@ class Config:
 
 
 def required(spec: RunSpec, adapters: int, *, cuda: bool) -> RequiredMemory:
-    """`adapters` is bytes of LoRA weights. On a GPU all of the model lies there, an equal part on each device."""
+    """Returns what the run needs. `adapters` is bytes of LoRA weights. On a GPU all of the model lies there, an equal
+    part on each device."""
     run = Run.of(spec, cuda=cuda)
     workers = run.options.workers
     model = weights(spec.bundle, run.options) + adapters + _activations(Config(spec.bundle.header), run, spec.mode)
@@ -90,8 +100,8 @@ def required(spec: RunSpec, adapters: int, *, cuda: bool) -> RequiredMemory:
 
 
 def kv_cache(spec: RunSpec, *, cuda: bool) -> int | None:
-    """Bytes of the cache on each device; None where the options leave it to a share of the GPU. A model that keeps none
-    gets a little: without a figure vLLM insists on most of the memory being free before it starts."""
+    """Returns the bytes of the cache on each device, None where the options leave it to a share of the GPU. A model
+    without a cache gets a little: without a figure vLLM demands that most of the memory is free before it starts."""
     run = Run.of(spec, cuda=cuda)
     if run.options.gpu_memory_utilization is not None:
         return None
@@ -102,7 +112,8 @@ def kv_cache(spec: RunSpec, *, cuda: bool) -> int | None:
 
 
 def _cache_of(bundle: Bundle, run: Run) -> int:
-    """One context, in whole blocks, shared by the sequences; each of those may hold a block that it has begun."""
+    """Returns the bytes of one context, in whole blocks, which the sequences share, and of a begun block for each of
+    them. Where the cache is full, vLLM lets a sequence wait, and fails none."""
     config = Config(bundle.header)
     if config.is_encoder:
         return 0
@@ -111,7 +122,8 @@ def _cache_of(bundle: Bundle, run: Run) -> int:
 
 
 def _token_bytes(config: Config, options: VllmOptions) -> int:
-    """One token's keys and values in all layers; of multi-head latent attention (DeepSeek) the compressed ones."""
+    """Returns the bytes of one token's keys and values in all layers; for multi-head latent attention (DeepSeek) of the
+    compressed ones."""
     size = 1 if options.kv_cache_dtype.startswith("fp8") else _BYTES[options.dtype]
     if rank := config.number("kv_lora_rank"):
         return config.layers * (rank + config.number("qk_rope_head_dim")) * size
@@ -121,7 +133,8 @@ def _token_bytes(config: Config, options: VllmOptions) -> int:
 
 
 def weights(bundle: Bundle, options: VllmOptions) -> int:
-    """Floating-point tensors are converted to the type that the engine computes in; packed ones stay as they are."""
+    """Returns the bytes of the weights in memory. Floating-point tensors are converted to the type that the engine
+    computes in; packed ones stay as they are."""
     found = 0
     for tensor in bundle.header.tensors:
         elements = 1
@@ -132,8 +145,8 @@ def weights(bundle: Bundle, options: VllmOptions) -> int:
 
 
 def _activations(config: Config, run: Run, mode: Mode) -> int:
-    """Of the widest batch: hidden states and the feed-forward layer of each token, logits of each sequence (in 32 bits,
-    and once more sorted, for sampling)."""
+    """Returns the bytes for the widest batch: hidden states and the feed-forward layer of each token, and the logits of
+    each sequence (in 32 bits, and once more sorted, for sampling)."""
     size = _BYTES[run.options.dtype]
     row = (6 * config.number("hidden_size") + 3 * config.number("intermediate_size")) * size
     logits = run.parallel * config.number("vocab_size") * 8 if mode is Mode.COMPLETION else 0

@@ -22,9 +22,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.platform == "win32":
         report("modelrunner runs on Linux and macOS: on Windows, install and use it inside WSL 2")
         return FAILED
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us: there is nobody to write to
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # until the process ends
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # not when a test or a program put something else there
             stream.reconfigure(errors="replace")
+    given = sys.argv[1:] if arguments is None else arguments
+    if odd := next((text for text in given if not _is_text(text)), None):
+        report(f"the argument {odd!a} is not UTF-8 text")
+        return WRONG_USAGE
     try:
         code = cli.main(arguments, prog_name="modelrunner", standalone_mode=False)
         sys.stdout.flush()
@@ -42,6 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk, a file of the user's that cannot be read
         report(str(error))
         return FAILED
+
+
+def _is_text(argument: str) -> bool:
+    """False for bytes that are not UTF-8: Python keeps them as lone surrogates (PEP 383)."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def exit_code(error: ModelRunnerError) -> int:

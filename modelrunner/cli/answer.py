@@ -7,12 +7,20 @@ from typing import Any
 
 import msgspec
 
-from modelrunner.cli.output import DIM, PLAIN, has_styles, is_terminal, note, shown
+from modelrunner.cli.output import DIM, PLAIN, has_styles, is_terminal, moves_cursor, note, shown, styled, width
+from modelrunner.cli.terminal import Wrapper, no_echo, repeats
 from modelrunner.client import Client, decode, failure
 from modelrunner.errors import AnswerBroken
 from modelrunner.units import format_duration
 
 PROGRESS_EVENT = "modelrunner.progress"
+REPETITION = "repetition"
+"""The finish reason of an answer that was stopped here."""
+_BETWEEN_CHECKS = 200  # characters
+_CUT_SHORT = {
+    "length": "(the answer was cut off at the token limit)",
+    REPETITION: "(stopped: the answer repeats itself; a temperature above 0 often helps)",
+}
 
 
 class _Delta(msgspec.Struct):
@@ -34,14 +42,17 @@ class _Chunk(msgspec.Struct):
 
 class _Stage(msgspec.Struct):
     stage: str = ""
+    waited: float = 0.0
 
 
 @dataclass(slots=True)
 class Answer:
-    """What came so far. Times are seconds since the request; `server_timing` is the header of that name."""
+    """What came so far. Times are seconds since the request; `server_timing` is the header of that name. `waited` is
+    how long the request had waited for its model when the daemon last told."""
 
     text: str = ""
     finish_reason: str | None = None
+    waited: float = 0.0
     usage: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, Any] = field(default_factory=dict)
     server_timing: str = ""
@@ -58,26 +69,26 @@ class Screen:
         self._thinking = False
         self._stage = False
         self._at_line_start = True
+        self._wrapper = Wrapper(width(sys.stdout) or 0) if moves_cursor(sys.stdout) else None
 
     def stage(self, text: str) -> None:
         """A passing line, such as "loading weights"."""
-        if has_styles(sys.stderr):
+        if moves_cursor(sys.stderr):
             self._stage = True
-            print(
-                f"\r\x1b[K{DIM}{' '.join(shown(text, sys.stderr).split())}{PLAIN}", end="", file=sys.stderr, flush=True
-            )
+            line = styled(" ".join(shown(text, sys.stderr).split()), DIM, sys.stderr)
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
     def thought(self, text: str) -> None:
         if self._thinks:
             if not self._thinking:
                 self._thinking = True
                 self._write(DIM if has_styles(sys.stdout) else "Thinking:\n")
-            self._write(shown(text, sys.stdout))
+            self._write(self._wrapped(text))
 
     def text(self, text: str) -> None:
         self._end_thinking()
         self._at_line_start = text.endswith("\n")  # first: Ctrl-C may come between the two
-        self._write(shown(text, sys.stdout))
+        self._write(self._wrapped(text))
 
     def finish(self) -> None:
         """Ends the line and every style, after the last word or the last before an interruption."""
@@ -91,6 +102,10 @@ class Screen:
             self._thinking = False
             self._write(f"{PLAIN}\n\n" if has_styles(sys.stdout) else "\n\nAnswer:\n")
 
+    def _wrapped(self, text: str) -> str:
+        safe = shown(text, sys.stdout)
+        return self._wrapper.feed(safe) if self._wrapper else safe
+
     def _clear_stage(self) -> None:
         if self._stage:
             self._stage = False
@@ -103,21 +118,30 @@ class Screen:
 
 
 def stream(client: Client, body: dict[str, Any], screen: Screen, answer: Answer) -> None:
-    """Asks and shows; `answer` holds what came, whichever way this ends. Raises what `Client` raises, the error of an
-    event in the middle of the stream, and `AnswerBroken` if it stops without an end."""
+    """Asks and shows; `answer` holds what came, whichever way this ends. An answer that repeats itself without end is
+    stopped. Raises what `Client` raises, the error of an event in the middle of the stream, and
+    `AnswerBroken` if it stops without an end."""
     begin = time.monotonic()
-    headers = {"Accept": "text/event-stream", "X-Progress": "events"} if has_styles(sys.stderr) else {}
+    headers = {"Accept": "text/event-stream", "X-Progress": "events"} if moves_cursor(sys.stderr) else {}
+    checked = 0
     try:
-        with client.open("POST", "/v1/chat/completions", body, headers=headers) as response:
+        with no_echo(), client.open("POST", "/v1/chat/completions", body, headers=headers) as response:
             answer.server_timing = response.getheader("Server-Timing", "")
             complete = False
             for event in client.events(response):
                 if event.data == "[DONE]":
                     complete = True  # read on to the end: a client that leaves here would be taken for one that gave up
                 elif event.name == PROGRESS_EVENT:
-                    screen.stage(decode(event.data, _Stage).stage)
+                    told = decode(event.data, _Stage)
+                    answer.waited = told.waited
+                    screen.stage(told.stage)
                 else:
                     _take(decode(event.data, _Chunk), screen, answer, begin)
+                if len(answer.text) >= checked + _BETWEEN_CHECKS:
+                    checked = len(answer.text)
+                    if repeats(answer.text):
+                        answer.finish_reason = REPETITION
+                        return
         if not complete:
             raise AnswerBroken("the answer ended before it was complete; see `modelrunner logs`")
     finally:
@@ -141,6 +165,12 @@ def _take(chunk: _Chunk, screen: Screen, answer: Answer, begin: float) -> None:
             screen.text(choice.delta.content)
 
 
+def show_end(answer: Answer) -> None:
+    """Says why an answer is not whole, if it is not."""
+    if answer.finish_reason in _CUT_SHORT:
+        note(_CUT_SHORT[answer.finish_reason])
+
+
 def show_timings(answer: Answer) -> None:
     """Of the engine where it says (llama.cpp's `timings`), else as measured here; on stderr."""
     spans = {"total": answer.total} | ({} if answer.first_token is None else {"first token": answer.first_token})
@@ -148,6 +178,9 @@ def show_timings(answer: Answer) -> None:
         name, _, milliseconds = part.strip().partition(";dur=")
         if name in ("queue", "load") and milliseconds:
             spans[name] = float(milliseconds) / 1000
+    if answer.waited and not spans.get("load"):  # the head went out while the model was loaded
+        spans.pop("queue", None)
+        spans["load"] = answer.waited
     for name, seconds in reversed(spans.items()):
         note(f"{name + ':':<13}{format_duration(round(seconds, 3))}")
     speeds = answer.timings

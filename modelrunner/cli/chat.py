@@ -2,40 +2,51 @@
 
 import json
 import os
+import signal
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
-from modelrunner.cli.answer import Answer, Screen, show_timings, stream
-from modelrunner.cli.output import note, report, say
+from modelrunner import api
+from modelrunner.cli.answer import Answer, Screen, show_end, show_timings, stream
+from modelrunner.cli.commands import meant
+from modelrunner.cli.output import fields, note, report, say
 from modelrunner.cli.request import Message, Parameters, user_message
-from modelrunner.client import Client
-from modelrunner.errors import ModelRunnerError
+from modelrunner.client import Client, path
+from modelrunner.errors import BadRequest, ModelRunnerError
 from modelrunner.locations import ConfigurationError, Locations
+from modelrunner.types import KeepAlive
 
 HELP = '''\
 /set                    show the parameters
 /set NAME VALUE         system, temperature, max-tokens, seed, keep-alive, format (json),
                         thinking (on, off), verbose (on, off); without VALUE: the default
+/show                   show what is known about the model
+/load MODEL             go on with another model
 /save FILE              write the conversation as JSON
 /clear                  forget the conversation
-/bye                    leave; so does Ctrl-D
+/bye                    leave; so do /exit and Ctrl-D
 """                     begins and ends a text of several lines
 Ctrl-C                  stops the answer'''
 
+Number = TypeVar("Number", int, float)
+CONTEXT_FULL = "context_length_exceeded"
 _FENCE = '"""'
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "system": str,
-    "temperature": float,
-    "max-tokens": int,
+    "temperature": lambda text: _at_least(0.0, float(text)),
+    "max-tokens": lambda text: _at_least(1, int(text)),
     "seed": int,
-    "keep-alive": str,
+    "keep-alive": lambda text: str(KeepAlive.parse(text)),
     "format": lambda text: {"json": "json"}[text],
 }
+_LEAVE = ("/bye", "/exit", "/quit")
 _SWITCHES = {"on": True, "off": False}
 
 
@@ -47,14 +58,26 @@ class Chat:
         self.parameters = parameters
         self._client = client
         self._switches = {"thinking": not hide_thinking, "verbose": verbose}
-        self._commands = {"/set": self._set, "/save": self._save, "/clear": self._clear, "/?": self._help}
+        self._commands = {
+            "/set": self._set,
+            "/show": self._show_model,
+            "/load": self._load,
+            "/save": self._save,
+            "/clear": self._clear,
+            "/help": self._help,
+            "/?": self._help,
+        }
 
     def handle(self, text: str) -> bool:
         command, _, rest = text.strip().partition(" ")
-        if command == "/bye":
+        if command in _LEAVE:
             return False
         if command.startswith("/") and not text.startswith(_FENCE):
-            self._commands.get(command, self._unknown)(rest.strip())
+            if command in self._commands:
+                self._commands[command](rest.strip())
+            else:
+                known = meant(command, [*self._commands, *_LEAVE])
+                report(f'there is no command {command}{known or "; /? shows them"}; put """ before such a question')
         elif question := text.strip().removeprefix(_FENCE).removesuffix(_FENCE).strip():
             self._ask(question)
         return True
@@ -69,8 +92,10 @@ class Chat:
         except KeyboardInterrupt:
             note("(stopped)")
         except ModelRunnerError as error:
-            report(error.message, retry_after=error.retry_after)
+            full = "; /clear begins a new conversation" if error.code == CONTEXT_FULL and self.messages else ""
+            report(error.message + full, retry_after=error.retry_after)
             return
+        show_end(answer)
         if answer.text:
             self.messages = [*asked, {"role": "assistant", "content": answer.text}]
         if self._switches["verbose"]:
@@ -87,10 +112,10 @@ class Chat:
             try:
                 changed: dict[str, Any] = {name.replace("-", "_"): _PARSERS[name](value) if value else None}
                 self.parameters = replace(self.parameters, **changed)
-            except (ValueError, KeyError):
+            except (ValueError, KeyError, BadRequest):
                 report(f"{value!r} is no value for {name}")
         else:
-            report(f"there is no such thing to set: {rest}; /? shows what there is")
+            report(f"there is no parameter {name!r}{meant(name, [*_PARSERS, *self._switches])}; /? shows them")
 
     def _show(self) -> None:
         for name in _PARSERS:
@@ -99,19 +124,44 @@ class Chat:
         for name, on in self._switches.items():
             say(f"{name:<12} {'on' if on else 'off'}")
 
+    def _show_model(self, rest: str) -> None:
+        try:
+            found = self._client.call("GET", path("models", self.parameters.model), api.Model)
+        except ModelRunnerError as error:
+            report(error.message)
+            return
+        simple = [(key, str(value)) for key, value in found.config.items() if not isinstance(value, dict | list)]
+        fields([("model", self.parameters.model), ("id", found.id), *sorted(simple)])
+
+    def _load(self, rest: str) -> None:
+        if not rest:
+            report("/load MODEL: name the model to go on with; `modelrunner ls` lists those that are here")
+            return
+        try:
+            self._client.fetch("GET", path("models", rest))
+        except ModelRunnerError as error:
+            report(error.message)
+            return
+        self.parameters = replace(self.parameters, model=rest)
+        load_ahead(self._client, rest)
+        say(f"the next question goes to {rest}")
+
     def _save(self, rest: str) -> None:
-        path = Path(rest).expanduser()
+        if not rest:
+            report("/save FILE: name the file to write")
+            return
+        file_path = Path(rest).expanduser()
         system = [{"role": "system", "content": self.parameters.system}] if self.parameters.system else []
         content = {"model": self.parameters.model, "messages": [*system, *self.messages]}
         try:
-            with path.open("x", encoding="utf-8") as file:
+            with file_path.open("x", encoding="utf-8") as file:
                 json.dump(content, file, ensure_ascii=False, indent=2)
         except FileExistsError:
-            report(f"{path} is there already: give another name")
+            report(f"{file_path} is there already: give another name")
         except OSError as error:
             report(f"{rest or 'nothing'} cannot be written ({error.strerror}): give the name of a file")
         else:
-            say(f"saved as {path}")
+            say(f"saved as {file_path}")
 
     def _clear(self, rest: str) -> None:
         self.messages = []
@@ -120,14 +170,12 @@ class Chat:
     def _help(self, rest: str) -> None:
         say(HELP)
 
-    def _unknown(self, rest: str) -> None:
-        report('there is no such command: /? shows them; put """ before a question that begins with a slash')
-
 
 def chat(client: Client, parameters: Parameters, *, hide_thinking: bool, verbose: bool) -> None:
     """Asks and answers at the terminal until the person leaves."""
     session: PromptSession[str] = PromptSession(history=_history())
     conversation = Chat(client, parameters, hide_thinking=hide_thinking, verbose=verbose)
+    load_ahead(client, parameters.model)
     note(f"chatting with {parameters.model}: /? for help, /bye to leave")
     while True:
         try:
@@ -137,6 +185,23 @@ def chat(client: Client, parameters: Parameters, *, hide_thinking: bool, verbose
             return
         except KeyboardInterrupt:
             note("/bye or Ctrl-D leaves")
+
+
+def load_ahead(client: Client, model: str) -> None:
+    """Begins to load the model while the person writes. A load that fails is reported by the question."""
+
+    def load() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C has to interrupt the main thread's read
+        with suppress(ModelRunnerError):
+            client.fetch("POST", "/engines/preload", api.ModelName(model), timeout=None)
+
+    threading.Thread(target=load, daemon=True).start()
+
+
+def _at_least(least: Number, value: Number) -> Number:
+    if not value >= least:
+        raise ValueError
+    return value
 
 
 def _read(session: "PromptSession[str]") -> str:
@@ -151,10 +216,10 @@ def _history() -> History:
     """Kept for the person alone; only in memory where it cannot be kept."""
     try:
         data = Locations.find().data
-        path = data / "state" / "chat-history"
+        history = data / "state" / "chat-history"
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.parent.mkdir(exist_ok=True)
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        history.parent.mkdir(exist_ok=True)
+        os.close(os.open(history, os.O_WRONLY | os.O_CREAT, 0o600))
     except (OSError, ConfigurationError):
         return InMemoryHistory()
-    return FileHistory(path)
+    return FileHistory(history)

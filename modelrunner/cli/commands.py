@@ -1,5 +1,7 @@
 """The list of commands. A command's module is imported when it runs, so that none pays for the others."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib import import_module
 
 import click
@@ -43,11 +45,18 @@ SECTIONS = {
         "serve": ("daemon:serve", "Run the daemon in the foreground"),
         "shutdown": ("daemon:shutdown", "Stop the daemon and everything that it runs"),
         "version": ("daemon:version", "Show the versions of the command line and of the daemon"),
+        "help": ("daemon:help_about", "Show what a command does"),
     },
 }
 ALIASES = {"ls": "list", "stop": "unload"}
 
 _HOMES = {name: home for section in SECTIONS.values() for name, (home, _) in section.items()}
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: "; did you mean `pull`?", or nothing."""
+    close = get_close_matches(word, list(known), n=1)
+    return f"; did you mean `{close[0]}`?" if close else ""
 
 
 class _Commands(click.Group):
@@ -62,6 +71,13 @@ class _Commands(click.Group):
         command: click.Command = getattr(import_module(f"modelrunner.cli.{module}"), function)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            ctx.fail(f"there is no command {args[0]!r}{meant(args[0], [*_HOMES, *ALIASES])}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         also = {name: alias for alias, name in ALIASES.items()}
         for heading, commands in SECTIONS.items():
@@ -71,8 +87,9 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(prog)s %(version)s")
+@click.option("--host", metavar="URL", help="The daemon: unix:///path or http://host:port.")
 @click.pass_context
-def cli(context: click.Context) -> None:
+def cli(context: click.Context, host: str | None) -> None:
     """Run language models on this machine."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

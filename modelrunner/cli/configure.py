@@ -25,9 +25,13 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 @click.command()
 @click.argument("model")
 @click.argument("flags", nargs=-1, metavar="[-- FLAG]...")
-@click.option("--context-size", metavar="N", help="Tokens, shared by the parallel sequences.")
+@click.option(
+    "--context-size",
+    metavar="N",
+    help="Tokens of one sequence, prompt and answer; -1 for what the model was trained for.",
+)
 @click.option("--min-context-size", metavar="N", help="Take less context where memory is short, down to this.")
-@click.option("--parallel", metavar="N", help="Sequences that are worked on at once.")
+@click.option("--parallel", metavar="N", help="Sequences that are worked on at once, each with a context of its own.")
 @click.option("--gpu-layers", metavar="N", help="Layers that go to GPUs; by default as many as fit.")
 @click.option("--keep-alive", metavar="DURATION", help="How long it stays loaded unused: 5m, 0, or -1 for ever.")
 @click.option("--runtime-flags", metavar="FLAGS", help="Flags of the engine, as one argument; or give them after --.")
@@ -94,7 +98,8 @@ def configure(
 def reload(client: Client, dry_run: bool, as_json: bool) -> None:
     """Read the configuration file again.
 
-    Runners whose settings have changed are replaced, the others go on.
+    A runner whose model's settings have changed ends after its last request, and the next request starts a new one.
+    The others go on.
     """
     raw = client.fetch("POST", "/engines/reload", api.ReloadRequest(dry_run), timeout=None)
     done = decode(raw, api.Reloaded)
@@ -115,10 +120,15 @@ def _show(client: Client, model: str, as_json: bool) -> None:
     for found in configurations:
         if found is not configurations[0]:
             output.say("")
-        head = [("model", found.model), ("mode", found.mode or "all"), ("revision", str(found.revision))]
-        output.fields(head + [(name, _text(value)) for name, value in found.config.items()])
-    if not configurations:
-        output.note(f"nothing was set for {model}: it is run as the configuration file and its engine have it")
+        output.fields([("model", found.model), ("mode", found.mode or "all"), ("revision", str(found.revision))])
+        effect = found.effective or {}
+        rows = [
+            (name, *(_text(values[name]) if name in values else "" for values in (found.config, found.file, effect)))
+            for name in {**effect, **found.config, **found.file}
+        ]
+        output.table(("SETTING", "CONFIGURED", "CONFIG.TOML", "IN EFFECT"), rows)
+        if found.problem:
+            output.note(f"{found.model} cannot be run so: {found.problem}")
 
 
 def _put(changes: dict[str, Any], name: str, value: Any) -> None:

@@ -26,8 +26,18 @@ _POLL = 0.02
 @json_option
 @with_client(start=False)
 def status(client: Client, as_json: bool) -> None:
-    """Show the daemon, its engines and its memory."""
-    raw = client.fetch("GET", "/version")
+    """Show the daemon, its engines and its memory.
+
+    The exit code is 3 where no daemon runs.
+    """
+    try:
+        raw = client.fetch("GET", "/version")
+    except DaemonUnreachable:
+        if as_json:
+            output.json(b'{"running": false}')
+        else:
+            output.fields([("running", "no"), ("looked at", client.host)])
+        raise
     found = decode(raw, api.Status)
     if as_json:
         output.json(raw)
@@ -105,6 +115,21 @@ def version(client: Client, as_json: bool) -> None:
         output.json(msgspec.json.encode({"client": __version__, "daemon": daemon, "python": python_version()}))
     else:
         output.fields([("modelrunner", __version__), ("daemon", daemon or "none runs"), ("python", python_version())])
+
+
+@click.command(name="help")
+@click.argument("command", required=False)
+@click.pass_context
+def help_about(context: click.Context, command: str | None) -> None:
+    """Show what a command does."""
+    root = context.find_root()
+    if command is None:
+        output.say(root.get_help())
+        return
+    assert isinstance(root.command, click.Group)
+    name, found, _ = root.command.resolve_command(root, [command])
+    assert found is not None
+    output.say(found.get_help(click.Context(found, info_name=name, parent=root)))
 
 
 def _print_log(client: Client, where: str) -> None:

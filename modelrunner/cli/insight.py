@@ -1,12 +1,13 @@
 """The commands that say what goes on: why, fit, events."""
 
+import sys
 from collections.abc import Iterator
 from datetime import datetime
 
 import click
 
 from modelrunner import api
-from modelrunner.cli import output
+from modelrunner.cli import FAILED, output
 from modelrunner.cli.options import json_option, with_client
 from modelrunner.client import Client, decode, path
 from modelrunner.units import format_bytes, format_duration
@@ -52,16 +53,18 @@ def why(client: Client, model: str, as_json: bool) -> None:
 @click.argument("model")
 @json_option
 @with_client()
-def fit(client: Client, model: str, as_json: bool) -> None:
+def fit(client: Client, model: str, as_json: bool) -> int:
     """Say whether a model fits into memory and on the disk.
 
-    MODEL need not be here yet: hf.co/ORG/REPO[:QUANT] is looked up, not downloaded.
+    MODEL need not be here yet: hf.co/ORG/REPO[:QUANT] is looked up, not downloaded. The exit code is 1 for a model that
+    does not fit.
     """
     raw = client.fetch("GET", path("models", model, "fit"), timeout=None)
     found = decode(raw, api.Fit)
+    code = FAILED if found.fits == "never" else 0
     if as_json:
         output.json(raw)
-        return
+        return code
     output.say(found.reason)
     disk = found.disk
     output.fields(
@@ -72,6 +75,7 @@ def fit(client: Client, model: str, as_json: bool) -> None:
             *([("disk needed", format_bytes(disk.needed)), ("disk free", format_bytes(disk.free))] if disk else []),
         ]
     )
+    return code
 
 
 @click.command()
@@ -84,6 +88,8 @@ def events(client: Client, model: str | None, since: str | None, as_json: bool) 
 
     Until Ctrl-C. With --json, one object a line.
     """
+    if since is None and output.is_terminal(sys.stderr):
+        output.note("waiting for events; --since 0 shows the past ones too; Ctrl-C ends")
     with client.open("GET", path("engines", "events", model=model, since=since)) as response:
         for event in client.events(response):
             found = decode(event.data, api.Event)

@@ -79,7 +79,10 @@ def _pulled(client: Client, name: str) -> None:
 @json_option
 @with_client()
 def list_models(client: Client, quiet: bool, as_json: bool) -> None:
-    """List the models on this machine."""
+    """List the models on this machine.
+
+    A damaged one can be pulled again, or removed.
+    """
     raw = client.fetch("GET", "/models")
     models = decode(raw, list[api.Model])
     if as_json:
@@ -90,7 +93,8 @@ def list_models(client: Client, quiet: bool, as_json: bool) -> None:
                 output.say(name)
     else:
         headings = ("MODEL NAME", "PARAMETERS", "QUANTIZATION", "ARCHITECTURE", "MODEL ID", "CREATED", "SIZE")
-        output.table(headings, [row for model in models for row in _rows(model)])
+        expendable = ("CREATED", "ARCHITECTURE", "MODEL ID", "PARAMETERS")
+        output.table(headings, [row for model in models for row in _rows(model)], expendable=expendable)
 
 
 @click.command()
@@ -131,7 +135,7 @@ def tag(client: Client, model: str, name: str) -> None:
 def remove(client: Client, models: tuple[str, ...], force: bool, as_json: bool) -> int:
     """Remove models.
 
-    A model goes with its last name; what other models share with it stays.
+    MODEL is a whole name or an ID. A model goes with its last name; what other models share with it stays.
     """
 
     def remove_one(model: str) -> None:
@@ -161,6 +165,7 @@ def disk_usage(client: Client, as_json: bool) -> None:
         for m in usage.models
     ]
     rows += [("engine", f"{b.name} {b.version}".strip(), format_bytes(b.size), "", "") for b in usage.backends]
+    rows += [("conversations", b.name, format_bytes(b.state), "", "") for b in usage.backends if b.state]
     rows += [
         ("all models", "", format_bytes(usage.models_disk_usage), "", ""),
         ("unfinished downloads", "", format_bytes(usage.partial), "", ""),
@@ -171,6 +176,8 @@ def disk_usage(client: Client, as_json: bool) -> None:
 def _rows(model: api.Model) -> list[tuple[str, ...]]:
     """One for each name."""
     told = [str(model.config.get(key) or "") for key in ("parameters", "quantization", "architecture")]
+    if "damage" in model.config:
+        told[-1] = "damaged"
     digits = model.id.removeprefix("sha256:")[:_SHOWN_DIGITS]
-    rest = (*told, digits, ago(model.created), str(model.config.get("size") or ""))
+    rest = (*told, digits, ago(model.created), "damaged" if model.damage else str(model.config.get("size") or ""))
     return [(name, *rest) for name in model.tags or ["<none>"]]

@@ -25,6 +25,7 @@ def with_client(*, start: bool = True) -> Callable[[Command], Command]:
         @click.option("--host", metavar="URL", help="The daemon: unix:///path or http://host:port.")
         @wraps(command)
         def with_host(*args: Any, host: str | None, **options: Any) -> Any:
+            host = host or click.get_current_context().find_root().params.get("host")  # it may stand in front, too
             return command(connect(host, start=start), *args, **options)
 
         return with_host

@@ -5,6 +5,7 @@ shown, never sent. Into a pipe or file everything goes as it is.
 """
 
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
@@ -13,6 +14,8 @@ from typing import TextIO
 _ACTED_UPON = [*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 _SHOWN: dict[int, str | None] = {c: f"\\x{c:02x}" if c < 0x100 else f"\\u{c:04x}" for c in _ACTED_UPON}
 _SHOWN |= {ord("\n"): "\n", ord("\t"): "\t", ord("\r"): None}
+
+_NARROWEST = 8  # columns, to which a cell may be cut
 
 DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
@@ -37,7 +40,17 @@ def styled(text: str, style: str, stream: TextIO) -> str:
 
 
 def has_styles(stream: TextIO) -> bool:
-    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return moves_cursor(stream) and not os.environ.get("NO_COLOR")
+
+
+def moves_cursor(stream: TextIO) -> bool:
+    """Whether a line that was written can be replaced. NO_COLOR forbids colour only (https://no-color.org)."""
+    return is_terminal(stream) and os.environ.get("TERM") != "dumb"
+
+
+def width(stream: TextIO) -> int | None:
+    """Columns of the terminal; None for a pipe or a file, where a line may have any length."""
+    return shutil.get_terminal_size().columns if is_terminal(stream) else None
 
 
 def say(text: str, *, flush: bool = False) -> None:
@@ -57,17 +70,37 @@ def report(message: str, *, retry_after: float | None = None) -> None:
     print(styled("error:", RED, sys.stderr), line, file=sys.stderr, flush=True)
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns as wide as their widest cell; the last one as long as it is."""
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, expendable: Sequence[str] = ()) -> None:
+    """Columns as wide as their widest cell. On a terminal that is too narrow, the columns named in `expendable` are
+    left out, the first one first, and then the widest cells are cut."""
     cells = [[" ".join(shown(cell, sys.stdout).split()) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    columns = [list(column) for column in zip(headings, *cells, strict=True)]
+    limit = width(sys.stdout)
+    for name in expendable:
+        if limit is not None and _total(columns) > limit:
+            columns = [column for column in columns if column[0] != name]
+    while limit is not None and _total(columns) > limit and (widest := max(_widths(columns))) > _NARROWEST:
+        over = _total(columns) - limit
+        column = columns[_widths(columns).index(widest)]
+        column[1:] = [_cut(cell, max(_NARROWEST, len(column[0]), widest - over)) for cell in column[1:]]
+        if max(map(len, column)) == widest:
+            break
+    widths = _widths(columns)
+    for number, row in enumerate(zip(*columns, strict=True)):
+        line = "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        print(styled(line, BOLD, sys.stdout) if number == 0 else line)
 
-    def line(row: Sequence[str]) -> str:
-        return "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
-    print(styled(line(headings), BOLD, sys.stdout))
-    for row in cells:
-        print(line(row))
+def _widths(columns: Iterable[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in columns]
+
+
+def _total(columns: Sequence[Sequence[str]]) -> int:
+    return sum(_widths(columns)) + 2 * (len(columns) - 1)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> None:

@@ -19,6 +19,8 @@ def prepare(client: Client, model: str, *, backend: str | None, context_size: in
         changes = {"backend": backend, "context-size": context_size}
         wanted = {name: value for name, value in changes.items() if value is not None}
         client.fetch("POST", "/engines/_configure", {"model": model, "apply": "restart", **wanted}, timeout=None)
+        settings = " and ".join(f"{name} {value}" for name, value in wanted.items())
+        note(f"{model} now runs with {settings} for everybody; `modelrunner configure {model}` shows and changes that")
     _install_engine(client, model)
     return model
 
@@ -39,7 +41,7 @@ def pull(client: Client, source: str, *, name: str | None = None, trust: bool = 
 def install(client: Client, backend: str, *, build: bool = False, action: str = "install") -> str:
     """Installs or updates or uninstalls an engine, with progress; returns the daemon's closing sentence."""
     body = api.InstallRequest(backend, build)
-    last = follow(client.progress(f"/engines/{action}-backend", body))
+    last = follow(client.progress(f"/engines/{action}-backend", body), f"{action} {backend}")
     if last is None or last.type != "success":
         raise ModelRunnerError(f"the {action} of {backend} ended without a result; see `modelrunner logs`")
     return last.message

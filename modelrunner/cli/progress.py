@@ -18,10 +18,10 @@ class _View(Protocol):
     def show(self, line: Progress) -> None: ...
 
 
-def follow(lines: Iterable[Progress]) -> Progress | None:
-    """Shows every line on stderr and returns the last one."""
+def follow(lines: Iterable[Progress], about: str = "") -> Progress | None:
+    """Shows every line on stderr and returns the last one. `about` is shown until the first line comes."""
     last = None
-    with _bar() if is_terminal(sys.stderr) else _plain() as view:
+    with _bar(about) if is_terminal(sys.stderr) else _plain() as view:
         for line in lines:
             last = line
             if line.type == "warning":
@@ -70,19 +70,20 @@ def _plain() -> Iterator[_View]:
 
 
 @contextmanager
-def _bar() -> Iterator[_View]:
+def _bar(about: str) -> Iterator[_View]:
     from rich.console import Console
     from rich.progress import BarColumn, SpinnerColumn, TextColumn
     from rich.progress import Progress as Bars
+    from rich.table import Column
 
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=30),
-        TextColumn("{task.fields[amount]}", markup=False),
+        TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[amount]}", markup=False, table_column=Column(no_wrap=True)),
     )
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("", total=None, amount="")
+    with Bars(*columns, console=Console(stderr=True), transient=True, expand=True) as bars:
+        task = bars.add_task(about, total=None, amount="")
 
         class Bar:
             def show(self, line: Progress) -> None:

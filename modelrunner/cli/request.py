@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 Message = dict[str, Any]
+SYSTEM = "You are a helpful assistant."
+"""The system prompt of people who give none. Small models answer worse with the one of their own template, or none."""
 
 _IMAGE_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 

@@ -7,17 +7,19 @@ from typing import Any
 import click
 
 from modelrunner.cli import output
-from modelrunner.cli.answer import Answer, Screen, show_timings, stream
+from modelrunner.cli.answer import Answer, Screen, show_end, show_timings, stream
 from modelrunner.cli.options import json_option, with_client
 from modelrunner.cli.prepare import prepare
-from modelrunner.cli.request import Parameters, user_message
+from modelrunner.cli.request import SYSTEM, Parameters, user_message
 from modelrunner.client import Client
 
 
 @click.command()
 @click.argument("model")
 @click.argument("prompt", nargs=-1)
-@click.option("--system", metavar="TEXT", help="The system prompt.")
+@click.option(
+    "--system", metavar="TEXT", default=SYSTEM, help=f'The system prompt; by default "{SYSTEM}", "" for none.'
+)
 @click.option("--temperature", type=click.FloatRange(min=0), metavar="N", help="0 for the likeliest words.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="End the answer after so many tokens.")
 @click.option("--seed", type=int, metavar="N", help="The same seed, the same answer.")
@@ -89,7 +91,6 @@ def _question(words: tuple[str, ...]) -> str | None:
 def _answer(client: Client, body: dict[str, Any], screen: Screen, verbose: bool) -> None:
     answer = Answer()
     stream(client, body, screen, answer)
-    if answer.finish_reason == "length" and output.is_terminal(sys.stderr):
-        output.note("(the answer was cut off at the token limit)")
+    show_end(answer)
     if verbose:
         show_timings(answer)

@@ -11,6 +11,7 @@ from modelrunner.errors import ModelRunnerError
 from modelrunner.units import format_bytes
 
 _HEADINGS = ("MODEL NAME", "BACKEND", "MODE", "STATE", "ESTIMATED", "MEASURED", "CONTEXT", "REQUESTS", "UNLOADS", "ID")
+_EXPENDABLE = ("ID", "ESTIMATED", "MODE", "CONTEXT", "BACKEND")
 
 
 @click.command()
@@ -23,7 +24,7 @@ def list_runners(client: Client, as_json: bool) -> None:
     if as_json:
         output.json(raw)
     else:
-        output.table(_HEADINGS, [_row(runner) for runner in runners])
+        output.table(_HEADINGS, [_row(runner) for runner in runners], expendable=_EXPENDABLE)
 
 
 @click.command()
@@ -45,7 +46,7 @@ def unload(
     if as_json:
         output.json(raw)
     else:
-        for name in done.unloaded:
+        for name in dict.fromkeys(done.unloaded):  # a model may have run in several modes
             output.say(f"stopped: {name}")
         if not done.unloaded and not done.kept:
             output.note("nothing was loaded")

@@ -1,6 +1,7 @@
-"""Who may ask: the Host that a request names, and the Origin of the page that sends it. This is what keeps web pages,
-and names rebound to loopback, away from a daemon on TCP."""
+"""Checks the Host that a request names, and the Origin of the page that sends it. This keeps web pages, and names that
+were rebound to loopback, away from a daemon on TCP."""
 
+import re
 from collections.abc import Iterable
 from typing import Self
 
@@ -10,22 +11,20 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Access:
-    """`hosts` are what a Host header may say on TCP, port included ("localhost:12434"). `origins` are the origins of
-    web pages that may ask: exact ("https://chat.example"), with any port ("http://localhost:*"), or "*". `generation`
-    grows when they change."""
+    """`hosts` are what a Host header may say on TCP, port included ("localhost:12434"). `origins` are the origins that
+    may ask: exact ("https://chat.example", "null"), with any port ("http://localhost:*"), with any name
+    ("https://*.example", "chrome-extension://*"), all of a scheme ("app://"), or "*" for all but "null". At the end
+    of a host or an origin, `:*` means any port or none. `generation` grows when they change."""
 
     def __init__(self, hosts: Iterable[str], origins: Iterable[str] = ()) -> None:
         self.generation = 0
         self.allow(hosts, origins)
 
     def allow(self, hosts: Iterable[str], origins: Iterable[str]) -> None:
-        """These from now on, and no others."""
+        """Replaces both lists."""
         self.generation += 1
-        self._hosts = frozenset(host.lower() for host in hosts)
-        patterns = frozenset(origin.lower().rstrip("/") for origin in origins)
-        self._any_origin = "*" in patterns
-        self._origins = frozenset(p for p in patterns if not p.endswith(":*"))
-        self._any_port = frozenset(p.removesuffix(":*") for p in patterns if p.endswith(":*"))
+        self._hosts = _matching(host.lower() for host in hosts)
+        self._origins = _matching(f"{origin}*" if origin.endswith("://") else origin.rstrip("/") for origin in origins)
 
     @classmethod
     def for_listener(cls, port: int, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> Self:
@@ -42,26 +41,42 @@ class Access:
         if origin is None:
             return None
         if not self._allows(origin.lower(), host, local):
-            raise Forbidden(f"pages from {origin[:200]!r} may not ask here; allow them with the setting `origins`")
+            raise Forbidden(
+                f"pages from {origin[:200]!r} may not ask here; allow them with origins = [{_quoted(origin)}]"
+            )
         return origin
 
     def _check_host(self, host: str | None) -> None:
-        if host is None or host.lower() not in self._hosts:
-            raise Forbidden(f"{(host or '')[:200]!r} does not name this server; allow it with the setting `hosts`")
+        if host is None or not self._hosts.fullmatch(host.lower()):
+            name = _quoted((host or "").rpartition(":")[0] if _has_port(host or "") else host or "")
+            raise Forbidden(f"{(host or '')[:200]!r} does not name this server; allow it with hosts = [{name}]")
 
     def _allows(self, origin: str, host: str | None, local: bool) -> bool:
-        if origin == "null":  # sandboxed frames and files: nobody in particular
-            return False
-        if self._any_origin or origin in self._origins:
+        if self._origins.fullmatch(origin):
             return True
-        if not local and host is not None and origin == f"http://{host.lower()}":  # our own pages
-            return True
-        base, _, port = origin.rpartition(":")
-        return origin in self._any_port or (port.isdecimal() and base in self._any_port)
+        return not local and host is not None and origin == f"http://{host.lower()}"  # our own pages
+
+
+def _matching(patterns: Iterable[str]) -> re.Pattern[str]:
+    """What any of the patterns means, in lower case; with none of them, nothing."""
+    return re.compile("|".join(map(_expression, patterns)) or r"(?!)")
+
+
+def _expression(pattern: str) -> str:
+    if pattern == "*":
+        return r".*://.*"  # not "null", which stands for files and sandboxed frames of anybody
+    name, port = (pattern[:-2], r"(?::[0-9]+)?") if pattern.endswith(":*") else (pattern, "")
+    # A Host has no scheme: a star in it would let a page of any name in, rebound to loopback.
+    return re.escape(name.lower()).replace(r"\*", r"[^/:]*" if "://" in name else r"\*") + port
+
+
+def _quoted(text: str) -> str:
+    return f'"{text[:200]}"'
 
 
 def _has_port(host: str) -> bool:
-    return host.rpartition(":")[2].isdecimal() and (host.startswith("[") or host.count(":") == 1)
+    port = host.rpartition(":")[2]
+    return (port == "*" or port.isdecimal()) and (host.startswith("[") or host.count(":") == 1)
 
 
 def host_names(port: int, hosts: Iterable[str]) -> list[str]:

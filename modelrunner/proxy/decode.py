@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from modelrunner.errors import BadRequest
+from modelrunner.schema import wrong_field
 
 
 class Fields(msgspec.Struct, frozen=True, gc=False):
@@ -33,7 +34,7 @@ def decode(body: bytes) -> Fields:
     try:
         fields = _decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _unlike_schema(str(error)) from None
+        raise _unlike_schema(error) from None
     except msgspec.DecodeError as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
     except (RecursionError, UnicodeDecodeError):
@@ -50,13 +51,9 @@ def decode(body: bytes) -> Fields:
     return fields
 
 
-def _unlike_schema(message: str) -> BadRequest:
-    if "missing required field" in message:
-        return BadRequest("the body has no `model`", param="model")
-    for field in ("model", "stream", "keep_alive"):
-        if f"$.{field}" in message:
-            return BadRequest(f"`{field}` is wrong: {message.partition(' - at')[0]}", param=field)
-    return BadRequest("the body must be a JSON object")
+def _unlike_schema(error: msgspec.ValidationError) -> BadRequest:
+    wrong = wrong_field(error)
+    return wrong if wrong.param else BadRequest("the body must be a JSON object")
 
 
 def _check_utf8(body: bytes) -> None:

@@ -11,11 +11,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from modelrunner import api
 from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound, UnsupportedModel
 from modelrunner.pull.selection import folder_files, with_shards
 from modelrunner.pull.source import Fetched, Report, Source, in_thread, make_way, require_space
 from modelrunner.store.names import is_code
+from modelrunner.types import FileProgress, WorkProgress
 
 _MAGIC = b"GGUF"
 _STEP = 16 << 20
@@ -40,8 +40,8 @@ class FileSource(Source):
         loop = asyncio.get_running_loop()
 
         def copied(name: str, size: int, done: int, total: int) -> None:
-            layer = api.Layer(name, size, size)
-            progress = api.Progress("progress", f"Copying {name}", total, done, layer, phase="copying")
+            layer = FileProgress(name, size, size)
+            progress = WorkProgress(f"Copying {name}", "copying", total, done, layer)
             loop.call_soon_threadsafe(report, progress)
 
         def work(stop: threading.Event) -> dict[str, Path]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelrunner import api
 from modelrunner.errors import InvalidReference, ModelNotFound, ModelRunnerError, SourceFailed
 from modelrunner.pull.download import Downloader, RemoteFile
 from modelrunner.pull.http import new_client
@@ -24,6 +23,7 @@ from modelrunner.pull.source import Fetched, Report, Source, require_space
 from modelrunner.store.names import WEIGHTS
 from modelrunner.store.references import DEFAULT_TAG, Reference
 from modelrunner.store.safetensors_model import require_no_code
+from modelrunner.types import FileProgress, WorkProgress
 
 if TYPE_CHECKING:
     import httpx
@@ -80,7 +80,7 @@ class HuggingFaceSource(Source):
     async def fetch(
         self, text: str, folder: Path, report: Report, token: str | None, *, trust: bool = False
     ) -> Fetched:
-        report(api.Progress("progress", f"Looking up {text}", phase="resolving"))
+        report(WorkProgress(f"Looking up {text}", phase="resolving"))
         listing = await self._list(text, token, trust=trust)
         paths = {name: folder / file.digest for name, file in listing.files.items()}
         total = sum(file.size for file in listing.files.values())
@@ -112,9 +112,9 @@ def _parse(text: str) -> tuple[str, str | None]:
 
 def _reporter(report: Report, file: RemoteFile, done: int, total: int) -> Callable[[int], None]:
     def advanced(current: int) -> None:
-        layer = api.Layer(f"sha256:{file.sha256}" if file.sha256 else file.name, file.size, current)
+        layer = FileProgress(f"sha256:{file.sha256}" if file.sha256 else file.name, file.size, current)
         message = f"Downloading {file.name}"
-        report(api.Progress("progress", message, total, done + current, layer, phase="downloading"))
+        report(WorkProgress(message, "downloading", total, done + current, layer))
 
     return advanced
 

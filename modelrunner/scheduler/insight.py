@@ -4,16 +4,15 @@ and whether all is well. Looks at the reconciler's table and changes nothing in 
 import asyncio
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-import msgspec
-
-from modelrunner import api
 from modelrunner.scheduler import refusals, revisions, why
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.slots import Queue, Target
 from modelrunner.scheduler.state import Group, Phase
+from modelrunner.scheduler.why import Explanation, FitForecast, Obstacle
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 
 _SHOWN_EVENTS = 10
@@ -31,28 +30,29 @@ class Insight:
         self._clock = clock
         self._missing: dict[str, str] = {}
 
-    async def why(self, target: Target) -> api.Why:
+    async def why(self, target: Target) -> Explanation:
         """What the target's requests wait for, or the next one would. Raises what the backend's estimate raises."""
         target = revisions.standing(self._table, target)
         group = await self._group(target)
         slot = self._table.slots.get(target.key)
-        about = why.About(self._names(), slot.runner.stage if slot else "", self._load_left(target.key))
+        stage, variant = (slot.runner.stage, slot.variant.label) if slot else ("", "")
+        about = why.About(self._names(), stage, variant, self._load_left(target.key))
         answer = why.explain(self._table.state(), group, about, self._clock())
         concerned = [e for e in self._events.recent() if target.name in (e.model, e.details.get("room_for"))]
-        return msgspec.structs.replace(answer, events=concerned[-_SHOWN_EVENTS:])
+        return replace(answer, events=tuple(concerned[-_SHOWN_EVENTS:]))
 
-    def absent(self, model: str, state: str, waiting_for: api.Wait, reason: str) -> api.Why:
+    def absent(self, model: str, state: str, waiting_for: Obstacle, reason: str) -> Explanation:
         """The same for a model that cannot be asked for yet."""
         unknown = Group(RunnerKey("", model, Mode.COMPLETION), (), (), model)
         figures = why.figures(self._table.state(), unknown, None)
-        return api.Why(model, state, None, waiting_for, *figures, [], None, reason)
+        return Explanation(model, state, None, waiting_for, figures, [], None, reason)
 
-    async def fit(self, target: Target) -> api.Fit:
+    async def fit(self, target: Target) -> FitForecast:
         """Would the target's model get its memory now. Raises what the backend's estimate raises."""
         target = revisions.standing(self._table, target)
         return why.fit(self._table.state(), await self._group(target), self._names(), self._clock())
 
-    def fit_bytes(self, name: str, size: int) -> api.Fit:
+    def fit_bytes(self, name: str, size: int) -> FitForecast:
         """The same for a model of which only the size of its files is known: what it needs at least, in main memory."""
         group = Group(RunnerKey("", name, Mode.COMPLETION), (), (RequiredMemory(size),), name)
         return why.fit(self._table.state(), group, self._names(), self._clock())

@@ -2,18 +2,18 @@
 
 import asyncio
 import json
-import logging
-import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
+
+import msgspec
 
 from modelrunner.backend import Backend
+from modelrunner.durable import JsonFile
 from modelrunner.types import RequiredMemory, RunSpec, Variant
 
-_FORMAT = 2
+_FORMAT: Final = 2
 _MAX_ENTRIES = 4096
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,19 @@ class Figure:
     measured: bool
 
 
+class _File(msgspec.Struct, frozen=True):
+    format: Literal[2]  # counts up when figures or their keys get another meaning
+    figures: dict[str, Figure]
+
+
 class Ledger:
     """Figures are kept in `path` (none: in memory only) per backend, its version and settings, model, mode, context,
     parallel, flags, options and draft: a figure of another combination says nothing about this one."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = path
-        self._known = _read(path) if path is not None else {}
+        self._file = JsonFile(path, _File, cache=True) if path is not None else None
+        content = self._file.load() if self._file is not None else None
+        self._known = content.figures if content is not None else {}
         self._estimates: dict[str, RequiredMemory] = {}
         self._asking = asyncio.Lock()
 
@@ -88,16 +94,8 @@ class Ledger:
     def _write(self) -> None:
         while len(self._known) > _MAX_ENTRIES:
             del self._known[next(iter(self._known))]
-        if self._path is None:
-            return
-        content = {"format": _FORMAT, "figures": {entry: asdict(figure) for entry, figure in self._known.items()}}
-        temporary = self._path.with_suffix(".tmp")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(content, indent=1), "utf-8")
-            os.replace(temporary, self._path)  # without fsync: after a power cut the figures are measured again
-        except OSError as error:
-            log.warning("the memory ledger %s cannot be written: %s", self._path, error)
+        if self._file is not None:
+            self._file.save(_File(_FORMAT, self._known))
 
 
 def _entry(backend: Backend, spec: RunSpec) -> str:
@@ -105,22 +103,3 @@ def _entry(backend: Backend, spec: RunSpec) -> str:
     parts += [backend.settings.model_dump_json(), spec.gpu_layers]
     parts += [spec.flags, spec.draft.model_id if spec.draft else None, sorted(spec.options.items())]
     return json.dumps(parts, default=str)
-
-
-def _read(path: Path) -> dict[str, Figure]:
-    """Nothing, with a warning, if the file is damaged or of another format: the figures come again."""
-    try:
-        content = json.loads(path.read_text("utf-8"))
-        if content["format"] != _FORMAT:
-            raise ValueError(f"its format is {content['format']!r}")
-        return {str(entry): _figure(**figure) for entry, figure in content["figures"].items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        log.warning("the memory ledger %s cannot be read (%s); models are measured again", path, error)
-        return {}
-
-
-def _figure(memory: dict[str, Any], measured: bool) -> Figure:
-    vram = tuple(map(int, memory["vram"]))
-    return Figure(RequiredMemory(int(memory["ram"]), vram, int(memory["shared"])), bool(measured))

@@ -1,6 +1,7 @@
 """How much memory the runners may use together."""
 
 import logging
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,8 +26,8 @@ log = logging.getLogger(__name__)
 class MemoryProbe:
     """`budget` fixes the figure of main memory; else it is what is free now, plus what our own runners hold, less
     `reserve` bytes (by default 10 % of the total). Limits of the container or control group count, whichever level sets
-    them. Each device's figure is made in the same way. Where a device and the processor share one memory, there is no
-    figure for the device.
+    them, and so does the limit of a process's address space (RLIMIT_AS). Each device's figure is made in the same way.
+    Where a device and the processor share one memory, there is no figure for the device.
 
     A call costs microseconds: it answers what the last look found, and has another one made by a thread if that is
     old. The first look is made here."""
@@ -87,7 +88,9 @@ class MemoryProbe:
         total, free = machine.total, machine.available
         for limit, used in control_group_limits(self._root):
             total, free = min(total, limit), min(free, limit - used)
-        return _Pool(total, free + sum(map(private_bytes, runners)))
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)  # of each process, and engines inherit it
+        most = total if limit == resource.RLIM_INFINITY else min(total, limit)
+        return _Pool(most, min(most, free + sum(map(private_bytes, runners))))
 
     def _ours(self, pool: "_Pool") -> int:
         reserve = pool.total // 10 if self._reserve is None else self._reserve

@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
-from modelrunner import api
 from modelrunner.errors import QueueFull, RunnerNotFound, Unavailable
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import refusals, revisions, runners, views
@@ -154,7 +152,7 @@ class Scheduler:
         self._check_open(slot.target)
         return self._table.lease(slot, slot.keep_alive)
 
-    def runners(self) -> list[api.Runner]:
+    def runners(self) -> list[views.RunnerView]:
         """Every runner whose process may still exist, oldest first."""
         now, wall, queues = self._clock(), time.time(), self._table.queues
         return [
@@ -162,12 +160,13 @@ class Scheduler:
             for key, slot in self._table.slots.items()
         ]
 
-    def health(self) -> Literal["ready", "busy", "shutting_down"]:
-        """Busy: requests wait, or hold a lease."""
+    def health(self) -> views.SchedulerHealth:
+        """Cheap, and the same for everybody who asks at one moment."""
         if self._table.closing:
-            return "shutting_down"
-        leased = any(slot.leases for slot in self._table.slots.values())
-        return "busy" if self._table.queues or leased else "ready"
+            return views.SchedulerHealth.SHUTTING_DOWN
+        if self._table.stuck:
+            return views.SchedulerHealth.ERROR
+        return views.SchedulerHealth.BUSY if self._table.queues else views.SchedulerHealth.READY
 
     def memory(self) -> dict[str, int]:
         """Main memory in bytes: `budget`, `used` (what the runners count for) and `free`."""
@@ -205,7 +204,7 @@ class Scheduler:
 
     async def unload(
         self, *, all: bool = False, backend: str | None = None, model_ids: Collection[str] = (), force: bool = False
-    ) -> api.UnloadResponse:
+    ) -> views.Unloaded:
         """Ends the runners of these models, or of this backend, or all. Requests that hold one are waited for, at most
         `drain_limit`; a runner that is still held then is reported as kept, and ends after its last request. One that
         loads for somebody is kept. `force` ends them all at once, and who waits for a load gets `Unavailable`."""

@@ -1,60 +1,109 @@
-"""What the control plane shows of the scheduler."""
+"""What the rest of the daemon sees of the scheduler: values that no longer change. Times are in Unix seconds, sizes in
+bytes."""
 
+import math
 from collections.abc import Collection
-from datetime import UTC, datetime
-from typing import Literal
+from dataclasses import dataclass
+from enum import StrEnum
 
-from modelrunner import api
 from modelrunner.scheduler.slots import RunnerSlot
 from modelrunner.scheduler.state import Phase
-from modelrunner.types import RequiredMemory
-
-_STATES: dict[Phase, Literal["starting", "ready", "sleeping", "draining", "stopping"]] = {
-    Phase.STARTING: "starting",
-    Phase.READY: "ready",
-    Phase.SLEEPING: "sleeping",
-    Phase.DRAINING: "draining",
-    Phase.STOPPING: "stopping",
-    Phase.ENDED: "stopping",
-}
+from modelrunner.types import Endpoint, KeepAlive, Mode, RequiredMemory
 
 
-def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> api.Runner:
-    """`now` is the scheduler's clock, `wall` the time of day at that moment, in Unix seconds."""
+class SchedulerHealth(StrEnum):
+    """`BUSY`: requests wait for a runner. `ERROR`: the last plan failed."""
+
+    READY = "ready"
+    BUSY = "busy"
+    SHUTTING_DOWN = "shutting_down"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerFootprint:
+    """`measured` is None until the engine's processes were measured."""
+
+    estimated: RequiredMemory
+    measured: RequiredMemory | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerView:
+    """A runner whose process may still exist. `stage` is what it says of its load; `last_used` is None before it was
+    ready; `expires_at` is None while it is in use and where no timer runs; `variant` says how it differs from what was
+    configured, "" if it does not."""
+
+    id: str
+    backend_name: str
+    model_name: str
+    model_id: str
+    mode: Mode
+    state: Phase
+    stage: str
+    pid: int | None
+    endpoint: Endpoint
+    context_size: int
+    parallel: int
+    memory: RunnerFootprint
+    leases: int
+    queued: int
+    started_at: float
+    last_used: float | None
+    expires_at: float | None
+    keep_alive: KeepAlive
+    pinned: bool
+    variant: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRunner:
+    """A runner that was to be unloaded and is still there. `reason` is a sentence."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    """`models` has the name of the model of each runner that ended."""
+
+    models: tuple[str, ...]
+    kept: tuple[KeptRunner, ...]
+
+
+def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView:
+    """`now` is the scheduler's clock, `wall` the time of day at that moment."""
     phase, spec, target = slot.phase, slot.variant.spec, slot.target
     idle = phase in (Phase.READY, Phase.SLEEPING) and not slot.leases
-    finite = slot.expires != float("inf")
-    return api.Runner(
+    return RunnerView(
         id=slot.runner.id,
         backend_name=target.key.backend,
         model_name=target.name,
         model_id=target.key.model_id,
         mode=target.key.mode,
-        state=_STATES[phase],
+        state=Phase.STOPPING if phase is Phase.ENDED else phase,
         stage=slot.runner.stage,
         pid=slot.runner.pid,
-        endpoint=str(slot.runner.endpoint),
+        endpoint=slot.runner.endpoint,
         context_size=spec.context_size,
         parallel=spec.parallel,
-        memory=api.RunnerMemory(_memory(slot.estimated), _memory(slot.measured) if slot.measured else None),
+        memory=RunnerFootprint(slot.estimated, slot.measured),
         leases=slot.leases,
         queued=queued,
-        started_at=_time(wall - now + slot.started),
-        last_used=_time(wall - now + slot.last_used) if slot.ready_at is not None else None,
-        expires_at=_time(wall - now + slot.expires) if idle and finite else None,
-        keep_alive=str(slot.keep_alive),
+        started_at=wall - now + slot.started,
+        last_used=wall - now + slot.last_used if slot.ready_at is not None else None,
+        expires_at=wall - now + slot.expires if idle and slot.expires != math.inf else None,
+        keep_alive=slot.keep_alive,
         pinned=slot.pinned,
         variant=slot.variant.label,
-        in_use=slot.leases > 0,
-        loading=phase is Phase.STARTING,
     )
 
 
-def unloaded(asked: Collection[RunnerSlot]) -> api.UnloadResponse:
+def unloaded(asked: Collection[RunnerSlot]) -> Unloaded:
     """What became of the runners that were to be unloaded."""
-    ended = [slot.target.name for slot in asked if slot.ended]
-    kept = [api.Kept(slot.runner.id, _why_kept(slot)) for slot in asked if not slot.ended]
-    return api.UnloadResponse(len(ended), ended, kept)
+    ended = tuple([slot.target.name for slot in asked if slot.ended])
+    return Unloaded(ended, tuple([KeptRunner(slot.runner.id, _why_kept(slot)) for slot in asked if not slot.ended]))
 
 
 def _why_kept(slot: RunnerSlot) -> str:
@@ -63,11 +112,3 @@ def _why_kept(slot: RunnerSlot) -> str:
     if slot.phase is Phase.STOPPING:
         return f"{slot.target.name} is stopping; its process has not ended yet"
     return f"{slot.target.name} still answers {slot.leases} requests and stops after the last: force ends them"
-
-
-def _memory(memory: RequiredMemory) -> api.Memory:
-    return api.Memory(memory.ram, list(memory.vram))
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

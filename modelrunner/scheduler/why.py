@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from enum import StrEnum
 
-from modelrunner import api
 from modelrunner.scheduler import refusals
+from modelrunner.scheduler.events import EventRecord
 from modelrunner.scheduler.order import in_line
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.room import Room, Vector
@@ -23,9 +23,67 @@ from modelrunner.scheduler.state import (
     Stop,
     Wake,
 )
-from modelrunner.types import RunnerKey
+from modelrunner.types import RequiredMemory, RunnerKey
 
 _LEAVING = (Phase.DRAINING, Phase.STOPPING)
+
+
+class Obstacle(StrEnum):
+    """What a model's requests wait for. `SLOT`: one of the sequences of its engine, which are all in use."""
+
+    LOAD = "load"
+    MEMORY = "memory"
+    SLOT = "slot"
+    PULL = "pull"
+    INSTALL = "install"
+    BACKOFF = "backoff"
+    PIN = "pin"
+    RESUME = "resume"
+
+
+class Fitting(StrEnum):
+    """Whether a model would get its memory. `SPLIT`: in a smaller way than the one that was asked for."""
+
+    NOW = "now"
+    AFTER_EVICTION = "after_eviction"
+    SPLIT = "split"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Bytes. `needed` is None until the model's memory was estimated."""
+
+    needed: RequiredMemory | None
+    free: RequiredMemory
+    budget: RequiredMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a model's requests wait. `position` counts the models whose requests wait, the oldest first, None if none of
+    this one wait; `waiting_for` is None where a request is answered at once; `victims` are the names of the models that
+    make room; `events` are the last ones about the model and about runners that were evicted for it."""
+
+    model: str
+    state: str
+    position: int | None
+    waiting_for: Obstacle | None
+    figures: Figures
+    victims: list[str]
+    expected_seconds: float | None
+    reason: str
+    events: tuple[EventRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FitForecast:
+    """Whether a model would get its memory now; `would_evict` has names of models, `reason` is a sentence."""
+
+    fits: Fitting
+    figures: Figures
+    would_evict: list[str]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +102,12 @@ class Outlook:
 @dataclass(frozen=True, slots=True)
 class About:
     """What `explain` is told that no plan depends on. `names` is what people call the models of the runners; `stage`
-    what the model's own runner says of its load; `load` the seconds that are left of it, or that it would take, None
-    if that was never measured."""
+    what the model's own runner says of its load; `variant` how its run differs from what was asked for; `load` the
+    seconds that are left of its load, or that it would take, None if that was never measured."""
 
     names: Mapping[RunnerKey, str]
     stage: str = ""
+    variant: str = ""
     load: float | None = None
 
 
@@ -58,7 +117,7 @@ class _Answer:
 
     state: str
     reason: str
-    waiting_for: api.Wait | None = None
+    waiting_for: Obstacle | None = None
     seconds: float | None = None
     victims: tuple[RunnerKey, ...] = ()
 
@@ -80,35 +139,34 @@ def outlook(state: State, group: Group, now: float) -> Outlook:
     return Outlook(start, victims=victims)
 
 
-def fit(state: State, group: Group, names: Mapping[RunnerKey, str], now: float) -> api.Fit:
+def fit(state: State, group: Group, names: Mapping[RunnerKey, str], now: float) -> FitForecast:
     """Would the group's model get its memory now, and how."""
     look, slot, name = outlook(state, group, now), _slot(state, group.key), group.name
-    fits: Literal["now", "after_eviction", "split", "never"]
     if slot is not None and slot.phase in (Phase.STARTING, Phase.READY):
-        fits, reason = "now", f"{name} is loaded"
+        fits, reason = Fitting.NOW, f"{name} is loaded"
     elif look.error is not None:
-        fits, reason = "never", str(look.error)
+        fits, reason = Fitting.NEVER, str(look.error)
     elif isinstance(look.start, Start) and look.start.variant:
-        fits, reason = "split", f"{name} fits in a smaller way than the one that was asked for"
+        fits, reason = Fitting.SPLIT, f"{name} fits in a smaller way than the one that was asked for"
     elif look.at_once:
-        fits, reason = "now", f"{name} fits into what is free"
+        fits, reason = Fitting.NOW, f"{name} fits into what is free"
     else:
-        fits, reason = "after_eviction", f"{name} fits once {_making_room(state, look.victims, names)}"
-    return api.Fit(fits, *figures(state, group, look.start), [names[key] for key in look.victims], reason)
+        fits, reason = Fitting.AFTER_EVICTION, f"{name} fits once {_making_room(state, look.victims, names)}"
+    return FitForecast(fits, figures(state, group, look.start), [names[key] for key in look.victims], reason)
 
 
-def explain(state: State, group: Group, about: About, now: float) -> api.Why:
+def explain(state: State, group: Group, about: About, now: float) -> Explanation:
     """Where the group's model stands, and what its requests wait for, or the next one would."""
     waiting = (g for g in state.groups if g.waiting)
     line = [g.key for g in in_line(waiting, state.served, state.policy.ageing, now)]
     look, queued = outlook(state, group, now), group.key in line
     answer = _answer(state, group, about, now, look, queued=queued)
-    return api.Why(
+    return Explanation(
         group.name,
         answer.state,
         1 + line.index(group.key) if queued else None,
         answer.waiting_for,
-        *figures(state, group, look.start),
+        figures(state, group, look.start),
         [about.names[key] for key in answer.victims],
         None if answer.seconds is None else round(answer.seconds, 1),
         answer.reason,
@@ -118,33 +176,38 @@ def explain(state: State, group: Group, about: About, now: float) -> api.Why:
 def _answer(state: State, group: Group, about: About, now: float, look: Outlook, *, queued: bool) -> _Answer:
     name, slot, failure = group.name, _slot(state, group.key), state.failures.get(group.key)
     if group.key.model_id in state.paused:
-        return _Answer("paused", f"{name} is paused: its requests wait for `modelrunner resume {name}`", "resume")
+        return _Answer(
+            "paused", f"{name} is paused: its requests wait for `modelrunner resume {name}`", Obstacle.RESUME
+        )
     if slot is not None and slot.phase is Phase.STARTING:
         return _Answer(
-            "starting", f"{name} is loading" + (f": {about.stage}" if about.stage else ""), "load", about.load
+            "starting", f"{name} is loading" + (f": {about.stage}" if about.stage else ""), Obstacle.LOAD, about.load
         )
     if slot is not None and slot.phase is Phase.READY:
+        name += f" ({about.variant}, since memory is short)" if about.variant else ""
         if queued:
-            return _Answer("ready", f"{name} is loaded, and others have all the places that its engine has", "slot")
+            return _Answer(
+                "ready", f"{name} is loaded, and others have all the places that its engine has", Obstacle.SLOT
+            )
         return _Answer("ready", f"{name} is loaded and answers at once", seconds=0.0)
     if slot is None and failure is not None and now < failure.until:
         seconds = None if about.load is None else failure.until - now + about.load
-        return _Answer("failed", refusals.backing_off(group, failure, now).message, "backoff", seconds)
+        return _Answer("failed", refusals.backing_off(group, failure, now).message, Obstacle.BACKOFF, seconds)
     where = "queued" if queued else str(slot.phase) if slot else "stopped"
     if look.error is not None:
-        return _Answer(where, str(look.error), "pin" if look.pinned else "memory")
+        return _Answer(where, str(look.error), Obstacle.PIN if look.pinned else Obstacle.MEMORY)
     if not group.needs:
-        return _Answer(where, f"{name} waits for the estimate of its memory", "memory")
+        return _Answer(where, f"{name} waits for the estimate of its memory", Obstacle.MEMORY)
     sleeps = slot is not None and slot.phase is Phase.SLEEPING
     now_it, then = ("sleeps", "wakes") if sleeps else ("is not loaded", "loads")
     if look.at_once:
-        return _Answer(where, f"{name} {now_it}; a request {then} it", "load" if queued else None, about.load)
+        return _Answer(where, f"{name} {now_it}; a request {then} it", Obstacle.LOAD if queued else None, about.load)
     what = "waits until" if queued else f"{now_it}; a request would wait until"
     leased = [s for s in state.slots if s.leases and (s.key in look.victims or s.phase in _LEAVING)]
     return _Answer(
         where,
         f"{name} {what} {_making_room(state, look.victims, about.names)}",
-        "memory",
+        Obstacle.MEMORY,
         None if leased else about.load,
         (*_leaving(state), *look.victims),
     )
@@ -163,17 +226,16 @@ def _leaving(state: State) -> tuple[RunnerKey, ...]:
     return tuple([slot.key for slot in state.slots if slot.phase in _LEAVING])
 
 
-def figures(state: State, group: Group, start: Start | Wake | None) -> tuple[api.Memory | None, api.Memory, api.Memory]:
-    """What it needs to be started so (None while that is not known), what is free, and the budget."""
+def figures(state: State, group: Group, start: Start | Wake | None) -> Figures:
+    """What the group's model needs to be started in that way, what is free, and the budget."""
     live = [slot for slot in state.slots if slot.phase is not Phase.ENDED]
     room = Room(state.budget, live, [group])
     need = start.memory if start else next(iter(group.needs), None)
-    needed = None if need is None else api.Memory(need.ram, list(need.vram))
-    return needed, _shown(tuple([max(0, free) for free in room.free])), _shown(room.budget)
+    return Figures(need, _memory(tuple([max(0, free) for free in room.free])), _memory(room.budget))
 
 
-def _shown(vector: Vector) -> api.Memory:
-    return api.Memory(vector[0], list(vector[1:]))
+def _memory(vector: Vector) -> RequiredMemory:
+    return RequiredMemory(vector[0], vector[1:])
 
 
 def _alone(state: State, group: Group, now: float) -> State:

@@ -18,13 +18,13 @@ Serve = Callable[[UnixListener], Awaitable[asyncio.Server]]
 
 
 class Doorway:
-    """The published Unix socket. `addresses.trouble` says why the daemon cannot be reached on it, "" while it can."""
+    """The published Unix socket. `addresses` say where it is, and why the daemon cannot be reached on it."""
 
     def __init__(self, unix: UnixListener, addresses: Addresses, place: Callable[[], Path], announce: Announce) -> None:
         """`place` makes the folder of the socket and returns the socket's path, which may be another than before:
         systemd removes the runtime directory of a user who has logged out."""
         self._unix = unix
-        self._addresses = addresses
+        self.addresses = addresses
         self._place = place
         self._announce = announce
         self._server: asyncio.Server | None = None
@@ -33,7 +33,7 @@ class Doorway:
         """Serves the listener, then publishes it."""
         self._server = await serve(self._unix)
         self._unix.publish()
-        self._announce(self._addresses.socket, self._addresses.listen)
+        self._announce(self.addresses.socket, self.addresses.listen)
 
     async def watch(self, serve: Serve) -> None:
         """Publishes another socket when this one is gone. Does not end by itself."""
@@ -47,14 +47,14 @@ class Doorway:
             path = self._place()
             unix = UnixListener(path)
         except ModelRunnerError as error:
-            if not self._addresses.trouble:
-                log.error("the socket %s is gone and cannot be made again: %s", self._addresses.socket, error.message)
-            self._addresses.trouble = f"the socket {self._addresses.socket} is gone: {error.message}"
+            if not self.addresses.trouble:
+                log.error("the socket %s is gone and cannot be made again: %s", self.addresses.socket, error.message)
+            self.addresses.trouble = f"the socket {self.addresses.socket} is gone: {error.message}"
             return
         self.close()
-        self._unix, self._addresses.socket = unix, path
+        self._unix, self.addresses.socket = unix, path
         await self.open(serve)
-        self._addresses.trouble = ""
+        self.addresses.trouble = ""
         log.warning("the socket was gone: the daemon listens on %s", path)
 
     def close(self) -> None:

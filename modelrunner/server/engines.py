@@ -1,33 +1,27 @@
 """/engines: what runs, what it takes, ending it; installing engines."""
 
-import asyncio
-
 from aiohttp import web
 
 from modelrunner import api
-from modelrunner.backend import InstallProgress
 from modelrunner.errors import BadRequest
-from modelrunner.registry import BackendRegistry
+from modelrunner.models.disk import DiskMeter
+from modelrunner.models.installs import Installer
+from modelrunner.models.presence import Presence
+from modelrunner.models.statuses import Statuses
 from modelrunner.scheduler import Scheduler
-from modelrunner.server.installs import Installer
+from modelrunner.server import wireforms
 from modelrunner.server.messages import json_response, read_json
-from modelrunner.server.statuses import Statuses
-from modelrunner.server.streaming import Report, stream_progress
-from modelrunner.store import Store
+from modelrunner.server.streaming import stream_progress
+from modelrunner.types import ProgressReport
 
 
 class EngineRoutes:
     def __init__(
-        self,
-        store: Store,
-        scheduler: Scheduler,
-        registry: BackendRegistry,
-        statuses: Statuses,
-        installer: Installer,
+        self, scheduler: Scheduler, presence: Presence, disk: DiskMeter, statuses: Statuses, installer: Installer
     ) -> None:
-        self._store = store
         self._scheduler = scheduler
-        self._registry = registry
+        self._presence = presence
+        self._disk = disk
         self._statuses = statuses
         self._installer = installer
 
@@ -41,41 +35,29 @@ class EngineRoutes:
         ]
 
     async def status(self, request: web.Request) -> web.Response:
-        return json_response(await self._statuses())
+        return json_response({name: str(status) for name, status in (await self._statuses()).items()})
 
     async def ps(self, request: web.Request) -> web.Response:
-        return json_response(self._scheduler.runners())
+        return json_response([wireforms.runner(view) for view in self._scheduler.runners()])
 
     async def df(self, request: web.Request) -> web.Response:
-        models, total, partial = await asyncio.to_thread(self._store.disk_usage)
-        backends = [
-            api.BackendUsage(b.name, await asyncio.to_thread(b.version), await b.disk_usage()) for b in self._registry
-        ]
-        size = sum(backend.size for backend in backends)
-        return json_response(api.DiskUsage(models, backends, total, size, partial))
+        return json_response(wireforms.disk_usage(await self._disk.usage()))
 
     async def unload(self, request: web.Request) -> web.Response:
         wanted = await read_json(request, api.UnloadRequest)
-        if not (wanted.all or wanted.backend or wanted.models):
-            raise BadRequest("say what to unload: all, a backend, or models", param="models")
-        if wanted.backend:
-            self._registry.get(wanted.backend)
-        ids = [self._store.get(model).id for model in wanted.models]
-        done = await self._scheduler.unload(all=wanted.all, backend=wanted.backend, model_ids=ids, force=wanted.force)
-        return json_response(done)
+        done = await self._presence.unload(
+            all=wanted.all, backend=wanted.backend, models=wanted.models, force=wanted.force
+        )
+        return json_response(wireforms.unloaded(done))
 
     async def install(self, request: web.Request) -> web.StreamResponse:
         wanted = await read_json(request, api.InstallRequest)
         action = request.match_info["action"]
-        self._registry.get(wanted.backend)
         options = {"build": True} if wanted.build else {}
         if options and action == "uninstall":
             raise BadRequest("build is an option of installing and updating", param="build")
 
-        async def work(report: Report) -> api.Progress:
-            def step(progress: InstallProgress) -> None:
-                report(api.Progress("progress", progress.message, progress.total, progress.current, phase=action))
-
-            return api.Progress("success", await self._installer.run(action, wanted.backend, options, step))
+        async def work(report: ProgressReport) -> api.Progress:
+            return api.Progress("success", await self._installer.run(action, wanted.backend, options, report))
 
         return await stream_progress(request, work, mode="install")

@@ -1,31 +1,27 @@
-"""What goes on and why: the feed of events, why a model waits, and whether one would fit."""
+"""The feed of events, why a model waits, and whether a model would fit."""
 
-import asyncio
-import shutil
 from contextlib import aclosing
 
 import msgspec
 from aiohttp import web
 
-from modelrunner import api
-from modelrunner.errors import BackendUnavailable, BadRequest, ModelNotFound, Unavailable
-from modelrunner.pull import Puller
-from modelrunner.scheduler import Scheduler, Target
-from modelrunner.server.messages import json_response, reference_in_path
-from modelrunner.server.resolve import Resolver, main_mode
-from modelrunner.store import Store
-from modelrunner.types import Mode
+from modelrunner.errors import BadRequest
+from modelrunner.models.advice import Advisor
+from modelrunner.models.library import Library
+from modelrunner.scheduler import EventRecord
+from modelrunner.scheduler.events import Events
+from modelrunner.server import wireforms
+from modelrunner.server.messages import check_query, json_response, reference_in_path
 
-_ALIVE = 15.0  # seconds of silence after which a feed says that it is there
+_ALIVE = 15.0  # seconds of silence after which a feed sends a comment
 _LONGEST_ID = 18
 
 
 class InsightRoutes:
-    def __init__(self, store: Store, resolver: Resolver, scheduler: Scheduler, puller: Puller) -> None:
-        self._store = store
-        self._resolver = resolver
-        self._scheduler = scheduler
-        self._puller = puller
+    def __init__(self, library: Library, advisor: Advisor, events: Events) -> None:
+        self._library = library
+        self._advisor = advisor
+        self._events = events
 
     def routes(self) -> list[web.RouteDef]:
         """To be added before the other routes of models, which take what follows `/models/` for a reference."""
@@ -38,12 +34,13 @@ class InsightRoutes:
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) from now on; from
         `Last-Event-ID` or `?since=ID` on where one is given, 0 for all that are kept; with `?model=` of one model."""
+        check_query(request, "model", "since")
         after = _event_id(request)
         names = self._names(request.query["model"]) if "model" in request.query else None
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
-        async with aclosing(self._scheduler.events.subscribe(after, idle=_ALIVE)) as feed:
+        async with aclosing(self._events.subscribe(after, idle=_ALIVE)) as feed:
             async for event in feed:
                 if event is None:
                     await response.write(b": alive\n\n")
@@ -54,43 +51,19 @@ class InsightRoutes:
 
     async def why(self, request: web.Request) -> web.Response:
         """`?model=`, and `?mode=` for another mode than the model's main one."""
+        check_query(request, "model", "mode")
         reference = request.query.get("model", "")
         if not reference:
             raise BadRequest("say which model: ?model=REF", param="model")
-        try:
-            target = await self._target(reference, request.query.get("mode"))
-        except ModelNotFound:
-            if (pull := self._puller.under_way(reference)) is None:
-                raise
-            reason = f"{reference} is being pulled: {pull.message}"
-            return json_response(self._scheduler.insight.absent(reference, "pulling", "pull", reason))
-        except (BackendUnavailable, Unavailable) as error:
-            state = "installing" if isinstance(error, Unavailable) else "failed"
-            return json_response(self._scheduler.insight.absent(reference, state, "install", error.message))
-        return json_response(await self._scheduler.insight.why(target))
+        return json_response(wireforms.why(await self._advisor.why(reference, request.query.get("mode"))))
 
     async def fit(self, request: web.Request) -> web.Response:
-        """For a model that is not here, by the size of its files, if its source can say that."""
+        """A model that is not here is judged by the size of its files, if its source can say that."""
         reference = reference_in_path(request, "/models/").removesuffix("/fit")
-        free = await asyncio.to_thread(lambda: shutil.disk_usage(self._store.data).free)
-        try:
-            found = await self._scheduler.insight.fit(await self._target(reference, None))
-            size = 0
-        except ModelNotFound:
-            size = await self._puller.size(reference)
-            found = self._scheduler.insight.fit_bytes(reference, size)
-        return json_response(msgspec.structs.replace(found, disk=api.Disk(size, free)))
-
-    async def _target(self, reference: str, mode: str | None) -> Target:
-        if mode is not None and mode not in list(Mode):
-            raise BadRequest(f"there is no mode {mode!r}: {', '.join(Mode)}", param="mode")
-        bundle = await asyncio.to_thread(self._store.bundle, reference)
-        wanted = Mode(mode) if mode else main_mode(bundle)
-        await self._resolver.prepare(None, reference, wanted)
-        return self._resolver(None, reference, wanted)
+        return json_response(wireforms.fit(await self._advisor.fit(reference)))
 
     def _names(self, reference: str) -> set[str]:
-        model = self._store.get(reference)
+        model = self._library.get(reference)
         return {model.id, *model.tags}
 
 
@@ -103,5 +76,6 @@ def _event_id(request: web.Request) -> int | None:
     return int(given)
 
 
-def _sent(event: api.Event) -> bytes:
-    return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.id, event.event.encode(), msgspec.json.encode(event))
+def _sent(record: EventRecord) -> bytes:
+    data = msgspec.json.encode(wireforms.event(record))
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (record.id, record.event.encode(), data)

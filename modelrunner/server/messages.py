@@ -1,7 +1,6 @@
-"""Reading requests and writing answers of the control plane: JSON by msgspec, faults as `BadRequest` that names the
-field."""
+"""Reads requests and writes answers of the control plane: JSON by msgspec; a wrong field is a `BadRequest` that names
+it."""
 
-import re
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -9,9 +8,9 @@ import msgspec
 from aiohttp import web
 
 from modelrunner.errors import BadRequest, InvalidReference, UnsupportedMediaType
+from modelrunner.schema import nearest, wrong_field
 
 T = TypeVar("T")
-_FIELD = re.compile(r"`\$\.([\w-]+)|field `([\w-]+)`$")
 
 
 def json_response(value: Any, *, status: int = 200) -> web.Response:
@@ -19,17 +18,36 @@ def json_response(value: Any, *, status: int = 200) -> web.Response:
 
 
 async def read_json(request: web.Request, shape: type[T]) -> T:
-    """The body as `shape`. Raises `BadRequest`; `UnsupportedMediaType` where a browser sends another type than JSON,
-    since such a request comes without a preflight."""
+    """The body as `shape`. Raises `BadRequest`, and `UnsupportedMediaType` for another type than JSON from a web page,
+    since a browser sends such a request without a preflight."""
     if "Origin" in request.headers and request.content_type != "application/json":
         raise UnsupportedMediaType("send the body with Content-Type: application/json")
     try:
         return msgspec.json.decode(await request.read(), type=shape)
     except msgspec.ValidationError as error:
-        found = _FIELD.search(str(error))
-        raise BadRequest(f"the body is wrong: {error}", param=found and (found[1] or found[2])) from None
+        raise _wrong(error, shape) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
+
+
+def checked(body: Any, shape: type[T]) -> T:
+    """A decoded body as `shape`. Raises `BadRequest`."""
+    try:
+        return msgspec.convert(body, shape)
+    except msgspec.ValidationError as error:
+        raise _wrong(error, shape) from None
+
+
+def _wrong(error: msgspec.ValidationError, shape: type) -> BadRequest:
+    wrong = wrong_field(error, getattr(shape, "__struct_encode_fields__", ()))
+    return wrong.saying(f"the body is wrong: {wrong.message}")
+
+
+def check_query(request: web.Request, *known: str) -> None:
+    """Raises `BadRequest` for a parameter of the query that the route does not know."""
+    for name in request.query:
+        if name not in known:
+            raise BadRequest(f"unknown parameter {name!r}{nearest(name, known)}", param=name)
 
 
 def query_flag(request: web.Request, name: str) -> bool:

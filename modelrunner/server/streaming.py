@@ -1,4 +1,4 @@
-"""Long pieces of work reported line by line: NDJSON for programs, plain lines for people."""
+"""Reports long pieces of work line by line: NDJSON for programs, plain lines for people."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,10 +9,11 @@ from aiohttp import web
 
 from modelrunner.api import Progress
 from modelrunner.errors import ModelRunnerError
+from modelrunner.server import wireforms
 from modelrunner.server.middleware import request_id_of
+from modelrunner.types import ProgressReport
 
-Report = Callable[[Progress], None]
-Work = Callable[[Report], Awaitable[Progress]]
+Work = Callable[[ProgressReport], Awaitable[Progress]]
 
 
 class _Mailbox:
@@ -36,12 +37,12 @@ class _Mailbox:
 
 
 async def stream_progress(request: web.Request, work: Work, *, mode: str) -> web.StreamResponse:
-    """Runs `work` and sends what it reports; what it returns is the last line. `mode` is put into lines that have
+    """Runs `work` and sends what it reports; its result is the last line. `mode` is put into lines that have
     none ("pull", "install"). An error before the first line is an ordinary error answer; a later one is a line of type
     error that carries the same object. The work is cancelled when the client leaves."""
     mailbox = _Mailbox()
     answer = _Lines(request, mode)
-    task = asyncio.ensure_future(work(mailbox.put))
+    task = asyncio.ensure_future(work(lambda step: mailbox.put(wireforms.progress(step))))
     taking = asyncio.ensure_future(mailbox.take())
     try:
         while not task.done():

@@ -11,12 +11,11 @@ from aiohttp import web
 
 from modelrunner import __version__, api
 from modelrunner.errors import ModelNotFound, RunnerNotFound
-from modelrunner.scheduler import Scheduler
+from modelrunner.scheduler import SchedulerHealth
 from modelrunner.server.daemon import Lifecycle
 from modelrunner.server.logs import daemon_log, read_log
-from modelrunner.server.messages import json_response, query_flag
-from modelrunner.server.statuses import Statuses
-from modelrunner.store import Store
+from modelrunner.server.messages import check_query, json_response, query_flag
+from modelrunner.server.parts import Parts
 
 
 @dataclass(slots=True)
@@ -35,20 +34,17 @@ class SystemRoutes:
         self,
         addresses: Addresses,
         lifecycle: Lifecycle,
-        store: Store,
-        statuses: Statuses,
-        scheduler: Scheduler,
+        parts: Parts,
         active_requests: Callable[[], int],
-        is_needed: Callable[[str], bool],
     ) -> None:
-        """`is_needed`: by its ID, is a model one that must be there, whoever asks for it."""
         self._addresses = addresses
         self._lifecycle = lifecycle
-        self._store = store
-        self._statuses = statuses
-        self._scheduler = scheduler
+        self._library = parts.library
+        self._statuses = parts.statuses
+        self._scheduler = parts.scheduler
+        self._preloader = parts.preloader
+        self._is_needed = parts.resolver.is_needed
         self._active_requests = active_requests
-        self._is_needed = is_needed
         self._logs = addresses.data / "logs"
 
     def routes(self) -> list[web.RouteDef]:
@@ -68,12 +64,12 @@ class SystemRoutes:
         return json_response(self._health())
 
     async def ready(self, request: web.Request) -> web.Response:
-        """503 with the reason while it would be wrong to send a request here. A model that nobody said is needed, and
-        whose engine fails, is named; the others are served all the same."""
+        """503 with the reason while requests should not be sent here. A model that keeps failing, and that is neither
+        pinned nor preloaded, is named with 200: the others are served."""
         health, insight = self._health(), self._scheduler.insight
         ending = health.status == "shutting_down"
         trouble = "the daemon is shutting down" if ending else self._addresses.trouble or await insight.trouble()
-        failing = insight.failing({model.id: model.name for model in self._store.list()})
+        failing = insight.failing({model.id: model.name for model in self._library})
         unready = bool(trouble) or any(map(self._is_needed, failing))
         reason = "; ".join(filter(None, [trouble, *failing.values()]))
         status = "error" if unready and not ending else health.status
@@ -89,13 +85,14 @@ class SystemRoutes:
                 socket=str(where.socket),
                 listen=where.listen,
                 data_dir=str(where.data),
-                backends=await self._statuses(),
+                backends={name: str(status) for name, status in (await self._statuses()).items()},
                 memory=self._scheduler.memory(),
             )
         )
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
-        """The daemon's; with `?runner=ID` or `?model=REF` an engine's. With `?follow` as it grows."""
+        """An engine's log with `?runner=ID` or `?model=REF`, else the daemon's; with `?follow`, as it grows."""
+        check_query(request, "runner", "model", "follow")
         path = self._log_of(request)
         ending = self._lifecycle.stop if query_flag(request, "follow") else None
         response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
@@ -110,9 +107,12 @@ class SystemRoutes:
         return json_response({"message": "shutting down"}, status=202)
 
     def _health(self) -> api.Health:
-        status = "shutting_down" if self._lifecycle.stop.is_set() else self._scheduler.health()
+        status = self._scheduler.health()
+        if self._lifecycle.stop.is_set():
+            status = SchedulerHealth.SHUTTING_DOWN
+        starting = self._preloader.starting and status in (SchedulerHealth.READY, SchedulerHealth.BUSY)
         uptime = round(time.monotonic() - self._lifecycle.started, 3)
-        return api.Health(status, uptime, self._active_requests(), __version__)
+        return api.Health("starting" if starting else status.value, uptime, self._active_requests(), __version__)
 
     def _log_of(self, request: web.Request) -> Path:
         if runner_id := request.query.get("runner"):
@@ -121,11 +121,11 @@ class SystemRoutes:
                     return self._newest(f"engine-{runner.backend_name}-{_digits(runner.model_id)}-{runner.mode}-*.log")
             raise RunnerNotFound(f"there is no runner {runner_id}: `modelrunner ps` shows them", param="runner")
         if reference := request.query.get("model"):
-            return self._newest(f"engine-*-{_digits(self._store.get(reference).id)}-*.log")
+            return self._newest(f"engine-*-{_digits(self._library.get(reference).id)}-*.log")
         return daemon_log(self._logs)
 
     def _newest(self, pattern: str) -> Path:
-        """Of the logs of a runner: each revision of the model's configuration writes its own."""
+        """The newest log of a runner: each revision of the model's configuration writes its own."""
         found = max(self._logs.glob(pattern), key=lambda path: path.stat().st_mtime, default=None)
         if found is None:
             raise ModelNotFound("no engine has run with this model, so there is no log", param="model")

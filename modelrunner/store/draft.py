@@ -2,9 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
-from modelrunner.store import manifests
+import msgspec
+
+from modelrunner import durable
+from modelrunner.errors import InvalidModel
+from modelrunner.store import formats, manifests, safetensors_model
 from modelrunner.store.blobs import Blob
 from modelrunner.store.catalog import Entry
 from modelrunner.store.describe import Reading
@@ -24,16 +29,44 @@ class Draft:
     manifest: bytes
 
     @classmethod
-    def of(cls, files: Mapping[str, Blob], reading: Reading) -> Self:
-        """`files` by the names that they came under."""
+    def of(cls, files: Mapping[str, Blob], paths: Mapping[str, Path], trust: bool) -> Self:
+        """A model that gets a manifest of ours. `files` and their `paths` are by the names that they came under. Raises
+        `InvalidModel`, `UnsupportedModel`."""
+        reading = _read(paths, trust)
         stored = {name: StoredFile(files[given].digest, files[given].size) for name, given in reading.files.items()}
         data = manifests.encode_config(reading.config, stored)
         contents = Contents(StoredFile(Digest.of(data), len(data)), stored)
         manifest = manifests.encode(contents)
         return cls(Digest.of(manifest), contents, reading.header, reading.config, data, manifest)
 
+    @classmethod
+    def published(cls, manifest: bytes, files: Mapping[str, Blob], paths: Mapping[str, Path], trust: bool) -> Self:
+        """A model that keeps the manifest it was published with. `files` holds every blob that the manifest names.
+        Raises `InvalidModel`, `UnsupportedModel`, `OSError`."""
+        id = Digest.of(manifest)
+        contents = manifests.decode(manifest, id)
+        given = {blob.digest: (blob.size, paths[name]) for name, blob in files.items()}
+        for digest, size in contents.blobs.items():
+            if digest not in given or given[digest][0] != size:
+                raise InvalidModel(f"its file {digest} is missing, or has not the {size} bytes that its manifest says")
+        reading = _read({name: given[file.digest][1] for name, file in contents.files.items()}, trust)
+        if any(name != read for name, read in reading.files.items()):
+            raise InvalidModel("its manifest lists its shards in another order than theirs")
+        try:
+            data = durable.read(given[contents.config.digest][1], manifests.LARGEST)
+            config = manifests.decode_config(data)
+        except (durable.Unusable, msgspec.MsgspecError) as error:
+            raise InvalidModel(f"its configuration is not one that is understood here ({error})") from None
+        return cls(id, contents, reading.header, config, data, manifest)
+
     def entry(self, before: Entry | None, tag: Reference | None, now: int) -> Entry:
-        """Its place in the catalog, where `before` is what the model has there already; `now` in Unix seconds."""
+        """The model's entry in the catalog. `before` is the entry that it has there already; `now` in Unix seconds."""
         tags = before.tags if before else ()
         added = (tag,) if tag and tag not in tags else ()
         return Entry(self.id, (*tags, *added), before.created if before else now, self.config, self.contents)
+
+
+def _read(paths: Mapping[str, Path], trust: bool) -> Reading:
+    if not trust:
+        safetensors_model.require_no_code(paths)
+    return formats.reader_of(paths).read(paths)

@@ -1,39 +1,56 @@
-"""File helpers of the store: opening regular files only, and keeping some room back for deletions."""
+"""File helpers of the store: open regular files only, measure them, keep a reserve for deletions."""
 
+import contextlib
 import os
 import stat
 from io import FileIO
 from pathlib import Path
 
+from modelrunner import durable
 from modelrunner.errors import BadRequest
 
 
 def open_regular(path: Path) -> FileIO:
-    """For reading. Raises `BadRequest` for anything else, at once, and `OSError`."""
-    if not stat.S_ISREG(os.lstat(path).st_mode):
-        raise BadRequest(f"{path.name!r} is not a regular file")
-    # Without O_NONBLOCK the open of a FIFO that took its place would wait for a writer.
-    return FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK))
+    """Opens a regular file for reading. Raises `BadRequest` for anything else, at once, and `OSError`."""
+    try:
+        return durable.open_regular(path)
+    except durable.Unusable:
+        raise BadRequest(f"{path.name!r} is not a regular file") from None
+
+
+def size_of(path: Path) -> int:
+    """Bytes of the regular files at `path`, a file or a folder. Links are not followed."""
+    places = [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]
+    total = 0
+    for place in places:
+        with contextlib.suppress(FileNotFoundError):  # a download that ends meanwhile
+            found = os.lstat(place)
+            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total
 
 
 class Reserve:
-    """A little disk space kept back, so that a model can be removed when none is left: the smaller index that says so
-    has to be written before anything may be deleted."""
+    """Disk space that is kept back, so that a model can be removed when the disk is full: the index without it has to
+    be written before its files may be deleted."""
 
-    SIZE = 1 << 18  # room for an index of over a thousand models
+    SIZE = 1 << 18  # bytes, the least that is kept
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def fill(self) -> None:
-        """As far as there is room."""
-        if self._path.exists():
-            return
+    def fill(self, index: int = 0) -> None:
+        """Keeps enough for an index of `index` bytes, if the disk has room for that."""
+        needed = max(self.SIZE, 1 << index.bit_length())
         try:
-            # Random bytes, since some file systems store zeros in no space at all.
-            self._path.write_bytes(os.urandom(self.SIZE))
-        except OSError:
-            self.spend()
+            found = os.lstat(self._path)
+            if stat.S_ISREG(found.st_mode) and found.st_size >= needed:
+                return
+        except FileNotFoundError:
+            pass
+        # Random bytes, since some file systems store zeros in no space at all. Without room the old reserve stays.
+        with contextlib.suppress(OSError):
+            durable.write(self._path, os.urandom(needed), synced=False)
 
     def spend(self) -> None:
-        self._path.unlink(missing_ok=True)
+        """Gives the space back. Raises `OSError`."""
+        durable.discard(self._path)

@@ -22,6 +22,9 @@ class Reader(Protocol):
     def capabilities(self, header: ModelHeader, names: Collection[str]) -> frozenset[str]:
         """What `Bundle.capabilities` says; `names` are those of the bundle's files."""
 
+    def brings_code(self, paths: Mapping[str, Path]) -> bool:
+        """Whether an engine would have to run code of the model's own. Reads small files."""
+
 
 _READERS: dict[ModelFormat, Reader] = {
     ModelFormat.GGUF: gguf_model,

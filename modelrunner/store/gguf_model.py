@@ -7,7 +7,7 @@ from modelrunner.errors import InvalidModel
 from modelrunner.store import describe, gguf
 from modelrunner.store.describe import Reading, integer
 from modelrunner.store.ggml import FILE_TYPES
-from modelrunner.store.names import PROJECTOR
+from modelrunner.store.names import PROJECTOR, TEMPLATE
 from modelrunner.types import ModelFormat, ModelHeader
 
 # Encoders of llama.cpp (llama-arch.cpp): they have no language head, or are trained for embeddings only.
@@ -17,15 +17,28 @@ _ENCODERS = frozenset(
 _ENCODERS |= {"eurobert", "gemma-embedding", "llama-embed", "t5encoder"}
 _POOLING_NONE, _POOLING_RANK = 0, 4  # enum llama_pooling_type
 _MAX_SHARDS = 99_999
+# Entries that are whole numbers, or lists with one for each layer, by their names without the architecture.
+_COUNTS = frozenset(
+    {"block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size", "expert_count"}
+    | {"expert_used_count", "attention.head_count", "attention.head_count_kv", "attention.key_length"}
+    | {"attention.value_length", "attention.sliding_window", "rope.dimension_count", "nextn_predict_layers"}
+    | {"leading_dense_block_count", "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.group_count"}
+)
+_LARGEST_COUNT = (1 << 32) - 1
+_TEMPLATES = "tokenizer.chat_template"
 
 
 def read(paths: Mapping[str, Path]) -> Reading:
     """Raises `InvalidModel` if the files are no model together."""
-    headers = {name: gguf.read_header(path) for name, path in paths.items()}
+    headers = {name: gguf.read_header(path) for name, path in paths.items() if name != TEMPLATE}
     files = _arrange(headers)
     tensors = tuple(tensor for given in files.values() for tensor in headers[given].tensors)
     header = ModelHeader(headers[next(iter(files.values()))].metadata, tensors)
+    _check(header)
     weights = [t for name, given in files.items() if name != PROJECTOR for t in headers[given].tensors]
+    if TEMPLATE in paths:
+        describe.check_template(TEMPLATE, paths[TEMPLATE].stat().st_size)
+        files[TEMPLATE] = TEMPLATE
     config = describe.configuration(
         ModelFormat.GGUF,
         header,
@@ -41,6 +54,11 @@ def context_length(header: ModelHeader) -> int | None:
     """Tokens that the model was trained for, None if it does not say."""
     length = integer(header, f"{header.architecture}.context_length", 0)
     return length if length > 0 else None
+
+
+def brings_code(paths: Mapping[str, Path]) -> bool:
+    """Nothing in a GGUF file is code that an engine runs; chat templates are the engine's to sandbox."""
+    return False
 
 
 def capabilities(header: ModelHeader, names: Collection[str]) -> frozenset[str]:
@@ -67,9 +85,27 @@ def _arrange(headers: Mapping[str, ModelHeader]) -> dict[str, str]:
     if not any(headers[name].tensors for name in weights):
         raise InvalidModel("there is no model file with tensors in it")
     named = _name_weights(weights, headers)
-    if not headers[next(iter(named.values()))].architecture:
-        raise InvalidModel("it does not say of which architecture it is")
     return named | ({PROJECTOR: projectors[0]} if projectors else {})
+
+
+def _check(header: ModelHeader) -> None:
+    """Raises `InvalidModel` for figures that no model has, before anything is computed with them."""
+    describe.check_architecture(header)
+    describe.check_layers(header, f"{header.architecture}.block_count")
+    for key, value in header.metadata.items():
+        name = key.removeprefix(f"{header.architecture}.")
+        if name in _COUNTS or key.endswith((".length", "_token_id")):
+            _check_count(key, value)
+        elif key.startswith(_TEMPLATES) and isinstance(value, str):
+            describe.check_template(key, len(value.encode()))
+        if key.startswith(_TEMPLATES) and key.endswith(".length"):
+            describe.check_template(key, value)
+
+
+def _check_count(key: str, value: object) -> None:
+    entries = value if isinstance(value, list) else [value]
+    if not all(type(entry) is int and -1 <= entry <= _LARGEST_COUNT for entry in entries):
+        raise InvalidModel(f"its metadata entry {key[:80]!r} is not a whole number, or one that no model has")
 
 
 def _is_projector(header: ModelHeader) -> bool:

@@ -3,6 +3,7 @@
 import re
 
 PROJECTOR = "mmproj.gguf"
+TEMPLATE = "chat_template.jinja"
 CONFIG = "config.json"
 WEIGHTS = ".safetensors"
 INDEX = "model.safetensors.index.json"

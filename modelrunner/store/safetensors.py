@@ -4,7 +4,6 @@ the weights.
 The file may be hostile: memory and time are bounded whatever it says, what the format forbids is refused (holes,
 overlaps, bytes after the last tensor, a name twice), and every fault is an `InvalidModel`."""
 
-import re
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from modelrunner.errors import BadRequest, InvalidModel
+from modelrunner.store import boundedjson
 from modelrunner.store.files import open_regular
 from modelrunner.store.window import U64, Window
 from modelrunner.types import Tensor
@@ -20,7 +20,7 @@ from modelrunner.types import Tensor
 # The reference implementation takes 100 MB; the largest files have some ten thousand tensors of 130 bytes each.
 _MAX_HEADER = 16 << 20
 _MAX_TENSORS = 1 << 16
-_MAX_METADATA = 1 << 12
+_MOST_SIGNS = 16 * _MAX_TENSORS  # a tensor of four dimensions has eight commas, four colons and two brackets
 _MAX_DIMENSIONS = 32
 
 # Bits of an element (`Dtype` of the reference implementation).
@@ -29,8 +29,6 @@ _BITS |= {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "C64": 64}
 _BITS |= {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8}
 _BITS |= {"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4}
 
-# To the next colon outside a string. Possessive and matched at one place only, so linear in any text.
-_TO_COLON = re.compile(rb'(?:[^":]++|"(?:[^"\\]++|\\.)*+(?:"|\\?\Z))*+:', re.DOTALL)
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -38,11 +36,6 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
     shape: list[_Size]
     data_offsets: tuple[_Size, _Size]
-
-
-_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ENTRY = msgspec.json.Decoder(_Entry)
-_METADATA = msgspec.json.Decoder(dict[str, str])
 
 
 def read_tensors(path: Path) -> tuple[Tensor, ...]:
@@ -71,28 +64,14 @@ def _header(window: Window) -> bytes:
 
 def _members(header: bytes) -> dict[str, _Entry]:
     """The tensors by their names."""
-    colons = _count_colons(header)  # before anything is made of it: this bounds what decoding can take
+    members = boundedjson.decode(header, "its header", _MOST_SIGNS, unique=True)
+    if len(members) > _MAX_TENSORS:
+        raise InvalidModel("it claims to have more tensors than any model has")
     try:
-        members = _MEMBERS.decode(header)
-        metadata = _METADATA.decode(members.pop("__metadata__")) if "__metadata__" in members else None
-        entries = {name: _ENTRY.decode(raw) for name, raw in members.items()}
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        msgspec.convert(members.pop("__metadata__", {}), dict[str, str])
+        return msgspec.convert(members, dict[str, _Entry])
+    except msgspec.ValidationError as error:
         raise InvalidModel(f"its header makes no sense ({str(error)[:100]})") from None
-    # An entry has three fields and a name. A key that comes twice is lost in decoding, but not its colon.
-    if colons != 4 * len(entries) + (1 + len(metadata) if metadata is not None else 0):
-        raise InvalidModel("its header has a key twice")
-    return entries
-
-
-def _count_colons(header: bytes) -> int:
-    """Outside strings: one for each key of the JSON text."""
-    count, match = 0, _TO_COLON.match(header)
-    while match is not None:
-        count += 1
-        if count > 4 * _MAX_TENSORS + _MAX_METADATA:
-            raise InvalidModel("it claims to have more tensors than any model has")
-        match = _TO_COLON.match(header, match.end())
-    return count
 
 
 def _table(entries: Mapping[str, _Entry], room: int) -> tuple[Tensor, ...]:

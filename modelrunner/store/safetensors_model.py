@@ -7,19 +7,23 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from modelrunner.errors import BadRequest, InvalidModel, UnsupportedModel
-from modelrunner.store import describe, safetensors
+from modelrunner.errors import InvalidModel, UnsupportedModel
+from modelrunner.store import boundedjson, describe, safetensors
 from modelrunner.store.describe import Reading, integer
-from modelrunner.store.files import open_regular
 from modelrunner.store.names import CONFIG, INDEX, WEIGHTS, in_folder, is_code
 from modelrunner.types import ModelFormat, ModelHeader, Tensor
 
 _MAX_CONFIG = 4 << 20  # bytes; the largest list the names of some ten thousand classes
 _MAX_INDEX = 32 << 20
+_MOST_SIGNS = 1 << 18  # values of a configuration, or of an index: several for each class or tensor
+_MAX_KEPT = 8 << 20  # bytes of all names and values that are kept
+_ENTRY_SIZE = 32  # bytes that Python takes for an entry of a list
 _LONGEST_KEPT_ARRAY = 4096  # entries; ModelHeader says what becomes of longer ones
+_LONGEST_KEPT_STRING = 1 << 16
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+_LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+_LONGEST_CONTEXT = 1 << 32  # tokens; more is a way to say "any"
+_TOKENIZER = "tokenizer_config.json"
 # What the classes of transformers are named after, by their ends.
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForVision2Seq", "ForImageTextToText")
 _ENCODES = ("Model", "ForMaskedLM", "ForPreTraining", "ForTextEncoding")
@@ -30,16 +34,14 @@ def read(paths: Mapping[str, Path]) -> Reading:
     """Raises `InvalidModel` if the files are no model together."""
     _check_names(paths)
     metadata = _flattened(_object(paths[CONFIG], _MAX_CONFIG))
-    architecture = _architecture(metadata)
-    if not architecture:
-        raise InvalidModel(f"{CONFIG} does not say of which architecture it is")
-    header = ModelHeader(metadata | {"general.architecture": architecture}, _tensors(paths))
+    header = ModelHeader(metadata | {"general.architecture": _architecture(metadata)}, _tensors(paths))
+    _check(header, paths)
     weights = header.tensors
     config = describe.configuration(
         ModelFormat.SAFETENSORS,
         header,
         weights=weights,
-        quantization=str(metadata.get("quantization_config.quant_method") or describe.main_type(weights)).upper(),
+        quantization=str(metadata.get("quantization_config.quant_method") or describe.main_type(weights))[:40].upper(),
         size=sum(path.stat().st_size for path in paths.values()),
         context_length=context_length(header),
     )
@@ -47,11 +49,33 @@ def read(paths: Mapping[str, Path]) -> Reading:
     return Reading({name: name for name in names}, header, config)
 
 
+def _check(header: ModelHeader, paths: Mapping[str, Path]) -> None:
+    """Raises `InvalidModel` for figures that no model has, before anything is computed with them."""
+    describe.check_architecture(header)
+    for prefix in ("", "text_config."):
+        for key in _LAYER_KEYS:
+            describe.check_layers(header, prefix + key)
+    for name, path in paths.items():
+        if name.endswith(".jinja"):
+            describe.check_template(name, path.stat().st_size)
+        elif name == _TOKENIZER:
+            for template in _templates(_object(path, _MAX_CONFIG).get("chat_template")):
+                describe.check_template(name, len(template.encode()))
+
+
+def _templates(value: Any) -> Iterator[str]:
+    """transformers takes one template, or a list of objects with a name and a template each."""
+    for entry in value if isinstance(value, list) else [value]:
+        template = entry.get("template") if isinstance(entry, dict) else entry
+        if isinstance(template, str):
+            yield template
+
+
 def context_length(header: ModelHeader) -> int | None:
     """Tokens; of a model that sees, its text part's."""
     for prefix in ("", "text_config."):
         for key in _CONTEXT_KEYS:
-            if (length := integer(header, prefix + key, 0)) > 0:
+            if 0 < (length := integer(header, prefix + key, 0)) <= _LONGEST_CONTEXT:
                 return length
     return None
 
@@ -72,13 +96,27 @@ def capabilities(header: ModelHeader, names: Collection[str]) -> frozenset[str]:
 def require_no_code(paths: Mapping[str, Path]) -> None:
     """Raises `UnsupportedModel` for a model that brings Python of its own, or has an engine import it. Looks at what
     is there: some of the files may still be on their way."""
+    if found := _code_in(paths):
+        raise UnsupportedModel(
+            f"the model carries code: {found}. Whoever runs it runs that code: if you trust where it comes"
+            " from, take it with `--trust-remote-code`"
+        )
+
+
+def brings_code(paths: Mapping[str, Path]) -> bool:
+    """As `Reader.brings_code`; a damaged file is the engine's to report."""
+    try:
+        return bool(_code_in(paths))
+    except InvalidModel:
+        return False
+
+
+def _code_in(paths: Mapping[str, Path]) -> str:
+    """The first file that is code or names some, with the reason; empty if there is none."""
     for name in sorted(paths):
-        reason = "is code" if is_code(name) else _named_code(name, paths[name])
-        if reason:
-            raise UnsupportedModel(
-                f"the model carries code: {name} {reason}. Whoever runs it runs that code: if you trust where it comes"
-                " from, take it with `--trust-remote-code`"
-            )
+        if reason := "is code" if is_code(name) else _named_code(name, paths[name]):
+            return f"{name} {reason}"
+    return ""
 
 
 def _named_code(name: str, path: Path) -> str:
@@ -143,28 +181,15 @@ def _check_index(paths: Mapping[str, Path], tensors: Mapping[str, Collection[Ten
 
 
 def _object(path: Path, limit: int) -> dict[str, Any]:
-    value = _json(path, limit)
+    value = boundedjson.read(path, limit, _MOST_SIGNS)
     if not isinstance(value, dict):
         raise InvalidModel(f"{path.name} is no JSON object")
     return value
 
 
 def _list(path: Path) -> list[Any]:
-    value = _json(path, _MAX_CONFIG)
+    value = boundedjson.read(path, _MAX_CONFIG, _MOST_SIGNS)
     return value if isinstance(value, list) else []
-
-
-def _json(path: Path, limit: int) -> Any:
-    try:
-        with open_regular(path) as file:
-            data = file.read(limit + 1)
-        if len(data) > limit:
-            raise InvalidModel(f"{path.name} is over {limit >> 20} MiB")
-        return msgspec.json.decode(data)
-    except (OSError, BadRequest) as error:
-        raise InvalidModel(f"{path.name} cannot be read ({error})") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidModel(f"{path.name} is no JSON ({str(error)[:100]})") from None
 
 
 def _keys(value: Any) -> Iterator[str]:
@@ -180,12 +205,17 @@ def _keys(value: Any) -> Iterator[str]:
 
 
 def _flattened(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Members of objects under the names of both, with a dot between them."""
+    """The members of objects in objects, under both names with a dot between them. Raises `InvalidModel` if that would
+    take more than a few MiB: nested objects repeat the names of all levels."""
     flat: dict[str, Any] = {}
     waiting = [("", config)]
+    kept = 0
     while waiting:
         prefix, members = waiting.pop()
         for key, value in members.items():
+            kept += len(prefix) + len(key) + _cost(value)
+            if kept > _MAX_KEPT:
+                raise InvalidModel(f"{CONFIG} holds more than {_MAX_KEPT >> 20} MiB of names and values")
             match value:
                 case None:
                     pass
@@ -193,9 +223,22 @@ def _flattened(config: Mapping[str, Any]) -> dict[str, Any]:
                     waiting.append((f"{prefix}{key}.", value))
                 case list() if len(value) > _LONGEST_KEPT_ARRAY or not _are_scalars(value):
                     flat[f"{prefix}{key}.length"] = len(value)
+                case str() if len(value) > _LONGEST_KEPT_STRING:
+                    flat[f"{prefix}{key}.length"] = len(value)
                 case _:
                     flat[prefix + key] = value
     return flat
+
+
+def _cost(value: Any) -> int:
+    """About how many bytes a value adds to what is kept."""
+    match value:
+        case str():
+            return _ENTRY_SIZE + min(len(value), _LONGEST_KEPT_STRING)
+        case list() if len(value) <= _LONGEST_KEPT_ARRAY:
+            return _ENTRY_SIZE + sum(_cost(entry) for entry in value if not isinstance(entry, dict | list))
+        case _:
+            return _ENTRY_SIZE
 
 
 def _are_scalars(values: Iterable[Any]) -> bool:

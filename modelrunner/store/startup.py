@@ -1,8 +1,10 @@
-"""What happens when a store is opened: its format is checked, what a killed daemon left half done is cleared away, and
-the models are looked up."""
+"""Opening a store: check its format, load its models, and remove what a killed daemon left half done."""
 
+import contextlib
 import logging
+import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,14 +20,15 @@ from modelrunner.store.index import Record
 from modelrunner.store.references import Reference
 
 FORMAT = 1
+FOLDERS = ("", "manifests", "manifests/sha256", "blobs", "blobs/sha256", "bundles", "partial")
 log = logging.getLogger(__name__)
 
 
 def check_format(data: Path) -> bool:
     """True if the store exists, False if it has to be made. Raises `StorageFailed`, with nothing touched, for the store
-    of a newer release."""
+    of a newer release, and `OSError`."""
     try:
-        text = (data / "format").read_text("ascii", "replace").strip()
+        text = durable.read(data / "format").decode("ascii", "replace").strip()
     except FileNotFoundError:
         return False
     if text != str(FORMAT):
@@ -36,17 +39,27 @@ def check_format(data: Path) -> bool:
     return True
 
 
-def load(records: list[Record], manifest_folder: Path, blobs: Blobs) -> Catalog:
+def make_folders(data: Path) -> bool:
+    """Makes the folders that are missing. True if anything else lay in the place of one. Raises `OSError`."""
+    displaced = [durable.make_folder(data / name) for name in FOLDERS]
+    return any(displaced)
+
+
+def load(records: list[Record], manifest_folder: Path, blobs: Blobs) -> tuple[Catalog, bool]:
+    """The models of the records. True beside it if all records make sense."""
     entries = []
     taken: set[Reference] = set()
+    sound = True
     for record in records:
         id = _id(record)
         if id is None:
+            sound = False
             continue
         tags = [tag for tag in _tags(record) if tag not in taken]
+        sound = sound and len(tags) == len(record.tags)
         taken.update(tags)
         entries.append(_entry(id, tuple(tags), record.created, manifest_folder, blobs))
-    return Catalog(entries)
+    return Catalog(entries), sound
 
 
 def _id(record: Record) -> Digest | None:
@@ -69,48 +82,54 @@ def _tags(record: Record) -> list[Reference]:
 
 def _entry(id: Digest, tags: tuple[Reference, ...], created: int, folder: Path, blobs: Blobs) -> Entry:
     try:
-        contents = manifests.decode(id.within(folder).read_bytes(), id)
-        config = manifests.decode_config(_read_whole(contents.config.digest, blobs))
+        contents = manifests.decode(durable.read(id.within(folder), manifests.LARGEST), id)
+        data = durable.read(blobs.path(contents.config.digest), manifests.LARGEST)
+        if Digest.of(data) != contents.config.digest:
+            raise InvalidModel("its configuration is damaged")
+        return Entry(id, tags, created, manifests.decode_config(data), contents)
     except (OSError, msgspec.MsgspecError, InvalidModel, InvalidReference) as error:
         log.error("the model %s (%s) cannot be used: %s", id, ", ".join(map(str, tags)), error)
         return Entry(id, tags, created, {}, None, f"its manifest or configuration cannot be read ({error})")
-    return Entry(id, tags, created, config, contents)
-
-
-def _read_whole(digest: Digest, blobs: Blobs) -> bytes:
-    data = blobs.path(digest).read_bytes()
-    if Digest.of(data) != digest:
-        raise InvalidModel("its configuration is damaged")
-    return data
 
 
 def sweep(catalog: Catalog, data: Path, manifest_folder: Path, blobs: Blobs, bundles: Bundles) -> None:
-    """Clears away what creates and removals left that were cut off. Only tidying: failures are logged."""
-    try:
-        for folder in (data, manifest_folder, blobs.folder):
+    """Removes what creates and removals that were cut off have left. Only for a store in which nothing damaged was met.
+    Failures are logged."""
+    models = catalog.entries.keys()
+    for folder in (data, manifest_folder, blobs.folder):
+        with _tidying(folder):
             durable.sweep_temporaries(folder)
-        for id in Digest.among(manifest_folder) - catalog.entries.keys():
-            id.within(manifest_folder).unlink()
-        for id in Digest.among(bundles.folder) - catalog.entries.keys():
-            bundles.remove(id)
-        for id in catalog.entries.keys() & Digest.among(bundles.folder):
-            bundles.sweep(id)
-        _sweep_blobs(catalog, blobs)
+    for id in Digest.among(bundles.folder):
+        with _tidying(id.within(bundles.folder)):
+            bundles.sweep(id) if id in models else bundles.remove(id)
+    for path in unnamed(catalog, manifest_folder, blobs):
+        with _tidying(path):
+            durable.discard(path)
+    with _tidying(data / "partial"):
         _sweep_shared(data / "partial")
+
+
+def unnamed(catalog: Catalog, manifest_folder: Path, blobs: Blobs) -> list[Path]:
+    """The manifests and blobs that no model names. No blobs, while the manifest of a model is damaged: nobody knows
+    what that one names."""
+    found = [id.within(manifest_folder) for id in Digest.among(manifest_folder) - catalog.entries.keys()]
+    if catalog.is_sound:
+        used = {digest for entry in catalog.entries.values() for digest in entry.blobs}
+        found += [blobs.path(digest) for digest in blobs.all() - used]
+    return sorted(found)
+
+
+@contextlib.contextmanager
+def _tidying(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        log.warning("leftovers in %s could not be removed: %s", data, error)
-
-
-def _sweep_blobs(catalog: Catalog, blobs: Blobs) -> None:
-    if any(entry.contents is None for entry in catalog.entries.values()):
-        return  # nobody knows what a damaged manifest refers to
-    for digest in blobs.all() - {digest for entry in catalog.entries.values() for digest in entry.blobs}:
-        blobs.remove(digest)
+        log.warning("leftovers in %s could not be removed: %s", path, error)
 
 
 def _sweep_shared(partial: Path) -> None:
-    """Finished downloads that a model has for good: whoever wrote into one of them would write into the store."""
+    """Removes finished downloads that a model shares: whoever wrote into one of them would write into the store."""
     for path in partial.rglob("*"):
-        found = path.lstat()
+        found = os.lstat(path)
         if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
             path.unlink()

@@ -4,44 +4,72 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from modelrunner import api
-from modelrunner.durable import is_full, make_folder, translated, write
-from modelrunner.errors import Conflict, InvalidModel, InvalidReference
-from modelrunner.store import formats, safetensors_model, startup
+from modelrunner.durable import discard, is_full, make_folder, translated, write
+from modelrunner.errors import Conflict
+from modelrunner.store import startup
 from modelrunner.store.blobs import Blob, Blobs, is_intact, verify
 from modelrunner.store.bundles import Bundles
-from modelrunner.store.catalog import Catalog, Entry
+from modelrunner.store.catalog import Catalog, Entry, StoredModel
 from modelrunner.store.digests import Digest
 from modelrunner.store.draft import Draft
-from modelrunner.store.files import Reserve
-from modelrunner.store.index import Index, Record
-from modelrunner.store.manifests import Contents
+from modelrunner.store.files import Reserve, size_of
+from modelrunner.store.index import Index
+from modelrunner.store.leftovers import Leftover, leftovers
 from modelrunner.store.references import Reference
 from modelrunner.types import Bundle
 
-# Outside the class, whose method `list` hides the type.
-Removed = list[api.Untagged | api.Deleted]
-DiskUsage = tuple[list[api.ModelUsage], int, int]
 log = logging.getLogger(__name__)
 
 
-class Store:
-    """`get`, `list` and a second `bundle` of a model take microseconds and never wait for a writer, so the event loop
-    may call them; everything else waits for the disk and belongs in a thread. Any number of threads may call at once.
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """The names that were taken away, and the ID of the model that was deleted, None if the model is still there."""
 
-    What a call has answered is on disk; what failed or was cut off is wholly done or not at all. Calls raise
-    `InsufficientDisk` where space ran out and `StorageFailed` where the disk failed; nothing else is lost then.
+    names: tuple[str, ...]
+    deleted: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Bytes of one model; `shared` is the part that other models use too."""
+
+    model: StoredModel
+    size: int
+    shared: int
+
+    @property
+    def reclaimable(self) -> int:
+        """Bytes that removing the model would free."""
+        return self.size - self.shared
+
+
+class StoreUsage(NamedTuple):
+    """`total` is the bytes of all blobs, each counted once; `partial` those of unfinished downloads."""
+
+    models: list[ModelSize]
+    total: int
+    partial: int
+
+
+class Store:
+    """The event loop may call `get`, `list`, `damaged`, `find`, `have`, `missing` and a second `bundle` of a model:
+    they take microseconds and never wait for a writer. The other calls wait for the disk and belong in a thread. Any
+    number of threads may call at once.
+
+    When a call returns, its change is on disk. When it raises, nothing has changed, here or on disk; when the daemon is
+    killed meanwhile, the change is wholly done or not at all. Calls raise `InsufficientDisk` for a full disk and
+    `StorageFailed` for one that fails.
     """
 
     def __init__(self, data: Path) -> None:
         """Opens the store in `data`, or makes it. Raises `StorageFailed` for the store of a newer release, which is
-        left untouched."""
+        left untouched, and for a disk that fails."""
         self.data = data
-        self.partial = data / "partial"
         self.generation = 0
         self._manifests = data / "manifests" / "sha256"
         self._lock = threading.RLock()
@@ -55,36 +83,66 @@ class Store:
     def _open(self) -> Catalog:
         exists = startup.check_format(self.data)
         self.data.parent.mkdir(parents=True, exist_ok=True)
-        for name in ("", "manifests", "manifests/sha256", "blobs", "blobs/sha256", "bundles", "partial"):
-            make_folder(self.data / name)
-        records = self._index.load()
-        catalog = startup.load(records, self._manifests, self._blobs)
-        if not self._index.exists:
-            self._index.save(records)
+        displaced = startup.make_folders(self.data)
+        records = self._index.load(new=not exists)
+        catalog, sound = startup.load(records, self._manifests, self._blobs)
+        self._index.complete = self._index.complete and sound and not displaced
+        if not (exists and self._index.complete):
+            self._index.save(entry.record for entry in catalog.entries.values())
+        for id in catalog.entries.keys() - self._index.copies().keys():
+            self._index.note(catalog.entries[id].record)
         if not exists:
             write(self.data / "format", f"{startup.FORMAT}\n".encode())
-        startup.sweep(catalog, self.data, self._manifests, self._blobs, self._bundles)
+        if self._index.complete and catalog.is_sound:
+            startup.sweep(catalog, self.data, self._manifests, self._blobs, self._bundles)
         self._reserve.fill()
         return catalog
 
-    def list(self) -> list[api.Model]:
+    @property
+    def partial(self) -> Path:
+        """The folder for files that are on their way into the store. It is made again if it was removed."""
+        folder = self.data / "partial"
+        make_folder(folder, synced=False)
+        return folder
+
+    def list(self) -> list[StoredModel]:
         """The usable models, oldest first; their tags in the short form."""
         catalog = self._catalog
         return [catalog.models[entry.id] for entry in catalog.entries.values() if entry.contents]
 
-    def get(self, text: str) -> api.Model:
+    def damaged(self) -> tuple[StoredModel, ...]:
+        """The models whose manifest or configuration cannot be read: to be pulled again, or removed."""
+        catalog = self._catalog
+        return tuple([catalog.models[entry.id] for entry in catalog.entries.values() if not entry.contents])
+
+    def whole(self, text: str) -> tuple[StoredModel, str | None]:
+        """The model that has the name or the ID `text`, damaged or not, and the name in its short form, None where
+        `text` is an ID. A part of a name is refused. Raises `ModelNotFound`, `InvalidReference`."""
+        catalog = self._catalog
+        entry, named = catalog.find(text, whole=True)
+        return catalog.models[entry.id], named[0].short if named else None
+
+    def get(self, text: str) -> StoredModel:
         """By reference, model ID, at least 8 hexadecimal digits of it, or a part of a name that only one model has.
         Raises `ModelNotFound`, `InvalidReference` (also for what means several), `InvalidModel` for a damaged one."""
         catalog = self._catalog
         entry, _ = catalog.find(text)
-        _contents(entry)
+        entry.usable()
         return catalog.models[entry.id]
+
+    def have(self, digest: str) -> Blob | None:
+        """The blob that is stored with this digest, for `create`: a source need not fetch it again. None if it is not
+        here, or `verify` has found it damaged. Its content is not read. Raises `InvalidReference` for what is no
+        digest."""
+        wanted = Digest.parse(digest)
+        size = self._blobs.size(wanted)
+        return Blob(wanted, size, self._blobs.path(wanted)) if size is not None else None
 
     def bundle(self, text: str) -> Bundle:
         """The model laid out for an engine. The first call for a model may link files and parse its header. Raises as
-        `get` does, and `InvalidModel` if a file is missing."""
+        `get` does, and `InvalidModel` if a file is missing or damaged."""
         entry, _ = self._catalog.find(text)
-        contents = _contents(entry)
+        contents = entry.usable()
         if ready := self._bundles.ready(entry, contents):
             return ready
         with self._lock, translated("laying out the model", self.data):
@@ -96,27 +154,40 @@ class Store:
         with translated("storing a file", self.data):
             return verify(file, Digest.parse(digest) if digest is not None else None)
 
-    def create(self, files: Mapping[str, Blob], reference: str | None, *, trust: bool = False) -> api.Model:
-        """Makes a model of ingested files and gives it the name `reference`, which another model that has it loses. The
-        same files always make the same model. On any failure the files are where they were. Raises `InvalidModel` for
-        files that are not a model's, `UnsupportedModel` for one that carries code unless `trust` is set."""
-        tag = _tag(reference) if reference is not None else None
-        paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
-        if not trust:
-            safetensors_model.require_no_code(paths)
-        draft = Draft.of(files, formats.reader_of(paths).read(paths))
-        with self._lock, translated("storing the model", self.data):
-            self._write(draft, files.values())
-            before = self._catalog.entries.get(draft.id)
-            self._commit(self._catalog.with_entry(draft.entry(before, tag, int(time.time()))))
-            self._settle(files.values())
-            return self._catalog.models[draft.id]
+    def create(
+        self, files: Mapping[str, Blob], reference: str | None, *, trust: bool = False, manifest: bytes | None = None
+    ) -> StoredModel:
+        """Makes a model of ingested files, or of those that `have` returned, and gives it the name `reference`, which
+        another model that has it loses. The same files always make the same model.
 
-    def _write(self, draft: Draft, blobs: Iterable[Blob]) -> None:
-        """Blobs, manifest, bundle: each is durable before the next refers to it; the index comes after all of them."""
+        With `manifest`, the files are those that it names (its configuration as well) under any names; it is kept
+        byte for byte and its digest is the model's ID. On any failure the files are where they were. Raises
+        `InvalidModel` for files that are not a model's, `UnsupportedModel` for one that carries code unless `trust` is
+        set."""
+        tag = Reference.parse_name(reference) if reference is not None else None
+        paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
+        with translated("storing the model", self.data):
+            if manifest is None:
+                draft = Draft.of(files, paths, trust)
+            else:
+                draft = Draft.published(manifest, files, paths, trust)
+            blobs = [blob for blob in files.values() if blob.digest in draft.contents.blobs]
+            intact = self._blobs.intact(blobs)
+            with self._lock:
+                startup.make_folders(self.data)
+                self._write(draft, blobs, intact)
+                before = self._catalog.entries.get(draft.id)
+                self._commit(*self._catalog.with_entry(draft.entry(before, tag, int(time.time()))))
+                self._settle(blobs)
+                return self._catalog.models[draft.id]
+
+    def _write(self, draft: Draft, blobs: Iterable[Blob], intact: Container[Digest]) -> None:
+        """Writes blobs, manifest and bundle. Each is durable before the next refers to it; the index comes after them.
+        `intact` are the blobs that were stored already before the lock was taken."""
         try:
             for blob in blobs:
-                self._blobs.adopt(blob)
+                if blob.digest not in intact or self._blobs.size(blob.digest) != blob.size:
+                    self._blobs.adopt(blob)
             self._blobs.put(draft.config_data)
             write(draft.id.within(self._manifests), draft.manifest)
             self._bundles.lay_out(draft.id, draft.contents)
@@ -134,21 +205,23 @@ class Store:
             log.warning("finished downloads are still in %s: %s", self.partial, error)
 
     def tag(self, source: str, target: str) -> None:
-        """Gives the model `source` one more name; another model that has it loses it."""
-        tag = _tag(target)
+        """Gives the model `source`, a whole name or an ID, one more name, which another model that has it loses. Raises
+        as `get` does."""
+        tag = Reference.parse_name(target)
         with self._lock, translated("storing the name", self.data):
-            entry, _ = self._catalog.find(source)
-            _contents(entry)
+            entry, _ = self._catalog.find(source, whole=True)
+            entry.usable()
             if tag not in entry.tags:
-                self._commit(self._catalog.with_entry(replace(entry, tags=(*entry.tags, tag))))
+                startup.make_folders(self.data)
+                self._commit(*self._catalog.with_entry(replace(entry, tags=(*entry.tags, tag))))
 
     def remove(self, text: str, *, force: bool = False) -> Removed:
-        """Takes the name away, and the model with its last name. Works on a full disk. A model ID, or a part of several
-        names, means the whole model: with more than one name that takes `force`, or `Conflict` is raised. Whether
-        the model is in use is the caller's to know."""
+        """Takes the name `text` away, and the model with its last name. Works on a full disk and for a damaged model. A
+        model ID means the model with all of its names: more than one needs `force`, or `Conflict` is raised. The caller
+        makes sure that the model is not in use. Raises as `whole`."""
         with self._lock, translated("removing the model", self.data):
-            entry, named = self._catalog.find(text)
-            if len(named) == 1 and len(entry.tags) > 1:
+            entry, named = self._catalog.find(text, whole=True)
+            if named and len(entry.tags) > 1:
                 removed = self._untag(entry, named[0])
             elif len(entry.tags) > 1 and not force:
                 names = ", ".join(entry.names)
@@ -160,75 +233,99 @@ class Store:
 
     def _untag(self, entry: Entry, tag: Reference) -> Removed:
         rest = tuple(other for other in entry.tags if other != tag)
-        self._commit_smaller(self._catalog.with_entry(replace(entry, tags=rest)))
-        return [api.Untagged(tag.short)]
+        self._commit_smaller(*self._catalog.with_entry(replace(entry, tags=rest)))
+        return Removed((tag.short,))
 
     def _remove(self, entry: Entry) -> Removed:
-        self._commit_smaller(self._catalog.without(entry))
+        self._index.forget(entry.id)
+        try:
+            self._commit_smaller(self._catalog.without(entry))
+        except BaseException:
+            self._index.note(entry.record)
+            raise
         self._delete(entry.id, entry.blobs)
-        return [*(api.Untagged(name) for name in entry.names), api.Deleted(str(entry.id))]
+        return Removed(tuple(entry.names), str(entry.id))
 
     def _delete(self, id: Digest, blobs: Iterable[Digest]) -> None:
-        """The files of a model that is not in the index: what cannot be deleted now is swept at the next start."""
+        """Deletes the files of a model that is not in the index. The next start sweeps what cannot be deleted now."""
         self._bundles.remove(id)
         used = {digest for entry in self._catalog.entries.values() for digest in entry.blobs}
         try:
-            id.within(self._manifests).unlink(missing_ok=True)
+            discard(id.within(self._manifests))
             for digest in set(blobs) - used:
                 self._blobs.remove(digest)
         except OSError as error:
             log.warning("files of the model %s are still there: %s", id, error)
 
-    def verify(self, text: str) -> tuple[Digest, ...]:
-        """Reads every byte of the model again. Those of its digests whose file is missing or damaged; pulling the model
-        again heals them."""
+    def missing(self, text: str) -> tuple[Digest, ...]:
+        """Those of the model's digests whose file is missing, has another size than it should, or was found damaged by
+        `verify`. Reads no content: microseconds per file. Pulling the model again heals them. Raises as `get` does,
+        but not for a damaged model, whose own ID is missing."""
+        entry, _ = self._catalog.find(text)
+        if entry.contents is None or not entry.id.within(self._manifests).is_file():
+            return (entry.id,)
+        return tuple(digest for digest, size in entry.blobs.items() if self._blobs.size(digest) != size)
+
+    def verify(self, text: str, progress: Callable[[int], None] = lambda count: None) -> tuple[Digest, ...]:
+        """Reads every byte of the model again, about a second per gigabyte. Returns its digests whose file is missing
+        or damaged. From then on they count as missing, so the model is not served until pulling it again heals it.
+        `progress` is told the bytes of each piece that was read, and stops the reading by raising. Raises as
+        `missing`."""
         entry, _ = self._catalog.find(text)
         if entry.contents is None:
             return (entry.id,)
         with translated("reading the model", self.data):
-            paths = {digest: self._blobs.path(digest) for digest in entry.contents.blobs}
-            paths[entry.id] = entry.id.within(self._manifests)
-            return tuple(digest for digest, path in paths.items() if not is_intact(path, digest))
+            found = [digest for digest in entry.blobs if not is_intact(self._blobs.path(digest), digest, progress)]
+            self._blobs.damaged.difference_update(entry.blobs)
+            self._blobs.damaged.update(found)
+            if not is_intact(entry.id.within(self._manifests), entry.id):
+                found.append(entry.id)
+            return tuple(found)
 
-    def disk_usage(self) -> DiskUsage:
-        """Per model; bytes of all blobs, each counted once; bytes of partial downloads."""
-        entries = [entry for entry in self._catalog.entries.values() if entry.contents]
+    def leftovers(self, busy: Collection[Path] = ()) -> tuple[Leftover, ...]:
+        """What `prune` would remove. `busy` are the folders in `partial` that downloads are using."""
+        with self._lock, translated("looking for leftovers", self.data):
+            return tuple(leftovers(self._catalog, self.data, self._manifests, self._blobs, busy))
+
+    def prune(self, busy: Collection[Path] = ()) -> tuple[Leftover, ...]:
+        """Removes unfinished downloads, files that no model names, and damaged files that were set aside. Returns what
+        it removed. While a model is damaged, blobs that no model names are kept, since they may be its own."""
+        with self._lock, translated("removing leftovers", self.data):
+            found = self.leftovers(busy)
+            for leftover in found:
+                discard(leftover.path)
+            if not self._index.complete and self._catalog.is_sound:
+                self._index.complete = True
+                self._commit(self._catalog)
+            return found
+
+    def disk_usage(self) -> StoreUsage:
+        """Reads the folders: slow."""
+        catalog = self._catalog
+        entries = [entry for entry in catalog.entries.values() if entry.contents]
         users = Counter(digest for entry in entries for digest in entry.blobs)
         with translated("measuring the store", self.data):
-            partial = sum(p.lstat().st_size for p in self.partial.rglob("*") if p.is_file())
-            return [_usage(entry, users) for entry in entries], self._blobs.total(), partial
+            sizes = [_size(catalog.models[entry.id], entry.blobs, users) for entry in entries]
+            return StoreUsage(sizes, self._blobs.total(), size_of(self.partial))
 
-    def _commit(self, catalog: Catalog) -> None:
-        self._index.save(Record(str(e.id), [str(t) for t in e.tags], e.created) for e in catalog.entries.values())
+    def _commit(self, catalog: Catalog, changed: Iterable[Entry] = ()) -> None:
+        size = self._index.save(entry.record for entry in catalog.entries.values())
         self._catalog = catalog
         self.generation += 1
+        for entry in changed:
+            self._index.note(entry.record)
+        self._reserve.fill(size)
 
-    def _commit_smaller(self, catalog: Catalog) -> None:
-        """A change that takes away, for which space was kept back."""
+    def _commit_smaller(self, catalog: Catalog, changed: Iterable[Entry] = ()) -> None:
+        """Commits a deletion, with the disk space of the reserve if the disk is full."""
         try:
-            self._commit(catalog)
+            self._commit(catalog, changed)
         except OSError as error:
             if not is_full(error):
                 raise
             self._reserve.spend()
-            self._commit(catalog)
+            self._commit(catalog, changed)
 
 
-def _contents(entry: Entry) -> Contents:
-    if entry.contents is None:
-        raise InvalidModel(f"{', '.join(entry.names) or entry.id}: {entry.damage}; pull it again, or remove it")
-    return entry.contents
-
-
-def _tag(text: str) -> Reference:
-    reference = Reference.parse(text)
-    if reference.digest:
-        raise InvalidReference(f"{text!r} cannot be given as a name: leave the digest out", param="tag")
-    return reference
-
-
-def _usage(entry: Entry, users: Counter[Digest]) -> api.ModelUsage:
-    sizes = _contents(entry).blobs
-    shared = sum(size for digest, size in sizes.items() if users[digest] > 1)
-    total = sum(sizes.values())
-    return api.ModelUsage(str(entry.id), entry.names, total, shared, total - shared)
+def _size(model: StoredModel, blobs: Mapping[Digest, int], users: Counter[Digest]) -> ModelSize:
+    return ModelSize(model, model.size, sum(size for digest, size in blobs.items() if users[digest] > 1))

@@ -5,8 +5,10 @@ import select
 import subprocess
 import sys
 import termios
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from modelrunner.cli.chat import chat
-from modelrunner.cli.request import Parameters
+from modelrunner.cli.request import SYSTEM, Parameters
 from modelrunner.client import Client
 from tests.cli.fake_daemon import FakeDaemon, Handler, Status, words
 
@@ -199,4 +201,57 @@ def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(daemon: FakeDaemon) -> Non
         terminal.wait_for(">>>")
         terminal.type("/bye\r")
         assert process.wait(10) == 0
-    assert asked(daemon) == [["first"], ["first", "half an", "second"]]
+    assert asked(daemon) == [[SYSTEM, "first"], [SYSTEM, "first", "half an", "second"]]
+
+
+def test_the_model_is_loaded_while_the_person_writes(daemon: FakeDaemon) -> None:
+    loaded = threading.Event()
+    daemon.answers["POST /engines/preload"] = replace(words(), hold=lambda handler: loaded.set())
+    converse(daemon, "/bye")
+    assert loaded.wait(10)
+
+
+def test_a_full_context_names_the_way_out(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answers[ANSWER] = [words("one"), Status(400, "context_length_exceeded", "the context is full")]
+    converse(daemon, "first", "second")
+    assert "the context is full; /clear begins a new conversation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line", ["/set max-tokens -5", "/set keep-alive soon", "/set temperature -1", "/set temperature nan", "/set seed x"]
+)
+def test_values_that_cannot_be_are_refused(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str], line: str) -> None:
+    daemon.answers[ANSWER] = words("one")
+    converse(daemon, line, "q")
+    assert "is no value for" in capsys.readouterr().err
+    [body] = daemon.asked(*CHAT)
+    assert body.keys() == {"model", "messages", "stream", "stream_options"}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("/clera", "did you mean `/clear`?"),
+        ("/set tempreature 1", "did you mean `temperature`?"),
+        ("/save", "name the file"),
+        ("/load", "name the model"),
+    ],
+)
+def test_what_was_mistyped_is_answered_with_help(
+    daemon: FakeDaemon, capsys: pytest.CaptureFixture[str], line: str, told: str
+) -> None:
+    converse(daemon, line)
+    assert told in capsys.readouterr().err
+
+
+def test_load_goes_on_with_another_model_and_show_tells_about_it(
+    daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answers |= {
+        "GET /models/n": {"id": "sha256:2", "created": 1, "tags": ["n"], "config": {"architecture": "llama"}},
+        ANSWER: words("one"),
+    }
+    converse(daemon, "/load n", "/show", "q", "/exit", "never asked")
+    [body] = daemon.asked(*CHAT)
+    assert body["model"] == "n"
+    assert "llama" in capsys.readouterr().out

@@ -1,4 +1,5 @@
 import io
+import sys
 import unicodedata
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -112,3 +113,38 @@ def test_times_as_people_say_them() -> None:
         timedelta(days=400): "in 400 days",
     }
     assert {delta: relative(now + delta, now) for delta in said} == said
+
+
+ROWS = [("docker.io/ai/a-rather-long-name:latest", "completion", "ready", "1.5GiB", "0123456789ab")] * 2
+HEADINGS = ("MODEL NAME", "MODE", "STATE", "SIZE", "ID")
+
+
+def table_on(columns: int, monkeypatch: pytest.MonkeyPatch, stdout: io.StringIO) -> list[str]:
+    monkeypatch.setattr(sys, "stdout", stdout)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    output.table(HEADINGS, ROWS, expendable=("ID", "MODE"))
+    return stdout.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("columns", [30, 40, 60, 80, 200])
+def test_a_table_fits_its_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    lines = table_on(columns, monkeypatch, Terminal())
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= columns
+    assert ("ID" in lines[0]) == (columns >= 80)
+    assert "ready" in lines[1]
+
+
+def test_a_pipe_gets_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = table_on(30, monkeypatch, io.StringIO())
+    assert lines[1].split() == list(ROWS[0])
+
+
+def test_no_colour_leaves_the_cursor_alone_but_not_the_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert output.moves_cursor(Terminal())
+    assert not output.has_styles(Terminal())
+    monkeypatch.setenv("TERM", "dumb")
+    assert not output.moves_cursor(Terminal())

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from modelrunner.cli.request import SYSTEM
 from tests.cli.conftest import Cli, Result
 from tests.cli.fake_daemon import FakeDaemon, Handler, Status, events, lines, words
 from tests.cli.test_output import Terminal
@@ -40,10 +41,16 @@ def test_the_answer_and_nothing_else_is_on_stdout(daemon: FakeDaemon, cli: Cli) 
     [body] = daemon.asked(*CHAT)
     assert body == {
         "model": "m",
-        "messages": [{"role": "user", "content": "What is it?"}],
+        "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "What is it?"}],
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+def test_an_empty_system_prompt_is_none(daemon: FakeDaemon, cli: Cli) -> None:
+    assert cli("run", "m", "q", "--system", "").code == 0
+    [body] = daemon.asked(*CHAT)
+    assert body["messages"] == [{"role": "user", "content": "q"}]
 
 
 def test_every_parameter_is_sent(daemon: FakeDaemon, cli: Cli) -> None:
@@ -71,7 +78,7 @@ def test_context_size_and_backend_are_configured_first(daemon: FakeDaemon, cli: 
 def test_what_is_piped_in_is_added_to_the_prompt(daemon: FakeDaemon) -> None:
     assert Cli.process("run", "m", "Sum up:", text="a text\n") == Result(0, "Paris\n", "")
     assert Cli.process("run", "m", text="only this").code == 0
-    contents = [body["messages"][0]["content"] for body in daemon.asked(*CHAT)]
+    contents = [body["messages"][-1]["content"] for body in daemon.asked(*CHAT)]
     assert contents == ["Sum up:\n\na text\n", "only this"]
 
 
@@ -80,7 +87,7 @@ def test_pictures_become_data_urls(daemon: FakeDaemon, cli: Cli, tmp_path: Path)
     (tmp_path / "a.txt").write_bytes(b"text")
     assert cli("run", "m", "q", "--image", str(tmp_path / "a.png")).code == 0
     [body] = daemon.asked(*CHAT)
-    text, picture = body["messages"][0]["content"]
+    text, picture = body["messages"][-1]["content"]
     assert text == {"type": "text", "text": "q"}
     assert picture["image_url"]["url"].startswith("data:image/png;base64,iVBORw0KGgpyZXN0")
     assert cli("run", "m", "q", "--image", str(tmp_path / "a.txt")).code == 2
@@ -243,3 +250,10 @@ def test_ctrl_c_during_a_pull_says_that_it_can_go_on(daemon: FakeDaemon) -> None
     assert result.code == 130
     assert "goes on where it was" in result.err
     assert daemon.left.wait(5)
+
+
+def test_an_answer_that_repeats_itself_is_stopped(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["POST /v1/chat/completions"] = words(*["again, "] * 500, hold=Handler.wait_for_client_to_leave)
+    result = cli("run", "m", "q")
+    assert result.code == 0
+    assert "repeats itself" in result.err

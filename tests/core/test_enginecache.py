@@ -1,12 +1,16 @@
 """Entries of the cache: finished or absent, made once, shared, and removed with their last user."""
 
 import asyncio
+import errno
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from modelrunner import InstallProgress, enginecache
+from modelrunner import InstallProgress, InsufficientDisk, enginecache
+from modelrunner.errors import StorageFailed
+from modelrunner.steps import StepFailed
 
 NAME = enginecache.key("engine", "1.0", "-DX=1")
 PROGRAM = "bin/engine"
@@ -49,8 +53,9 @@ async def provide(
     make: Callable[[Path], Awaitable[dict[str, str]]],
     tell: Callable[[InstallProgress], None] = lambda _: None,
     name: str = NAME,
+    needed: int = 0,
 ) -> None:
-    await enginecache.provide(where, where.parents[2] / "cache" / name, make, works, tell)
+    await enginecache.provide(where, where.parents[2] / "cache" / name, make, works, tell, needed=needed)
 
 
 def leftovers(root: Path) -> list[str]:
@@ -172,3 +177,36 @@ def test_disk_usage_counts_hard_links_once(tmp_path: Path) -> None:
     alone = enginecache.disk_usage([tmp_path])
     (tmp_path / "b").hardlink_to(tmp_path / "a")
     assert enginecache.disk_usage([tmp_path]) == alone >= 100_000
+
+
+async def test_room_is_looked_for_before_anything_is_fetched(tmp_path: Path) -> None:
+    make = Maker()
+    with pytest.raises(InsufficientDisk, match=rf"needs 1024TiB in {tmp_path}/cache, and .* are free: make room"):
+        await provide(link(tmp_path), make, needed=1 << 50)
+    assert make.made == 0
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["cache", "data"])
+async def test_a_folder_that_cannot_be_written_is_named_with_what_helps(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).write_text("a file where a folder is to be")
+    make = Maker()
+    with pytest.raises(StorageFailed, match=rf"{tmp_path}/{place}.*: make it writable for this user"):
+        await provide(link(tmp_path), make)
+    assert make.made == 0
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/cache/x"),
+        StepFailed("pip exited with 1", ["ERROR: Could not install packages", "[Errno 28] No space left on device"]),
+    ],
+)
+async def test_a_disk_that_fills_up_meanwhile_is_said(tmp_path: Path, failure: Exception) -> None:
+    async def fail(folder: Path) -> dict[str, str]:
+        raise failure
+
+    with pytest.raises(InsufficientDisk, match=rf"in {tmp_path}/cache, and .* are free"):
+        await provide(link(tmp_path), fail, needed=1)
+    assert leftovers(tmp_path) == []

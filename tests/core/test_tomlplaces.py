@@ -65,3 +65,9 @@ def test_every_key_of_a_file_is_found_on_its_line(names: list[str], data: Any) -
     for name, written in zip(names, lines, strict=True):
         assert place(text, [name]) == (line, 1)
         line += written.count("\n") + 1
+
+
+def test_a_long_list_does_not_hide_a_key_behind_it() -> None:
+    """In time proportional to the text: 100,000 lines took hours when each was parsed with all before it."""
+    text = 'origins = [\n  ["x = 1"], # ]\n' + '  "https://a.example",\n' * 100_000 + "]\nmax_queue = 0\n"
+    assert place(text, ["max_queue"]) == (100_004, 1)

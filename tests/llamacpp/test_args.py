@@ -34,8 +34,8 @@ def test_native_command_line() -> None:
     assert found["--model"] == "/models/model.gguf"
     assert found["--alias"] == "docker.io/ai/model:latest"
     assert found["--host"] == "/run/r1.sock"
-    assert (found["--ctx-size"], found["--parallel"], found["--cache-ram"]) == ("2048", "4", "0")
-    assert {"--kv-unified", "--no-slots", "--no-webui", "--metrics", "--jinja", "--offline"} <= set(words)
+    assert (found["--ctx-size"], found["--parallel"], found["--cache-ram"]) == ("8192", "4", "0")
+    assert {"--no-kv-unified", "--no-slots", "--no-webui", "--metrics", "--jinja", "--offline"} <= set(words)
     assert not {"--slots", "--props", "--threads", "--embeddings", "--port"} & set(words)
 
 
@@ -57,6 +57,7 @@ def test_slots_are_saved_where_the_daemon_says() -> None:
 def test_a_persons_flags_win_over_the_specification() -> None:
     found = values(command(spec(bundle(SMOLLM2), "-c", "512", "-np", "1", "--cache-ram", "64"), cache_ram=8, threads=3))
     assert (found["--ctx-size"], found["--parallel"], found["--cache-ram"]) == ("512", "1", "64")
+    assert values(command(spec(bundle(SMOLLM2), "-c", "512")))["--ctx-size"] == "2048"  # for each of four sequences
     assert found["--threads"] == "3"
 
 
@@ -102,7 +103,7 @@ def test_the_wheel_gets_the_same_as_attributes() -> None:
     given = json.loads(words[4])
     found = given["attributes"]
     assert found["model.path"] == "/models/model.gguf"
-    assert (found["n_ctx"], found["n_parallel"], found["kv_unified"], found["cache_ram_mib"]) == (2048, 4, True, 0)
+    assert (found["n_ctx"], found["n_parallel"], found["kv_unified"], found["cache_ram_mib"]) == (8192, 4, False, 0)
     assert (found["endpoint_slots"], found["endpoint_props"], found["endpoint_metrics"]) == (False, False, True)
     assert (found["ui"], found["offline"], found["fit_params"]) == (False, True, False)
     assert (found["no_kv_offload"], found["flash_attn_type"]) == (True, "LLAMA_FLASH_ATTN_TYPE_ENABLED")
@@ -111,7 +112,7 @@ def test_the_wheel_gets_the_same_as_attributes() -> None:
 
 
 def test_llama_cpp_python_gets_its_settings() -> None:
-    given = json.loads(command(spec(bundle(SMOLLM2), "-ctk", "q8_0"), PYTHON)[4])
+    given = json.loads(command(spec(bundle(SMOLLM2), "-ctk", "q8_0", parallel=1), PYTHON)[4])
     assert given["host"] == "/run/r1.sock"
     assert given["settings"]["model"] == "/models/model.gguf"
     assert (given["settings"]["n_ctx"], given["settings"]["type_k"]) == (2048, 8)
@@ -144,3 +145,23 @@ def test_a_drafts_limits_are_flags_that_a_persons_own_win_over() -> None:
     assert (found["--spec-draft-n-max"], found["--spec-draft-p-min"]) == ("9", "0.25")
     wheel = json.loads(command(drafted, WHEEL)[-1])["attributes"]
     assert (wheel["speculative.draft.n_max"], wheel["speculative.draft.p_min"]) == (9, 0.25)
+
+
+@pytest.mark.parametrize(("context", "parallel"), [(512, 1), (2048, 4), (8192, 4), (1000, 3)])
+def test_every_sequence_has_its_whole_context_in_both_engines(context: int, parallel: int) -> None:
+    """The engine divides its context by the sequences, unless they share it."""
+    run = spec(bundle(SMOLLM2), context=context, parallel=parallel)
+    found = values(command(run))
+    assert int(found["--ctx-size"]) // int(found["--parallel"]) == context
+    assert "--no-kv-unified" in command(run)
+    wheel = json.loads(command(run, WHEEL)[-1])["attributes"]
+    assert (wheel["n_ctx"], wheel["n_parallel"], wheel["kv_unified"]) == (context * parallel, parallel, False)
+
+
+def test_a_context_is_compared_with_the_trained_one_for_each_sequence() -> None:
+    model = replace(bundle(SMOLLM2), context_length=32768)
+    run = spec(model, context=32768, parallel=4)
+    args.check_context(run, WHEEL)
+    assert values(command(run))["--ctx-size"] == str(4 * 32768)
+    with pytest.raises(BadRequest, match="beyond the 32768 tokens"):
+        args.check_context(spec(model, context=32769, parallel=4), NATIVE)

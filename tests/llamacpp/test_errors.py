@@ -111,3 +111,25 @@ def test_whom_a_refusal_blames(message: str, blamed: bool) -> None:
 )
 def test_stages_of_a_start(line: str, name: str | None) -> None:
     assert stage(line) == name
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "0.00.100.000 W llama_mlock: warning: failed to mlock 98362432-byte buffer: Cannot allocate memory",
+        "0.00.100.000 I srv    load_model: failed to load model is what this would say",
+        "W load: mmap failed, reading the file instead",
+    ],
+)
+def test_a_warning_of_an_engine_that_served_for_hours_explains_no_crash(line: str) -> None:
+    tail = line + "\n0.50.338.795 I slot      release: id  2 | task 2 | stop processing\n"
+    assert explain(tail) is None
+    assert not ran_out_of_memory(tail)
+
+
+def test_an_unknown_architecture_advises_nothing_that_changes_nothing() -> None:
+    """The engine that a release installs is pinned: to install it once more gives the same."""
+    sentence = explain(UNKNOWN)
+    assert sentence is not None
+    assert "`modelrunner install" not in sentence
+    assert "`version` with `wheel_sha256`" in sentence

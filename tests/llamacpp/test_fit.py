@@ -20,24 +20,21 @@ def test_its_rows_are_found_among_its_log() -> None:
     assert fit.parse(lines) == [Row(1, 80 * MIB, 40 * MIB, 300 * MIB), Row(None, 92 * MIB, 45 * MIB, 98 * MIB)]
 
 
-def test_it_is_asked_for_one_sequence_where_all_share_the_cache() -> None:
+def test_it_is_asked_for_all_sequences() -> None:
     run = spec(bundle(SMOLLM2), "--swa-full", parallel=4)
     words = fit.command(PROGRAM, run.bundle, args.effective(run))
-    assert words[words.index("--parallel") + 1] == "1"
-    assert words[words.index("--ctx-size") + 1] == "2048"
-    assert "--swa-full" in words
-    apart = args.effective(replace(run, flags=("--no-kv-unified",)))
-    words = fit.command(PROGRAM, run.bundle, apart)
     assert words[words.index("--parallel") + 1] == "4"
+    assert words[words.index("--ctx-size") + 1] == "8192"
+    assert "--swa-full" in words
 
 
 @pytest.mark.parametrize("parallel", [1, 4])
 def test_what_it_says_of_the_cache_replaces_the_formula(parallel: int) -> None:
-    """Told 20 MiB more than the formula has for one sequence."""
+    """20 MiB more than the formula has."""
     run = spec(bundle(GEMMA3), parallel=parallel)
     options = args.effective(run)
     estimate = memory.required(run.bundle, None, options, Kind.NATIVE)
-    told = [Row(None, memory.tensors(run.bundle), 21 * MIB + 20 * MIB, 514 * MIB)]
+    told = [Row(None, memory.tensors(run.bundle), parallel * 21 * MIB + 20 * MIB, 514 * MIB)]
     assert fit.corrected(estimate, told, run.bundle, options).ram == estimate.ram + 20 * MIB
 
 

@@ -7,9 +7,9 @@ from pydantic import BaseModel, ValidationError
 
 from modelrunner import BadRequest
 from modelrunner.flags import words_of
-from modelrunner_llamacpp import flags
+from modelrunner_llamacpp import args, flags
+from modelrunner_llamacpp.flags import ALLOWED, OPTIONS, OWNED
 from modelrunner_llamacpp.model_options import LlamaCppOptions
-from modelrunner_llamacpp.options import ALLOWED, OPTIONS, OWNED
 from modelrunner_llamacpp.settings import LlamaCppSettings
 
 
@@ -80,7 +80,7 @@ def test_others_are_refused_by_name(words: tuple[str, ...], named: str) -> None:
 )
 @pytest.mark.parametrize("form", [("{}",), ("{}", "x"), ("{}=x",)])
 def test_what_the_daemon_owns_cannot_be_given(flag: str, form: tuple[str, ...]) -> None:
-    with pytest.raises(BadRequest, match=f"{flag} is set by modelrunner"):
+    with pytest.raises(BadRequest, match=f"{flag} (is set by modelrunner|cannot be given)"):
         flags.parse([word.format(flag) for word in form])
 
 
@@ -134,3 +134,42 @@ def test_a_size_that_is_none_is_named(model: type[BaseModel], key: str) -> None:
     with pytest.raises(ValidationError) as caught:
         model.model_validate({key: "much"})
     assert [fault["loc"] for fault in caught.value.errors()] == [(key,)]
+
+
+@pytest.mark.parametrize(
+    ("word", "helps"),
+    [
+        ("--kv-unified", "every sequence has a context of its own"),
+        ("--lora", "`lora-adapters`"),
+        ("--grammar-file", "a request brings its own"),
+        ("--chat-template-file", "packaged together with the model"),
+        ("--mmproj", "a part of the model"),
+        ("--model-draft", "--draft-model"),
+        ("--ctx-siz", "did you mean --ctx-size?"),
+        ("--top-kk", "did you mean --top-k"),
+        ("--nonsense", "docs/configuration.md"),
+    ],
+)
+def test_a_refusal_says_what_to_do_instead(word: str, helps: str) -> None:
+    for form in ((word, "x"), (f"{word}=x",)):
+        with pytest.raises(BadRequest) as caught:
+            flags.parse(form)
+        assert word in caught.value.message
+        assert helps in caught.value.message
+
+
+def test_where_experts_lie_is_the_same_for_both_engines() -> None:
+    words = ("--n-cpu-moe", "2", "-ot", "blk.7.*exps=CPU")
+    parsed = flags.parse(words)
+    native = [word for flag, text in parsed.items() for word in words_of(OPTIONS[flag], text)]
+    assert native == ["--n-cpu-moe", "2", "--override-tensor", "blk.7.*exps=CPU"]
+    pattern = r"ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"
+    wheel = args.attributes(parsed)["attributes"]["tensor_buft_overrides"]
+    assert wheel == rf"blk\.0\.{pattern},blk\.1\.{pattern},blk.7.*exps=CPU"
+    assert args.attributes(flags.parse(["--cpu-moe"]))["attributes"]["tensor_buft_overrides"] == rf"\.{pattern}"
+
+
+@pytest.mark.parametrize("text", ["exps", "=CPU", "exps=/dev/x", "a=CPU,b", "exps=CUDA0 --model x", "a b=CPU"])
+def test_overrides_name_buffers_and_nothing_else(text: str) -> None:
+    with pytest.raises(BadRequest, match="--override-tensor takes PATTERN=BUFFER"):
+        flags.parse(["--override-tensor", text])

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from modelrunner import BackendContext, BackendState, BackendUnavailable, InstallProgress
 from modelrunner_llamacpp import LlamaCppBackend
-from modelrunner_llamacpp.versions import SOURCE, WHEEL, WHEEL_VERSION
+from modelrunner_llamacpp.engines import SOURCE, WHEEL, WHEEL_VERSION
 
 MakeBackend = Callable[..., LlamaCppBackend]
 
@@ -29,13 +30,13 @@ def index(tmp_path: Path) -> str:
     return make_index(tmp_path / "index", "")
 
 
-def make_index(root: Path, code: str) -> str:
+def make_index(root: Path, code: str, version: str = WHEEL_VERSION) -> str:
     folder = root / WHEEL
     folder.mkdir(parents=True)
-    name, info = f"{WHEEL}-{WHEEL_VERSION}-py3-none-any.whl", f"{WHEEL}-{WHEEL_VERSION}.dist-info"
+    name, info = f"{WHEEL}-{version}-py3-none-any.whl", f"{WHEEL}-{version}.dist-info"
     with zipfile.ZipFile(folder / name, "w") as wheel:
         wheel.writestr(f"{WHEEL}.py", code)
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {WHEEL}\nVersion: {WHEEL_VERSION}\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {WHEEL}\nVersion: {version}\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
     (folder / "index.html").write_text(f'<a href="{name}">{name}</a>')
@@ -136,3 +137,20 @@ async def test_no_wheel_but_a_compiler_builds(
 async def test_a_build_without_a_compiler(make_backend: MakeBackend, no_compiler: None) -> None:
     with pytest.raises(BackendUnavailable, match=r"needs a C\+\+ compiler.*build-essential"):
         await make_backend().install(lambda _: None, build=True)
+
+
+async def test_another_version_takes_its_digest(
+    make_backend: MakeBackend, tmp_path: Path, isolated_pip: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a model that the pinned engine does not know."""
+    newer = "2099.1.1"
+    monkeypatch.setenv("PIP_INDEX_URL", make_index(tmp_path / "newer", "", newer))
+    file = tmp_path / "newer" / WHEEL / f"{WHEEL}-{newer}-py3-none-any.whl"
+    with pytest.raises(ValidationError, match="version needs wheel_sha256"):
+        make_backend(version=newer)
+    wrong = make_backend(version=newer, wheel_sha256=["0" * 64])
+    with pytest.raises(BackendUnavailable, match="HASH"):
+        await wrong.install(lambda _: None)
+    backend = make_backend(version=newer, wheel_sha256=[hashlib.sha256(file.read_bytes()).hexdigest()])
+    await backend.update(lambda _: None)
+    assert str(backend.status()) == f"Running: llama.cpp {newer} (wheel)"

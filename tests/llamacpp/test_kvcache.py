@@ -65,7 +65,7 @@ def test_layers_with_linear_attention_keep_a_state_and_no_cache() -> None:
     seen = model("qwen3next", (*fused, "blk.3.attn_k.weight"), **shapes)
     for header_ in (told, listed, seen):
         assert kv_cache(header_, LONG) == full(1) + 3 * state
-        assert kv_cache(header_, Shape(1 << 16, 8)) == full(1) + 8 * 3 * state
+        assert kv_cache(header_, Shape(1 << 13, 8)) == full(1) + 8 * 3 * state
 
 
 def test_falcon_h1_has_both_in_every_layer() -> None:
@@ -126,7 +126,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
 FLAGS = [
     (),
     ("--swa-full",),
-    ("--no-kv-unified",),
     ("-fa", "on", "-ctk", "q8_0", "-ctv", "q4_0"),
     ("-fa", "off", "-ub", "1024"),
 ]
@@ -139,8 +138,8 @@ async def test_llama_fit_params_says_the_same(
     architecture: str, written: dict[str, Bundle], real_backend: LlamaCppBackend
 ) -> None:
     for flags in FLAGS:
-        for parallel in (1, 8):
-            await agree(real_backend, spec(written[architecture], *flags, context=1 << 16, parallel=parallel))
+        for context, parallel in ((1 << 16, 1), (1 << 13, 8), (300, 3)):
+            await agree(real_backend, spec(written[architecture], *flags, context=context, parallel=parallel))
 
 
 @pytest.mark.engine

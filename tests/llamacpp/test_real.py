@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import psutil
 import pytest
 
@@ -141,11 +143,11 @@ async def test_one_sequence_may_use_the_whole_context(
 
 async def test_embeddings_of_a_causal_model(backend: LlamaCppBackend, spec: RunSpec, own_server: None) -> None:
     """One vector for each text, longer than a batch too."""
-    run = replace(spec, mode=Mode.EMBEDDING, context_size=2048)
-    texts = ["The cat sleeps.", "A cat is asleep.", " word" * 1500]
+    run = replace(spec, mode=Mode.EMBEDDING, context_size=512)
+    texts = ["The cat sleeps.", "A cat is asleep.", " word" * 400]
     async with serving(backend, run) as runner:
         status, answer = await ask(runner, "/v1/embeddings", input=texts)
-        too_long, error = await ask(runner, "/v1/embeddings", input=" word" * 3000)
+        too_long, error = await ask(runner, "/v1/embeddings", input=" word" * 800)
     assert status == 200
     vectors = [entry["embedding"] for entry in answer["data"]]
     assert all(math.isclose(sum(x * x for x in vector), 1, rel_tol=1e-3) for vector in vectors)
@@ -232,3 +234,42 @@ async def test_llama_cpp_python_says_what_it_cannot_do(backend: LlamaCppBackend,
     with pytest.raises(BadRequest, match="--swa-full"):
         async with serving(backend, replace(spec, flags=("--swa-full",))):
             pass
+
+
+def write_adapter(file: Path, width: int) -> None:
+    """LoRA of rank 2 for the queries of the first layer, strong enough to be seen."""
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 2.0)
+    numbers = np.random.default_rng(7)
+    for half, shape in (("lora_a", (2, width)), ("lora_b", (width, 2))):
+        writer.add_tensor(f"blk.0.attn_q.weight.{half}", numbers.normal(0, 5, shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+async def test_adapters_templates_and_overrides_reach_the_engine(
+    backend: LlamaCppBackend, spec: RunSpec, own_server: None, tmp_path: Path
+) -> None:
+    write_adapter(tmp_path / "odd.gguf", 576)
+    template = tmp_path / "chat_template.jinja"
+    template.write_text("{{ messages[0].content | upper }}")
+    files = {**spec.bundle.files, "chat_template.jinja": template}
+    changed = replace(
+        spec,
+        bundle=replace(spec.bundle, files=files),
+        options={"lora-adapters": ["odd"]},
+        flags=("--n-cpu-moe", "2", "-ot", "blk.3.*=CPU"),
+    )
+    own = LlamaCppBackend(replace(backend.context, settings={**backend.context.settings, "adapters": str(tmp_path)}))
+    answers = []
+    for maker, run in ((backend, spec), (own, changed)):
+        async with serving(maker, run) as runner:
+            _, answer = await ask(runner, "/v1/completions", prompt="Once upon a", temperature=0, max_tokens=12)
+            answers.append(answer["choices"][0]["text"])
+            _, prompt = await ask(runner, "/apply-template", messages=[{"role": "user", "content": "hello"}])
+    assert answers[0] != answers[1]
+    assert prompt["prompt"] == "HELLO"

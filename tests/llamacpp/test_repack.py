@@ -114,7 +114,7 @@ def test_those_of_a_draft_model_too() -> None:
 def test_llama_fit_params_leaves_them_out() -> None:
     """So that what it does not say of the weights is what is held twice, whatever was expected of the processor."""
     model = quantized("Q4_K", tied=False)
-    options = args.effective(spec(model))
+    options = args.effective(spec(model, parallel=1))
     told = [Row(None, memory.tensors(model) - 4 * MIB, MIB * 3 // 2, 98 * MIB)]  # one layer has keys
     figures = set()
     for features in (AVX2, frozenset[str]()):

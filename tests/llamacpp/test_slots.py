@@ -213,12 +213,11 @@ async def test_a_slot_at_work_is_left_alone(make: Make, spec: RunSpec, saved: An
 @pytest.mark.engine
 async def test_a_removed_model_leaves_nothing(make: Make, spec: RunSpec, tmp_path: Path) -> None:
     backend = make()
-    before = await backend.disk_usage()
+    slots = tmp_path / "state" / "llama.cpp" / "slots"
     await talk(backend, spec, long_text("river"))
-    assert await backend.disk_usage() > before + (1 << 20)
+    assert sum(path.stat().st_size for path in slots.rglob("*")) > 1 << 20
     await backend.forget(spec.model_id)
-    assert await backend.disk_usage() == before
-    assert list((tmp_path / "state" / "llama.cpp" / "slots").iterdir()) == []
+    assert list(slots.iterdir()) == []
 
 
 ENGINE = Engine(Kind.NATIVE, Path("/bin/sh"), "1")
@@ -251,7 +250,7 @@ def test_whatever_changes_is_another_key(tmp_path: Path) -> None:
     os.utime(built_anew, (1, 1))
     engine = replace(ENGINE, program=program)
     runs = [run, *(replace(run, **change) for change in ({"context_size": 512}, {"parallel": 2}))]
-    runs += [replace(run, flags=flags) for flags in (("-ctk", "q8_0"), ("-ctv", "q8_0"), ("--no-kv-unified",))]
+    runs += [replace(run, flags=flags) for flags in (("-ctk", "q8_0"), ("-ctv", "q8_0"), ("--swa-full",))]
     keys = [key_of(engine, args.effective(one)) for one in runs]
     engines = [replace(engine, version="2"), replace(engine, kind=Kind.WHEEL), replace(engine, program=built_anew)]
     keys += [key_of(other, args.effective(run)) for other in engines]

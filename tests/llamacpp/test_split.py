@@ -101,6 +101,27 @@ def test_less_context_comes_after_what_was_asked_for() -> None:
     assert labels[5:7] == ["context 4096 of 8192", "0 of 30 layers on the GPU, context 4096 of 8192"]
 
 
+def test_fewer_sequences_come_before_less_context() -> None:
+    run = replace(model(), parallel=4, context_size=2048, min_context_size=1024)
+    found = variants(run)
+    assert [(v.spec.parallel, v.spec.context_size) for v in found] == [(4, 2048), (2, 2048), (1, 2048), (1, 1024)]
+    assert [v.label for v in found] == [
+        *("", "2 of 4 sequences", "1 of 4 sequences"),
+        "1 of 4 sequences, context 1024 of 2048",
+    ]
+    needed = [v.memory.ram for v in found]
+    assert needed == sorted(needed, reverse=True)
+
+
+def test_fewer_sequences_come_before_fewer_layers() -> None:
+    """A device has room for all layers with one sequence, but not with four."""
+    run = replace(model(), parallel=4, context_size=8192)
+    alone = variants(replace(run, parallel=1), 16 * GIB)[0].memory.vram[0]
+    labels = [v.label for v in variants(run, alone)]
+    assert labels[0] == "1 of 4 sequences"
+    assert labels[1].endswith("of 30 layers on the GPU")
+
+
 def test_a_projector_is_on_the_first_device_and_a_draft_with_the_most_layers() -> None:
     run = model()
     eyes = Tensor("v.blk.0.attn_q.weight", (1,), "F16", 300 * MIB)

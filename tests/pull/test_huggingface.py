@@ -9,13 +9,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from modelrunner import api
 from modelrunner.errors import InsufficientDisk, InvalidReference, ModelNotFound, SourceFailed, UnsupportedModel
 from modelrunner.pull import Puller
 from modelrunner.pull.download import Downloader, RemoteFile
 from modelrunner.pull.http import new_client
 from modelrunner.pull.huggingface import HuggingFaceSource
-from modelrunner.store import Store
+from modelrunner.store import Store, StoredModel
+from modelrunner.types import FileProgress, WorkProgress
 from tests.pull.hub import Fault, Hub, Repository, sha256
 from tests.pull.models import gguf, shards
 from tests.store.folders import model_files, sharded
@@ -31,7 +31,7 @@ class Client:
     def __init__(self, store: Store, hub: Hub) -> None:
         self.store, self.hub = store, hub
         self.pauses: list[float] = []
-        self.lines: list[api.Progress] = []
+        self.lines: list[WorkProgress] = []
         hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": MODEL, "README.md": b"# Tiny"})
         self.repository = hub.repositories["Org/Tiny-GGUF"]
         self.again()
@@ -42,10 +42,10 @@ class Client:
     async def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
 
-    async def pull(self, text: str = NAME, token: str | None = None) -> api.Model:
+    async def pull(self, text: str = NAME, token: str | None = None) -> StoredModel:
         return await self.puller.pull(text, self.lines.append, token=token)
 
-    def content(self, model: api.Model) -> bytes:
+    def content(self, model: StoredModel) -> bytes:
         return self.store.bundle(model.id).model_file.read_bytes()
 
     @property
@@ -72,7 +72,7 @@ async def test_progress_counts_up_to_the_total(client: Client) -> None:
     lines = [line for line in client.lines if line.phase == "downloading"]
     assert [line.current for line in lines] == sorted(line.current for line in lines)
     assert (lines[-1].current, lines[-1].total) == (len(MODEL), len(MODEL))
-    assert lines[-1].layer == api.Layer(f"sha256:{sha256(MODEL)}", len(MODEL), len(MODEL))
+    assert lines[-1].file == FileProgress(f"sha256:{sha256(MODEL)}", len(MODEL), len(MODEL))
     assert lines[-1].rate > 0
 
 
@@ -326,7 +326,7 @@ async def test_twenty_pulls_are_one_download(client: Client) -> None:
 async def test_the_download_stops_with_the_last_who_wanted_it(client: Client) -> None:
     arrived = asyncio.Event()
 
-    def watch(line: api.Progress) -> None:
+    def watch(line: WorkProgress) -> None:
         if line.current >= 1 << 20:
             arrived.set()
 
@@ -377,7 +377,7 @@ async def test_without_the_hub_the_local_model_stays_usable(client: Client) -> N
     first = await client.pull()
     client.hub.status = 503
     assert await client.pull() == first
-    assert [line.type for line in client.lines[-2:]] == ["warning", "progress"]
+    assert [line.warning for line in client.lines[-2:]] == [True, False]
 
 
 PUBLIC, PRIVATE = "https://93.184.216.34", "http://127.0.0.1:8080"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner import api
 from modelrunner.errors import InsufficientDisk, InvalidModel, ModelNotFound, SourceFailed, StorageFailed
 from modelrunner.pull import Fetched, Puller, Report, Source
 from modelrunner.store import Store
+from modelrunner.types import WorkProgress
 from tests.pull.models import gguf
 
 Step = Callable[[Path, Report], Awaitable[Fetched]]
@@ -56,7 +56,7 @@ def fail(error: Exception) -> Step:
     return step
 
 
-def ignore(line: api.Progress) -> None:
+def ignore(line: WorkProgress) -> None:
     """Nobody looks."""
 
 
@@ -69,7 +69,7 @@ async def test_joiners_see_the_progress_so_far_and_the_rate(store: Store) -> Non
 
     async def step(folder: Path, report: Report) -> Fetched:
         for current in (100, 300):
-            report(api.Progress("progress", "Downloading", total=1000, current=current, phase="downloading"))
+            report(WorkProgress("Downloading", total=1000, current=current, phase="downloading"))
         told.set()
         await go_on.wait()
         return await deliver(gguf())(folder, report)
@@ -77,7 +77,7 @@ async def test_joiners_see_the_progress_so_far_and_the_rate(store: Store) -> Non
     puller = Puller(store, [ScriptedSource(step)], clock=itertools.count(0.0, 2.0).__next__)
     first = asyncio.create_task(puller.pull("pypi:a-model", ignore))
     await told.wait()
-    seen: list[api.Progress] = []
+    seen: list[WorkProgress] = []
     second = asyncio.create_task(puller.pull("PyPI:A_Model", seen.append))
     await asyncio.sleep(0)
     assert [(line.phase, line.current, line.total, line.rate) for line in seen] == [("downloading", 300, 1000, 100.0)]
@@ -148,7 +148,7 @@ async def test_a_name_of_the_callers_choice(store: Store) -> None:
 async def test_an_unchanged_revision_is_not_fetched_even_by_the_next_daemon(store: Store) -> None:
     source = ScriptedSource(deliver(gguf(), "1"), now="1")
     first = await Puller(store, [source]).pull("pypi:x", ignore)
-    seen: list[api.Progress] = []
+    seen: list[WorkProgress] = []
     assert await Puller(store, [source]).pull("pypi:x", seen.append) == first
     assert [line.message for line in seen] == ["Using cached model"]
 
@@ -165,9 +165,9 @@ async def test_a_new_revision_is_fetched_and_takes_the_name(store: Store) -> Non
 async def test_a_source_that_cannot_be_asked_leaves_the_model_usable(store: Store, error: Exception) -> None:
     puller = Puller(store, [ScriptedSource(deliver(gguf(), "1"), now=error)])
     first = await puller.pull("pypi:x", ignore)
-    seen: list[api.Progress] = []
+    seen: list[WorkProgress] = []
     assert await puller.pull("pypi:x", seen.append) == first
-    assert (seen[0].type, seen[0].message) == ("warning", f"{error}; the model that is here stays in use")
+    assert (seen[0].warning, seen[0].message) == (True, f"{error}; the model that is here stays in use")
 
 
 async def test_a_name_that_now_means_another_model_is_fetched(store: Store) -> None:

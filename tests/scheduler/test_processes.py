@@ -44,7 +44,7 @@ async def test_two_models_take_turns_under_a_budget_for_one(kind: type[FakeBacke
         with await scheduler.acquire(target(tmp_path, backend, name)) as lease:
             assert (await lease.runner.upstream.fetch("GET", "/health", timeout=5.0))[0] == 200
             assert [r.model_name for r in scheduler.runners()] == [f"docker.io/ai/{name}:latest"]
-            assert scheduler.runners()[0].endpoint.startswith("http://" if backend.uses_tcp else "unix://")
+            assert str(scheduler.runners()[0].endpoint).startswith("http://" if backend.uses_tcp else "unix://")
             assert not [pid for pid in seen if psutil.pid_exists(pid)], "the one before is gone"
             assert lease.runner.pid is not None
             seen.add(lease.runner.pid)

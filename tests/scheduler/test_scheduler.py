@@ -39,7 +39,7 @@ async def test_a_request_starts_its_model_and_says_how_long_that_took() -> None:
     with await scheduler.acquire(target("a")) as lease:
         assert (lease.waited, lease.loaded) == (2.0, 2.0)
         assert scheduler.memory() == {"budget": 10, "used": 6, "free": 4}
-        assert scheduler.health() == "busy"
+        assert scheduler.health() == "ready"  # nobody waits
     assert scheduler.health() == "ready"
     await scheduler.close(0)
     assert world.resident() == []
@@ -398,12 +398,12 @@ async def test_unload_ends_what_was_asked_and_waits_for_leases() -> None:
     began = now()
     answer = await scheduler.unload(model_ids=["a", "b"])
     assert elapsed(began) == pytest.approx(5.1)
-    assert (answer.unloaded_runners, sorted(answer.unloaded), answer.kept) == (2, ["a", "b"], [])
+    assert (sorted(answer.models), answer.kept) == (["a", "b"], ())
     assert world.resident() == ["c"]
     assert [r.model_id for r in scheduler.runners()] == ["c"]
-    assert (await scheduler.unload(backend="other")).unloaded_runners == 0
-    assert (await scheduler.unload()).unloaded_runners == 0
-    assert (await scheduler.unload(backend="fake")).unloaded == ["c"]
+    assert (await scheduler.unload(backend="other")).models == ()
+    assert (await scheduler.unload()).models == ()
+    assert (await scheduler.unload(backend="fake")).models == ("c",)
     await scheduler.close(0)
 
 
@@ -415,7 +415,7 @@ async def test_unload_says_what_it_could_not_end_in_time() -> None:
     loading = asyncio.create_task(scheduler.acquire(target("slow")))
     await settle()
     answer = await scheduler.unload(all=True)
-    assert answer.unloaded_runners == 0
+    assert answer.models == ()
     assert ["1 request" in answer.kept[0].reason, "loading" in answer.kept[1].reason] == [True, True]
     assert scheduler.warm(target("a")) is None, "but it takes nothing new"
     lease.release()
@@ -434,7 +434,7 @@ async def test_forced_unload_ends_leased_and_loading_runners_at_once() -> None:
     began = now()
     answer = await scheduler.unload(all=True, force=True)
     assert elapsed(began) < 1.0
-    assert sorted(answer.unloaded) == ["a", "slow"]
+    assert sorted(answer.models) == ["a", "slow"]
     assert [type(e) for e in await gathered([loading])] == [Unavailable]
     assert await lease.engine_ended(within=0)
     lease.release()
@@ -449,7 +449,7 @@ async def test_who_comes_while_its_model_is_unloaded_gets_it_loaded_again() -> N
     unloading = asyncio.create_task(scheduler.unload(all=True))
     await settle()
     (await scheduler.acquire(target("a"))).release()
-    assert (await unloading).unloaded_runners == 1
+    assert (await unloading).models == ("a",)
     assert world.started == ["a", "a"]
     await scheduler.close(0)
 
@@ -513,12 +513,12 @@ async def test_the_list_of_runners_says_what_each_is_doing() -> None:
     waiting = [asyncio.create_task(scheduler.acquire(target("b"))) for _ in range(2)]
     await settle()
     a, b = scheduler.runners()
-    assert (a.state, a.leases, a.pinned, a.keep_alive, a.expires_at) == ("ready", 0, True, "-1", None)
-    assert (b.state, b.loading, b.queued, b.last_used) == ("starting", True, 2, None)
+    assert (a.state, a.leases, a.pinned, a.keep_alive, a.expires_at) == ("ready", 0, True, KeepAlive(math.inf), None)
+    assert (b.state, b.queued, b.last_used) == ("starting", 2, None)
     for lease in await asyncio.gather(*waiting):
         lease.release()
     _, b = scheduler.runners()
-    assert (b.in_use, b.queued, b.loading) == (False, 0, False)
+    assert (b.state, b.leases, b.queued) == ("ready", 0, 0)
     assert b.expires_at is not None
     assert b.last_used is not None
     assert b.expires_at > b.last_used > b.started_at

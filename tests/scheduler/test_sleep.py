@@ -208,7 +208,7 @@ async def test_it_can_be_unloaded_while_it_sleeps() -> None:
     world = World(10, {"a": dozy()})
     scheduler = world.scheduler()
     await asleep(scheduler)
-    assert (await scheduler.unload(all=True)).unloaded == ["a"]
+    assert (await scheduler.unload(all=True)).models == ("a",)
     assert world.resident() == []
     await scheduler.close(0)
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from modelrunner import api
 from modelrunner.errors import EngineFailed
-from modelrunner.scheduler.scheduler import Scheduler
-from modelrunner.types import KeepAlive, Mode, RunnerKey, RunSpec
+from modelrunner.scheduler import Explanation, Figures, Scheduler
+from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey, RunSpec
 from tests.scheduler.fakes import Engine, VirtualLoop, World, settle, target, virtual
 
 
@@ -21,7 +20,7 @@ async def loaded(scheduler: Scheduler, name: str, **settings: Any) -> None:
     (await scheduler.acquire(target(name, **settings))).release()
 
 
-async def why(scheduler: Scheduler, name: str) -> api.Why:
+async def why(scheduler: Scheduler, name: str) -> Explanation:
     return await scheduler.insight.why(target(name))
 
 
@@ -34,7 +33,7 @@ async def test_a_model_that_nobody_asked_for() -> None:
     scheduler = world().scheduler()
     told = await why(scheduler, "a")
     assert (told.state, told.waiting_for, told.position, told.victims) == ("stopped", None, None, [])
-    assert (told.needed, told.free, told.budget) == (api.Memory(60), api.Memory(100), api.Memory(100))
+    assert told.figures == Figures(RequiredMemory(60), RequiredMemory(100), RequiredMemory(100))
     await scheduler.close(0)
 
 
@@ -59,7 +58,7 @@ async def test_who_must_go_first_and_who_went_lately() -> None:
     scheduler = world().scheduler()
     await loaded(scheduler, "a")
     told = await why(scheduler, "b")
-    assert (told.state, told.victims, told.free) == ("stopped", ["a"], api.Memory(40))
+    assert (told.state, told.victims, told.figures.free) == ("stopped", ["a"], RequiredMemory(40))
     assert "a is evicted" in told.reason
     await loaded(scheduler, "b")
     went = [event for event in (await why(scheduler, "b")).events if event.event == "evict"]
@@ -152,7 +151,7 @@ async def test_fit_names_the_way() -> None:
     await loaded(scheduler, "a")
     assert (await insight.fit(target("a"))).fits == "now"
     after = await insight.fit(target("b"))
-    assert (after.fits, after.would_evict, after.needed) == ("after_eviction", ["a"], api.Memory(60))
+    assert (after.fits, after.would_evict, after.figures.needed) == ("after_eviction", ["a"], RequiredMemory(60))
     assert (await insight.fit(target("huge"))).fits == "never"
     assert (insight.fit_bytes("x", 40).fits, insight.fit_bytes("x", 41).fits) == ("now", "after_eviction")
     assert insight.fit_bytes("x", 101).fits == "never"
@@ -237,4 +236,13 @@ async def test_a_loop_that_is_late_is_trouble() -> None:
     loop.call_soon(busy)
     assert "4.0 s behind" in await scheduler.insight.trouble()
     assert await scheduler.insight.trouble() == ""
+    await scheduler.close(0)
+
+
+@virtual
+async def test_a_run_that_is_smaller_than_what_was_asked_for_says_so() -> None:
+    scheduler = world(a=Engine(160, smaller=(80,))).scheduler()
+    await loaded(scheduler, "a")
+    assert "a (variant 1, since memory is short) is loaded" in (await why(scheduler, "a")).reason
+    assert [runner.variant for runner in scheduler.runners()] == ["variant 1"]
     await scheduler.close(0)

@@ -1,5 +1,6 @@
 """What `_configure` keeps."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 
 from modelrunner.errors import BadRequest, Conflict
 from modelrunner.modelconfig import ModelConfiguration
-from modelrunner.server.configurations import Configurations
+from modelrunner.models.configurations import Configurations, PostedConfiguration
 from modelrunner.types import Mode
+from tests.server import posting
 
 MODEL = "sha256:" + "a" * 64
 
@@ -20,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 async def configure(configurations: Configurations, **fields: Any) -> int:
     words = {name if name == "keep_alive" else name.replace("_", "-"): value for name, value in fields.items()}
-    return (await configurations.configure(MODEL, words)).revision
+    return (await posting.configure(configurations, MODEL, words)).revision
 
 
 async def test_what_is_left_out_stays_and_null_takes_back(path: Path) -> None:
@@ -28,8 +30,8 @@ async def test_what_is_left_out_stays_and_null_takes_back(path: Path) -> None:
     await configure(kept, context_size=2048, parallel=2)
     await configure(kept, parallel=None, runtime_flags=["--top-k", "20"])
     expected = ModelConfiguration(context_size=2048, runtime_flags=("--top-k", "20"))
-    assert kept.get(MODEL).configuration == expected
-    assert Configurations(path).get(MODEL).configuration == expected
+    assert kept.settings.posted_for(MODEL).configuration == expected
+    assert Configurations(path).settings.posted_for(MODEL).configuration == expected
 
 
 async def test_only_what_an_engine_is_started_with_changes_the_revision(path: Path) -> None:
@@ -37,7 +39,7 @@ async def test_only_what_an_engine_is_started_with_changes_the_revision(path: Pa
     first = await configure(kept, context_size=2048)
     assert await configure(kept, keep_alive="10m") == first
     assert await configure(kept, keep_alive=60, context_size=2048) == first
-    assert kept.get(MODEL).configuration.keep_alive == "1m"
+    assert kept.settings.posted_for(MODEL).configuration.keep_alive == "1m"
     second = await configure(kept, context_size=4096)
     assert second > first
     assert await configure(kept, context_size=2048) > second  # back to old values, but not to the old process
@@ -47,7 +49,7 @@ async def test_a_revision_is_never_used_twice_not_even_after_a_restart(path: Pat
     kept = Configurations(path)
     first = await configure(kept, context_size=2048)
     await kept.forget(MODEL)
-    assert kept.get(MODEL).revision == 0
+    assert kept.settings.posted_for(MODEL).revision == 0
     assert await configure(Configurations(path), context_size=1024) > first
 
 
@@ -72,7 +74,7 @@ async def test_every_change_is_seen_by_those_who_remember(path: Path) -> None:
         ("gpu_layers", -1, "gpu-layers"),
         ("runtime_flags", "--top-k 3", "runtime-flags"),
         ("raw_runtime_flags", "'", "raw-runtime-flags"),
-        ("speculative", {"num_tokens": 3}, "speculative"),
+        ("speculative", {"num_tokens": 3}, "speculative.draft_model"),
         ("speculative", {"draft_model": "d", "num_tokens": 0}, "speculative.num_tokens"),
         ("speculative", {"draft_model": "d", "min_acceptance_rate": 1.1}, "speculative.min_acceptance_rate"),
         ("contxt_size", 3, "contxt-size"),
@@ -93,7 +95,7 @@ _ODD_MODE = b'{"last_revision": 1, "models": {"sha256:a/dance": {"revision": 1, 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"models": 3}', b"\xff\xfe", _ODD_MODE])
 def test_a_file_that_cannot_be_read_is_set_aside_not_lost(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    assert list(Configurations(path)) == []
+    assert list(Configurations(path).settings) == []
     (aside,) = path.parent.iterdir()
     assert aside.read_bytes() == content
 
@@ -107,23 +109,32 @@ def test_what_is_set_wins_over_the_file() -> None:
 async def test_a_mode_has_settings_of_its_own_over_the_general_ones(path: Path) -> None:
     kept = Configurations(path)
     await configure(kept, context_size=2048, parallel=2)
-    own = await kept.configure(MODEL, {"context-size": 512}, Mode.EMBEDDING)
+    own = await posting.configure(kept, MODEL, {"context-size": 512}, Mode.EMBEDDING)
     for reader in (kept, Configurations(path)):
-        found = reader.effective(MODEL, Mode.EMBEDDING)
+        found = reader.settings.effective(MODEL, Mode.EMBEDDING)
         assert (found.configuration.context_size, found.configuration.parallel) == (512, 2)
         assert found.revision == own.revision
-        assert reader.effective(MODEL, Mode.COMPLETION).configuration.context_size == 2048
+        assert reader.settings.effective(MODEL, Mode.COMPLETION).configuration.context_size == 2048
     later = await configure(kept, parallel=3)
-    assert kept.effective(MODEL, Mode.EMBEDDING).revision == later
+    assert kept.settings.effective(MODEL, Mode.EMBEDDING).revision == later
     await kept.forget(MODEL)
-    assert list(Configurations(path)) == []
+    assert list(Configurations(path).settings) == []
+
+
+async def test_tables_that_are_read_while_a_change_is_written_stay(path: Path) -> None:
+    kept = Configurations(path, model_id=lambda reference: MODEL)
+    writing = asyncio.create_task(configure(kept, parallel=2))
+    await asyncio.sleep(0)  # the change waits for the disk
+    kept.set_tables({"smol": ModelConfiguration(context_size=512)})
+    await writing
+    assert kept.settings.of(MODEL) == ModelConfiguration(context_size=512, parallel=2)
 
 
 async def test_two_who_change_one_thing_do_not_undo_each_other(path: Path) -> None:
     kept = Configurations(path)
-    before = kept.get(MODEL)
-    mine = kept.draft(before, ModelConfiguration(parallel=2))
+    before = kept.settings.posted_for(MODEL)
+    mine = PostedConfiguration(kept.take_revision(), ModelConfiguration(parallel=2))
     await configure(kept, context_size=1024)
     with pytest.raises(Conflict):
         await kept.keep(MODEL, None, before, mine)
-    assert kept.get(MODEL).configuration == ModelConfiguration(context_size=1024)
+    assert kept.settings.posted_for(MODEL).configuration == ModelConfiguration(context_size=1024)

@@ -305,3 +305,18 @@ async def test_the_log_is_followed_until_the_end(start_daemon: StartDaemon) -> N
         assert b"shutting down" in await answer.content.read()
     await daemon.task
     assert list(daemon.settings.runtime_dir.iterdir()) == []
+
+
+async def test_the_window_is_the_one_that_a_request_may_have_now(start_daemon: StartDaemon) -> None:
+    """Trained for 2,048 tokens."""
+    daemon = await start_daemon(models={"smol": 0})
+    changes = [{"context-size": 512}, {"min-context-size": 256}, {"min-context-size": None, "context-size": -1}]
+    windows = []
+    for change in changes:
+        async with daemon.unix.post("/engines/_configure", json={"model": "smol", **change}) as answer:
+            assert answer.status == 202
+        async with daemon.unix.get("/v1/models/smol") as answer:
+            windows.append((await answer.json())["context_window"])
+    assert windows == [512, 256, 2048]
+    async with daemon.unix.post("/engines/_configure", json={"model": "smol", "context-size": 0}) as answer:
+        assert (answer.status, (await answer.json())["error"]["param"]) == (400, "context-size")

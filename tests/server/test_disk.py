@@ -1,8 +1,8 @@
-"""Folders that cannot be written and a disk that is full: the path, what is needed, what is free, and what to do. A
-file stands for a folder that cannot be written, which root always can."""
+"""Folders that cannot be written and a disk that is full: the path, what is needed, what is free, and what to do."""
 
 import errno
 import os
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,39 +10,39 @@ import pytest
 
 from modelrunner import durable
 from modelrunner.errors import InsufficientDisk, StorageFailed
-from tests.fakes import FakeBackend
-from tests.server.conftest import Daemon, StartDaemon
+from tests.server.conftest import StartDaemon
 
 
-async def install(daemon: Daemon) -> tuple[int, dict[str, Any]]:
-    async with daemon.unix.post("/engines/install-backend", json={"backend": "fake"}) as answer:
-        return answer.status, (await answer.json())["error"]
-
-
-def use(daemon: Daemon, folder: Path) -> None:
-    """Another cache for the backend."""
-    object.__setattr__(daemon.backend.context, "cache", folder)
-
-
-async def test_a_cache_that_cannot_be_written_is_named_before_the_download(
-    start_daemon: StartDaemon, tmp_path: Path
+@pytest.mark.parametrize(
+    ("number", "status", "code", "words"),
+    [
+        (errno.EACCES, 500, "storage_failed", "make {place} writable for user"),
+        (errno.ENOSPC, 507, "insufficient_disk", "are needed and .* free in {cache}: make room"),
+    ],
+)
+@pytest.mark.parametrize("action", ["install", "uninstall"])
+async def test_what_the_disk_refuses_a_backend_is_said(
+    start_daemon: StartDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    action: str,
+    number: int,
+    status: int,
+    code: str,
+    words: str,
 ) -> None:
     daemon = await start_daemon()
-    (tmp_path / "file").touch()
-    use(daemon, tmp_path / "file" / "cache")
-    status, error = await install(daemon)
-    assert (status, error["code"]) == (500, "storage_failed")
-    assert str(tmp_path / "file") in error["message"]
+    cache = daemon.backend.context.cache
+    place = cache / "engine"
 
+    async def fail(*args: Any, **options: Any) -> NoReturn:
+        raise OSError(number, os.strerror(number), str(place))
 
-async def test_an_engine_that_does_not_fit_says_what_is_needed_and_free(
-    start_daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FakeBackend, "install_room", 1 << 60)
-    status, error = await install(await start_daemon())
-    assert (status, error["code"]) == (507, "insufficient_disk")
-    assert "are needed and" in error["message"]
-    assert f"free in {tmp_path}" in error["message"]
+    monkeypatch.setattr(daemon.backend, action, fail)
+    async with daemon.unix.post(f"/engines/{action}-backend", json={"backend": "fake"}) as answer:
+        error = (await answer.json())["error"]
+        assert (answer.status, error["code"]) == (status, code)
+    assert f"the {action} of fake failed" in error["message"]
+    assert re.search(words.format(place=place, cache=cache), error["message"])
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ async def test_a_configuration_that_cannot_be_kept_says_why(
 ) -> None:
     daemon = await start_daemon(models={"smol": 0})
 
-    def fail(path: Path, data: bytes) -> NoReturn:
+    def fail(path: Path, data: bytes, **options: Any) -> NoReturn:
         raise OSError(number, os.strerror(number), str(path))
 
     monkeypatch.setattr(durable, "write", fail)
@@ -68,5 +68,6 @@ def test_what_a_disk_says_is_told_with_the_path_and_the_remedy(tmp_path: Path) -
     words = f"^x failed: Permission denied .*{tmp_path}/f.*: make .* writable"
     with pytest.raises(StorageFailed, match=words), durable.translated("x", tmp_path):
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "f"))
-    with pytest.raises(InsufficientDisk, match=f"are needed and .* free in {tmp_path}"):
-        durable.require_room("x", tmp_path / "not" / "there", 1 << 60)
+    place, words = tmp_path / "not" / "there", f"are needed and .* free in {tmp_path}"
+    with pytest.raises(InsufficientDisk, match=words), durable.translated("x", place):
+        raise OSError(errno.ENOSPC, "No space left on device")

@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 from modelrunner.errors import ModelNotFound
+from modelrunner.models.foresight import Foresight
 from modelrunner.scheduler import Ledger, Target
-from modelrunner.server.foresight import Foresight
 from modelrunner.types import Bundle, Mode, RequiredMemory, RunSpec
 from tests.scheduler.fakes import Engine, World, target
 

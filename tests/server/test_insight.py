@@ -236,7 +236,7 @@ async def test_a_preload_that_fails_is_loud_and_tried_again_when_it_is_mended(
     (tmp_path / "config.toml").write_text('[models."smol"]\npreload = true\n')
     daemon = await start_daemon(models={"smol": 0})
     async with feed(daemon, "?since=0") as events:
-        assert "it was to be loaded from the start" in (await until(events, "refuse"))["reason"]
+        assert "it could not be loaded at the start" in (await until(events, "refuse"))["reason"]
         unready = await get(daemon, "/ready", 503)
         assert (unready["status"], unready["reason"].startswith("smol is to be loaded")) == ("error", True)
         assert (await get(daemon, "/health"))["status"] == "ready"

@@ -8,9 +8,9 @@ import pytest
 
 from modelrunner.backend import InstallProgress, ProgressCallback
 from modelrunner.errors import BackendUnavailable, Conflict
+from modelrunner.models.installs import Installer
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
-from modelrunner.server.installs import Installer
 from tests.fakes import FakeBackend
 
 

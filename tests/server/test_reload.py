@@ -39,7 +39,10 @@ async def test_only_what_changed_is_touched(start_daemon: StartDaemon, config: P
     for dry in (True, False):
         status, body = await reload(daemon, dry_run=dry)
         assert (status, body["dry_run"]) == (200, dry)
-        assert effects(body) == {'models."smol"': "its runner is replaced", 'models."other"': "holds at once"}
+        assert effects(body) == {
+            'models."smol"': "its runner ends after its last request; the next request starts a new one",
+            'models."other"': "holds at once",
+        }
         assert body["changes"][0]["from"] == 'context-size = 512, keep_alive = "1h"'
         assert body["changes"][0]["to"] == "context-size = 256"
         if dry:
@@ -101,20 +104,23 @@ async def test_settings_of_the_daemon_change_or_say_that_they_cannot(start_daemo
 
 
 WRONG = [
-    ("max_quue = 3", "line 1, column 1: 'max_quue' is no setting; did you mean 'max_queue'"),
+    ("max_quue = 3", "line 1, column 1: unknown setting 'max_quue'; did you mean 'max_queue'"),
     ("memory_budget = 0", "line 1, column 1: memory_budget: Input should be greater than 0"),
     ("keep_alive = = 1", "line 1, column 14"),
-    ("\n[models.smol]\ncontxt-size = 512", "line 3, column 1: 'contxt-size' is no setting of a model"),
+    (
+        "\n[models.smol]\ncontxt-size = 512",
+        "line 3, column 1: unknown setting 'contxt-size'; did you mean 'context-size'",
+    ),
     ("[models.smol]\ncontext-size = 4096", "line 2, column 1: context-size 4096 is beyond the 2048"),
     ("[models.smol]\n\nruntime-flags = ['--nope']", "line 3, column 1: --nope is no knob"),
-    ("[models.smol]\nfake = { bugdet = 1 }", "line 2, column 10: 'fake.bugdet' is no setting of fake"),
+    ("[models.smol]\nfake = { bugdet = 1 }", "line 2, column 10: unknown setting 'fake.bugdet' for fake"),
     (
         "[models.away]\n[models.away.fak]\nx = 1",
-        "line 2, column 14: 'fak' is no setting of a model; did you mean 'fake'",
+        "line 2, column 14: unknown setting 'fak'; did you mean 'fake'",
     ),
     ("[models.smol]\nbackend = 'nope'", "line 2, column 1: there is no backend 'nope'"),
     ("[models.'A B']", "line 1, column 10"),
-    ("[backends.fake]\n\nthread = 3", "line 3, column 1: 'thread' is no setting of fake; did you mean 'threads'"),
+    ("[backends.fake]\n\nthread = 3", "line 3, column 1: unknown setting 'thread' for fake; did you mean 'threads'"),
     ("[backends]\nfake = { threads = 0 }", "line 2, column 10: threads: Input should be greater"),
     ("[backends.fakes]\nthreads = 3", "line 1, column 11: there is no backend 'fakes'; did you mean 'fake'"),
 ]

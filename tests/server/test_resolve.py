@@ -17,12 +17,13 @@ from modelrunner.errors import (
     UnsupportedModel,
 )
 from modelrunner.modelconfig import ModelConfiguration
+from modelrunner.models.configurations import Configurations
+from modelrunner.models.resolve import Resolver
 from modelrunner.registry import BackendRegistry
-from modelrunner.server.configurations import Configurations
-from modelrunner.server.resolve import Resolver
 from modelrunner.store import Store
 from modelrunner.types import KeepAlive, Mode, ModelFormat
 from tests.fakes import FakeBackend
+from tests.server.posting import configure
 from tests.store.samples import add_model
 
 
@@ -45,7 +46,9 @@ class World:
         self.model = add_model(self.store, "smol")
         self.fake, self.other, self.plain = FakeBackend(folder), OtherFormat(folder), OnlyCompletion(folder)
         registry = BackendRegistry({b.name: b for b in (self.fake, self.other, self.plain)}, {"broken": "it is"})
-        self.configurations = Configurations(folder / "configurations.json")
+        self.configurations = Configurations(
+            folder / "configurations.json", tables=tables, model_id={"smol": self.model.id}.get
+        )
         self.resolve = Resolver(
             self.store,
             registry,
@@ -53,11 +56,10 @@ class World:
             logs=folder / "logs",
             keep_alive=KeepAlive(300.0),
             stop_grace=2.0,
-            file_models=tables,
         )
 
     async def configure(self, patch: dict[str, Any], mode: Mode | None = None) -> None:
-        await self.configurations.configure(self.model.id, patch, mode)
+        await configure(self.configurations, self.model.id, patch, mode)
 
 
 @pytest.fixture
@@ -126,7 +128,6 @@ def test_a_format_that_nothing_runs(tmp_path: Path) -> None:
         logs=tmp_path,
         keep_alive=KeepAlive(0),
         stop_grace=1.0,
-        file_models={},
     )
     with pytest.raises(UnsupportedModel):
         resolve(None, "smol", Mode.COMPLETION)

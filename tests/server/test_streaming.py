@@ -9,11 +9,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from modelrunner.api import Layer, Progress
+from modelrunner.api import Progress
 from modelrunner.errors import ModelNotFound, NotFound, SourceFailed
 from modelrunner.proxy.access import Access
 from modelrunner.server.middleware import envelope, finish_head
-from modelrunner.server.streaming import Report, Work, stream_progress
+from modelrunner.server.streaming import Work, stream_progress
+from modelrunner.types import FileProgress, ProgressReport, WorkProgress
 
 Get = Callable[[Work], Awaitable[aiohttp.ClientResponse]]
 
@@ -46,10 +47,10 @@ async def get() -> AsyncIterator[Get]:
 async def test_what_a_slow_reader_missed_is_not_kept(get: Get) -> None:
     layer, other = "sha256:one", "sha256:two"
 
-    async def work(report: Report) -> Progress:
+    async def work(report: ProgressReport) -> Progress:
         for done in range(1, 10_001):
-            report(Progress("progress", "Downloading", 20_000, done, Layer(layer, 10_000, done)))
-        report(Progress("progress", "Downloading", 20_000, 10_001, Layer(other, 10_000, 1)))
+            report(WorkProgress("Downloading", "", 20_000, done, FileProgress(layer, 10_000, done)))
+        report(WorkProgress("Downloading", "", 20_000, 10_001, FileProgress(other, 10_000, 1)))
         await asyncio.sleep(0)
         return Progress("success", "done")
 
@@ -62,7 +63,7 @@ async def test_what_a_slow_reader_missed_is_not_kept(get: Get) -> None:
 
 
 async def test_an_error_before_the_first_line_is_an_ordinary_one(get: Get) -> None:
-    async def work(report: Report) -> Progress:
+    async def work(report: ProgressReport) -> Progress:
         raise ModelNotFound("no such model")
 
     async with await get(work) as answer:
@@ -73,8 +74,8 @@ async def test_an_error_before_the_first_line_is_an_ordinary_one(get: Get) -> No
 async def test_an_error_after_it_is_the_last_line(get: Get) -> None:
     gate = asyncio.Event()
 
-    async def work(report: Report) -> Progress:
-        report(Progress("progress", "Downloading"))
+    async def work(report: ProgressReport) -> Progress:
+        report(WorkProgress("Downloading"))
         await gate.wait()
         raise SourceFailed("the registry hung up")
 
@@ -95,8 +96,8 @@ async def test_an_error_after_it_is_the_last_line(get: Get) -> None:
 async def test_the_work_ends_with_its_client(get: Get) -> None:
     ended = asyncio.Event()
 
-    async def work(report: Report) -> Progress:
-        report(Progress("progress", "Downloading"))
+    async def work(report: ProgressReport) -> Progress:
+        report(WorkProgress("Downloading"))
         try:
             await asyncio.Event().wait()
         finally:
@@ -115,9 +116,9 @@ async def test_a_bug_of_ours_tells_nothing_and_never_looks_like_success(
 ) -> None:
     gate = asyncio.Event()
 
-    async def work(report: Report) -> Progress:
+    async def work(report: ProgressReport) -> Progress:
         if started:
-            report(Progress("progress", "Downloading"))
+            report(WorkProgress("Downloading"))
             await gate.wait()
         raise KeyError("secret of ours")
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modelrunner.api import Model
-from modelrunner.store import Store
+from modelrunner.store import Store, StoredModel
 
 CONFIG: Mapping[str, Any] = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048, "hidden_size": 8}
 
@@ -48,7 +47,7 @@ def write(folder: Path, files: Mapping[str, bytes]) -> Path:
     return folder
 
 
-def add_folder(store: Store, reference: str | None, files: Mapping[str, bytes], *, trust: bool = False) -> Model:
+def add_folder(store: Store, reference: str | None, files: Mapping[str, bytes], *, trust: bool = False) -> StoredModel:
     write(store.partial, files)
     blobs = {name: store.ingest(store.partial / name) for name in files}
     return store.create(blobs, reference, trust=trust)

@@ -1,5 +1,6 @@
 """Run by test_full_disk.py with a small file system of its own: what a store can still do when nothing is free."""
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable
@@ -7,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from modelrunner.errors import InsufficientDisk
+from modelrunner.modelconfig import ModelConfiguration
+from modelrunner.models.configurations import Configurations, PostedConfiguration
 from modelrunner.store import Store
 from tests.store.samples import add_model, files_under, ingest
 
@@ -32,7 +35,6 @@ def main(root: Path) -> None:
         add_model(store, name, seed=seed)
     store.tag("a", "a2")
     blob = ingest(store, 9)
-    (store.data / "index.json.old").unlink()  # giving it up would make a little room too
     models, before = store.list(), files_under(store.data)
     fill(root, "one")
 
@@ -40,6 +42,11 @@ def main(root: Path) -> None:
     assert "256KiB are needed and 0B free" in message, message
     assert "modelrunner rm" in message
     refused(lambda: Store(root / "another"))
+    kept = Configurations(store.data / "configurations.json")
+    before_any, wanted = kept.settings.posted_for("m"), PostedConfiguration(1, ModelConfiguration(parallel=2))
+    message = refused(lambda: asyncio.run(kept.keep("m", None, before_any, wanted)))
+    assert f"free in {store.data}: make room" in message, message
+    assert kept.settings.posted_for("m") == before_any
     assert store.list() == models
     assert files_under(store.data) == before
     assert Store(store.data).list() == models

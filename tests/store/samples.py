@@ -9,8 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from modelrunner.api import Model
-from modelrunner.store import Blob, Store
+from modelrunner.store import Blob, Store, StoredModel
 
 PREAMBLE = struct.Struct("<4sIQQ")
 
@@ -59,7 +58,7 @@ def ingest(store: Store, seed: int = 0, **options: Any) -> Blob:
     return store.ingest(write_gguf(store.partial / f"{seed}.gguf", seed=seed, **options))
 
 
-def add_model(store: Store, reference: str | None, seed: int = 0, **options: Any) -> Model:
+def add_model(store: Store, reference: str | None, seed: int = 0, **options: Any) -> StoredModel:
     return store.create({"any.gguf": ingest(store, seed, **options)}, reference)
 
 

@@ -1,16 +1,19 @@
 """Models in safetensors, in the store: what is read out of a folder, and what is no model."""
 
 import json
+import subprocess
+import sys
 from typing import Any
 
+import msgspec
 import pytest
 
 from modelrunner.errors import InvalidModel, UnsupportedModel
 from modelrunner.store import Store
 from modelrunner.store.digests import Digest
-from modelrunner.store.manifests import FILE_TYPE, SAFETENSORS_TYPE, decode
+from modelrunner.store.manifests import CONFIG_TYPE, FILE_TYPE, SAFETENSORS_TYPE, decode
 from modelrunner.types import ModelFormat
-from tests.store.folders import add_folder, model_files, sharded, weights
+from tests.store.folders import CONFIG, add_folder, model_files, sharded, weights, write
 from tests.store.samples import files_under
 
 
@@ -73,7 +76,7 @@ def test_leftovers_in_a_bundles_folders_are_swept(store: Store) -> None:
 def test_removing_it_leaves_nothing(store: Store) -> None:
     add_folder(store, "mine", model_files() | {"1_Pooling/config.json": b"{}"})
     store.remove("mine")
-    assert set(files_under(store.data)) == {"format", "index.json", "index.json.old"}
+    assert set(files_under(store.data)) == {"format", "index.json"}
 
 
 def test_a_finetune_shares_its_tokenizer(store: Store) -> None:
@@ -169,6 +172,7 @@ def test_code_is_refused_unless_trusted(store: Store, files: dict[str, bytes]) -
         add_folder(store, "mine", files)
     assert store.list() == []
     add_folder(store, "mine", files, trust=True)
+    assert store.bundle("mine").brings_code
     assert set(store.bundle("mine").files) == set(files)
 
 
@@ -219,14 +223,84 @@ def test_a_quantized_model_says_how(store: Store) -> None:
     assert model.config["quantization"] == "AWQ"
 
 
+@pytest.mark.parametrize("name", ["model.gguf", "a/b.json", "x.sh", "/x.json", "../x.json", "README.md", "weights.bin"])
+def test_a_file_with_no_name_of_a_models_file_stays_out(name: str) -> None:
+    layers = [layer(FILE_TYPE, "config.json", "0"), layer(FILE_TYPE, name, "1")]
+    data = json.dumps({"schemaVersion": 2, "config": layer(CONFIG_TYPE, "", "2"), "layers": layers}).encode()
+    contents = decode(data, Digest.of(data))
+    assert list(contents.files) == ["config.json"]
+    assert [str(file.digest) for file in contents.others] == [layers[1]["digest"]]
+
+
+def layer(media_type: str, name: str, digit: str) -> dict[str, Any]:
+    annotations = {"org.cncf.model.filepath": name}
+    return {"mediaType": media_type, "digest": f"sha256:{digit * 64}", "size": 1, "annotations": annotations}
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "123456789012345678901234567890", "1e999"])
+def test_numbers_that_only_python_writes_are_taken(store: Store, number: str) -> None:
+    config = json.dumps(dict(CONFIG)).replace("{", f'{{"time_step_limit": [0.0, {number}], "other": {number}, ', 1)
+    model = add_folder(store, "mine", model_files() | {"config.json": config.encode()})
+    assert model.config["architecture"] == "LlamaForCausalLM"
+    assert Store(store.data).bundle("mine").context_length == 2048
+    msgspec.json.encode(model)
+
+
 @pytest.mark.parametrize(
-    "names",
-    [("model.gguf", "config.json"), ("config.json", "a/b.json"), ("config.json", "x.sh"), ("config.json", "/x.json")],
+    "extra",
+    [
+        {"k" * 1_000_000: {str(n): n for n in range(100_000)}},
+        {"k" * 1_000_000: {"l" * 500_000: {"m" * 500_000: {str(n): {} for n in range(100_000)}}}},
+        {str(n): "x" * 60_000 for n in range(60)},
+        {str(n): [0] * 4000 for n in range(250)},
+        {str(n): [] for n in range(300_000)},
+    ],
 )
-def test_a_manifest_names_only_files_of_one_format(names: tuple[str, ...]) -> None:
-    layer = {"mediaType": FILE_TYPE, "digest": f"sha256:{'0' * 64}", "size": 1}
-    layers = [layer | {"annotations": {"org.cncf.model.filepath": name}} for name in names]
-    manifest = {"schemaVersion": 2, "mediaType": "m", "config": layer, "layers": layers}
-    data = json.dumps(manifest).encode()
-    with pytest.raises(InvalidModel, match="names that are not used here"):
-        decode(data, Digest.of(data))
+def test_what_is_kept_of_a_configuration_is_bounded(store: Store, extra: dict[str, Any]) -> None:
+    """Measured in a child that may take 250 MB more than it has after its imports, and which the file would need."""
+    write(store.partial, model_files(**extra))
+    lines = (
+        "import resource, sys",
+        "from pathlib import Path",
+        "from modelrunner.errors import InvalidModel",
+        "from modelrunner.store import safetensors_model",
+        "held = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()",
+        "resource.setrlimit(resource.RLIMIT_AS, (held + (250 << 20),) * 2)",
+        "paths = {path.name: path for path in Path(sys.argv[1]).iterdir()}",
+        "try: print(len(safetensors_model.read(paths).header.metadata))",
+        "except InvalidModel as error: print(error.message)",
+    )
+    command = [sys.executable, "-c", "\n".join(lines), store.partial]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+    if len(extra) < 200:
+        assert "more than 8 MiB" in outcome.stdout or outcome.stdout.strip().isdigit()
+
+
+@pytest.mark.parametrize(
+    ("files", "match"),
+    [
+        ({"config.json": json.dumps(dict(CONFIG) | {"num_hidden_layers": 10**9}).encode()}, "more than any model has"),
+        ({"config.json": json.dumps({"architectures": ["A" * 10_000]}).encode()}, "10000 characters"),
+        ({"chat_template.jinja": b"x" * 200_000}, "chat template"),
+        ({"tokenizer_config.json": json.dumps({"chat_template": "x" * 200_000}).encode()}, "chat template"),
+        (
+            {"tokenizer_config.json": json.dumps({"chat_template": [{"template": "x" * 200_000}]}).encode()},
+            "chat template",
+        ),
+        ({"config.json": b'{"architectures": ["A"], "x": "\\ud800"}'}, "no JSON"),
+    ],
+)
+def test_figures_that_no_model_has(store: Store, files: dict[str, bytes], match: str) -> None:
+    with pytest.raises(InvalidModel, match=match):
+        add_folder(store, "mine", model_files() | files)
+
+
+def test_what_is_shown_of_a_model_is_short(store: Store) -> None:
+    model = add_folder(store, "mine", model_files(**{f"key{n}": "x" * 1000 for n in range(3000)}))
+    assert len(msgspec.json.encode(model)) < 100_000
+
+
+def test_a_model_without_code_brings_none(store: Store) -> None:
+    add_folder(store, "plain", model_files())
+    assert not store.bundle("plain").brings_code

@@ -2,12 +2,16 @@
 
 import json
 import os
+import shutil
 import stat
+from pathlib import Path
 
 import pytest
 
+from modelrunner.durable import JsonFile
 from modelrunner.errors import InvalidModel, ModelNotFound, StorageFailed
 from modelrunner.store import Store
+from modelrunner.store.leftovers import LeftoverKind
 from tests.store.samples import add_model, files_under
 
 
@@ -49,26 +53,103 @@ def test_the_store_of_a_newer_release_is_left_untouched(store, text):
     "content", [b"", b"{", b"[]", b"{}", b'{"models": [{"id": 1}]}', b"\0" * 400, b"\xff\xfe", b'{"models": null}']
 )
 def test_an_unreadable_index_is_set_aside_and_made_again(store, content):
-    models = store.list()
     (store.data / "index.json").write_bytes(content)
     reopened = Store(store.data)
-    # The names are those of before the last change, which only the lost file knew.
-    assert {model.id: model.tags for model in reopened.list()} == {models[0].id: ["a"], models[1].id: ["b"]}
+    assert names_in(reopened) == names_in(store)
     aside = list(store.data.glob("index.json.corrupt-*"))
     assert [path.read_bytes() for path in aside] == [content]
-    assert Store(store.data).list() == reopened.list()
+    assert names_in(Store(store.data)) == names_in(store)
     assert reopened.bundle("b").model_file.exists()
 
 
-def test_a_lost_index_is_made_again(store):
+def test_no_flipped_bit_in_the_index_loses_anything(store):
+    names, before = names_in(store), model_files(store)
+    index = (store.data / "index.json").read_bytes()
+    for bit in range(0, len(index) * 8, 97):
+        damaged = bytearray(index)
+        damaged[bit // 8] ^= 1 << (bit % 8)
+        (store.data / "index.json").write_bytes(damaged)
+        assert names_in(Store(store.data)) == names
+        assert model_files(store) == before
+        assert len(list(store.data.glob("index.json.corrupt-*"))) == 1
+        store.prune()
+
+
+def model_files(store):
+    return {name for name in files_under(store.data) if name.startswith(("blobs", "manifests", "bundles"))}
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"{}"), lambda path: cut(path)])
+def test_one_lost_copy_of_the_names_costs_nothing(store, damage):
+    """The index, and beside each manifest a record of its model."""
+    for path in (store.data / "index.json", *(store.data / "manifests/sha256").glob("*.names")):
+        data = store.data.with_name(path.name)
+        shutil.copytree(store.data, data)
+        damage(data / path.relative_to(store.data))
+        assert names_in(Store(data)) == names_in(store)
+
+
+def names_in(store):
+    return {model.id: model.tags for model in store.list()}
+
+
+def test_a_second_copy_that_was_lost_is_made_again(store):
+    for path in (store.data / "manifests/sha256").glob("*.names"):
+        path.unlink()
+    Store(store.data)
+    (store.data / "index.json").unlink()
+    assert names_in(Store(store.data)) == names_in(store)
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def test_an_index_that_is_older_than_the_models_loses_none(store):
+    before = (store.data / "index.json").read_bytes()
+    add_model(store, "late", seed=9)
+    (store.data / "index.json").write_bytes(before)
+    reopened = Store(store.data)
+    assert {name for model in reopened.list() for name in model.tags} == {"a", "b", "c", "late"}
+    assert reopened.bundle("late").model_file.exists()
+
+
+def test_a_removed_model_does_not_come_back_with_a_lost_index(store):
+    store.remove("b")
+    (store.data / "index.json").unlink()
+    assert [model.tags for model in Store(store.data).list()] == [["a", "c"]]
+
+
+def test_a_lost_index_and_lost_names_leave_the_models(store):
     ids = {model.id for model in store.list()}
     (store.data / "index.json").unlink()
-    (store.data / "index.json.old").unlink()
+    for path in (store.data / "manifests/sha256").glob("*.names"):
+        path.unlink()
     reopened = Store(store.data)
     assert {model.id for model in reopened.list()} == ids
     assert all(model.tags == [] for model in reopened.list())
     assert add_model(reopened, "a", seed=1).id in ids
     assert len(reopened.list()) == 2
+
+
+def test_after_damage_nothing_is_removed_until_a_person_prunes(store):
+    stray = store.data / "blobs/sha256" / ("ab" * 32)
+    (store.data / "index.json").write_bytes(b"")
+    stray.write_bytes(b"perhaps of a model")
+    for _ in range(3):
+        reopened = Store(store.data)
+        assert stray.exists()
+    found = reopened.leftovers()
+    assert {(found.kind, found.size) for found in found} == {
+        (LeftoverKind.UNNAMED, 18),
+        (LeftoverKind.ASIDE, 0),
+    }
+    assert reopened.prune() == found
+    assert not stray.exists()
+    assert reopened.leftovers() == ()
+    stray.write_bytes(b"left by a killed daemon")
+    Store(store.data)
+    assert not stray.exists()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\0" * 100, b'{"schemaVersion": 2, "layers": []}'])
@@ -104,7 +185,7 @@ def test_a_corrupt_model_can_be_removed(store):
         reopened.get("a")
 
 
-def test_hostile_names_in_a_manifest_are_refused(store):
+def test_hostile_names_in_a_manifest_become_no_paths(store):
     """A manifest of the right digest, as a registry could send it, with a path in its annotation."""
     from modelrunner.store import Digest
 
@@ -114,18 +195,22 @@ def test_hostile_names_in_a_manifest_are_refused(store):
         content = json.dumps(manifest).encode()
         digest = Digest.of(content)
         digest.within(store.data / "manifests/sha256").write_bytes(content)
-        index = {"models": [{"id": str(digest), "tags": ["hostile"], "created": 1}]}
-        (store.data / "index.json").write_text(json.dumps(index))
-        with pytest.raises(InvalidModel):
-            Store(store.data).bundle("hostile")
+        write_index(store, {"id": str(digest), "tags": ["hostile"], "created": 1})
+        assert list(Store(store.data).bundle("hostile").files) == ["model.gguf"]
+
+
+def write_index(store, *models):
+    JsonFile(store.data / "index.json", dict).save({"models": models})
 
 
 def test_hostile_entries_of_the_index_are_passed_over(store):
-    path = store.data / "index.json"
-    index = json.loads(path.read_text())
-    index["models"][0]["tags"] += ["../x", "a\0", "B"]
-    index["models"] += [{"id": "sha256:../../../etc/passwd", "tags": ["evil"], "created": 1}]
-    path.write_text(json.dumps(index))
+    a, b = (model.id for model in store.list())
+    write_index(
+        store,
+        {"id": a, "tags": ["a", "c", "../x", "a\0", "B"], "created": 1},
+        {"id": b, "tags": ["b"], "created": 1},
+        {"id": "sha256:../../../etc/passwd", "tags": ["evil"], "created": 1},
+    )
     reopened = Store(store.data)
     assert [model.tags for model in reopened.list()] == [["a", "c", "b"], []]
     with pytest.raises(ModelNotFound):

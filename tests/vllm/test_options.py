@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from modelrunner import BadRequest
-from modelrunner_vllm import flags, parsers
-from modelrunner_vllm.options import VllmOptions
+from modelrunner_vllm import flags, model
+from modelrunner_vllm.model_options import VllmOptions
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_ordinary_flags_pass(words: tuple[str, ...], parsed: dict[str, str]) -> 
 )
 def test_what_the_daemon_owns_cannot_be_given(flag: str) -> None:
     for words in ((flag,), (flag, "x"), (f"{flag}=x",)):
-        with pytest.raises(BadRequest, match=f"{flag} is set by modelrunner"):
+        with pytest.raises(BadRequest, match=f"{flag} (is set by modelrunner|cannot be given)"):
             flags.parse(words)
 
 
@@ -133,9 +133,9 @@ def test_parsers_go_by_the_architecture(
     architecture: str, vocabulary: int, tools: str | None, reasoning: str | None
 ) -> None:
     config = {"general.architecture": architecture, "vocab_size": vocabulary}
-    assert parsers.tool_parser(config, None) == tools
-    assert parsers.reasoning_parser(config, None) == reasoning
-    assert parsers.tool_parser(config, "none") is None
-    assert parsers.tool_parser(config, "xlam") == "xlam"
-    for found, known in ((tools, parsers.TOOL_PARSERS), (reasoning, parsers.REASONING_PARSERS)):
+    assert model.tool_parser(config, None) == tools
+    assert model.reasoning_parser(config, None) == reasoning
+    assert model.tool_parser(config, "none") is None
+    assert model.tool_parser(config, "xlam") == "xlam"
+    for found, known in ((tools, model.TOOL_PARSERS), (reasoning, model.REASONING_PARSERS)):
         assert found is None or found in known

@@ -13,9 +13,10 @@ import pytest
 from modelrunner.store import Store
 from modelrunner.testing import alive
 from modelrunner_vllm import engines
-from modelrunner_vllm.scratch import Scratch
+from modelrunner_vllm.environment import Scratch
 from tests.e2e.conftest import StartDaemon
 from tests.e2e.daemons import Daemon, until
+from tests.e2e.test_context import CONTEXT, all_end_well
 from tests.models.prepare import MINILM_SAFETENSORS, SMOLLM2, SMOLLM2_SAFETENSORS
 from tests.vllm.counters import counter, runner
 
@@ -61,7 +62,7 @@ def chat(
 def shared_memory_of(daemon: Daemon) -> set[str]:
     """Its engines' segments and semaphores."""
     owner = Scratch(daemon.data / "engines")
-    return {file.name for file in Path("/dev/shm").glob("*modelrunner-*") if owner.owns(file.name)}
+    return {file.name for file in Path("/dev/shm").glob("*modelrunner-*") if owner.prefix in file.name}
 
 
 def test_chat(daemon: Daemon) -> None:
@@ -245,3 +246,12 @@ def test_nothing_outlives_a_killed_daemon(daemon: Daemon) -> None:
     daemon.start()
     daemon.stop()
     assert not before & shared_memory_of(daemon)
+
+
+def test_streams_that_fit_the_window_end_well_beside_each_other(daemon: Daemon) -> None:
+    """The sequences share a cache of one context: vLLM stops a sequence for a while rather than failing it."""
+    wanted = ("--context-size", str(CONTEXT), "--parallel", "16", "--restart")
+    assert daemon.run("configure", SMOLLM2_SAFETENSORS, *wanted).returncode == 0
+    all_end_well(daemon, SMOLLM2_SAFETENSORS)
+    back = ("--context-size", "default", "--parallel", "default")
+    assert daemon.run("configure", SMOLLM2_SAFETENSORS, *back).returncode == 0

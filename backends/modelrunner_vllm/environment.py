@@ -1,0 +1,127 @@
+"""What a run of vLLM finds around it: environment variables, its folder, names in shared memory, and a Ray cluster.
+
+vLLM's processes remove none of their sockets, temporary files and shared memory when they are killed. So each run gets
+names of its own, and whatever has them is removed after the run.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelrunner import BackendUnavailable, RunSpec
+from modelrunner_vllm.adapters import Adapter
+from modelrunner_vllm.engines import Engine
+from modelrunner_vllm.model_options import VllmOptions
+
+INSIDE = Path(__file__).with_name("inside")
+_RAY_LIMIT = 5.0  # seconds; Ray itself tries for a quarter of an hour before it says that nobody answers
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`folder` is for the files of one run. The names of what the engine makes in shared memory begin with
+    `shared_prefix`."""
+
+    folder: Path
+    shared_prefix: str
+
+
+class Scratch:
+    """What the runs of one data directory leave outside it. `owner` is a path in that directory; the names of all files
+    begin with `prefix`, those of semaphores with `sem.` before it."""
+
+    def __init__(self, owner: Path, shared_memory: Path = _SHARED_MEMORY) -> None:
+        digest = hashlib.sha256(os.fsencode(owner.absolute())).hexdigest()[:12]
+        self.prefix = f"modelrunner-{digest}-"
+        self._shared_memory = shared_memory
+
+    @contextmanager
+    def run(self) -> Iterator[Run]:
+        """Yields the place of one run, and removes it afterwards: all processes of the run must be gone by then."""
+        # Short, since the path of a socket inside must not exceed 107 bytes.
+        folder = Path(tempfile.mkdtemp(prefix=self.prefix))
+        try:
+            yield Run(folder, folder.name)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._forget_shared(folder.name)
+
+    def sweep(self) -> None:
+        """Removes what the runs of a killed daemon have left. No run of this daemon may be under way."""
+        for folder in Path(tempfile.gettempdir()).glob(f"{self.prefix}*"):
+            if folder.lstat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
+        self._forget_shared(self.prefix)
+
+    def _forget_shared(self, prefix: str) -> None:
+        """Removes segments, and semaphores, whose files have names that begin with `sem.`."""
+        for pattern in (f"{prefix}*", f"sem.{prefix}*"):
+            for file in self._shared_memory.glob(pattern):
+                file.unlink(missing_ok=True)
+
+
+async def check_reachable(address: str) -> None:
+    """Raises `BackendUnavailable` unless something listens at `address` (`host:port`, `ray://host:port`; "auto" is
+    Ray's own to find)."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return
+    try:
+        async with asyncio.timeout(_RAY_LIMIT):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, ValueError, OverflowError) as error:  # a timeout is an OSError
+        raise BackendUnavailable(
+            f"the Ray cluster at {address} cannot be reached ({error or 'no answer'}): check `ray-address`, and that "
+            "the cluster runs there (`ray status`)"
+        ) from None
+    writer.close()
+
+
+def served_names(spec: RunSpec) -> tuple[str, ...]:
+    """Returns the names that the engine knows the model by. Its answers carry the first one."""
+    return (*spec.bundle.references, spec.model_id)
+
+
+def variables(
+    spec: RunSpec, engine: Engine, adapters: tuple[Adapter, ...], compiled: Path, scratch: Run
+) -> dict[str, str]:
+    """Returns what is added to the scrubbed environment. `compiled` is a folder that keeps compiled code from run to
+    run."""
+    options = VllmOptions.model_validate(dict(spec.options))
+    names = {"models": served_names(spec), "adapters": [adapter.name for adapter in adapters]}
+    found = {
+        "PYTHONPATH": str(INSIDE),
+        "PYTHONNOUSERSITE": "1",
+        "MODELRUNNER_GUARD": json.dumps(names),
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(compiled / "huggingface"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_PLUGINS": "",  # else whatever is installed as one is loaded
+        "VLLM_CACHE_ROOT": str(compiled / "vllm"),
+        "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
+        "TRITON_CACHE_DIR": str(compiled / "triton"),
+        "TMPDIR": str(scratch.folder),
+        "MODELRUNNER_SHARED_MEMORY": scratch.shared_prefix,
+        "PATH": f"{engine.program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",  # ninja and the compiler
+    }
+    if options.sleep is not None:
+        found["VLLM_SERVER_DEV_MODE"] = "1"  # its routes for sleep; the guard lets no other one of that mode through
+    if not engine.cuda:
+        # vLLM cannot load again what this saves for the CPU ("'function' object has no attribute 'finalize_loading'"),
+        # and compiles anew; without it the compiler's own cache is used.
+        found["VLLM_USE_AOT_COMPILE"] = "0"
+    if options.ray_address is not None:
+        found["RAY_ADDRESS"] = options.ray_address
+    if options.executor == "ray":
+        found["RAY_USAGE_STATS_ENABLED"] = "0"
+    return found

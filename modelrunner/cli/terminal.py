@@ -1,0 +1,93 @@
+"""What an answer needs of a terminal: whole words at the end of a line, and no echo of what is typed meanwhile."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from wcwidth import wcwidth
+
+_FENCE = "```"
+_BACK = "\x1b[%dD\x1b[K"  # ECMA-48: the cursor to the left, and the rest of the line erased
+
+
+class Wrapper:
+    """Breaks text, which comes in pieces, at the blanks between words. A word that reaches the edge of the terminal
+    (of `columns` columns) is taken back and begins the next line. Markdown code between fences stays as it is."""
+
+    def __init__(self, columns: int) -> None:
+        self._columns = columns - 1  # in the last column, terminals differ in where the cursor stands
+        self._at = 0
+        self._word = ""
+        self._line = ""
+        self._in_code = False
+
+    def feed(self, text: str) -> str:
+        """What is to be written, with the terminal's control sequences in it."""
+        return "".join(self._character(character) for character in text)
+
+    def _character(self, character: str) -> str:
+        if character == "\n":
+            if self._line.lstrip().startswith(_FENCE):
+                self._in_code = not self._in_code
+            self._at, self._word, self._line = 0, "", ""
+            return character
+        self._line += character
+        if self._in_code:
+            return character
+        size = max(0, wcwidth(character))
+        word, before = self._word, self._at
+        # Languages without blanks have wide characters, and break anywhere.
+        self._word = "" if character.isspace() or size == 2 else word + character
+        self._at += size
+        if self._at <= self._columns:
+            return character
+        if character.isspace():
+            self._at = 0
+            return "\n"
+        self._at = _columns_of(word) + size
+        if (
+            self._at > self._columns or _columns_of(word) == before
+        ):  # one word that fills the line: the terminal cuts it
+            self._at = size
+            return character
+        return _BACK % _columns_of(word) + "\n" + word + character if word else "\n" + character
+
+
+def _columns_of(text: str) -> int:
+    return sum(max(0, wcwidth(character)) for character in text)
+
+
+@contextmanager
+def no_echo() -> Iterator[None]:
+    """Within, keys that a person types do not appear between the words of an answer; they are forgotten at the end.
+    Ctrl-C works as ever."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    quiet = list(before)
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSAFLUSH, before)
+
+
+def repeats(text: str, *, shown: int = 600, times: int = 8) -> bool:
+    """Whether the last `shown` characters are one passage, said `times` times or more. A model that has begun to repeat
+    itself at temperature 0 never ends."""
+    tail = text[-shown:]
+    if len(tail) < shown:
+        return False
+    # The failure function of Knuth, Morris and Pratt (1977) gives the shortest period of the tail.
+    border = [0] * len(tail)
+    for i in range(1, len(tail)):
+        k = border[i - 1]
+        while k and tail[i] != tail[k]:
+            k = border[k - 1]
+        border[i] = k + 1 if tail[i] == tail[k] else 0
+    return len(tail) - border[-1] <= shown // times

@@ -1,0 +1,56 @@
+"""For backends: what an engine's log means to a person. Pure.
+
+A backend lists the causes that its engine's last words may show, and the stages that its log announces.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A failure that the end of a log may show.
+
+    `pattern` is a regular expression that is looked for in one line at a time. `sentence` says what happened and what
+    to do; `{0}` in it is the first group that matched. `memory` is True where the engine could not have the memory that
+    it asked for.
+    """
+
+    pattern: str
+    sentence: str
+    memory: bool = False
+
+
+class Diagnosis:
+    """`causes`: the first that matches any line explains the failure, so specific causes come first. `stages`: pairs of
+    a text and the stage that a line with that text announces; the first match wins. `irrelevant` is a regular
+    expression for lines that never show a cause, such as those that only inform."""
+
+    def __init__(
+        self, causes: Iterable[Cause], stages: Sequence[tuple[str, str]] = (), *, irrelevant: str | None = None
+    ) -> None:
+        self._causes = [(re.compile(cause.pattern), cause) for cause in causes]
+        self._stages = tuple(stages)
+        self._irrelevant = re.compile(irrelevant) if irrelevant else None
+
+    def explain(self, tail: str) -> str | None:
+        """For `Backend.explain`."""
+        lines = self._lines(tail)
+        for pattern, cause in self._causes:
+            if match := next(filter(None, map(pattern.search, lines)), None):
+                return cause.sentence.format(next((group for group in match.groups() if group), ""))
+        return None
+
+    def ran_out_of_memory(self, tail: str) -> bool:
+        """For `Backend.ran_out_of_memory`."""
+        lines = self._lines(tail)
+        return any(pattern.search(line) for pattern, cause in self._causes if cause.memory for line in lines)
+
+    def stage(self, line: str) -> str | None:
+        """For `Backend.progress`."""
+        return next((stage for text, stage in self._stages if text in line), None)
+
+    def _lines(self, tail: str) -> list[str]:
+        found = tail.splitlines()
+        return [line for line in found if not self._irrelevant.search(line)] if self._irrelevant else found

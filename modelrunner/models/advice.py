@@ -1,0 +1,63 @@
+"""Why a model waits, and whether a model would fit."""
+
+import asyncio
+import shutil
+from dataclasses import dataclass
+
+from modelrunner.errors import BackendUnavailable, BadRequest, ModelNotFound, Unavailable
+from modelrunner.models.resolve import Resolver, main_mode
+from modelrunner.pull import Puller
+from modelrunner.scheduler import Explanation, FitForecast, Obstacle, Scheduler, Target
+from modelrunner.store import Store
+from modelrunner.types import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class FitAdvice:
+    """Bytes on disk: `disk_needed` is 0 for a model that is here."""
+
+    forecast: FitForecast
+    disk_needed: int
+    disk_free: int
+
+
+class Advisor:
+    def __init__(self, store: Store, resolver: Resolver, scheduler: Scheduler, puller: Puller) -> None:
+        self._store = store
+        self._resolver = resolver
+        self._scheduler = scheduler
+        self._puller = puller
+
+    async def why(self, reference: str, mode: str | None = None) -> Explanation:
+        """What the model's requests wait for, or the next one would; by default in its main mode. A model that is being
+        pulled, and one whose engine is missing, are explained too. Raises `ModelNotFound`, `InvalidReference`,
+        `BadRequest`, and what the backend's estimate raises."""
+        insight = self._scheduler.insight
+        try:
+            target = await self._target(reference, mode)
+        except ModelNotFound:
+            if (pull := self._puller.under_way(reference)) is None:
+                raise
+            return insight.absent(reference, "pulling", Obstacle.PULL, f"{reference} is being pulled: {pull.message}")
+        except (BackendUnavailable, Unavailable) as error:
+            state = "installing" if isinstance(error, Unavailable) else "failed"
+            return insight.absent(reference, state, Obstacle.INSTALL, error.message)
+        return await insight.why(target)
+
+    async def fit(self, reference: str) -> FitAdvice:
+        """Whether the model would get its memory now. A model that is not here is judged by the size of its files.
+        Raises as `why`, and `NotImplementedHere` where a source cannot say how large its model is."""
+        free = (await asyncio.to_thread(shutil.disk_usage, self._store.data)).free
+        try:
+            return FitAdvice(await self._scheduler.insight.fit(await self._target(reference, None)), 0, free)
+        except ModelNotFound:
+            size = await self._puller.size(reference)
+            return FitAdvice(self._scheduler.insight.fit_bytes(reference, size), size, free)
+
+    async def _target(self, reference: str, mode: str | None) -> Target:
+        if mode is not None and mode not in list(Mode):
+            raise BadRequest(f"there is no mode {mode!r}: {', '.join(Mode)}", param="mode")
+        bundle = await asyncio.to_thread(self._store.bundle, reference)
+        wanted = Mode(mode) if mode else main_mode(bundle)
+        await self._resolver.prepare(None, reference, wanted)
+        return self._resolver(None, reference, wanted)

@@ -1,0 +1,55 @@
+"""The tables that only backends understand: `[backends."NAME"]` of the configuration file, and a model's own table for
+one backend."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from modelrunner.backend import Backend
+from modelrunner.errors import BadRequest
+from modelrunner.locations import ConfigurationError
+from modelrunner.modelconfig import ModelConfiguration, table_name
+from modelrunner.registry import BackendRegistry
+from modelrunner.schema import nearest
+
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+def backend_options(backend: Backend, settings: ModelConfiguration) -> dict[str, Any]:
+    """The model's table for the backend, as its `options_model` reads it. Raises `BadRequest` that names the key."""
+    table = table_name(backend.name)
+    return _read(backend.options_model, settings.options.get(table, {}), backend.name, (table,)).model_dump()
+
+
+def check_settings(backend: type[Backend], table: Mapping[str, Any], place: Callable[..., str]) -> None:
+    """Raises `ConfigurationError` with the place of the first key that the backend does not take."""
+    try:
+        _read(backend.settings_model, table, backend.name)
+    except BadRequest as error:
+        where = place("backends", backend.name, *(error.param or "").split("."))
+        raise ConfigurationError(f"{where}: {error.message}") from None
+
+
+def check_backends(tables: Mapping[str, Any], registry: BackendRegistry, place: Callable[..., str]) -> None:
+    """The same for all of them, and for a table of a backend that is not there."""
+    known = {backend.name for backend in registry} | registry.errors.keys()
+    for name in tables.keys() - known:
+        raise ConfigurationError(f"{place('backends', name)}: there is no backend {name!r}{nearest(name, known)}")
+    for backend in registry:
+        check_settings(type(backend), tables.get(backend.name, {}), place)
+
+
+def _read(kind: type[Kind], table: Mapping[str, Any], backend: str, under: tuple[str, ...] = ()) -> Kind:
+    """`under` is the path of the table, as far as people need it."""
+    try:
+        return kind.model_validate(dict(table))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        path = ".".join([*under, *map(str, fault["loc"])])
+        if fault["type"] != "extra_forbidden":
+            raise BadRequest(f"{path}: {fault['msg'].removeprefix('Value error, ')}", param=path) from None
+        top = [field.alias or name for name, field in kind.model_fields.items()] if len(fault["loc"]) == 1 else []
+        raise BadRequest(
+            f"unknown setting {path!r} for {backend}{nearest(str(fault['loc'][-1]), top)}", param=path
+        ) from None

@@ -1,0 +1,167 @@
+"""How each model is to be run: the tables of the configuration file, and over them what was posted to the daemon.
+
+What was posted is kept on disk, keyed by model ID. A change for one mode (completion, embedding, ...) lies over the one
+for all modes. The revision is part of a runner's key, so that a changed model never reuses an old process. It counts
+what an engine is started with: another keep-alive alone never reloads anything.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from modelrunner.durable import JsonFile, translated
+from modelrunner.errors import Conflict
+from modelrunner.modelconfig import NOTHING_SET, ModelConfiguration
+from modelrunner.types import Mode
+
+# The `[models."REFERENCE"]` tables of the configuration file.
+Tables = Mapping[str, ModelConfiguration]
+
+
+class PostedConfiguration(msgspec.Struct, frozen=True):
+    """What was set for one model, for one mode or for all. Revision 0: nothing was."""
+
+    revision: int
+    configuration: ModelConfiguration
+
+
+_NONE = PostedConfiguration(0, NOTHING_SET)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """What is set for every model at one moment. `posted` is by model ID, or by model ID, slash and mode; `model_id`
+    gives the ID of the model that a reference means, None where there is none."""
+
+    posted: Mapping[str, PostedConfiguration]
+    tables: Tables = field(default_factory=dict)
+    model_id: Callable[[str], str | None] = lambda reference: None
+
+    def posted_for(self, model_id: str, mode: Mode | None = None) -> PostedConfiguration:
+        """What was posted for this mode alone; without a mode, for all of them."""
+        return self.posted.get(_key(model_id, mode), _NONE)
+
+    def effective(self, model_id: str, mode: Mode | None = None) -> PostedConfiguration:
+        """What was posted and holds in this mode, or, without one, in modes that have nothing of their own."""
+        general = self.posted_for(model_id)
+        if mode is None:
+            return general
+        own = self.posted_for(model_id, mode)
+        # Revisions never repeat, so the later of the two stands for both.
+        return PostedConfiguration(max(own.revision, general.revision), own.configuration.over(general.configuration))
+
+    def from_file(self, model_id: str) -> ModelConfiguration:
+        """What the configuration file says about the model; a later table wins over an earlier one."""
+        found = NOTHING_SET
+        for reference, table in self.tables.items():
+            if self.model_id(reference) == model_id:
+                found = table.over(found)
+        return found
+
+    def of(self, model_id: str, mode: Mode | None = None) -> ModelConfiguration:
+        """What holds for the model: what was posted, and for the rest what the configuration file says."""
+        return self.effective(model_id, mode).configuration.over(self.from_file(model_id))
+
+    def modes(self, model_id: str) -> list[Mode]:
+        """The modes for which something of their own was posted."""
+        return [mode for id, mode, _ in self if id == model_id and mode is not None]
+
+    def __iter__(self) -> Iterator[tuple[str, Mode | None, PostedConfiguration]]:
+        """(model ID, mode or None for all, what was posted)."""
+        for key, posted in self.posted.items():
+            model_id, _, mode = key.partition("/")
+            yield model_id, Mode(mode) if mode else None, posted
+
+    def with_posted(self, model_id: str, mode: Mode | None, posted: PostedConfiguration) -> "ModelSettings":
+        return replace(self, posted={**self.posted, _key(model_id, mode): posted})
+
+    def with_tables(self, tables: Tables) -> "ModelSettings":
+        return replace(self, tables=tables)
+
+
+class _File(msgspec.Struct, frozen=True):
+    """`models` is `ModelSettings.posted`."""
+
+    last_revision: int
+    models: dict[str, PostedConfiguration]
+
+
+class Configurations:
+    """The owner of what was posted, in memory and in one file. `settings` is what holds now, `generation` moves with
+    every change of it."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        tables: Tables | None = None,
+        model_id: Callable[[str], str | None] = lambda reference: None,
+    ) -> None:
+        """Opens `path`, a file that need not exist, in a folder that does. A damaged file is set aside. The
+        other arguments are those of `ModelSettings`."""
+        self._file = JsonFile(path, _File, check=_check)
+        self._lock = asyncio.Lock()
+        self.generation = 0
+        content = self._file.load() or _File(0, {})
+        self._last_revision = content.last_revision
+        self.settings = ModelSettings(content.models, tables or {}, model_id)
+
+    def take_revision(self) -> int:
+        """A number that is never given again by this daemon, and never one that is on disk."""
+        self._last_revision += 1
+        return self._last_revision
+
+    def set_tables(self, tables: Tables) -> None:
+        """Replaces the tables of the configuration file."""
+        self._hold(self.settings.with_tables(tables))
+
+    async def keep(
+        self, model_id: str, mode: Mode | None, before: PostedConfiguration, after: PostedConfiguration
+    ) -> None:
+        """Replaces `before`. On disk when it returns. Raises `Conflict` if `before` is not what holds any more,
+        `InsufficientDisk`, `StorageFailed`; then nothing is changed."""
+        async with self._lock:
+            if self.settings.posted_for(model_id, mode) != before:
+                raise Conflict("another request changed the model's configuration meanwhile: try again")
+            if after != before:
+                await self._write({**self.settings.posted, _key(model_id, mode): after})
+
+    async def renew(self, model_ids: list[str]) -> None:
+        """Gives these models another revision, because what lies under their configuration has changed. Raises as
+        `keep`."""
+        async with self._lock:
+            renewed = {
+                model_id: PostedConfiguration(self.take_revision(), self.settings.posted_for(model_id).configuration)
+                for model_id in model_ids
+            }
+            if renewed:
+                await self._write({**self.settings.posted, **renewed})
+
+    async def forget(self, model_id: str) -> None:
+        """For a model that was removed. Raises as `keep`."""
+        async with self._lock:
+            posted = self.settings.posted
+            rest = {key: each for key, each in posted.items() if key.partition("/")[0] != model_id}
+            if len(rest) != len(posted):
+                await self._write(rest)
+
+    async def _write(self, posted: dict[str, PostedConfiguration]) -> None:
+        with translated("keeping the configuration", self._file.path.parent):
+            await asyncio.to_thread(self._file.save, _File(self._last_revision, posted))
+        self._hold(replace(self.settings, posted=posted))  # the tables may have been replaced meanwhile
+
+    def _hold(self, settings: ModelSettings) -> None:
+        self.settings = settings
+        self.generation += 1
+
+
+def _key(model_id: str, mode: Mode | None) -> str:
+    return model_id if mode is None else f"{model_id}/{mode}"
+
+
+def _check(content: _File) -> None:
+    for key in content.models:
+        Mode(key.partition("/")[2] or Mode.COMPLETION)

@@ -1,0 +1,156 @@
+"""Changing and showing how models are run. The backend and the model judge a change before anything is kept."""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from modelrunner.errors import ModelRunnerError
+from modelrunner.modelconfig import ModelConfiguration, with_raw_flags
+from modelrunner.models.configurations import Configurations, ModelSettings, PostedConfiguration
+from modelrunner.models.resolve import Resolver, folded, in_effect, main_mode
+from modelrunner.models.validation import Validator
+from modelrunner.scheduler import Scheduler, Target
+from modelrunner.store import Store, StoredModel
+from modelrunner.types import Bundle, Mode
+
+
+@dataclass(frozen=True, slots=True)
+class InEffect:
+    """How a model is run: `configuration` with the defaults of the backend. Sizes are in tokens."""
+
+    backend: str
+    context_size: int
+    parallel: int
+    configuration: ModelConfiguration
+
+
+@dataclass(frozen=True, slots=True)
+class ShownConfiguration:
+    """What is set for a model, for one mode or, with `mode` None, for all. `file` is what the configuration file says.
+    `effect` is None where the model cannot be run so, and `problem` says why."""
+
+    model: StoredModel
+    mode: Mode | None
+    posted: PostedConfiguration
+    file: ModelConfiguration
+    effect: InEffect | None
+    problem: str = ""
+
+
+class Configurator:
+    """A change holds for the next load of the model, or at once with `restart`."""
+
+    def __init__(
+        self,
+        store: Store,
+        scheduler: Scheduler,
+        configurations: Configurations,
+        resolver: Resolver,
+        validator: Validator,
+    ) -> None:
+        self._store = store
+        self._scheduler = scheduler
+        self._configurations = configurations
+        self._resolver = resolver
+        self._validator = validator
+
+    async def change(
+        self, reference: str, patch: Mapping[str, Any], mode: Mode | None = None, *, restart: bool = False
+    ) -> ShownConfiguration:
+        """Checks a JSON merge patch, keeps it, and puts it into force. `reference` is a whole name or an ID. A change
+        that has begun is ended even if the caller is cancelled. Raises what `Validator.target`, `Configurations.keep`
+        and, for a restart, `Scheduler.acquire` raise; then nothing is changed."""
+        model, _ = self._store.whole(reference)
+        bundle = await asyncio.to_thread(self._store.bundle, model.id)
+        change = asyncio.ensure_future(self._change(bundle, mode, patch, restart=restart))
+        await asyncio.shield(change)
+        return await asyncio.to_thread(self._shown, self._store.get(model.id), mode)
+
+    async def show(self, reference: str | None = None, backend: str | None = None) -> list[ShownConfiguration]:
+        """What is set for the model, first for all modes and then for each mode that has something of its own; without
+        a `reference`, for every model for which something is set. With a `backend`, only the models that it runs.
+        Raises what `Store.get` raises."""
+        return await asyncio.to_thread(self._show, reference, backend)
+
+    def _show(self, reference: str | None, backend: str | None) -> list[ShownConfiguration]:
+        settings = self._configurations.settings
+        found = []
+        for model in self._store.list() if reference is None else [self._store.get(reference)]:
+            posted = [mode for id, mode, _ in settings if id == model.id]
+            if reference is not None or posted or settings.from_file(model.id).as_dict():
+                found += [self._shown(model, mode) for mode in dict.fromkeys([None, *posted])]
+        return [shown for shown in found if backend is None or (shown.effect and shown.effect.backend == backend)]
+
+    def _shown(self, model: StoredModel, mode: Mode | None) -> ShownConfiguration:
+        settings = self._configurations.settings
+        effect, problem = None, ""
+        try:
+            effect = self._in_effect(settings, self._store.bundle(model.id), mode)
+        except ModelRunnerError as error:
+            problem = error.message
+        posted, file = settings.posted_for(model.id, mode), settings.from_file(model.id)
+        return ShownConfiguration(model, mode, posted, file, effect, problem)
+
+    def _in_effect(self, settings: ModelSettings, bundle: Bundle, mode: Mode | None) -> InEffect:
+        mode = mode or main_mode(bundle)
+        backend = self._resolver.configured_backend(bundle, mode, settings)
+        spec = self._resolver.target(backend, bundle, mode, settings).spec
+        configuration = in_effect(backend, settings, bundle.model_id, mode)
+        return InEffect(backend.name, spec.context_size, spec.parallel, configuration)
+
+    async def _change(self, bundle: Bundle, mode: Mode | None, patch: Mapping[str, Any], *, restart: bool) -> None:
+        settings = self._configurations.settings
+        before = settings.posted_for(bundle.model_id, mode)
+        after = await asyncio.to_thread(self._patched, settings, bundle, mode, patch)
+        reloads = after.for_the_engine() != before.configuration.for_the_engine()
+        posted = PostedConfiguration(self._configurations.take_revision() if reloads else before.revision, after)
+        wanted = settings.with_posted(bundle.model_id, mode, posted)
+        running = self._scheduler.modes(bundle.model_id)
+        concerned: set[Mode] = set()
+        if restart or reloads:
+            concerned = {mode} if mode else {main_mode(bundle), *running, *settings.modes(bundle.model_id)}
+        targets = [await asyncio.to_thread(self._validator.target, bundle, each, wanted) for each in concerned]
+        with ExitStack() as leases:
+            if restart:
+                late = [t for t in targets if t.key.mode in running and not self._scheduler.has(t)]
+                await self._restart(late, leases)
+            await self._configurations.keep(bundle.model_id, mode, before, posted)
+            if restart:
+                for target in targets:
+                    self._scheduler.retire(target)
+        if posted != before:
+            retain(self._scheduler, self._resolver, self._configurations.settings, bundle.model_id)
+            reason = ", ".join(sorted(patch))
+            self._scheduler.events.emit("configure", model=bundle.name, reason=reason, revision=posted.revision)
+
+    def _patched(
+        self, settings: ModelSettings, bundle: Bundle, mode: Mode | None, patch: Mapping[str, Any]
+    ) -> ModelConfiguration:
+        """What was posted, with the patch, whose runtime flags go into fields where there is one."""
+        patch = with_raw_flags(patch)
+        before = settings.posted_for(bundle.model_id, mode).configuration
+        after = before.merged(patch)
+        self._validator.check_options(after)
+        wanted = settings.with_posted(bundle.model_id, mode, PostedConfiguration(0, after))
+        backend = self._resolver.configured_backend(bundle, mode or main_mode(bundle), wanted)
+        return before.merged(folded(backend, patch))
+
+    async def _restart(self, targets: Collection[Target], leases: ExitStack) -> None:
+        """Holds a runner for each of `targets`; if one does not start, none is kept and the old runners go on."""
+        for target in targets:
+            try:
+                leases.enter_context(await self._scheduler.restart(target))
+            except ModelRunnerError as error:
+                for started in targets:
+                    self._scheduler.discard(started)
+                what = f"{target.name} did not start with the new configuration, and nothing was changed"
+                raise error.saying(f"{what}: {error.message}") from error
+
+
+def retain(scheduler: Scheduler, resolver: Resolver, settings: ModelSettings, model_id: str) -> None:
+    """Puts what never needs another load (keep-alive, pin) into force for the model's present runners."""
+    for mode in scheduler.modes(model_id):
+        configuration = settings.of(model_id, mode)
+        scheduler.retain(model_id, mode, resolver.keep_alive(configuration), pinned=bool(configuration.pin))

@@ -1,0 +1,54 @@
+"""How much disk models and engines use."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelrunner.registry import BackendRegistry
+from modelrunner.store import Store, StoreUsage
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSize:
+    """Bytes of an installed engine. `state` is what its backend keeps between runs: saved conversations."""
+
+    name: str
+    version: str
+    engine: int
+    state: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskReport:
+    store: StoreUsage
+    engines: tuple[EngineSize, ...]
+
+
+class DiskMeter:
+    """`state` has a folder for each backend that keeps something between runs, by the backend's name."""
+
+    def __init__(self, store: Store, registry: BackendRegistry, state: Path) -> None:
+        self._store = store
+        self._registry = registry
+        self._state = state
+
+    async def usage(self) -> DiskReport:
+        """Reads the folders. Raises `StorageFailed`."""
+        store = await asyncio.to_thread(self._store.disk_usage)
+        engines = []
+        for backend in self._registry:
+            version = await asyncio.to_thread(backend.version)
+            state = await asyncio.to_thread(_size, self._state / backend.name)
+            engines.append(EngineSize(backend.name, version, await backend.disk_usage(), state))
+        return DiskReport(store, tuple(engines))
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files in the folder, 0 if it is not there."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += 0 if path.is_dir() else path.lstat().st_size
+        except FileNotFoundError:
+            continue  # a backend has removed it meanwhile
+    return total

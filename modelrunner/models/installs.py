@@ -1,0 +1,112 @@
+"""Installs, updates and removes engines. Each backend has one piece of work at a time; it belongs to the daemon and
+goes on when the client that asked for it leaves."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from modelrunner.backend import Backend, BackendState, InstallProgress, ProgressCallback
+from modelrunner.durable import translated
+from modelrunner.errors import Conflict, ModelRunnerError
+from modelrunner.registry import BackendRegistry
+from modelrunner.scheduler import Scheduler
+from modelrunner.types import ProgressReport, WorkProgress
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Work:
+    what: tuple[str, tuple[tuple[str, Any], ...]]
+    watchers: list[ProgressReport] = field(default_factory=list)
+    last: WorkProgress | None = None
+    task: "asyncio.Task[str] | None" = None
+
+    def report(self, step: InstallProgress) -> None:
+        self.last = WorkProgress(step.message, self.what[0], step.total, step.current)
+        for watcher in self.watchers:
+            watcher(self.last)
+
+
+class Installer:
+    """`changed()` is called whenever a backend was changed."""
+
+    def __init__(self, registry: BackendRegistry, scheduler: Scheduler, changed: Callable[[], None]) -> None:
+        self._registry = registry
+        self._scheduler = scheduler
+        self._changed = changed
+        self._running: dict[str, _Work] = {}
+
+    async def run(self, action: str, name: str, options: dict[str, Any], watcher: ProgressReport) -> str:
+        """Does `action` ("install", "update", "uninstall") or joins the one under way; returns a closing sentence.
+        `options` go to the backend. Raises `BackendNotFound`, `Conflict` (another action of the same backend is under
+        way, or the engine is in use), and what the backend raises."""
+        backend = self._registry.get(name)
+        work = self._running.get(name)
+        if work is None:
+            work = self._start(action, backend, options)
+        elif work.what != (action, tuple(options.items())):
+            raise Conflict(f"{work.what[0]} of {name} is under way: wait for it to end")
+        if work.last is not None:
+            watcher(work.last)
+        work.watchers.append(watcher)
+        assert work.task is not None
+        try:
+            return await asyncio.shield(work.task)
+        finally:
+            work.watchers.remove(watcher)
+
+    async def need(self, name: str, watcher: ProgressReport) -> None:
+        """Installs the engine of the backend `name` if it is missing, or waits for what is under way with it. Raises as
+        `run` does."""
+        status = await asyncio.to_thread(self._registry.get(name).status)
+        work = self._running.get(name)
+        if work or status.state is not BackendState.RUNNING:
+            action, options = work.what if work else ("install", ())
+            await self.run(action, name, dict(options), watcher)
+
+    async def close(self) -> None:
+        """Cancels what is under way; a backend leaves nothing half-installed behind."""
+        tasks = [work.task for work in self._running.values() if work.task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, action: str, backend: Backend, options: dict[str, Any]) -> _Work:
+        work = _Work((action, tuple(options.items())))
+        self._running[backend.name] = work
+        work.task = asyncio.create_task(
+            self._do(action, backend, options, work.report), name=f"{action} {backend.name}"
+        )
+        work.task.add_done_callback(lambda task: self._ended(backend.name, task))
+        return work
+
+    async def _do(self, action: str, backend: Backend, options: dict[str, Any], report: ProgressCallback) -> str:
+        with translated(f"the {action} of {backend.name}", backend.context.cache):
+            match action:
+                case "install":
+                    await backend.install(report, **options)
+                case "update":
+                    await self._free(backend)
+                    await backend.update(report, **options)
+                case _:
+                    await self._free(backend)
+                    await backend.uninstall()
+        log.info("%s of %s done", action, backend.name)
+        self._scheduler.events.emit("install", reason=f"{action} of {backend.name}", status=str(backend.status()))
+        return f"{backend.name}: {backend.status()}"
+
+    async def _free(self, backend: Backend) -> None:
+        """Stops the backend's idle runners. Raises `Conflict` if one is in use."""
+        kept = (await self._scheduler.unload(backend=backend.name)).kept
+        if kept:
+            raise Conflict(f"{backend.name} is in use: stop its models first (`modelrunner stop MODEL`)")
+
+    def _ended(self, name: str, task: "asyncio.Task[str]") -> None:
+        del self._running[name]
+        self._changed()
+        if not task.cancelled() and (error := task.exception()):  # whoever waited gets it too; nobody may be left
+            self._scheduler.events.emit("install", reason=f"{task.get_name()} failed: {error}")
+            log.error("%s: %s", task.get_name(), error, exc_info=None if isinstance(error, ModelRunnerError) else error)

@@ -1,0 +1,89 @@
+"""Loads models before a request asks for them: one that a client names, or those of the start-up list."""
+
+import asyncio
+import logging
+from contextlib import aclosing
+
+from modelrunner.errors import ModelRunnerError
+from modelrunner.models.resolve import Resolver, main_mode
+from modelrunner.scheduler import Scheduler
+from modelrunner.store import Store
+from modelrunner.types import ProgressReport, WorkProgress
+
+log = logging.getLogger(__name__)
+_TELL_EVERY = 0.5  # seconds
+# After these a model that could not be loaded is tried again.
+_MENDING = frozenset({"pull", "install", "configure"})
+
+
+class Preloader:
+    """Notes a model of the start-up list that could not be loaded as missing with the scheduler's `Insight`.
+    `starting` is True until every model of the list was loaded or has failed once."""
+
+    def __init__(self, store: Store, resolver: Resolver, scheduler: Scheduler) -> None:
+        self._store = store
+        self._resolver = resolver
+        self._scheduler = scheduler
+        self.starting = bool(resolver.preloads())
+
+    async def load(self, model: str, report: ProgressReport = lambda line: None) -> str:
+        """Returns the model's name once its runner is ready; `report` is called every half second. Cancelled, it stops
+        waiting, and a load that has begun goes on. Raises what resolving and scheduling raise."""
+        bundle = await asyncio.to_thread(self._store.bundle, model)
+        mode = main_mode(bundle)
+        await self._resolver.prepare(None, model, mode)
+        target = self._resolver(None, model, mode)
+        waiting = asyncio.ensure_future(self._scheduler.acquire(target))
+        try:
+            while not waiting.done():
+                progress = self._scheduler.insight.progress(target)
+                report(_told(target.name, progress["stage"], progress["expected_seconds"]))
+                await asyncio.wait((waiting,), timeout=_TELL_EVERY)
+            waiting.result().release()
+        finally:
+            waiting.cancel()
+        return target.name
+
+    async def run(self) -> None:
+        """Loads the list, one model after the other; then loads those that failed again after each pull, installation
+        and change of a configuration. Ends when none has failed, or with the scheduler."""
+        events = self._scheduler.events
+        seen = events.last
+        failed = await self._load(await asyncio.to_thread(self._wanted))
+        self.starting = False
+        while failed and not events.closed:
+            async with aclosing(events.subscribe(seen)) as feed:
+                async for event in feed:
+                    assert event is not None
+                    seen = event.id
+                    if event.event == "ready" and event.model in failed:
+                        failed.remove(event.model)
+                        self._scheduler.insight.missing(event.model, None)
+                    elif event.event in _MENDING:
+                        failed = await self._load(failed)
+
+    def _wanted(self) -> list[str]:
+        """The models of the list, by the names that events have for them."""
+        here = {model.id: model.tags[0] for model in self._store.list() if model.tags}
+        return [here.get(model, model) for model in self._resolver.preloads()]
+
+    async def _load(self, models: list[str]) -> list[str]:
+        """Returns those that failed."""
+        return [model for model in models if not await self._loaded(model)]
+
+    async def _loaded(self, model: str) -> bool:
+        try:
+            await self.load(model)
+        except Exception as error:  # whatever a backend raises, the other models are loaded all the same
+            fault = None if isinstance(error, ModelRunnerError) else error
+            log.error("%s could not be loaded at the start: %s", model, error, exc_info=fault)
+            self._scheduler.events.emit("refuse", model=model, reason=f"it could not be loaded at the start: {error}")
+            self._scheduler.insight.missing(model, str(error))
+            return False
+        self._scheduler.insight.missing(model, None)
+        return True
+
+
+def _told(name: str, stage: str, seconds: float | None) -> WorkProgress:
+    left = f", about {seconds:.0f} s more" if seconds and seconds >= 0.5 else ""
+    return WorkProgress(f"Loading {name}: {stage}{left}", phase=stage)

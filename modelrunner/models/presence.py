@@ -1,0 +1,71 @@
+"""Which models are in memory: pinning, pausing and unloading them."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from modelrunner.errors import BadRequest
+from modelrunner.models.configurator import Configurator
+from modelrunner.registry import BackendRegistry
+from modelrunner.scheduler import Phase, Scheduler, Unloaded
+from modelrunner.store import Store, StoredModel
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPresence:
+    """`state` is that of the model's runner, None without one."""
+
+    model: StoredModel
+    state: Phase | None
+
+
+class Presence:
+    """A `reference` is a whole name or an ID of a model. The methods raise `ModelNotFound`, `InvalidReference`."""
+
+    def __init__(
+        self, store: Store, scheduler: Scheduler, registry: BackendRegistry, configurator: Configurator
+    ) -> None:
+        self._store = store
+        self._scheduler = scheduler
+        self._registry = registry
+        self._configurator = configurator
+
+    async def pin(self, reference: str, *, pin: bool) -> ModelPresence:
+        """Pins the model, which is then never evicted for another one, or unpins it. Kept in its configuration; holds
+        at once. Raises as `Configurator.change`."""
+        model = self._whole(reference)
+        await self._configurator.change(model.id, {"pin": pin})
+        return self._of(model)
+
+    async def pause(self, reference: str) -> ModelPresence:
+        """Unloads the model, and lets its requests wait until `resume`. Returns when the runners are gone, or after the
+        time that a drain may take."""
+        model = self._whole(reference)
+        await asyncio.shield(asyncio.ensure_future(self._scheduler.pause(model.id)))
+        return self._of(model)
+
+    def resume(self, reference: str) -> ModelPresence:
+        """Lets a paused model answer again."""
+        model = self._whole(reference)
+        self._scheduler.resume(model.id)
+        return self._of(model)
+
+    async def unload(
+        self, *, all: bool = False, backend: str | None = None, models: Sequence[str] = (), force: bool = False
+    ) -> Unloaded:
+        """Ends runners: all of them, those of a backend, or those of models (a unique part of a name is enough,
+        since the next request loads the model again). Requests are waited for, at most as long as a drain may take;
+        `force` cuts them. Raises `BadRequest` where nothing is named, `BackendNotFound`."""
+        if not (all or backend or models):
+            raise BadRequest("say what to unload: all, a backend, or models", param="models")
+        if backend:
+            self._registry.get(backend)
+        ids = [self._store.get(model).id for model in models]
+        return await self._scheduler.unload(all=all, backend=backend, model_ids=ids, force=force)
+
+    def _whole(self, reference: str) -> StoredModel:
+        return self._store.whole(reference)[0]
+
+    def _of(self, model: StoredModel) -> ModelPresence:
+        states = (runner.state for runner in self._scheduler.runners() if runner.model_id == model.id)
+        return ModelPresence(model, next(states, None))

@@ -1,0 +1,198 @@
+"""`modelrunner reload`: the configuration file is read again, and only what changed in it is touched."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from modelrunner.errors import BackendNotFound, BadRequest, InvalidReference, ModelRunnerError
+from modelrunner.locations import ConfigurationError
+from modelrunner.modelconfig import ModelConfiguration
+from modelrunner.models.configurations import Configurations, ModelSettings, Tables
+from modelrunner.models.configurator import retain
+from modelrunner.models.resolve import Resolver, main_mode
+from modelrunner.models.validation import Validator
+from modelrunner.scheduler import Scheduler
+from modelrunner.store import Store
+from modelrunner.types import Bundle
+
+log = logging.getLogger(__name__)
+
+
+class Effect(StrEnum):
+    """What comes of a changed setting."""
+
+    AT_ONCE = "holds at once"
+    NEXT_LOAD = "holds from the model's next load"
+    RUNNER_ENDS = "its runner ends after its last request; the next request starts a new one"
+    RESTART = "needs a restart of the daemon"
+
+
+@dataclass(frozen=True, slots=True)
+class FileSettings:
+    """The settings as they were read: `values` by name, the models' tables apart. `place` says where in the file a key
+    stands."""
+
+    values: Mapping[str, Any]
+    models: Tables
+    place: Callable[..., str]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """A setting that the file now gives another value. `name` is a setting's, or, where `of_model` is set, a model's;
+    `before` and `after` are then its fields that differ."""
+
+    name: str
+    before: Any
+    after: Any
+    effect: Effect
+    of_model: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelChange:
+    model_id: str
+    reloads: bool
+    change: SettingChange
+
+
+# Gives the owner of a setting its new value; is called with all values.
+Setter = Callable[[Mapping[str, Any]], None]
+
+
+class Reloader:
+    """`read` reads the settings again; raises `ConfigurationError`. A setting that has none of the `setters`, by name,
+    holds from the daemon's next start."""
+
+    def __init__(
+        self,
+        current: FileSettings,
+        read: Callable[[], FileSettings],
+        setters: Mapping[str, Setter],
+        *,
+        store: Store,
+        scheduler: Scheduler,
+        configurations: Configurations,
+        resolver: Resolver,
+        validator: Validator,
+    ) -> None:
+        self._current = current
+        self._read = read
+        self._setters = setters
+        self._store = store
+        self._scheduler = scheduler
+        self._configurations = configurations
+        self._resolver = resolver
+        self._validator = validator
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    def in_background(self) -> None:
+        """For a signal: the result is in the log."""
+        self._task = asyncio.get_running_loop().create_task(self._reload_and_log())
+
+    async def _reload_and_log(self) -> None:
+        try:
+            changes = await self.reload()
+        except ModelRunnerError as error:
+            log.error("nothing was reloaded: %s", error)
+            return
+        for change in changes:
+            log.info("reloaded: %s: %s -> %s, %s", change.name, change.before, change.after, change.effect)
+
+    async def reload(self, *, dry_run: bool = False) -> list[SettingChange]:
+        """Returns what has changed in the file, and unless `dry_run` puts it into force. A reload that has begun is
+        ended even if the caller is cancelled. Raises `BadRequest` for a file that is wrong; then nothing is changed."""
+        return await asyncio.shield(asyncio.ensure_future(self._reload(dry_run=dry_run)))
+
+    async def _reload(self, *, dry_run: bool) -> list[SettingChange]:
+        async with self._lock:
+            try:
+                new = await asyncio.to_thread(self._read)
+                wanted = self._configurations.settings.with_tables(new.models)
+                await asyncio.to_thread(check_tables, new, self._store, wanted, self._validator)
+            except ConfigurationError as error:
+                raise BadRequest(f"{error.message}; the running configuration stays as it is") from error
+            settings, models = self._settings(new), await asyncio.to_thread(self._models, wanted)
+            if not dry_run:
+                await self._apply(new, settings, models)
+            return [*settings, *(model.change for model in models)]
+
+    def _settings(self, new: FileSettings) -> list[SettingChange]:
+        before = self._current.values
+        return [
+            SettingChange(name, before[name], value, Effect.AT_ONCE if name in self._setters else Effect.RESTART)
+            for name, value in new.values.items()
+            if value != before[name]
+        ]
+
+    def _models(self, wanted: ModelSettings) -> list[_ModelChange]:
+        found = []
+        for model in self._store.list():
+            before, after = self._configurations.settings.of(model.id), wanted.of(model.id)
+            if before != after:
+                reloads = before.for_the_engine() != after.for_the_engine()
+                effect = Effect.AT_ONCE
+                if reloads:
+                    effect = Effect.RUNNER_ENDS if self._scheduler.modes(model.id) else Effect.NEXT_LOAD
+                change = SettingChange(model.name, *_difference(before, after), effect, of_model=True)
+                found.append(_ModelChange(model.id, reloads, change))
+        return found
+
+    async def _apply(self, new: FileSettings, settings: list[SettingChange], models: list[_ModelChange]) -> None:
+        await self._configurations.renew([model.model_id for model in models if model.reloads])
+        for change in settings:
+            if setter := self._setters.get(change.name):
+                setter(new.values)
+        # What could not be put into force is reported again the next time.
+        holds = {name: value for name, value in new.values.items() if name in self._setters}
+        self._current = FileSettings({**self._current.values, **holds}, new.models, new.place)
+        self._configurations.set_tables(new.models)
+        for model in models:
+            if model.reloads:
+                await self._replace(model.model_id)
+            self._scheduler.events.emit("configure", model=model.change.name, reason=model.change.effect)
+        for here in self._store.list():
+            retain(self._scheduler, self._resolver, self._configurations.settings, here.id)
+
+    async def _replace(self, model_id: str) -> None:
+        """Drains the model's runners; requests that wait for one of them get another."""
+        for mode in self._scheduler.modes(model_id):
+            await self._resolver.prepare(None, model_id, mode)
+            self._scheduler.retire(self._resolver(None, model_id, mode))
+
+
+def check_tables(read: FileSettings, store: Store, wanted: ModelSettings, validator: Validator) -> None:
+    """Raises `ConfigurationError` for the first table of a backend or of a model that cannot be used. The table of a
+    model that is not here is checked as far as that goes. Reads files."""
+    validator.check_backends(read.values["backends"], read.place)
+    for reference, table in read.models.items():
+        try:
+            validator.check_options(table)
+            bundle = _bundle(store, reference)
+            if bundle is not None:
+                validator.target(bundle, main_mode(bundle), wanted)
+        except (BadRequest, BackendNotFound) as error:
+            key = ["models", reference, *(error.param or "").split(".")]
+            raise ConfigurationError(f"{read.place(*key)}: {error.message}") from None
+        except ModelRunnerError:
+            continue  # an engine or a draft model that is not here (yet)
+
+
+def _bundle(store: Store, reference: str) -> Bundle | None:
+    try:
+        return store.bundle(store.whole(reference)[0].id)
+    except InvalidReference:
+        raise
+    except ModelRunnerError:  # not here (yet), or damaged
+        return None
+
+
+def _difference(before: ModelConfiguration, after: ModelConfiguration) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of each that the other has not, or has with another value."""
+    mine, other = before.as_dict(), after.as_dict()
+    names = [name for name in mine | other if mine.get(name) != other.get(name)]
+    return {n: mine[n] for n in names if n in mine}, {n: other[n] for n in names if n in other}

@@ -1,0 +1,299 @@
+"""From what a request says (backend or none, model, mode) to the `Target` that the scheduler is asked for.
+
+A request costs a dictionary look-up: targets are remembered until a model or a configuration changes. Refusals come in
+the order of docs/api.md: 404, 412, 421, 501.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from modelrunner.backend import Backend, BackendState
+from modelrunner.errors import (
+    BackendNotFound,
+    BackendUnavailable,
+    BadRequest,
+    Misdirected,
+    ModelNotFound,
+    ModelRunnerError,
+    NotImplementedHere,
+    Unavailable,
+)
+from modelrunner.modelconfig import NOTHING_SET, TRAINED, ModelConfiguration
+from modelrunner.models.backendtables import backend_options
+from modelrunner.models.configurations import Configurations, ModelSettings
+from modelrunner.registry import BackendRegistry
+from modelrunner.scheduler import Target
+from modelrunner.store import Store, vocabulary
+from modelrunner.types import Bundle, KeepAlive, Mode, ProcessOptions, RunnerKey, RunSpec
+
+_MOST_REMEMBERED = 4096
+_INSTALLING_RETRY = 10.0  # seconds, for Retry-After
+# What a model must be for a mode; a model that says nothing about itself is left to its engine. Any text model has
+# embeddings to give.
+_CAPABILITIES = {
+    Mode.COMPLETION: {"completion"},
+    Mode.EMBEDDING: {"embedding", "completion"},
+    Mode.RERANKING: {"reranking"},
+    Mode.IMAGE_GENERATION: {"image-generation"},
+}
+
+
+class EngineMissing(BackendUnavailable):
+    """The engine of `backend` is not installed."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(f"{backend.name} is not installed: run `modelrunner install {backend.name}`")
+        self.backend = backend
+
+
+class BeingInstalled(Unavailable):
+    """The engine of `backend` is not installed yet."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(f"{backend.name} is being installed", retry_after=_INSTALLING_RETRY)
+        self.backend = backend
+
+
+class Resolver:
+    """`keep_alive` is for models that have none of their own; `stop_grace` is in seconds."""
+
+    def __init__(
+        self,
+        store: Store,
+        registry: BackendRegistry,
+        configurations: Configurations,
+        *,
+        logs: Path,
+        keep_alive: KeepAlive,
+        stop_grace: float,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._configurations = configurations
+        self._logs = logs
+        self._keep_alive = keep_alive
+        self._stop_grace = stop_grace
+        self._targets: dict[tuple[str | None, str, Mode], Target] = {}
+        self._drafting: set[tuple[str, str]] = set()  # model and draft, by ID, of one vocabulary
+        self._seen = (-1, -1)
+
+    def __call__(self, backend: str | None, model: str, mode: Mode) -> Target:
+        """Raises `BackendNotFound`, `ModelNotFound`, `InvalidReference`, `BackendUnavailable`, `Unavailable` (being
+        installed), `Misdirected`, `UnsupportedModel`, `NotImplementedHere`."""
+        return self.known(backend, model, mode) or self._remember(backend, model, mode)
+
+    def known(self, backend: str | None, model: str, mode: Mode) -> Target | None:
+        """The target that was resolved before, if it still holds; costs well under a microsecond."""
+        now = (self._store.generation, self._configurations.generation)
+        if now != self._seen:
+            self._targets.clear()
+            self._seen = now
+        return self._targets.get((backend, model, mode))
+
+    async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
+        """Does the slow part of a first call (reading a model's files, looking for an engine) off the event loop.
+        Raises as a call does."""
+        if self.known(backend, model, mode) is None:
+            await asyncio.to_thread(self._target, backend, model, mode)
+
+    def forget(self) -> None:
+        """Forgets all targets: a backend was changed or removed."""
+        self._targets.clear()
+
+    def set_keep_alive(self, keep_alive: KeepAlive) -> None:
+        """For the models that have no keep-alive of their own."""
+        self._keep_alive = keep_alive
+        self._targets.clear()
+
+    def keep_alive(self, settings: ModelConfiguration) -> KeepAlive:
+        return KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
+
+    def backend_of(self, name: str | None, bundle: Bundle, mode: Mode | None = None) -> Backend:
+        """The named backend, else the configured one, else the best for the bundle's format. Raises `BackendNotFound`,
+        `UnsupportedModel`, `BackendUnavailable`."""
+        if name is None:
+            return self.configured_backend(bundle, mode or main_mode(bundle), self._configurations.settings)
+        return self._registry.get(name)
+
+    def configured_backend(self, bundle: Bundle, mode: Mode, settings: ModelSettings) -> Backend:
+        """The backend that would run the model with `settings`. Raises as `backend_of`."""
+        name = settings.of(bundle.model_id, mode).backend
+        if name is None:
+            return self._registry.choose(bundle)
+        try:
+            return self._registry.get(name)
+        except (BackendNotFound, BackendUnavailable) as error:
+            posted = settings.effective(bundle.model_id, mode).configuration.backend
+            way = f"run `modelrunner configure {bundle.name} --backend default`"
+            if posted is None:
+                way = f'take `backend` out of [models."{bundle.name}"] in the configuration file'
+            raise error.saying(
+                f"{error.message}. {bundle.name} is configured to run on it: install that backend again, or {way}"
+            ) from None
+
+    def window(self, model_id: str) -> int | None:
+        """Tokens that one request may have, prompt and answer together, as the model is configured now: the least that
+        its settings allow. None for a model that cannot be read, or that nothing here runs. Reads the disk at first."""
+        try:
+            bundle = self._store.bundle(model_id)
+            mode = main_mode(bundle)
+            backend = self.backend_of(None, bundle, mode)
+            spec = self.target(backend, bundle, mode, self._configurations.settings).spec
+        except ModelRunnerError:
+            return None
+        return min(spec.context_size, spec.min_context_size or spec.context_size)
+
+    def is_needed(self, model_id: str) -> bool:
+        """True for a model that is to be loaded from the start, or that is pinned."""
+        settings = self._configurations.settings.of(model_id)
+        return bool(settings.preload or settings.pin)
+
+    def preloads(self) -> list[str]:
+        """The models that are to be loaded from the start: IDs, and references of models that are not here yet."""
+        settings = self._configurations.settings
+        found = [model.id for model in self._store.list() if settings.of(model.id).preload]
+        missing = (name for name, table in settings.tables.items() if table.preload and settings.model_id(name) is None)
+        return [*found, *missing]
+
+    def target(self, backend: Backend, bundle: Bundle, mode: Mode, settings: ModelSettings) -> Target:
+        """For settings that hold, or that are about to. Raises `BadRequest`, `ModelNotFound` (the draft)."""
+        posted = settings.effective(bundle.model_id, mode)
+        configuration = in_effect(backend, settings, bundle.model_id, mode)
+        key = RunnerKey(backend.name, bundle.model_id, mode, posted.revision)
+        spec = self._spec(backend, bundle, mode, configuration, key)
+        return Target(key, spec, self.keep_alive(configuration), bool(configuration.pin))
+
+    def _remember(self, backend: str | None, model: str, mode: Mode) -> Target:
+        target = self._target(backend, model, mode)
+        if len(self._targets) >= _MOST_REMEMBERED:
+            self._targets.clear()
+        self._targets[backend, model, mode] = target
+        return target
+
+    def _target(self, name: str | None, model: str, mode: Mode) -> Target:
+        if name is not None:
+            self._registry.get(name)
+        bundle = self._store.bundle(model)
+        backend = self.backend_of(name, bundle, mode)
+        _check_installed(backend)
+        self._check_format(backend, bundle, model)
+        check_mode(backend, bundle, model, mode)
+        return self.target(backend, bundle, mode, self._configurations.settings)
+
+    def _spec(
+        self, backend: Backend, bundle: Bundle, mode: Mode, settings: ModelConfiguration, key: RunnerKey
+    ) -> RunSpec:
+        speculative = settings.speculative if mode is Mode.COMPLETION else None
+        return RunSpec(
+            model_id=bundle.model_id,
+            bundle=bundle,
+            mode=mode,
+            context_size=_context_size(settings, backend, bundle),
+            parallel=settings.parallel or backend.default_parallel(bundle, mode),
+            process=ProcessOptions(engine_log(self._logs, key), stop_grace=self._stop_grace),
+            flags=settings.runtime_flags or (),
+            draft=self._draft(bundle, speculative.draft_model) if speculative else None,
+            options=backend_options(backend, settings),
+            gpu_layers=settings.gpu_layers,
+            min_context_size=settings.min_context_size,
+            draft_tokens=speculative.num_tokens if speculative else None,
+            draft_acceptance=speculative.min_acceptance_rate if speculative else None,
+        )
+
+    def _draft(self, bundle: Bundle, name: str) -> Bundle:
+        """A name may be given to another model at any time: what it means now is what drafts, if it can."""
+        try:
+            draft = self._store.bundle(name)
+        except ModelNotFound:
+            raise ModelNotFound(
+                f"the draft model {name} is not here: get it with `modelrunner pull {name}`, or do without it with "
+                f"`modelrunner configure {bundle.name} --draft-model default`",
+                param="speculative.draft_model",
+            ) from None
+        pair = bundle.model_id, draft.model_id
+        if pair not in self._drafting:
+            if difference := vocabulary.difference(bundle, draft):
+                raise BadRequest(
+                    f"{draft.name} cannot draft for {bundle.name}: {difference}; take a smaller model of the same "
+                    "family",
+                    param="speculative.draft_model",
+                )
+            self._drafting.add(pair)
+        return draft
+
+    def _check_format(self, backend: Backend, bundle: Bundle, model: str) -> None:
+        if bundle.format in backend.formats:
+            return
+        try:
+            where = f"ask /engines/{self._registry.choose(bundle).name}/v1/ for it, or /v1/"
+        except ModelRunnerError:
+            where = "no backend here runs that format"
+        raise Misdirected(f"{backend.name} cannot serve {model}, a {bundle.format} model: {where}", param="model")
+
+
+def in_effect(backend: Backend, settings: ModelSettings, model_id: str, mode: Mode) -> ModelConfiguration:
+    """What holds for the model, with the runtime flags of the configuration file folded into its fields. Raises
+    `BadRequest` as `folded`."""
+    file = NOTHING_SET.merged(folded(backend, settings.from_file(model_id).as_dict()))
+    return settings.effective(model_id, mode).configuration.over(file)
+
+
+def _context_size(settings: ModelConfiguration, backend: Backend, bundle: Bundle) -> int:
+    if settings.context_size == TRAINED and bundle.context_length is not None:
+        return bundle.context_length
+    if settings.context_size in (None, TRAINED):
+        return backend.default_context_size(bundle)
+    return settings.context_size
+
+
+def folded(backend: Backend, patch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Moves runtime flags that have a field of their own (`--ctx-size`) into that field of the merge patch, so that
+    what is shown and counted is what runs. Raises `BadRequest` for a flag that is not allowed or
+    contradicts its field."""
+    if not patch.get("runtime-flags"):
+        return patch
+    found, rest = backend.fold_flags(tuple(patch["runtime-flags"]))
+    fields = {name.replace("_", "-"): value for name, value in found.items()}
+    for name, value in fields.items():
+        if patch.get(name) not in (None, value):
+            raise BadRequest(
+                f"{name} is {patch[name]}, and a runtime flag says {value}: leave one of them out", param=name
+            )
+    return {**patch, **fields, "runtime-flags": list(rest) or None}
+
+
+def main_mode(bundle: Bundle) -> Mode:
+    """The mode in which a model is used when the request names none."""
+    for mode in (Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING, Mode.IMAGE_GENERATION):
+        if mode.value in bundle.capabilities:
+            return mode
+    return Mode.COMPLETION
+
+
+def engine_log(logs: Path, key: RunnerKey) -> Path:
+    """One file for each runner key, since two revisions of a model may run at the same time."""
+    return logs / f"engine-{key.backend}-{key.model_id.removeprefix('sha256:')[:16]}-{key.mode}-{key.revision}.log"
+
+
+def _check_installed(backend: Backend) -> None:
+    status = backend.status()
+    match status.state:
+        case BackendState.RUNNING:
+            return
+        case BackendState.INSTALLING:
+            raise BeingInstalled(backend)
+        case BackendState.NOT_INSTALLED:
+            raise EngineMissing(backend)
+        case BackendState.ERROR:
+            raise BackendUnavailable(f"{backend.name} cannot run here: {status.details}")
+
+
+def check_mode(backend: Backend, bundle: Bundle, model: str, mode: Mode) -> None:
+    """Raises `NotImplementedHere` unless the backend and the model both offer it."""
+    if mode not in backend.modes:
+        raise NotImplementedHere(f"{backend.name} does not offer the mode {mode}")
+    if bundle.capabilities and not _CAPABILITIES[mode] & bundle.capabilities:
+        offered = ", ".join(sorted(bundle.capabilities))
+        raise NotImplementedHere(f"{model} does not offer {mode}; it offers {offered}", param="model")

@@ -1,0 +1,53 @@
+"""Whether a model can be run as it is configured: judged before a change is kept, and before a file is read in."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from modelrunner.backend import Backend
+from modelrunner.errors import Misdirected
+from modelrunner.modelconfig import ModelConfiguration, table_name, unknown
+from modelrunner.models.backendtables import backend_options, check_backends
+from modelrunner.models.configurations import ModelSettings
+from modelrunner.models.resolve import Resolver, check_mode
+from modelrunner.registry import BackendRegistry
+from modelrunner.scheduler import Target
+from modelrunner.types import Bundle, Mode, RunSpec
+
+
+class Validator:
+    """Its methods may read files: call them in a thread."""
+
+    def __init__(self, registry: BackendRegistry, resolver: Resolver) -> None:
+        self._registry = registry
+        self._resolver = resolver
+
+    def check_backends(self, tables: Mapping[str, Any], place: Callable[..., str]) -> None:
+        """Checks the `[backends."NAME"]` tables; `place` says where in the file a key stands. Raises
+        `ConfigurationError`."""
+        check_backends(tables, self._registry, place)
+
+    def check_options(self, settings: ModelConfiguration) -> None:
+        """Checks the tables that only backends understand. Raises `BadRequest`."""
+        tables = {table_name(backend.name) for backend in self._registry}
+        for name in settings.options.keys() - tables:
+            raise unknown(name, tables)
+        for backend in self._registry:
+            backend_options(backend, settings)
+
+    def target(self, bundle: Bundle, mode: Mode, settings: ModelSettings) -> Target:
+        """Returns the target that a request would get with `settings`, which need not hold yet. Raises `BadRequest`,
+        `Misdirected`, `NotImplementedHere`, `ModelNotFound` for a draft model that is not here, and what
+        `Resolver.backend_of` raises."""
+        backend = self._resolver.configured_backend(bundle, mode, settings)
+        target = self._resolver.target(backend, bundle, mode, settings)
+        _check(backend, target.spec)
+        return target
+
+
+def _check(backend: Backend, spec: RunSpec) -> None:
+    bundle = spec.bundle
+    if bundle.format not in backend.formats:
+        raise Misdirected(f"{backend.name} cannot serve {bundle.format} models", param="backend")
+    check_mode(backend, bundle, bundle.name, spec.mode)
+    backend.check_flags(spec.flags, spec.mode)
+    backend.check(spec)

@@ -1,0 +1,89 @@
+"""What the methods of a backend may return. A check gives the value back; it raises `ValueError` or `TypeError` with a
+message about the value's fault.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from modelrunner.types import RequiredMemory, RunSpec, Variant
+
+T = TypeVar("T")
+_MOST_BYTES = 1 << 60  # more than any machine has
+_FOLDED = ("context_size", "parallel", "gpu_layers")
+
+
+def instance(kind: type[T]) -> Callable[[Any], T]:
+    def check(value: Any) -> T:
+        if not isinstance(value, kind):
+            raise ValueError(f"it must be a {kind.__name__}")
+        return value
+
+    return check
+
+
+def optional(check: Callable[[Any], T]) -> Callable[[Any], T | None]:
+    return lambda value: None if value is None else check(value)
+
+
+def nothing(value: Any) -> None:
+    """What a method returns that is called for its effect does not matter."""
+
+
+def byte_count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MOST_BYTES:
+        raise ValueError("it must be a whole number of bytes, 0 or more")
+    return value
+
+
+def count(value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= _MOST_BYTES:
+        raise ValueError("it must be a whole number, 1 or more")
+    return value
+
+
+def finite(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError("it must be a finite number")
+    return float(value)
+
+
+def sleep_level(value: Any) -> int:
+    if type(value) is not int or value not in (0, 1, 2):
+        raise ValueError("it must be 0, 1 or 2")
+    return value
+
+
+def memory(value: Any) -> RequiredMemory:
+    found = instance(RequiredMemory)(value)
+    figures = (found.ram, found.shared, *instance(tuple)(found.vram))
+    for figure in figures:
+        byte_count(figure)
+    return found
+
+
+def variants(value: Any) -> list[Variant]:
+    found = [instance(Variant)(variant) for variant in value]
+    if not found:
+        raise ValueError("it must hold one variant at least")
+    for variant in found:
+        instance(RunSpec)(variant.spec)
+        memory(variant.memory)
+        instance(str)(variant.label)
+    return found
+
+
+def probe(value: Any) -> tuple[str, Mapping[str, Any]]:
+    path, body = value
+    if not instance(str)(path).startswith("/"):
+        raise ValueError("the path must begin with /")
+    return path, instance(Mapping)(body)  # type: ignore[type-abstract]
+
+
+def folded(value: Any) -> tuple[Mapping[str, int | None], tuple[str, ...]]:
+    fields, rest = value
+    for name, number in instance(Mapping)(fields).items():  # type: ignore[type-abstract]
+        if name not in _FOLDED:
+            raise ValueError(f"{name!r} is not one of {', '.join(_FOLDED)}")
+        optional(instance(int))(number)
+    return fields, tuple(instance(str)(word) for word in rest)

@@ -1,0 +1,36 @@
+"""What is wrong with a JSON value that does not have the wanted shape: msgspec's sentence, taken apart in one place.
+
+msgspec 0.19 and later say "Expected `int`, got `str` - at `$.speculative.num_tokens`", "Object contains unknown field
+`x` - at `$.a`" and "Object missing required field `model`"."""
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+import msgspec
+
+from modelrunner.errors import BadRequest
+
+_PLACE = re.compile(r"(?P<said>.*?)(?: - at `\$\.?(?P<place>.*)`)?", re.DOTALL)
+_NAMED = re.compile(r"Object (?P<what>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
+
+
+def wrong_field(error: msgspec.ValidationError, known: Iterable[str] = ()) -> BadRequest:
+    """The refusal of a value: its `param` is the path of the field at fault, None for the whole value. `known` are the
+    names that an unknown field may have been meant for."""
+    whole = _PLACE.fullmatch(str(error))
+    said, place = (whole["said"], whole["place"] or "") if whole else (str(error), "")
+    if named := _NAMED.fullmatch(said):
+        path = f"{place}.{named['name']}".lstrip(".")
+        if named["what"] == "missing required":
+            return BadRequest(f"the field {path!r} is missing", param=path)
+        return BadRequest(f"unknown field {path!r}{nearest(named['name'], known)}", param=path)
+    said = said.replace(" | null`", "`")
+    said = said[:1].lower() + said[1:]
+    return BadRequest(f"{place}: {said}" if place else said, param=place.partition("[")[0] or None)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean 'X'?" for a name that looks mistyped, else ""."""
+    close = get_close_matches(name.lower(), sorted(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,167 @@
+"""From the values of the daemon to the wire structs of api.py: times become RFC 3339 in UTC, enums text."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+from modelrunner import api
+from modelrunner.models.advice import FitAdvice
+from modelrunner.models.configurator import ShownConfiguration
+from modelrunner.models.disk import DiskReport
+from modelrunner.models.presence import ModelPresence
+from modelrunner.models.reload import SettingChange
+from modelrunner.scheduler import EventRecord, Explanation, RunnerView, Unloaded
+from modelrunner.store import Removed, StoredModel
+from modelrunner.types import RequiredMemory, WorkProgress
+
+
+def model(found: StoredModel) -> api.Model:
+    return api.Model(found.id, found.tags, found.created, dict(found.config), found.damage)
+
+
+def removed(done: Removed) -> list[api.Untagged | api.Deleted]:
+    untagged = [api.Untagged(name) for name in done.names]
+    return [*untagged, api.Deleted(done.deleted)] if done.deleted else [*untagged]
+
+
+def progress(step: WorkProgress) -> api.Progress:
+    layer = api.Layer(step.file.id, step.file.size, step.file.current) if step.file else None
+    kind: Literal["progress", "warning"] = "warning" if step.warning else "progress"
+    return api.Progress(kind, step.message, step.total, step.current, layer, phase=step.phase, rate=step.rate)
+
+
+def runner(view: RunnerView) -> api.Runner:
+    measured = view.memory.measured
+    return api.Runner(
+        id=view.id,
+        backend_name=view.backend_name,
+        model_name=view.model_name,
+        model_id=view.model_id,
+        mode=view.mode,
+        state=view.state,
+        stage=view.stage,
+        pid=view.pid,
+        endpoint=str(view.endpoint),
+        context_size=view.context_size,
+        parallel=view.parallel,
+        memory=api.RunnerMemory(_memory(view.memory.estimated), _memory(measured) if measured else None),
+        leases=view.leases,
+        queued=view.queued,
+        started_at=_time(view.started_at),
+        last_used=None if view.last_used is None else _time(view.last_used),
+        expires_at=None if view.expires_at is None else _time(view.expires_at),
+        keep_alive=str(view.keep_alive),
+        pinned=view.pinned,
+        in_use=view.leases > 0,
+        loading=view.state == "starting",
+        variant=view.variant,
+    )
+
+
+def unloaded(done: Unloaded) -> api.UnloadResponse:
+    kept = [api.Kept(each.id, each.reason) for each in done.kept]
+    return api.UnloadResponse(len(done.models), list(done.models), kept)
+
+
+def event(record: EventRecord) -> api.Event:
+    return api.Event(
+        record.id,
+        record.event,
+        _time(record.time),
+        record.runner,
+        record.model,
+        record.reason,
+        dict(record.details),
+    )
+
+
+def why(found: Explanation) -> api.Why:
+    figures = found.figures
+    return api.Why(
+        found.model,
+        found.state,
+        found.position,
+        found.waiting_for,
+        _memory(figures.needed) if figures.needed else None,
+        _memory(figures.free),
+        _memory(figures.budget),
+        found.victims,
+        found.expected_seconds,
+        found.reason,
+        [event(record) for record in found.events],
+    )
+
+
+def fit(advice: FitAdvice) -> api.Fit:
+    found, figures = advice.forecast, advice.forecast.figures
+    return api.Fit(
+        found.fits,
+        _memory(figures.needed) if figures.needed else None,
+        _memory(figures.free),
+        _memory(figures.budget),
+        found.would_evict,
+        found.reason,
+        api.Disk(advice.disk_needed, advice.disk_free),
+    )
+
+
+def disk_usage(found: DiskReport) -> api.DiskUsage:
+    models = [
+        api.ModelUsage(each.model.id, each.model.tags, each.size, each.shared, each.reclaimable)
+        for each in found.store.models
+    ]
+    backends = [api.BackendUsage(each.name, each.version, each.engine, each.state) for each in found.engines]
+    engines = sum(each.engine for each in found.engines)
+    return api.DiskUsage(models, backends, found.store.total, engines, found.store.partial)
+
+
+def model_state(presence: ModelPresence, what: str) -> api.ModelState:
+    name = presence.model.name
+    return api.ModelState(name, presence.state or "stopped", f"{name} {what}")
+
+
+def configuration(shown: ShownConfiguration) -> api.Configuration:
+    effect = None
+    if shown.effect:
+        own = {
+            "backend": shown.effect.backend,
+            "context-size": shown.effect.context_size,
+            "parallel": shown.effect.parallel,
+        }
+        effect = shown.effect.configuration.as_dict() | own
+    posted = shown.posted
+    return api.Configuration(
+        model=shown.model.name,
+        mode=shown.mode,
+        revision=posted.revision,
+        config=posted.configuration.as_dict(),
+        file=shown.file.as_dict(),
+        effective=effect,
+        problem=shown.problem,
+    )
+
+
+def change(found: SettingChange) -> api.Change:
+    if not found.of_model:
+        return api.Change(found.name, _json(found.before), _json(found.after), found.effect)
+    return api.Change(f'models."{found.name}"', _fields(found.before), _fields(found.after), found.effect)
+
+
+def _fields(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {_json(value)}" for name, value in fields.items())
+
+
+def _json(value: Any) -> str:
+    # At its top level, msgspec would write a dataclass such as KeepAlive as an object.
+    plain = value if value is None or isinstance(value, bool | int | float | str | list | tuple | dict) else str(value)
+    return msgspec.json.encode(plain, enc_hook=str).decode()
+
+
+def _memory(memory: RequiredMemory) -> api.Memory:
+    return api.Memory(memory.ram, list(memory.vram))
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

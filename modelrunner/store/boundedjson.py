@@ -1,0 +1,53 @@
+"""JSON of files that may be hostile: bounded before anything is made of it, and every fault is an `InvalidModel`.
+
+Python's own extensions `NaN`, `Infinity` and `-Infinity` are taken: transformers writes configurations with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from modelrunner.errors import BadRequest, InvalidModel
+from modelrunner.store.files import open_regular
+
+# Of each of these signs, within strings as well. Each value of a text costs one of them, and under 100 bytes of memory.
+_SIGNS = (b"{", b"[", b":", b",")
+_LONGEST_INTEGER = 20  # digits and sign of what fits into 64 bits
+
+
+def read(path: Path, largest: int, most: int) -> Any:
+    """The value in a file of at most `largest` bytes. Otherwise as `decode`."""
+    try:
+        with open_regular(path) as file:
+            data = file.read(largest + 1)
+    except (OSError, BadRequest) as error:
+        raise InvalidModel(f"{path.name} cannot be read ({error})") from error
+    if len(data) > largest:
+        raise InvalidModel(f"{path.name} is over {largest >> 20} MiB")
+    return decode(data, path.name, most)
+
+
+def decode(data: bytes, what: str, most: int, *, unique: bool = False) -> Any:
+    """The value of a text that has at most `most` of each sign that values cost. A number beyond 64 bits becomes a
+    float. Raises `InvalidModel`, whose message begins with `what`; with `unique` also for a key that comes twice."""
+    if any(data.count(sign) > most for sign in _SIGNS):
+        raise InvalidModel(f"{what} has more entries than that of any model ({most})")
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=_members if unique else None, parse_int=_number)
+        if rb"\ud" in data.lower():  # half a surrogate pair, which could not be encoded again
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise InvalidModel(f"{what} is no JSON that makes sense ({str(error)[:100]})") from None
+    return value
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("it has a key twice")
+    return members
+
+
+def _number(text: str) -> int | float:
+    if len(text) <= _LONGEST_INTEGER and -(1 << 63) <= (value := int(text)) < 1 << 64:
+        return value
+    return float(text)

@@ -1,0 +1,43 @@
+"""What lies in a store and belongs to no model: what pulls and packages that were cut off have left, and what was set
+aside because it was damaged."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from modelrunner import durable
+from modelrunner.store import startup
+from modelrunner.store.blobs import Blobs
+from modelrunner.store.catalog import Catalog
+from modelrunner.store.files import size_of
+
+
+class LeftoverKind(StrEnum):
+    DOWNLOAD = "unfinished download"
+    UNNAMED = "file of no model"
+    ASIDE = "damaged file set aside"
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A file or folder of `size` bytes that can be removed without a loss to any model."""
+
+    kind: LeftoverKind
+    path: Path
+    size: int
+
+
+def leftovers(
+    catalog: Catalog, data: Path, manifest_folder: Path, blobs: Blobs, busy: Collection[Path]
+) -> Iterator[Leftover]:
+    """`busy` are the folders in `partial` that a download is using. Raises `OSError`."""
+    for path in sorted((data / "partial").iterdir()):
+        if path not in busy:
+            yield Leftover(LeftoverKind.DOWNLOAD, path, size_of(path))
+    for path in startup.unnamed(catalog, manifest_folder, blobs):
+        yield Leftover(LeftoverKind.UNNAMED, path, size_of(path))
+    for name in (*startup.FOLDERS[:-1], "state"):
+        for path in sorted((data / name).glob("*")):
+            if durable.is_set_aside(path):
+                yield Leftover(LeftoverKind.ASIDE, path, size_of(path))

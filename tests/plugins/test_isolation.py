@@ -1,0 +1,324 @@
+"""A backend that misbehaves hurts nobody but those who asked for its models."""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+import pytest
+
+from modelrunner import process
+from modelrunner.backend import BackendState, InstallProgress
+from modelrunner.errors import BackendExited, BackendFaulty, BadRequest
+from modelrunner.plugins.isolation import IsolatedBackend
+from modelrunner.types import Endpoint, Mode, RequiredMemory, RunSpec, Variant
+from tests.fakes import FakeBackend, fake_spec
+
+ENDPOINT = Endpoint(path=Path("/nowhere/engine.sock"))
+
+
+class Broken(FakeBackend):
+    """Each method that is named in `does` calls what stands there instead."""
+
+    def __init__(self, folder: Path, **does: Callable[..., Any]) -> None:
+        super().__init__(folder)
+        for method, function in does.items():
+            setattr(self, method, function)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> RunSpec:
+    return fake_spec(tmp_path)
+
+
+@pytest.fixture
+def isolated(tmp_path: Path) -> Iterator[Callable[..., IsolatedBackend]]:
+    made: list[IsolatedBackend] = []
+
+    def make(limit: float = 5.0, **does: Callable[..., Any]) -> IsolatedBackend:
+        made.append(IsolatedBackend(Broken(tmp_path, **does), answer_limit=limit))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        backend.close()
+
+
+def returns(value: Any) -> Callable[..., Any]:
+    return lambda *args: value
+
+
+def raises(error: BaseException) -> Callable[..., Any]:
+    def fail(*args: Any) -> NoReturn:
+        raise error
+
+    return fail
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("nobody may look")
+
+
+async def test_results_come_back_from_another_thread(isolated: Any, spec: RunSpec) -> None:
+    seen: list[int] = []
+    backend = isolated(required_memory=lambda spec: seen.append(threading.get_ident()) or RequiredMemory(7))
+    assert await backend.required_memory(spec) == RequiredMemory(7)
+    assert seen != [threading.get_ident()]
+
+
+@pytest.mark.parametrize(
+    ("method", "value"),
+    [
+        ("required_memory", None),
+        ("required_memory", 5_000_000_000),
+        ("required_memory", RequiredMemory(-5_000_000_000)),
+        ("required_memory", RequiredMemory(1.5)),  # type: ignore[arg-type]
+        ("required_memory", RequiredMemory(True)),
+        ("required_memory", RequiredMemory(1, (2, "3"))),  # type: ignore[arg-type]
+        ("required_memory", RequiredMemory(1, [2])),  # type: ignore[arg-type]
+        ("required_memory", RequiredMemory(1 << 80)),
+        ("required_memory", Unprintable()),
+        ("growth", RequiredMemory(1, shared=-1)),
+        ("dry_run", "a lot"),
+        ("probe", ("v1/x", {})),
+        ("probe", "nonsense"),
+        ("work_done", math.nan),
+        ("sleep_level", 3),
+    ],
+)
+async def test_nonsense_is_a_fault_that_names_the_backend_and_the_call(
+    isolated: Any, spec: RunSpec, method: str, value: Any
+) -> None:
+    backend = isolated(**{method: returns(value)})
+    arguments = (spec, ENDPOINT) if method == "work_done" else (spec,)
+    with pytest.raises(BackendFaulty, match=f"backend fake .*`{method}` returned"):
+        await getattr(backend, method)(*arguments)
+
+
+@pytest.mark.parametrize("value", [[], None, [1], [Variant(None, RequiredMemory(1))]])  # type: ignore[arg-type]
+async def test_variants_are_checked(isolated: Any, spec: RunSpec, value: Any) -> None:
+    with pytest.raises(BackendFaulty):
+        await isolated(variants=returns(value)).variants(spec, RequiredMemory(1 << 30))
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, None, "high", True])
+async def test_a_priority_is_a_number(isolated: Any, spec: RunSpec, value: Any) -> None:
+    with pytest.raises(BackendFaulty):
+        await isolated(priority=returns(value)).priority(spec.bundle)
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, None])
+async def test_defaults_are_whole_and_positive(isolated: Any, spec: RunSpec, value: Any) -> None:
+    backend = isolated(default_context_size=returns(value), default_parallel=returns(value))
+    with pytest.raises(BackendFaulty):
+        await backend.default_context_size(spec.bundle)
+    with pytest.raises(BackendFaulty):
+        await backend.default_parallel(spec.bundle, Mode.COMPLETION)
+
+
+@pytest.mark.parametrize("value", [None, ({"threads": 1}, ()), ({"parallel": "many"}, ()), ({}, (1,))])
+async def test_folded_flags_are_checked(isolated: Any, value: Any) -> None:
+    with pytest.raises(BackendFaulty):
+        await isolated(fold_flags=returns(value)).fold_flags(("--x",))
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("oh"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), TimeoutError()]
+)
+async def test_whatever_it_raises_is_its_fault_and_its_thread_lives(
+    isolated: Any, spec: RunSpec, error: BaseException
+) -> None:
+    backend = isolated(required_memory=raises(error))
+    with pytest.raises(BackendFaulty, match="backend fake"):
+        await backend.required_memory(spec)
+    assert (await backend.status()).state is BackendState.RUNNING
+
+
+async def test_an_error_of_the_contract_is_passed_on(isolated: Any) -> None:
+    with pytest.raises(BadRequest, match="no such flag"):
+        await isolated(check_flags=raises(BadRequest("no such flag"))).check_flags(("--x",), Mode.COMPLETION)
+
+
+async def test_a_status_is_always_had(isolated: Any) -> None:
+    for fault in (raises(ValueError("oh")), returns("Running")):
+        status = await isolated(status=fault).status()
+        assert status.state is BackendState.ERROR
+        assert "backend fake" in status.details
+
+
+async def test_one_that_blocks_is_late_and_the_loop_goes_on(isolated: Any) -> None:
+    released = threading.Event()
+    backend = isolated(limit=0.2, status=lambda: released.wait(60))
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    try:
+        assert "did not return within 0.2 s" in (await backend.status()).details
+        assert turns > 10
+        before = turns
+        assert "stuck in an earlier call" in (await backend.status()).details
+        assert turns - before < 10, "a stuck backend is not waited for again"
+    finally:
+        counting.cancel()
+        released.set()
+
+
+async def test_one_that_was_stuck_is_asked_again_once_it_is_free(isolated: Any) -> None:
+    released = threading.Event()
+    backend = isolated(limit=0.2, version=lambda: "1.0" if released.wait(60) else "")
+    with pytest.raises(BackendFaulty):
+        await backend.version()
+    released.set()
+    async with asyncio.timeout(30):
+        while "stuck" in (await backend.status()).details:
+            await asyncio.to_thread(time.sleep, 0)
+    assert await backend.version() == "1.0"
+
+
+async def test_one_that_hangs_is_cancelled_at_its_limit(isolated: Any) -> None:
+    cancelled = threading.Event()
+
+    async def hang(*args: Any) -> NoReturn:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    backend = isolated(limit=0.1, sleep_level=hang, version=returns("1.0"))
+    with pytest.raises(BackendFaulty, match="within"):
+        await backend.sleep_level(None)
+    assert await asyncio.to_thread(cancelled.wait, 30)
+    assert await backend.version() == "1.0", "a call that only waits blocks no other"
+
+
+async def test_a_caller_that_is_cancelled_cancels_the_call(isolated: Any, spec: RunSpec) -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+
+    async def hang(spec: RunSpec) -> NoReturn:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    call = asyncio.create_task(isolated(required_memory=hang).required_memory(spec))
+    assert await asyncio.to_thread(begun.wait, 30)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await asyncio.to_thread(cancelled.wait, 30)
+
+
+async def test_progress_of_an_installation_arrives_on_the_callers_loop(isolated: Any) -> None:
+    async def install(progress: Callable[[InstallProgress], None], **options: Any) -> None:
+        progress(InstallProgress("half", 1, 2))
+
+    told: list[tuple[InstallProgress, int]] = []
+    await isolated(install=install).install(lambda step: told.append((step, threading.get_ident())))
+    await asyncio.sleep(0)
+    assert told == [(InstallProgress("half", 1, 2), threading.get_ident())]
+
+
+async def test_explanations_that_fail_are_left_out(isolated: Any) -> None:
+    backend = isolated(explain=raises(ValueError()), ran_out_of_memory=returns("perhaps"))
+    assert await backend.explain("tail") is None
+    assert await backend.ran_out_of_memory("tail") is False
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.lines: list[str] = []
+
+    def started(self, pid: int) -> None:
+        self.pid.set_result(pid)
+
+    def output(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def observed(spec: RunSpec, watcher: Watcher, grace: float = 10.0) -> RunSpec:
+    return replace(spec, process=replace(spec.process, observer=watcher, stop_grace=grace))
+
+
+async def shell(spec: RunSpec, script: str) -> NoReturn:
+    await process.run(["/bin/sh", "-c", script], env={}, options=spec.process)
+
+
+async def test_a_run_tells_its_observer_and_announces_stages(isolated: Any, spec: RunSpec) -> None:
+    backend = isolated(
+        run=lambda spec, endpoint: shell(spec, "echo loading; echo ready; exit 3"),
+        progress=lambda line: {"loading": "loading weights"}.get(line) or raises(ValueError())(),
+    )
+    watcher, stages = Watcher(), []
+    with pytest.raises(BackendExited) as caught:
+        await backend.run(observed(spec, watcher), ENDPOINT, stages.append)
+    assert caught.value.returncode == 3
+    assert watcher.pid.result() > 0
+    assert watcher.lines == ["loading", "ready"]
+    assert stages == ["loading weights"]
+
+
+async def test_a_stopped_run_leaves_no_process(isolated: Any, spec: RunSpec) -> None:
+    watcher = Watcher()
+    backend = isolated(run=lambda spec, endpoint: shell(spec, "sleep 600"))
+    running = asyncio.create_task(backend.run(observed(spec, watcher), ENDPOINT))
+    pid = await watcher.pid
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not psutil.pid_exists(pid)
+
+
+async def test_a_run_that_returns_is_a_fault(isolated: Any, spec: RunSpec) -> None:
+    with pytest.raises(BackendFaulty, match="returned instead of keeping its engine"):
+        await isolated(run=returns(None)).run(spec, ENDPOINT)
+
+
+async def test_an_engine_whose_backend_is_stuck_is_killed(
+    isolated: Any, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modelrunner.plugins.isolation.KILL_AFTER", 0.2)
+    released = threading.Event()
+    backend = isolated(limit=0.1, run=lambda spec, endpoint: shell(spec, "sleep 600"), status=lambda: released.wait(60))
+    watcher = Watcher()
+    running = asyncio.create_task(backend.run(observed(spec, watcher, grace=0.1), ENDPOINT))
+    engine = psutil.Process(await watcher.pid)
+    try:
+        await backend.status()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await asyncio.to_thread(psutil.wait_procs, [engine], 30)
+        assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
+    finally:
+        released.set()
+
+
+async def test_inline_calls_run_on_the_callers_loop(tmp_path: Path, spec: RunSpec) -> None:
+    backend = IsolatedBackend(Broken(tmp_path, version=lambda: str(threading.get_ident())), inline=True)
+    assert await backend.version() == str(threading.get_ident())
+
+
+def test_the_thread_ends_when_it_is_closed(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    backend = IsolatedBackend(FakeBackend(tmp_path))
+    asyncio.run(asyncio.wait_for(backend.status(), 30))
+    (thread,) = set(threading.enumerate()) - before
+    backend.close()
+    thread.join(30)
+    assert not thread.is_alive()
