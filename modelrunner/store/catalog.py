@@ -90,6 +90,10 @@ class Catalog:
         """True if no model is damaged."""
         return all(entry.contents for entry in self.entries.values())
 
+    @property
+    def damaged(self) -> tuple[StoredModel, ...]:
+        return tuple([self.models[entry.id] for entry in self.entries.values() if not entry.contents])
+
     def _put(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             self.entries[entry.id] = entry
@@ -156,7 +160,7 @@ class Catalog:
     def _by_part(self, text: str, reference: Reference, *, whole: bool) -> tuple[Entry, tuple[Reference, ...]]:
         tags: list[Reference] = []
         ids: set[Digest] = set()
-        for tag in self._names.with_part(text) if len(text) >= _SHORTEST_PART else ():
+        for tag in self.names.with_part(text) if len(text) >= _SHORTEST_PART else ():
             tags.append(tag)
             ids.add(self._by_tag[tag])
             if len(ids) > 1 and len(tags) > _MOST_SHOWN:
@@ -178,7 +182,8 @@ class Catalog:
         return self.entries[ids.pop()], tuple(tags)
 
     @cached_property
-    def _names(self) -> "Names":
+    def names(self) -> "Names":
+        """Made by whoever makes the catalog: with thousands of models it takes too long for the event loop."""
         shown = {
             tag: name
             for id, entry in self.entries.items()
@@ -202,12 +207,12 @@ class Names:
         name, wanted = split_part(part)
         at = self._text.find(name)
         while at >= 0:
-            number = bisect_right(self._starts, at) - 1
-            tag = self._tags[number]
             before = self._text[at - 1]
-            if not ("a" <= before <= "z" or "0" <= before <= "9") and wanted in ("", tag.tag.lower()):
-                yield tag
-                at = self._starts[number + 1] - 1
+            if not ("a" <= before <= "z" or "0" <= before <= "9"):
+                number = bisect_right(self._starts, at) - 1
+                if wanted in ("", self._tags[number].tag.lower()):
+                    yield self._tags[number]
+                    at = self._starts[number + 1] - 1
             at = self._text.find(name, at + 1)
 
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,6 +97,7 @@ class Store:
         if self._index.complete and catalog.is_sound:
             startup.sweep(catalog, self.data, self._manifests, self._blobs, self._bundles)
         self._reserve.fill()
+        _ = catalog.names
         return catalog
 
     @property
@@ -111,9 +113,8 @@ class Store:
         return [catalog.models[entry.id] for entry in catalog.entries.values() if entry.contents]
 
     def damaged(self) -> tuple[StoredModel, ...]:
-        """The models whose manifest or configuration cannot be read: to be pulled again, or removed."""
-        catalog = self._catalog
-        return tuple([catalog.models[entry.id] for entry in catalog.entries.values() if not entry.contents])
+        """The models that cannot be used; `damage` says why. Pulling one again heals it, `remove` removes it."""
+        return self._catalog.damaged
 
     def whole(self, text: str) -> tuple[StoredModel, str | None]:
         """The model that has the name or the ID `text`, damaged or not, and the name in its short form, None where
@@ -158,19 +159,15 @@ class Store:
         self, files: Mapping[str, Blob], reference: str | None, *, trust: bool = False, manifest: bytes | None = None
     ) -> StoredModel:
         """Makes a model of ingested files, or of those that `have` returned, and gives it the name `reference`, which
-        another model that has it loses. The same files always make the same model.
-
-        With `manifest`, the files are those that it names (its configuration as well) under any names; it is kept
-        byte for byte and its digest is the model's ID. On any failure the files are where they were. Raises
-        `InvalidModel` for files that are not a model's, `UnsupportedModel` for one that carries code unless `trust` is
-        set."""
+        another model that has it loses. The same files always make the same model. A `manifest` is kept byte for byte
+        and its digest is the model's ID; then the files are all that it names, under any names. On any failure the
+        files are where they were. Raises `InvalidModel` for files that are not a model's, `UnsupportedModel` for one
+        that carries code unless `trust` is set."""
         tag = Reference.parse_name(reference) if reference is not None else None
         paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
         with translated("storing the model", self.data):
-            if manifest is None:
-                draft = Draft.of(files, paths, trust)
-            else:
-                draft = Draft.published(manifest, files, paths, trust)
+            make = Draft.of if manifest is None else partial(Draft.published, manifest)
+            draft = make(files, paths, trust)
             blobs = [blob for blob in files.values() if blob.digest in draft.contents.blobs]
             intact = self._blobs.intact(blobs)
             with self._lock:
@@ -202,7 +199,7 @@ class Store:
             for blob in blobs:
                 self._blobs.settle(blob)
         except OSError as error:
-            log.warning("finished downloads are still in %s: %s", self.partial, error)
+            log.warning("finished downloads are still there: %s", error)
 
     def tag(self, source: str, target: str) -> None:
         """Gives the model `source`, a whole name or an ID, one more name, which another model that has it loses. Raises
@@ -224,8 +221,9 @@ class Store:
             if named and len(entry.tags) > 1:
                 removed = self._untag(entry, named[0])
             elif len(entry.tags) > 1 and not force:
-                names = ", ".join(entry.names)
-                raise Conflict(f"the model has the names {names}: remove them one by one, or all of them with force")
+                raise Conflict(
+                    f"it has the names {', '.join(entry.names)}: remove them one by one, or use force for all"
+                )
             else:
                 removed = self._remove(entry)
             self._reserve.fill()
@@ -258,9 +256,8 @@ class Store:
             log.warning("files of the model %s are still there: %s", id, error)
 
     def missing(self, text: str) -> tuple[Digest, ...]:
-        """Those of the model's digests whose file is missing, has another size than it should, or was found damaged by
-        `verify`. Reads no content: microseconds per file. Pulling the model again heals them. Raises as `get` does,
-        but not for a damaged model, whose own ID is missing."""
+        """The model's digests whose file is missing, of another size, or was found damaged by `verify`; the ID of a
+        damaged model. Takes microseconds. Pulling the model again heals them. Raises `ModelNotFound` and such."""
         entry, _ = self._catalog.find(text)
         if entry.contents is None or not entry.id.within(self._manifests).is_file():
             return (entry.id,)
@@ -269,8 +266,7 @@ class Store:
     def verify(self, text: str, progress: Callable[[int], None] = lambda count: None) -> tuple[Digest, ...]:
         """Reads every byte of the model again, about a second per gigabyte. Returns its digests whose file is missing
         or damaged. From then on they count as missing, so the model is not served until pulling it again heals it.
-        `progress` is told the bytes of each piece that was read, and stops the reading by raising. Raises as
-        `missing`."""
+        `progress` is told the bytes of each piece that was read; it may stop the reading by raising."""
         entry, _ = self._catalog.find(text)
         if entry.contents is None:
             return (entry.id,)
@@ -283,13 +279,13 @@ class Store:
             return tuple(found)
 
     def leftovers(self, busy: Collection[Path] = ()) -> tuple[Leftover, ...]:
-        """What `prune` would remove. `busy` are the folders in `partial` that downloads are using."""
-        with self._lock, translated("looking for leftovers", self.data):
+        """What `prune` would remove. `busy` are the folders in `partial` that downloads use."""
+        with translated("looking for leftovers", self.data), self._lock:
             return tuple(leftovers(self._catalog, self.data, self._manifests, self._blobs, busy))
 
     def prune(self, busy: Collection[Path] = ()) -> tuple[Leftover, ...]:
-        """Removes unfinished downloads, files that no model names, and damaged files that were set aside. Returns what
-        it removed. While a model is damaged, blobs that no model names are kept, since they may be its own."""
+        """Removes leftovers and returns them. While a model is damaged, blobs that no model names are kept, since they
+        may be its own."""
         with self._lock, translated("removing leftovers", self.data):
             found = self.leftovers(busy)
             for leftover in found:
@@ -310,6 +306,7 @@ class Store:
 
     def _commit(self, catalog: Catalog, changed: Iterable[Entry] = ()) -> None:
         size = self._index.save(entry.record for entry in catalog.entries.values())
+        _ = catalog.names
         self._catalog = catalog
         self.generation += 1
         for entry in changed:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from modelrunner.errors import InvalidModel
+from modelrunner.store import gguf_model
 from modelrunner.store.ggml import FILE_TYPES, TENSOR_TYPES
 from modelrunner.store.gguf import read_header
 from tests.store.samples import PREAMBLE, write_gguf
@@ -236,3 +237,35 @@ def test_a_changed_file_is_read_or_refused_and_nothing_else(sample, patches):
     except InvalidModel:
         return
     assert sum(t.size for t in header.tensors) <= len(changed)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "match"),
+    [
+        ({"llama.block_count": 10**9}, "more than any model has"),
+        ({"llama.block_count": 2**63 - 1}, "more than any model has|not a whole number"),
+        ({"llama.block_count": True}, "not a whole number"),
+        ({"llama.block_count": "4"}, "not a whole number"),
+        ({"llama.context_length": True}, "not a whole number"),
+        ({"llama.attention.head_count_kv": [1, 2**40]}, "not a whole number"),
+        ({"tokenizer.ggml.tokens.length": "many"}, "not a whole number|twice"),
+        ({"tokenizer.ggml.eos_token_id": "two"}, "not a whole number"),
+        ({"tokenizer.chat_template": "x" * 200_000}, "chat template"),
+        ({"tokenizer.chat_template.tool_use": "x" * (1 << 21)}, "chat template"),
+        ({"general.architecture": "a" * 1_000_000}, "1000000 characters"),
+    ],
+)
+def test_figures_that_no_model_has_are_refused_at_once(tmp_path, metadata, match):
+    """Before anything is computed with them, in a layer each or otherwise."""
+    architecture = metadata.pop("general.architecture", "llama")
+    kinds = {bool: 7, str: 8, int: 11}
+    parts = [entry("general.architecture", 8, string(architecture))]
+    for key, value in metadata.items():
+        if isinstance(value, list):
+            parts.append(entry(key, 9, struct.pack(f"<IQ{len(value)}q", 11, len(value), *value)))
+        else:
+            data = string(value) if isinstance(value, str) else struct.pack("<?" if value is True else "<q", value)
+            parts.append(entry(key, kinds[type(value)], data))
+    (tmp_path / "m.gguf").write_bytes(document(*parts, tensor(), keys=len(parts), tensors=1))
+    with pytest.raises(InvalidModel, match=match):
+        gguf_model.read({"m.gguf": tmp_path / "m.gguf"})
