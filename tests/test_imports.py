@@ -55,7 +55,6 @@ ALLOWED = {
         "registry",
         "config",
         "lockfile",
-        "modelconfig",
         "processtree",
     },  # config: see below
     "steps": {"process"},
