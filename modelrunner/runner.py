@@ -24,7 +24,10 @@ log = logging.getLogger(__name__)
 _Order = Callable[[RunSpec, Endpoint], Awaitable[None]]
 _KEPT_LINES = 50
 _OTHER_PORTS = 5  # that are tried when one is taken
-_LAST_CHANCE = 1.0  # seconds that an engine which has failed gets to end by itself
+# Seconds that a failed engine gets to end by itself, so that its last words are seen: a process that crashes needs
+# milliseconds, one that writes a core dump longer. A broken connection waits a quarter of it (proxy/exchange.py): there
+# the client waits, and the usual end is at once.
+LAST_CHANCE = 1.0
 
 
 class RunnerState(StrEnum):
@@ -139,7 +142,7 @@ class Runner:
                 raise
             raise self.failure from error
         finally:
-            await stopped(engine, patience=_LAST_CHANCE if ended_by_itself else None)
+            await stopped(engine, patience=LAST_CHANCE if ended_by_itself else None)
 
     def check_model(self, model_id: str) -> None:
         """The guard: raises `Misdirected` for any model but the one that this runner has loaded."""

@@ -259,7 +259,6 @@ class RunnerKey(NamedTuple):
     model_id: str
     mode: Mode
     revision: int = 0
-    replica: int = 0
 
     def __str__(self) -> str:
         return f"{self.backend}/{self.model_id[:19]}/{self.mode}#{self.revision}"

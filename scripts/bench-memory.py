@@ -25,7 +25,7 @@ from single import backends, serving, store_of, tested_models
 from modelrunner import Bundle, Mode, ProcessOptions, RunSpec
 from modelrunner.runner import Runner
 from modelrunner.scheduler import Ledger
-from modelrunner.scheduler.runners import measure
+from modelrunner.scheduler.factory import measure
 from modelrunner.types import RequiredMemory
 from modelrunner_llamacpp import LlamaCppBackend
 from modelrunner_llamacpp.engines import Kind

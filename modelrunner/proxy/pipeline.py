@@ -134,7 +134,7 @@ class Pipeline:
         target = self._resolve.known(route.backend, ask.model, route.mode)
         if route.runner is not None:
             return self._lease_runner(ask, route.runner, target)
-        return None if target is None else self._scheduler.warm(target, ask.keep_alive)
+        return None if target is None else self._scheduler.warm(target, ask.keep_alive, ask.terms.batch)
 
     async def lease(self, ask: Inference) -> Lease:
         """Raises whatever resolving and scheduling raise."""

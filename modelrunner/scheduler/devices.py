@@ -17,27 +17,27 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """Bytes. `held` is by process ID, None where nobody tells it."""
+class DeviceMemory:
+    """Bytes of one device. `held` is by process ID, None if the driver does not say."""
 
     total: int
     free: int
     held: Mapping[int, int] | None = None
 
 
-def devices(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[Device, ...]:
+def devices(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[DeviceMemory, ...]:
     """In the order in which an engine started with this environment and CUDA_DEVICE_ORDER=PCI_BUS_ID numbers them.
     Raises `TimeoutError` if the driver does not answer."""
     return _nvidia(environ) or _amd(environ, root)
 
 
-def held_by(found: Iterable[Device], pids: Iterable[int]) -> tuple[int, ...]:
-    """What these processes hold of each device; empty where it is not told of every one."""
+def held_by(found: Iterable[DeviceMemory], pids: Iterable[int]) -> tuple[int, ...]:
+    """What these processes hold of each device; empty if a driver does not say."""
     told, pids = [device.held for device in found], set(pids)
     return () if None in told else tuple(sum(held.get(pid, 0) for pid in pids) for held in told if held is not None)
 
 
-def _nvidia(environ: Mapping[str, str]) -> tuple[Device, ...]:
+def _nvidia(environ: Mapping[str, str]) -> tuple[DeviceMemory, ...]:
     program = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if program is None:
         return ()
@@ -46,7 +46,7 @@ def _nvidia(environ: Mapping[str, str]) -> tuple[Device, ...]:
         return ()  # "[N/A]": the memory is the machine's
     held = _held(_rows(program, "--query-compute-apps=pid,gpu_uuid,used_memory")) if gpus else None
     return tuple(
-        Device(int(total) * MIB, int(free) * MIB, None if held is None else held.get(uuid, {}))
+        DeviceMemory(int(total) * MIB, int(free) * MIB, None if held is None else held.get(uuid, {}))
         for _, uuid, total, free in _visible(gpus, environ.get("CUDA_VISIBLE_DEVICES"))
     )
 
@@ -78,7 +78,8 @@ def _held(rows: Iterable[list[str]]) -> dict[str, dict[int, int]] | None:
 
 
 def _visible(gpus: list[list[str]], chosen: str | None) -> list[list[str]]:
-    """As CUDA does it: numbers, or beginnings of UUIDs, in their order, up to the first that names none."""
+    """The chosen GPUs as CUDA selects them: numbers or beginnings of UUIDs, in that order, up to the first unknown
+    one."""
     if chosen is None:
         return gpus
     found = []
@@ -90,8 +91,8 @@ def _visible(gpus: list[list[str]], chosen: str | None) -> list[list[str]]:
     return found
 
 
-def _amd(environ: Mapping[str, str], root: Path) -> tuple[Device, ...]:
-    """By PCI address, as ROCm does it. What a process holds is not told."""
+def _amd(environ: Mapping[str, str], root: Path) -> tuple[DeviceMemory, ...]:
+    """By PCI address, as ROCm does it. sysfs does not say what a process holds."""
     folders = {card.resolve() for card in (root / "sys/class/drm").glob("card*/device")}
     cards = [[str(number), "", str(folder)] for number, folder in enumerate(sorted(filter(_has_memory, folders)))]
     chosen = environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
@@ -102,6 +103,6 @@ def _has_memory(folder: Path) -> bool:
     return (folder / "mem_info_vram_total").exists() and (folder / "mem_info_vram_used").exists()
 
 
-def _amd_device(folder: Path) -> Device:
+def _amd_device(folder: Path) -> DeviceMemory:
     total, used = (int((folder / f"mem_info_vram_{what}").read_text("ascii")) for what in ("total", "used"))
-    return Device(total, max(0, total - used))
+    return DeviceMemory(total, max(0, total - used))

@@ -1,35 +1,35 @@
-"""What runners that ended by themselves mean for the next start: pauses, a breaker, and more room or a smaller variant
-where memory ran out. Pure.
+"""How a runner that ended by itself delays the next start of its model, and the errors that a plan answers with. Pure.
 
-A start that failed answers those who waited for it; who comes during the pause that follows (1, 2, 4 ... 60 s) is told
-so. After a crash the waiting get a new runner, at once the first time, then after 1, 2, 4 s; the fifth crash or failed
-start in a row opens the breaker: for 60 s everybody is refused with the engine's last words, then one start is tried.
-Either way there are at most seven starts in any minute.
+A failed start is the answer to all who waited for it. Requests that come during the pause after it (1, 2, 4 ... 60 s)
+are refused. After a crash the waiting requests get a new runner: at once the first time, then after 1, 2, 4 s. The
+fifth crash or failed start in a row opens the breaker: for 60 s every request is refused with the engine's last words,
+then one start is tried. Either way there are at most seven starts in any minute.
 
-A load that ran out of memory is tried again at once, first with more room made for it, then in the next smaller
-variant; the third in a row is told like any failed start, and the next one begins where that ended.
+A load that ran out of memory is tried again at once: first with more memory counted for it, then in the next smaller
+variant. The third in a row counts as a failed start; the next start continues from there.
 """
 
-from modelrunner.errors import OutOfMemory
-from modelrunner.scheduler.state import Failure, Slot
+from modelrunner.errors import BackingOff, InsufficientMemory, OutOfMemory, ShuttingDown, TimedOut
+from modelrunner.scheduler.room import Vector
+from modelrunner.scheduler.state import Failure, Group, Phase, Slot
 
-# Seconds: the longest pause, how long a runner has to be ready to clear its model of earlier failures, and how long
+# Seconds: the longest pause; how long a runner must have been ready to clear its model of earlier failures; how long
 # after its pause a failure is remembered.
 MAX_BACKOFF = 60.0
 HEALTHY = 60.0
 REMEMBERED = 600.0
-# Failures in a row after which a model that crashes is given up for a pause; starts in a row that run out of memory.
+# Crashes or failed starts in a row that open the breaker; starts in a row that run out of memory before it is an error.
 BREAKER = 5
 MEMORY_TRIES = 3
 
 
 def is_past(failure: Failure, now: float) -> bool:
-    """It says nothing about the next start any more."""
+    """True once the failure no longer affects the next start."""
     return now >= failure.until + REMEMBERED
 
 
 def after(previous: Failure | None, slot: Slot, variants: int, now: float) -> Failure:
-    """What to remember of `slot`, which ended by itself, where its model has so many variants."""
+    """The failure to remember for `slot`, which ended by itself; its model has that many `variants`."""
     assert slot.error is not None
     healthy = slot.was_ready and now - slot.ready_at >= HEALTHY
     if previous is not None and (healthy or is_past(previous, now)):
@@ -57,3 +57,59 @@ def _out_of_memory(slot: Slot, count: int, floor: int, raised: bool, variants: i
 
 def _pause(count: int) -> float:
     return min(MAX_BACKOFF, 2.0 ** (count - 1))
+
+
+def backing_off(group: Group, failure: Failure, now: float) -> BackingOff:
+    pause = max(0.0, failure.until - now)
+    often = f" {failure.count} times in a row" if failure.count > 1 else ""
+    return BackingOff(
+        f"{_name(group)} failed{often}, last with: {failure.error}; it is tried again in {pause:.1f} s",
+        retry_after=pause,
+    )
+
+
+def timed_out(group: Group, max_wait: float, phase: Phase | None, paused: bool) -> TimedOut:
+    """`phase` is the phase of the model's runner, None without one."""
+    if paused:
+        what = "it to be resumed: it is paused"
+    elif phase is Phase.READY:
+        what = "its turn behind other requests"
+    else:
+        what = "its load" if phase is Phase.STARTING else "memory"
+    return TimedOut(f"{_name(group)} timed out after {max_wait:g} s waiting for {what}; try again later")
+
+
+def too_large(group: Group, budget: Vector, free: Vector) -> InsufficientMemory:
+    what = "more than there is: choose a smaller model or context, or raise the budget"
+    if budget[0] == 0:
+        what = "and the budget is 0: raise memory_budget, or free memory that other programs hold"
+    return _no_room(group, what, budget, free)
+
+
+def pinned_out(group: Group, budget: Vector, free: Vector) -> InsufficientMemory:
+    return _no_room(group, "and pinned models hold the rest: unpin one, or raise the budget", budget, free)
+
+
+def out_of_memory(group: Group, error: BaseException, budget: Vector, free: Vector) -> InsufficientMemory:
+    what = (
+        "by the estimate, and memory ran out when it was loaded, again with more room and in the next smaller variant "
+        f"if there is one ({error}): choose a smaller model or context, or free memory that other programs hold"
+    )
+    return _no_room(group, what, budget, free)
+
+
+def shutting_down() -> ShuttingDown:
+    return ShuttingDown("modelrunner is shutting down")
+
+
+def _no_room(group: Group, why: str, budget: Vector, free: Vector) -> InsufficientMemory:
+    smallest = group.needs[-1]
+    lines = []
+    for i, need in enumerate((smallest.ram, *smallest.vram)):
+        what = "main memory" if i == 0 else f"device {i - 1}"
+        lines.append(f"{what}: needed {need}, free {max(0, free[i])}, budget {budget[i]} bytes")
+    return InsufficientMemory(f"{_name(group)} needs {smallest}, {why} ({'; '.join(lines)})")
+
+
+def _name(group: Group) -> str:
+    return group.name or str(group.key)

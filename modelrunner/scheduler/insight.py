@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from modelrunner.scheduler import refusals, revisions, why
+from modelrunner.scheduler import failures, revisions, why
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.slots import Queue, Target
@@ -84,7 +84,7 @@ class Insight:
         `names` has by theirs."""
         now, table = self._clock(), self._table
         return {
-            key.model_id: refusals.backing_off(Group(key, (), (), names[key.model_id]), failure, now).message
+            key.model_id: failures.backing_off(Group(key, (), (), names[key.model_id]), failure, now).message
             for key, failure in table.state().failures.items()
             if key.model_id in names and key not in table.slots and not failure.waits and now < failure.until
         }
@@ -109,7 +109,7 @@ class Insight:
     async def _group(self, target: Target) -> Group:
         queue = self._table.queues.get(target.key)
         if queue is not None:
-            return queue.view()
+            return queue.view(self._table.load_seconds.get(target.key, 0.0))
         variants = await self._table.variants(target)
         return Group(target.key, (), tuple([variant.memory for variant in variants]), target.name)
 
@@ -121,7 +121,7 @@ class Insight:
         sleeps is awake sooner, nobody knows when."""
         took = self._table.load_seconds.get(key)
         slot = self._table.slots.get(key)
-        if slot is not None and slot.rest is not None:
+        if slot is not None and (slot.phase is Phase.SLEEPING or (slot.phase is Phase.STARTING and slot.ready_at)):
             return None
         if took is None or slot is None or slot.phase is not Phase.STARTING:
             return took

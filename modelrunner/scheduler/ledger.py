@@ -1,7 +1,10 @@
-"""What each model needs: the backend's estimate, until the engine was asked, and then a run of it was measured."""
+"""The memory that each model needs: the backend's estimate, then what the engine itself says, then what a run was
+measured to hold. And the scheduler's account of memory: the budget, and what its runners hold."""
 
 import asyncio
 import json
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -10,15 +13,22 @@ import msgspec
 
 from modelrunner.backend import Backend
 from modelrunner.durable import JsonFile
+from modelrunner.errors import EngineFailed, ModelRunnerError
+from modelrunner.registry import BackendRegistry
+from modelrunner.scheduler.factory import Measure
+from modelrunner.scheduler.memory import Probe
+from modelrunner.scheduler.slots import RunnerSlot, Target
+from modelrunner.scheduler.state import Phase
 from modelrunner.types import RequiredMemory, RunSpec, Variant
 
 _FORMAT: Final = 2
 _MAX_ENTRIES = 4096
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What is known of a run at a full context: `measured`, or told by the engine without loading the model."""
+    """What is known of a run at a full context: `measured`, or stated by the engine without loading the model."""
 
     memory: RequiredMemory
     measured: bool
@@ -57,8 +67,8 @@ class Ledger:
         return [replace(v, memory=await self.required(backend, v.spec)) for v in found]
 
     async def ask(self, backend: Backend, spec: RunSpec) -> None:
-        """Has the engine itself say what a run needs, once, unless that is known; one engine at a time. Takes a second
-        and belongs to when a model was pulled or configured: a load never waits for it."""
+        """Asks the engine itself what a run needs, once, unless that is known; one engine at a time. Takes a second,
+        after a pull or a configuration change; a load never waits for it."""
         entry = _entry(backend, spec)
         async with self._asking:
             if entry in self._known:
@@ -70,11 +80,13 @@ class Ledger:
     def record(
         self, backend: Backend, spec: RunSpec, measured: RequiredMemory, *, fresh: bool = False
     ) -> RequiredMemory:
-        """Takes down what a run was seen to hold and returns what counts for such a run from now on: the most that was
-        ever measured. A `fresh` one has only loaded its model: what it will hold at a full context is that and the
-        growth that its backend expects. Devices that could not be measured keep their figure."""
+        """Records what a run was measured to hold, and returns what counts for such a run from now on: the most that
+        was ever measured. A `fresh` run has only loaded its model; the growth that its backend expects is added.
+        Devices that could not be measured keep their figure. Raises `ValueError` if the growth is no valid figure."""
         if fresh:
             measured += backend.growth(spec)
+            if not _is_valid(measured):
+                raise ValueError(f"growth() gave no valid figure: {measured!r}")
         entry = _entry(backend, spec)
         known = self._known.get(entry)
         before = known.memory if known else self._estimates.get(entry, RequiredMemory(0))
@@ -103,3 +115,70 @@ def _entry(backend: Backend, spec: RunSpec) -> str:
     parts += [backend.settings.model_dump_json(), spec.gpu_layers]
     parts += [spec.flags, spec.draft.model_id if spec.draft else None, sorted(spec.options.items())]
     return json.dumps(parts, default=str)
+
+
+class Account:
+    """The scheduler's account of memory: its budget, what a run needs, and what a runner was seen to hold. A backend
+    that fails, or answers with no valid figure, raises `EngineFailed` that names it; a wrong measurement is logged and
+    does not count."""
+
+    def __init__(self, registry: BackendRegistry, probe: Probe, ledger: Ledger, measure: Measure) -> None:
+        self._registry = registry
+        self._probe = probe
+        self._ledger = ledger
+        self._measure = measure
+
+    def budget(self, slots: Iterable[RunnerSlot]) -> RequiredMemory:
+        """What all runners together may hold; `slots` are those that there are."""
+        return self._probe({slot.runner.pid: slot.memory for slot in slots if slot.runner.pid is not None})
+
+    async def variants(self, target: Target, budget: RequiredMemory) -> list[Variant]:
+        """The ways to run the target, the preferred one first."""
+        name = target.key.backend
+        backend = self._registry.get(name)
+        try:
+            found = await self._ledger.variants(backend, target.spec, budget)
+        except ModelRunnerError:
+            raise
+        except Exception as error:
+            log.error("the backend %s failed to estimate %s", name, target.name, exc_info=error)
+            what = f"{type(error).__name__}: {error}"
+            raise EngineFailed(f"the backend {name} failed to estimate the memory of {target.name}: {what}") from error
+        wrong = [variant.memory for variant in found if not _is_valid(variant.memory)]
+        if wrong or not found:
+            shown = repr(wrong[0]) if wrong else "nothing"
+            raise EngineFailed(f"the backend {name} gave no valid memory estimate of {target.name}: {shown}")
+        return found
+
+    async def ask(self, target: Target, budget: RequiredMemory) -> None:
+        """Has the engine itself say what the preferred variant needs, where it can; slow, and for later loads."""
+        preferred, *_ = await self.variants(target, budget)
+        await self._ledger.ask(self._registry.get(target.key.backend), preferred.spec)
+
+    async def seen(self, slot: RunnerSlot) -> RequiredMemory | None:
+        """What the runner holds now, None if that cannot be said. Does not count for its next load."""
+        measured = await self._measure(slot.runner)
+        return measured if _is_valid(measured) else None
+
+    async def measure(self, slot: RunnerSlot, *, fresh: bool) -> bool:
+        """Measures what the runner holds and counts it from now on; `fresh` when it has only loaded its model. False if
+        it cannot be said: a process that is ending holds less than it did."""
+        measured = await self.seen(slot)
+        if measured is None or slot.phase not in (Phase.READY, Phase.DRAINING):
+            return False
+        name = slot.target.key.backend
+        try:
+            memory = self._ledger.record(self._registry.get(name), slot.variant.spec, measured, fresh=fresh)
+        except Exception as error:  # a fault of the backend's
+            log.error("the backend %s failed when %s was measured", name, slot.target.name, exc_info=error)
+            return False
+        slot.count(memory, measured)
+        return True
+
+
+def _is_valid(memory: object) -> bool:
+    """True for a `RequiredMemory` of whole bytes, none negative: anything else would fail in every plan."""
+    if not isinstance(memory, RequiredMemory) or not isinstance(memory.vram, tuple):
+        return False
+    figures = (memory.ram, memory.shared, *memory.vram)
+    return all(type(figure) is int and figure >= 0 for figure in figures) and memory.shared <= memory.ram

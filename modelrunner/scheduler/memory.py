@@ -11,7 +11,7 @@ from typing import NamedTuple
 import psutil
 
 from modelrunner.processtree import process_tree
-from modelrunner.scheduler.devices import Device, devices
+from modelrunner.scheduler.devices import DeviceMemory, devices
 from modelrunner.types import RequiredMemory
 
 # The budget in bytes for all runners together: given the process IDs of their engines and what each one counts for.
@@ -38,7 +38,7 @@ class MemoryProbe:
         reserve: int | None = None,
         *,
         root: Path = Path("/"),
-        look: Callable[[], tuple[Device, ...]] = devices,
+        look: Callable[[], tuple[DeviceMemory, ...]] = devices,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.set_limits(budget, reserve)
@@ -46,7 +46,7 @@ class MemoryProbe:
         self._look = look
         self._clock = clock
         self._looking = threading.Lock()
-        self._devices: tuple[Device, ...] = ()
+        self._devices: tuple[DeviceMemory, ...] = ()
         self._devices_due = clock()
         self.refresh({})
 
@@ -73,7 +73,7 @@ class MemoryProbe:
             log.warning("the memory cannot be looked at: %s", error)
 
     def _look_again(self, runners: Mapping[int, RequiredMemory]) -> None:
-        """By the one that holds the lock."""
+        """Looks again; the caller holds the lock."""
         try:
             seen = self._seen_devices()
             pids = {process.pid for pid in runners for process in process_tree(pid)} if seen else set()
@@ -96,7 +96,7 @@ class MemoryProbe:
         reserve = pool.total // 10 if self._reserve is None else self._reserve
         return max(0, pool.free - reserve)
 
-    def _seen_devices(self) -> tuple[Device, ...]:
+    def _seen_devices(self) -> tuple[DeviceMemory, ...]:
         if self._clock() >= self._devices_due:
             try:
                 self._devices = self._look()
@@ -113,8 +113,8 @@ class _Pool(NamedTuple):
     free: int
 
 
-def _held(number: int, device: Device, runners: Mapping[int, RequiredMemory], pids: set[int]) -> int:
-    """What our runners hold of a device. Where nobody tells, they are taken at their word."""
+def _held(number: int, device: DeviceMemory, runners: Mapping[int, RequiredMemory], pids: set[int]) -> int:
+    """What our runners hold of a device. If the driver does not say, what they count for."""
     if device.held is not None:
         return sum(device.held.get(pid, 0) for pid in pids)
     counted = sum(memory.vram[number] for memory in runners.values() if number < len(memory.vram))

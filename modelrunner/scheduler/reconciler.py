@@ -1,4 +1,4 @@
-"""The one owner of queues and runners: plans after every change, and carries the plan out."""
+"""The owner of queues and runners: plans after every change, and carries the plan out."""
 
 import asyncio
 import itertools
@@ -8,20 +8,17 @@ from functools import partial
 from typing import assert_never
 
 from modelrunner.errors import EngineFailed, ModelRunnerError
-from modelrunner.scheduler.alarm import Alarm
-from modelrunner.scheduler.background import Background
-from modelrunner.scheduler.dozing import Dozing
 from modelrunner.scheduler.events import Events
+from modelrunner.scheduler.factory import MakeRunner
 from modelrunner.scheduler.failures import is_past
-from modelrunner.scheduler.meter import Meter
-from modelrunner.scheduler.order import Line, note_turn
+from modelrunner.scheduler.ledger import Account
+from modelrunner.scheduler.loop import Alarm, Background
 from modelrunner.scheduler.plan import plan
-from modelrunner.scheduler.runners import MakeRunner
-from modelrunner.scheduler.sharing import counted_once, whole
+from modelrunner.scheduler.room import counted_once, whole
+from modelrunner.scheduler.sleeping import Sleeping
 from modelrunner.scheduler.slots import Lease, Queue, Queues, RunnerSlot, Target, Ticket
 from modelrunner.scheduler.state import (
     Action,
-    Admit,
     Drain,
     Failure,
     Forget,
@@ -38,6 +35,7 @@ from modelrunner.scheduler.state import (
     Wake,
     WakeAt,
 )
+from modelrunner.scheduler.turns import Line, note_turn
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
 
 log = logging.getLogger(__name__)
@@ -52,7 +50,7 @@ class Reconciler:
     def __init__(
         self,
         *,
-        meter: Meter,
+        account: Account,
         policy: Policy,
         make_runner: MakeRunner,
         events: Events,
@@ -65,19 +63,19 @@ class Reconciler:
         self.stuck = False
         self.load_seconds: dict[RunnerKey, float] = {}
         self.time = clock
-        self._meter = meter
         self.policy = policy
+        self._account = account
         self._make_runner = make_runner
         self._events = events
         self._failures: dict[RunnerKey, Failure] = {}
         self._served: dict[Line, float] = {}
-        self._ids, self._turns = itertools.count(1), itertools.count(1)
+        self._ids = itertools.count(1)
         self._alarm = Alarm(self._reconcile, clock)
         self._background = Background()
-        self._dozing = Dozing(meter, events, self._background, self.changed, clock)
+        self._sleeping = Sleeping(account, events, self._background, self.changed, clock)
 
     def queue_up(self, target: Target, keep_alive: KeepAlive, caller: str = "", batch: bool = False) -> Ticket:
-        """A place at the end of the target's queue."""
+        """Puts a request at the end of the target's queue."""
         queue = self.open_queue(target)
         granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         ticket = Ticket(Request(next(self._ids), self.time(), caller, batch), target, keep_alive, granted)
@@ -102,23 +100,19 @@ class Reconciler:
             self.queues.take([ticket.request.id], ticket.target.key)
             self.changed()
 
-    def lease(self, slot: RunnerSlot, keep_alive: KeepAlive, *, since: float | None = None) -> Lease:
-        """Counts one. `since` is when its request began to wait."""
+    def lease(self, slot: RunnerSlot, keep_alive: KeepAlive, batch: bool = False, since: float | None = None) -> Lease:
+        """A new lease. `since` is when its request began to wait, None if it did not."""
         now = self.time()
-        slot.leases += 1
-        slot.last_used = now
+        slot.lend(now, batch=batch)
         if since is None or slot.ready_at is None:
-            return Lease(self, slot, keep_alive, now)
-        return Lease(self, slot, keep_alive, now, now - since, max(0.0, slot.ready_at - max(slot.load_began, since)))
+            return Lease(self, slot, keep_alive, now, batch=batch)
+        loaded = max(0.0, slot.ready_at - max(slot.load_began, since))
+        return Lease(self, slot, keep_alive, now, batch=batch, waited=now - since, loaded=loaded)
 
-    def lease_ended(self, slot: RunnerSlot, keep_alive: KeepAlive, taken: float) -> None:
-        """Called by the lease. Among concurrent requests the latest to end decides the keep-alive."""
-        now = self.time()
-        held = now - taken
-        slot.leases -= 1
-        slot.last_used = now
-        slot.keep_alive = keep_alive
-        slot.held = held if slot.held is None else 0.8 * slot.held + 0.2 * held
+    def lease_ended(self, lease: Lease) -> None:
+        """Called by the lease."""
+        slot, now = lease.slot, self.time()
+        slot.take_back(now, lease.keep_alive, now - lease.taken, batch=lease.batch)
         ready = slot.phase is Phase.READY
         if ready and now >= slot.measured_at + _MEASURED_AGE:
             slot.measured_at = now
@@ -128,22 +122,30 @@ class Reconciler:
         elif slot.leases == 0:
             self._alarm.at(slot.expires)
 
+    def drain(self, slot: RunnerSlot, reason: Reason, room_for: str = "") -> None:
+        """The runner takes no new leases; a plan stops it after the last. Nothing for a runner that is ending
+        already."""
+        if slot.phase not in (Phase.STOPPING, Phase.ENDED):
+            log.info("no new requests for %s: %s", slot.target.name, reason)
+            slot.become(Phase.DRAINING, self.time(), drain=reason, room_for=room_for)
+            self.changed()
+
     def end(self, slot: RunnerSlot, reason: Reason, room_for: str = "") -> None:
-        """Asks the runner's process to end, whoever uses it. `room_for` names the model that gets its room."""
-        if slot.task is not None and not slot.stopping:
-            slot.stopping = True
+        """Ends the runner's process, whoever uses it. `room_for` names the model that gets its memory."""
+        if slot.task is not None and slot.phase not in (Phase.STOPPING, Phase.ENDED):
+            slot.become(Phase.STOPPING, self.time())
             self._tell_end(slot, reason, room_for or slot.room_for)
             slot.runner.mark_stopping()
             slot.task.cancel()
 
     def refuse(self, key: RunnerKey, error: BaseException) -> None:
-        """Answers everybody who waits for the key."""
+        """Refuses every request that waits for the key."""
         queue = self.queues.get(key)
         if queue is not None:
             self._refuse(key, tuple(queue.tickets), error)
 
     def pause(self, model_id: str) -> None:
-        """Its runners take nothing new and end after their last lease; who asks for it waits for `resume`."""
+        """The model's runners take nothing new and end after their last lease; its requests wait for `resume`."""
         self.paused |= {model_id}
         self.changed()
 
@@ -153,7 +155,7 @@ class Reconciler:
 
     def budget(self) -> RequiredMemory:
         """What all runners together may hold, as it was at most a second ago."""
-        return self._meter.budget(self.slots.values())
+        return self._account.budget(self.slots.values())
 
     def changed(self) -> None:
         """Plans in the loop's next turn, once however often this was called before it."""
@@ -168,39 +170,46 @@ class Reconciler:
         self.stuck = True  # unless it comes to its end
         now = self.time()
         for slot in self.slots.values():
-            if slot.ready_at is None and slot.runner.ready_at is not None:
+            if slot.phase is Phase.STARTING and slot.ready_at is None and slot.runner.ready_at is not None:
                 self._became_ready(slot, now)
         for action in plan(self.state(), now):
             self._carry_out(action)
         self.stuck = False
 
     def state(self) -> State:
-        """What a plan is made from."""
-        slots, groups = counted_once(
-            [slot.view() for slot in self.slots.values()], [queue.view() for queue in self.queues.values()]
+        """The input of a plan."""
+        queues = [queue.view(self.load_seconds.get(key, 0.0)) for key, queue in self.queues.items()]
+        slots, groups = counted_once([slot.view() for slot in self.slots.values()], queues)
+        return State(
+            groups,
+            slots,
+            self.budget(),
+            self._failures,
+            self.policy,
+            self.closing,
+            self.paused,
+            self._served,
+            self._sleeping.view(),
         )
-        return State(groups, slots, self.budget(), self._failures, self.policy, self.closing, self.paused, self._served)
 
     def _carry_out(self, action: Action) -> None:
         match action:
             case Grant(key, requests):
-                for ticket in self.queues.take(requests, key):
-                    self._grant(self.slots[key], ticket)
+                self._grant(self.slots[key], requests)
             case Start(key, memory, variant):
                 self._start(key, memory, variant)
             case Sleep(key):
-                self._dozing.sleep(self.slots[key])
+                self._sleeping.sleep(self.slots[key])
             case Wake(key):
-                self._dozing.wake(self.slots[key])
+                self._sleeping.wake(self.slots[key])
             case Stop(key, reason, room_for):
+                self._note_turn(key)
                 self.end(self.slots[key], reason, room_for)
             case Drain(key, reason, room_for):
-                log.info("no new requests for %s: %s", self.slots[key].target.name, reason)
-                self.slots[key].drain, self.slots[key].room_for = reason, room_for
-            case Admit(key):
-                self.slots[key].drain, self.slots[key].room_for = None, ""
+                self._note_turn(key)
+                self.drain(self.slots[key], reason, room_for)
             case Forget(key, failure):
-                del self.slots[key]
+                self._sleeping.remove(self.slots.pop(key))
                 if failure is not None:
                     self._remember(key, failure)
             case Refuse(key, requests, error):
@@ -210,10 +219,18 @@ class Reconciler:
             case _:
                 assert_never(action)
 
-    def _grant(self, slot: RunnerSlot, ticket: Ticket) -> None:
-        request = ticket.request
-        note_turn(self._served, (request.caller, request.batch), next(self._turns))
-        ticket.granted.set_result(self.lease(slot, ticket.keep_alive, since=request.since))
+    def _grant(self, slot: RunnerSlot, requests: Sequence[int]) -> None:
+        now, key = self.time(), slot.target.key
+        self._note_turn(key)
+        for ticket in self.queues.take(requests, key):
+            request = ticket.request
+            note_turn(self._served, (request.caller, request.batch), now)
+            ticket.granted.set_result(self.lease(slot, ticket.keep_alive, request.batch, request.since))
+
+    def _note_turn(self, key: RunnerKey) -> None:
+        """Requests of the key got a lease, or lose their runner to another model: others come first now."""
+        if (queue := self.queues.get(key)) is not None:
+            queue.turn = self.time()
 
     def _remember(self, key: RunnerKey, failure: Failure) -> None:
         now = self.time()
@@ -243,6 +260,11 @@ class Reconciler:
         except (ModelRunnerError, OSError) as error:
             self.refuse(key, error)
             return
+        except Exception as error:  # a fault of the backend's: the plan goes on for the other models
+            log.error("the backend %s failed to make a runner", key.backend, exc_info=error)
+            what = f"{type(error).__name__}: {error}"
+            self.refuse(key, EngineFailed(f"the backend {key.backend} failed to start {target.name}: {what}"))
+            return
         log.info("starting %s (%s)", target.name, runner.id)
         self._events.emit("load", model=target.name, runner=runner.id, ram=memory.ram, vram=list(memory.vram))
         slot = self.slots[key] = RunnerSlot(
@@ -252,30 +274,30 @@ class Reconciler:
         slot.task.add_done_callback(partial(self._ended, slot))
 
     def _ended(self, slot: RunnerSlot, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and not slot.stopping:
-            slot.error = task.exception() or EngineFailed("the backend's run() returned")
+        if not task.cancelled() and slot.phase is not Phase.STOPPING:
+            slot.failed(task.exception() or EngineFailed("the backend's run() returned"))
         if slot.error is not None:
             log.warning("%s ended: %s", slot.target.name, slot.error)
             self._events.emit("crash", model=slot.target.name, runner=slot.runner.id, reason=str(slot.error))
-        slot.ended = True
-        self.changed()  # before those who wait for its end go on: they see it forgotten
+        slot.become(Phase.ENDED, self.time())
+        self.changed()  # before those that wait for its end go on: they see it forgotten
         slot.gone.set()
 
     def _became_ready(self, slot: RunnerSlot, now: float) -> None:
-        slot.ready_at = slot.last_used = now
-        slot.load_seconds, slot.sleep_level = now - slot.started, slot.runner.sleep_level
+        slot.become(Phase.READY, now)
+        self._sleeping.add(slot)
         loaded = self.load_seconds[slot.target.key] = round(slot.load_seconds, 3)
         self._events.emit("ready", model=slot.target.name, runner=slot.runner.id, seconds=loaded)
         self._background.start(self._measure_now(slot, fresh=True))
 
     async def _measure_now(self, slot: RunnerSlot, fresh: bool = False) -> None:
-        """When loaded, after the first use and, while it is used, now and then: some engines grow with what they are
-        asked."""
-        if await self._meter.measure(slot, fresh=fresh):
+        """Measures a runner when it is loaded, after its first use and now and then while it is used: some engines grow
+        with their requests."""
+        if await self._account.measure(slot, fresh=fresh):
             self.changed()
 
     async def _estimate(self, queue: Queue) -> None:
-        """A fault of the backend's is the answer to all who wait; the server logs it as it does any other."""
+        """Gets the estimate that the queue waits for. If that fails, the error answers its requests."""
         target = queue.target
         try:
             queue.variants = await self.variants(target)
@@ -284,5 +306,5 @@ class Reconciler:
         self.changed()
 
     async def variants(self, target: Target) -> Sequence[Variant]:
-        """The ways to run it, the preferred one first."""
-        return await self._meter.variants(target, self.budget())
+        """The ways to run the target, the preferred one first."""
+        return await self._account.variants(target, self.budget())

@@ -1,22 +1,22 @@
-"""Runners of one model under different configurations: which one a request gets, and how one takes over from another.
+"""Runners of one model under different configurations: which one a request gets, and how one replaces another.
 
-A changed configuration is for the next load: while a runner of an older revision is there, requests for the newer go to
-it. Only `retire`, the end of a restart, makes a loaded one leave.
+A changed configuration applies to the next load: while a runner of an older revision is there, it gets the requests for
+the newer one. Only `retire`, the end of a restart, drains a loaded runner.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from modelrunner.scheduler.reconciler import Reconciler
-from modelrunner.scheduler.sharing import counted_once
+from modelrunner.scheduler.room import counted_once
 from modelrunner.scheduler.slots import Queue, RunnerSlot, Target
 from modelrunner.scheduler.state import Group, Phase, Reason
 from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey
 
 
 def standing(table: Reconciler, target: Target) -> Target:
-    """The target whose runner a request for `target` shares: its own, if that is there or waited for, or else the
-    latest other revision's that still takes requests."""
+    """The target whose runner a request for `target` shares: its own if that is there or waited for, otherwise the
+    newest other revision whose runner still accepts requests."""
     if target.key in table.queues or takes_requests(table.slots.get(target.key)):
         return target
     others = [slot.target for slot in table.slots.values() if takes_requests(slot)]
@@ -30,46 +30,41 @@ def standing(table: Reconciler, target: Target) -> Target:
 
 
 def takes_requests(slot: RunnerSlot | None) -> bool:
-    """One that is drained for room may be taken back; one that was unloaded is on its way out."""
-    if slot is None:
-        return False
-    return slot.phase in (Phase.STARTING, Phase.READY, Phase.SLEEPING) or (
-        slot.phase is Phase.DRAINING and slot.drain is Reason.ROOM and slot.leases > 0
-    )
+    """True for a runner that is there and not on its way out."""
+    return slot is not None and slot.phase in (Phase.STARTING, Phase.READY, Phase.SLEEPING)
 
 
 def fits_beside(table: Reconciler, target: Target, need: RequiredMemory) -> bool:
-    """With everything that is loaded now; the model's files, which both runners map, count once."""
+    """True if `need` fits beside everything that is loaded now. The model's files, which both runners map, count
+    once."""
     group = Group(target.key, (), (need,), target.name)
     slots, (group,) = counted_once([slot.view() for slot in table.slots.values()], [group])
     return sum((slot.memory for slot in slots), group.needs[0]).fits(table.budget())
 
 
 def retire(table: Reconciler, target: Target) -> None:
-    """Drains the runners of the model in that mode but the target's own; who waits for one of them waits for that."""
+    """Drains the other runners of the target's model and mode. Requests that wait for one of them wait for the target's
+    runner instead."""
     for key in list(_others(table.queues, target)):
         _move(table, table.queues.pop(key), target)
     for key in _others(table.slots, target):
-        table.slots[key].drain = Reason.UNLOAD
+        table.drain(table.slots[key], Reason.UNLOAD)
     table.changed()
 
 
 def retain(table: Reconciler, model_id: str, mode: Mode, keep_alive: KeepAlive, pinned: bool) -> None:
-    """Of the runners that there are and of those that a queue waits for. A keep-alive that the last request asked for
-    stays."""
+    """Gives the model's runners in that mode, and those that a queue waits for, new settings."""
     for slot in table.slots.values():
         if (slot.target.key.model_id, slot.target.key.mode) == (model_id, mode):
-            if slot.keep_alive == slot.target.keep_alive:
-                slot.keep_alive = keep_alive
-            slot.target, slot.pinned = replace(slot.target, keep_alive=keep_alive), pinned
+            slot.retain(keep_alive, pinned=pinned)
     for key, queue in table.queues.items():
         if (key.model_id, key.mode) == (model_id, mode):
             queue.target = replace(queue.target, keep_alive=keep_alive, pinned=pinned)
     table.changed()
 
 
-def _but_revision(key: RunnerKey) -> tuple[str, str, Mode, int]:
-    return key.backend, key.model_id, key.mode, key.replica
+def _but_revision(key: RunnerKey) -> tuple[str, str, Mode]:
+    return key.backend, key.model_id, key.mode
 
 
 def _others(keys: dict[RunnerKey, RunnerSlot] | dict[RunnerKey, Queue], target: Target) -> Iterator[RunnerKey]:

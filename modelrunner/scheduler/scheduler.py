@@ -5,19 +5,17 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from pathlib import Path
 
 from modelrunner.errors import QueueFull, RunnerNotFound, Unavailable
 from modelrunner.registry import BackendRegistry
-from modelrunner.scheduler import refusals, revisions, runners, views
+from modelrunner.scheduler import factory, failures, revisions, views
 from modelrunner.scheduler.events import Events
+from modelrunner.scheduler.factory import MakeRunner, Measure
 from modelrunner.scheduler.insight import Insight
-from modelrunner.scheduler.ledger import Ledger
+from modelrunner.scheduler.ledger import Account, Ledger
 from modelrunner.scheduler.memory import MemoryProbe, Probe
-from modelrunner.scheduler.meter import Meter
 from modelrunner.scheduler.plan import is_full, is_warm
 from modelrunner.scheduler.reconciler import Reconciler
-from modelrunner.scheduler.runners import MakeRunner, Measure, RunnerFactory
 from modelrunner.scheduler.slots import Lease, RunnerSlot, Target, Ticket
 from modelrunner.scheduler.state import Phase, Policy, Reason
 from modelrunner.types import KeepAlive, Mode
@@ -28,55 +26,51 @@ _RETRY_AFTER = 5.0
 
 
 class Scheduler:
-    """Decides which runners exist, and gives requests their lease of one. Called only from the event loop's thread;
-    all times are in seconds.
+    """Decides which runners exist, and gives requests their lease of one. Called only from the event loop's thread; all
+    times are in seconds.
 
-    `probe` gives the memory budget. `max_queue` bounds the requests that wait for one model, those inside the engine
-    included; `max_wait` the wait of one request. `patience` is how long a request that waits for room lets a busy
-    runner go on taking new ones. `drain_limit` is how long `unload` waits for leases to end.
+    `make_runner` makes runners (`RunnerFactory`), `probe` gives the memory budget. `max_queue` bounds the requests that
+    wait for one model, those inside the engine included; `max_wait` bounds the wait of one request. A request that
+    waits for memory drains a busy runner after `patience` at the latest. `drain_limit` is how long `unload` waits for
+    leases to end.
     """
 
     def __init__(
         self,
         registry: BackendRegistry,
+        make_runner: MakeRunner,
         *,
-        runtime_dir: Callable[[], Path],
         probe: Probe | None = None,
         ledger: Ledger | None = None,
         max_queue: int = 512,
         max_wait: float = 600.0,
-        patience: float = 5.0,
+        patience: float = 6.0,
         drain_limit: float = 30.0,
-        stall_limit: float = 300.0,
-        wedge_limit: float = 60.0,
-        make_runner: MakeRunner | None = None,
-        measure: Measure = runners.measure,
+        measure: Measure = factory.measure,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_queue = max_queue
         self._drain_limit = drain_limit
         self._clock = clock
         self.events = Events()
-        self._meter = Meter(registry, probe or MemoryProbe(), ledger or Ledger(), measure)
+        self._account = Account(registry, probe or MemoryProbe(), ledger or Ledger(), measure)
         self._table = Reconciler(
-            meter=self._meter,
-            policy=Policy(max_wait, min(patience, max_wait)),
-            make_runner=make_runner
-            or RunnerFactory(registry, runtime_dir, stall_limit=stall_limit, wedge_limit=wedge_limit, clock=clock),
+            account=self._account,
+            policy=Policy(max_wait, patience),
+            make_runner=make_runner,
             events=self.events,
             clock=clock,
         )
         self.insight = Insight(self._table, self.events, clock)
 
     def set_limits(self, *, max_queue: int, max_wait: float) -> None:
-        """From now on, for those who wait already too."""
+        """Sets the limits from now on, also for requests that wait already."""
         self._max_queue = max_queue
-        policy = self._table.policy
-        self._table.policy = replace(policy, max_wait=max_wait, patience=min(policy.patience, max_wait))
+        self._table.policy = replace(self._table.policy, max_wait=max_wait)
         self._table.changed()
 
-    def warm(self, target: Target, keep_alive: KeepAlive | None = None) -> Lease | None:
-        """A lease at once, if the runner is ready and nobody older waits for it; else None."""
+    def warm(self, target: Target, keep_alive: KeepAlive | None = None, batch: bool = False) -> Lease | None:
+        """A lease at once if the runner is ready and no other request waits for it; otherwise None."""
         table, key = self._table, target.key
         slot = table.slots.get(key)
         if slot is None:
@@ -86,17 +80,18 @@ class Scheduler:
             return None
         if not is_warm(slot.phase, bool(table.queues) and key in table.queues, slot.leases, slot.capacity):
             return None
-        return table.lease(slot, keep_alive or target.keep_alive)
+        return table.lease(slot, keep_alive or target.keep_alive, batch)
 
     async def acquire(
         self, target: Target, keep_alive: KeepAlive | None = None, caller: str = "", batch: bool = False
     ) -> Lease:
-        """Waits until the target's runner is ready, starting it where it must. Cancelled, the request leaves the queue,
-        and a load that began for it goes on. Those who wait take turns by `caller`; a `batch` lets the others go first.
+        """Waits until the target's runner is ready, and starts it if there is none. A cancelled request leaves the
+        queue; a load that began for it goes on. Waiting requests take turns by `caller`; a `batch` lets the others go
+        first.
 
         Raises `QueueFull`, `ShuttingDown`, `BackingOff`, `TimedOut`, `InsufficientMemory`, or what the backend or the
         engine failed with."""
-        lease = self.warm(target, keep_alive)
+        lease = self.warm(target, keep_alive, batch)
         if lease is not None:
             return lease
         keep_alive, target = keep_alive or target.keep_alive, revisions.standing(self._table, target)
@@ -105,31 +100,30 @@ class Scheduler:
         return await self._granted(self._table.queue_up(target, keep_alive, caller, batch))
 
     async def restart(self, target: Target) -> Lease:
-        """A lease of a new runner of this very configuration. The model's other runners serve on until `retire`; where
-        there is no room for both, they are drained first. Raises as `acquire` does."""
+        """A lease of a new runner of exactly this configuration. The model's other runners go on until `retire`; if
+        both do not fit, they are drained first. Raises as `acquire` does."""
         preferred, *_ = await self._table.variants(target)
         if not revisions.fits_beside(self._table, target, preferred.memory):
             revisions.retire(self._table, target)
         return await self._granted(self._table.queue_up(target, target.keep_alive))
 
     def retire(self, target: Target) -> None:
-        """Drains the runners of the target's model and mode that have another configuration; who waits for one of them
-        waits for the target's."""
+        """Drains the runners of the target's model and mode that have another configuration. Requests that wait for one
+        of them wait for the target's runner instead."""
         revisions.retire(self._table, target)
 
     def discard(self, target: Target) -> None:
-        """Drains the runner of this very configuration: a restart was not to be."""
+        """Drains the runner of exactly this configuration, after a restart that failed."""
         if slot := self._table.slots.get(target.key):
-            slot.drain = Reason.UNLOAD
-            self._table.changed()
+            self._table.drain(slot, Reason.UNLOAD)
 
     def modes(self, model_id: str) -> set[Mode]:
-        """Those in which the model is loaded, or will be for who waits."""
+        """The modes in which the model is loaded, or is waited for."""
         keys = [key for key, slot in self._table.slots.items() if revisions.takes_requests(slot)]
         return {key.mode for key in (*keys, *self._table.queues) if key.model_id == model_id}
 
     def has(self, target: Target) -> bool:
-        """Is there a runner of this very configuration that takes requests, or will be."""
+        """True if a runner of exactly this configuration takes requests, or will when it is loaded."""
         return revisions.takes_requests(self._table.slots.get(target.key))
 
     async def _granted(self, ticket: Ticket) -> Lease:
@@ -140,8 +134,8 @@ class Scheduler:
             raise
 
     def lease_runner(self, runner_id: str) -> Lease:
-        """A lease of that very runner; nothing is ever loaded. Raises `RunnerNotFound`, `Unavailable` while it is
-        still loading or sleeps, or `QueueFull`."""
+        """A lease of exactly that runner; nothing is ever loaded. Raises `RunnerNotFound`, `Unavailable` while the
+        runner loads or sleeps, or `QueueFull`."""
         slot = next((s for s in self._table.slots.values() if s.runner.id == runner_id), None)
         if slot is None or slot.phase not in (Phase.STARTING, Phase.READY, Phase.SLEEPING):
             raise RunnerNotFound(f"there is no runner {runner_id} any more: ask for the model by its name instead")
@@ -175,29 +169,27 @@ class Scheduler:
         return {"budget": budget, "used": used, "free": max(0, budget - used)}
 
     async def ask(self, target: Target) -> None:
-        """Has the engine itself say what the target's run will need, where it can; takes a second, and counts for loads
-        to come. Raises what the backend raises."""
-        await self._meter.ask(target, self._table.budget())
+        """Asks the engine itself what the target's run will need, where it can say; takes a second, and counts for
+        later loads. Raises what the backend raises."""
+        await self._account.ask(target, self._table.budget())
 
     def retain(self, model_id: str, mode: Mode, keep_alive: KeepAlive, *, pinned: bool) -> None:
-        """How long this model's runners in that mode stay unused, unless their last request asked for something else,
-        and whether room may be made of them; from now on. Those of its later loads have it from their target."""
+        """Sets, for the model's present runners in that mode, how long they stay unused, unless their last request
+        asked for something else, and whether they may be evicted. Later loads have both from their target."""
         revisions.retain(self._table, model_id, mode, keep_alive, pinned)
 
     async def pause(self, model_id: str) -> None:
-        """Ends the model's runners after their last request, waiting for that at most `drain_limit`; its requests wait
-        in the queue until `resume`, or until the daemon ends."""
+        """Ends the model's runners after their last request, and waits for that at most `drain_limit`. The model's
+        requests wait in the queue until `resume`, or until the daemon ends."""
         self._table.pause(model_id)
         await _gone([s for s in self._table.slots.values() if s.target.key.model_id == model_id], self._drain_limit)
 
     def resume(self, model_id: str) -> None:
         self._table.resume(model_id)
 
-    def paused(self, model_id: str) -> bool:
-        return model_id in self._table.paused
-
     def uses(self, model_id: str) -> bool:
-        """Does a request hold a runner of this model, or wait for one? As the draft of another model counts too."""
+        """True if a request holds a runner of this model, or waits for one; also of a model of which it is the
+        draft."""
         targets = [slot.target for slot in self._table.slots.values() if slot.leases]
         targets += [queue.target for queue in self._table.queues.values()]
         return any(model_id in _models(target) for target in targets)
@@ -205,13 +197,14 @@ class Scheduler:
     async def unload(
         self, *, all: bool = False, backend: str | None = None, model_ids: Collection[str] = (), force: bool = False
     ) -> views.Unloaded:
-        """Ends the runners of these models, or of this backend, or all. Requests that hold one are waited for, at most
-        `drain_limit`; a runner that is still held then is reported as kept, and ends after its last request. One that
-        loads for somebody is kept. `force` ends them all at once, and who waits for a load gets `Unavailable`."""
+        """Ends the runners of these models, or of this backend, or all. Waits for requests that hold one, at most
+        `drain_limit`; a runner that is still held then is reported as kept, and ends after its last request. A runner
+        that loads for waiting requests is kept. `force` ends them all at once; requests that wait for a load get
+        `Unavailable`."""
         asked = [s for s in self._table.slots.values() if all or _matches(s.target, backend, model_ids)]
         chosen = [s for s in asked if force or s.phase is not Phase.STARTING or s.target.key not in self._table.queues]
         for slot in chosen:
-            slot.drain = Reason.UNLOAD
+            self._table.drain(slot, Reason.UNLOAD)
             if force:
                 gone = Unavailable(f"{slot.target.name} was unloaded while it was being loaded")
                 self._table.refuse(slot.target.key, gone)
@@ -221,8 +214,8 @@ class Scheduler:
         return views.unloaded(asked)
 
     async def close(self, drain: float) -> None:
-        """Refuses what waits and what comes, lets leases end for `drain` seconds, then ends every runner. Returns when
-        no process is left."""
+        """Refuses all requests that wait or come, lets leases end for `drain` seconds, then ends every runner. Returns
+        when no process is left."""
         self._table.closing = True
         self._table.changed()
         slots = list(self._table.slots.values())
@@ -235,7 +228,7 @@ class Scheduler:
 
     def _check_open(self, target: Target) -> None:
         if self._table.closing:
-            raise refusals.shutting_down()
+            raise failures.shutting_down()
         slot, queue = self._table.slots.get(target.key), self._table.queues.get(target.key)
         in_use, waiting = slot.leases if slot else 0, len(queue.tickets) if queue else 0
         if is_full(waiting, in_use, target.spec.parallel, self._max_queue):
@@ -248,7 +241,7 @@ class Scheduler:
 
 
 def _matches(target: Target, backend: str | None, model_ids: Collection[str]) -> bool:
-    """Every condition that is given must hold, and one must be given."""
+    """True if every given condition holds; False if none is given."""
     if backend is None and not model_ids:
         return False
     return backend in (None, target.key.backend) and (not model_ids or target.key.model_id in model_ids)
@@ -260,7 +253,7 @@ def _models(target: Target) -> set[str]:
 
 
 async def _gone(slots: Collection[RunnerSlot], within: float | None) -> None:
-    """Waits until all these processes have ended, at most so long."""
+    """Waits until all these processes have ended, at most `within` seconds."""
     try:
         async with asyncio.timeout(within):
             for slot in slots:

@@ -1,12 +1,13 @@
-"""What the scheduler keeps: its runners, its queues, and the leases it has given out."""
+"""The scheduler's state: runners, queues, and leases."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
-from modelrunner.scheduler.order import capacity
 from modelrunner.scheduler.state import Group, Phase, Reason, Request, Slot
+from modelrunner.scheduler.turns import capacity
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, RunSpec, Variant
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a request asks for: the runner's key, how to start one, and the model's own settings."""
+    """A request's runner: its key, how to start it, and the model's own settings."""
 
     key: RunnerKey
     spec: RunSpec
@@ -24,76 +25,114 @@ class Target:
 
     @property
     def name(self) -> str:
-        """What people call the model."""
+        """The model's name in messages."""
         return self.spec.bundle.name
 
 
+# The allowed changes of a slot's phase. A sleeping runner is woken by way of STARTING. DRAINING again gives the drain
+# another reason. A runner that has begun to end does not come back.
+_NEXT: Mapping[Phase, frozenset[Phase]] = {
+    Phase.STARTING: frozenset({Phase.READY, Phase.DRAINING, Phase.STOPPING, Phase.ENDED}),
+    Phase.READY: frozenset({Phase.SLEEPING, Phase.DRAINING, Phase.STOPPING, Phase.ENDED}),
+    Phase.SLEEPING: frozenset({Phase.STARTING, Phase.DRAINING, Phase.STOPPING, Phase.ENDED}),
+    Phase.DRAINING: frozenset({Phase.DRAINING, Phase.STOPPING, Phase.ENDED}),
+    Phase.STOPPING: frozenset({Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+_KEPT_PHASES = 16
+
+
 class RunnerSlot:
-    """One runner from its start until its process is gone, with what only the scheduler knows about it. `variant` is
-    the way in which it runs its model, the one of that `number`, `memory` what counts for it now, `capacity` how many
-    leases it gives out at once. `rest` is what it does between two times of being ready: it sleeps, or is woken
-    (`STARTING`); `awake` is what counts for it when it does neither. `held` is how long its requests hold a lease, a
-    moving mean in seconds."""
+    """One runner from its start until its process is gone, with what only the scheduler knows about it. Others read the
+    attributes; only the methods change them.
+
+    `variant` is how the runner runs its model, the variant of that `number`, with at most `capacity` leases at once.
+    `estimated` memory counted at the start, `memory` counts now, `measured` was seen last. `load_began` is when the
+    load or the waking began, `ready_at` when it ended (None before), `load_seconds` how long the load took. `held` is
+    how long a request holds a lease, a moving mean in seconds. `drain` says why the runner takes no new leases,
+    `room_for` which model gets its memory, `error` how it ended by itself. `gone` is set once the process is gone."""
 
     def __init__(
         self, runner: "Runner", target: Target, variant: Variant, number: int, memory: RequiredMemory, now: float
     ) -> None:
         self.runner = runner
         self.target = target
-        self.variant = variant
-        self.number = number
+        self.variant, self.number = variant, number
         self.capacity = capacity(variant.spec.parallel)
-        self.pinned = target.pinned
-        self.estimated = memory
-        self.memory = memory
+        self.estimated = self.memory = memory
         self.measured: RequiredMemory | None = None
-        self.started = self.last_used = now
-        self.load_began = now  # or its waking
+        self.measured_at = float("-inf")  # since it was used
+        self.phase = Phase.STARTING
+        self.started = self.last_used = self.load_began = now
         self.load_seconds = 0.0
         self.ready_at: float | None = None
-        self.sleep_level = 0
-        self.rest: Phase | None = None
-        self.awake: RequiredMemory | None = None
-        self.turn = asyncio.Lock()  # held while it falls asleep or is woken
-        self.measured_at = float("-inf")  # since it was used
         self.held: float | None = None
         self.keep_alive = target.keep_alive
-        self.leases = 0
+        self.leases = self.interactive = 0
         self.drain: Reason | None = None
-        self.room_for = ""  # the name of the model that it is drained for
-        self.stopping = False
-        self.ended = False
+        self.room_for = ""
         self.error: BaseException | None = None
         self.gone = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
+        self._history = deque([Phase.STARTING], _KEPT_PHASES)
 
-    @property
-    def phase(self) -> Phase:
-        if self.ended:
-            return Phase.ENDED
-        if self.stopping:
-            return Phase.STOPPING
-        if self.drain is not None:
-            return Phase.DRAINING
-        return Phase.STARTING if self.ready_at is None else self.rest or Phase.READY
+    def __repr__(self) -> str:
+        return f"<RunnerSlot {self.target.name} {' -> '.join(self._history)}>"
 
     @property
     def expires(self) -> float:
-        """When the idle timer puts it to sleep or stops it, if nobody uses it before; infinity for never."""
-        keep_alives = 2 if self.rest is Phase.SLEEPING else 1
-        return float("inf") if self.pinned else self.last_used + keep_alives * self.keep_alive.seconds
+        """When the idle timer puts the runner to sleep or stops it if no request comes; infinity for never."""
+        keep_alives = 2 if self.phase is Phase.SLEEPING else 1
+        return float("inf") if self.target.pinned else self.last_used + keep_alives * self.keep_alive.seconds
 
-    def asleep(self) -> RequiredMemory:
-        """What it holds while it sleeps, at most: level 1 moves the weights, which are about as large as their files,
-        to main memory."""
-        memory, spec = self.awake or self.memory, self.variant.spec
-        weights = spec.bundle.size + (spec.draft.size if spec.draft is not None else 0)
-        moved = min(weights, sum(memory.vram)) if self.sleep_level == 1 else 0
-        return replace(memory, ram=memory.ram + moved, vram=(0,) * len(memory.vram))
+    def become(self, phase: Phase, now: float, *, drain: Reason | None = None, room_for: str = "") -> None:
+        """Changes the phase at time `now`. `drain` and `room_for` belong to DRAINING. Raises `RuntimeError` with the
+        slot's history if the change is not allowed."""
+        if phase not in _NEXT[self.phase]:
+            raise RuntimeError(f"{self!r} cannot become {phase}")
+        self.phase = phase
+        self._history.append(phase)
+        match phase:
+            case Phase.STARTING:
+                self.load_began = now
+            case Phase.READY:
+                if self.ready_at is None:
+                    self.load_seconds = now - self.load_began
+                self.ready_at = self.last_used = now
+            case Phase.DRAINING:
+                self.drain, self.room_for = drain, room_for
+            case _:
+                pass
+
+    def failed(self, error: BaseException) -> None:
+        """Notes why the runner ends by itself; the first reason stays."""
+        self.error = self.error or error
+
+    def lend(self, now: float, *, batch: bool) -> None:
+        """Counts a lease."""
+        self.leases += 1
+        self.interactive += not batch
+        self.last_used = now
+
+    def take_back(self, now: float, keep_alive: KeepAlive, held: float, *, batch: bool) -> None:
+        """A lease has ended after `held` seconds. Among concurrent requests the last to end decides the keep-alive."""
+        self.leases -= 1
+        self.interactive -= not batch
+        self.last_used, self.keep_alive = now, keep_alive
+        self.held = held if self.held is None else 0.8 * self.held + 0.2 * held
+
+    def count(self, memory: RequiredMemory, measured: RequiredMemory | None) -> None:
+        """From now on `memory` counts; `measured` was seen."""
+        self.memory, self.measured = memory, measured
+
+    def retain(self, keep_alive: KeepAlive, *, pinned: bool) -> None:
+        """Gives the runner new settings. A keep-alive that the last request asked for stays."""
+        if self.keep_alive == self.target.keep_alive:
+            self.keep_alive = keep_alive
+        self.target = replace(self.target, keep_alive=keep_alive, pinned=pinned)
 
     def view(self) -> Slot:
         """The slot as a plan sees it."""
-        ready = self.ready_at is not None
         return Slot(
             key=self.target.key,
             phase=self.phase,
@@ -101,15 +140,15 @@ class RunnerSlot:
             leases=self.leases,
             last_used=self.last_used,
             keep_alive=self.keep_alive.seconds,
-            pinned=self.pinned,
+            pinned=self.target.pinned,
             load_seconds=self.load_seconds,
             drain=self.drain,
-            was_ready=ready,
+            was_ready=self.ready_at is not None,
             error=self.error,
             ready_at=self.ready_at if self.ready_at is not None else float("-inf"),
             capacity=self.capacity,
             variant=self.number,
-            other=self.awake or (self.asleep() if self.sleep_level else None),
+            interactive=self.interactive,
         )
 
 
@@ -125,25 +164,28 @@ class Ticket:
 
 @dataclass(eq=False, slots=True)
 class Queue:
-    """The requests that wait for one key, oldest first, and the ways to run their model, none while those are still
-    asked for."""
+    """The requests that wait for one key, oldest first. `variants` are the ways to run their model, empty until the
+    memory estimate is there. `turn` is when one of them last got a lease, or
+    the key's runner was evicted."""
 
     target: Target
     tickets: dict[int, Ticket] = field(default_factory=dict)
     variants: Sequence[Variant] = ()
+    turn: float = float("-inf")
 
-    def view(self) -> Group:
-        """The queue as a plan sees it."""
+    def view(self, load_seconds: float = 0.0) -> Group:
+        """The queue as a plan sees it; `load_seconds` is how long the model's last load took."""
         waiting = tuple([ticket.request for ticket in self.tickets.values()])
         needs = tuple([variant.memory for variant in self.variants])
-        return Group(self.target.key, waiting, needs, self.target.name, self.target.pinned)
+        target = self.target
+        return Group(target.key, waiting, needs, target.name, target.pinned, load_seconds, self.turn)
 
 
 class Queues(dict[RunnerKey, Queue]):
-    """By the key that they wait for; a queue goes with its last ticket."""
+    """The queues by the key that they wait for. A queue is removed with its last ticket."""
 
     def take(self, requests: Iterable[int], key: RunnerKey) -> list[Ticket]:
-        """These out of the queue; not among them is who was cancelled in this very turn of the loop."""
+        """Takes these requests out of the queue. Leaves out those that were cancelled in this very turn of the loop."""
         queue = self.get(key)
         if queue is None:
             return []
@@ -154,19 +196,18 @@ class Queues(dict[RunnerKey, Queue]):
 
 
 class Leases(Protocol):
-    """Who takes a lease back."""
+    """Takes leases back."""
 
-    def lease_ended(self, slot: RunnerSlot, keep_alive: KeepAlive, taken: float) -> None:
-        """`taken` is when it began."""
+    def lease_ended(self, lease: "Lease") -> None: ...
 
 
 class Lease:
     """A request's hold on a runner: while it lasts, the runner is neither evicted nor stopped by its idle timer.
 
-    `waited` is the time in the queue, load included, `loaded` the part of it spent on the load, in seconds. `variant`
-    says how the runner differs from what was asked for, "" if it does not."""
+    `waited` is the time in the queue, load included, `loaded` the part of it spent on the load, in seconds; the lease
+    began at `taken`. `variant` says how the runner differs from what was asked for, "" if it does not."""
 
-    __slots__ = ("_keep_alive", "_owner", "_slot", "_taken", "loaded", "runner", "variant", "waited")
+    __slots__ = ("_owner", "batch", "keep_alive", "loaded", "runner", "slot", "taken", "variant", "waited")
 
     def __init__(
         self,
@@ -174,30 +215,29 @@ class Lease:
         slot: RunnerSlot,
         keep_alive: KeepAlive,
         now: float,
+        *,
+        batch: bool = False,
         waited: float = 0.0,
         loaded: float = 0.0,
     ) -> None:
         self.runner = slot.runner
         self.variant = slot.variant.label
-        self.waited = waited
-        self.loaded = loaded
+        self.waited, self.loaded = waited, loaded
+        self.slot, self.keep_alive, self.taken, self.batch = slot, keep_alive, now, batch
         self._owner: Leases | None = owner
-        self._slot = slot
-        self._keep_alive = keep_alive
-        self._taken = now
 
     def release(self) -> None:
         """Gives the runner back; its keep-alive is from now on the one of this request. Safe to call again."""
         owner, self._owner = self._owner, None
         if owner is not None:
-            owner.lease_ended(self._slot, self._keep_alive, self._taken)
+            owner.lease_ended(self)
 
     async def engine_ended(self, within: float) -> bool:
-        """After a broken connection: did the engine's process end, now or within that many seconds? If so,
-        `runner.failure` explains it, unless we stopped it ourselves."""
+        """Waits after a broken connection for the engine's process to end, at most `within` seconds. True if it ended;
+        `runner.failure` then explains it, unless we stopped it ourselves."""
         try:
             async with asyncio.timeout(within):
-                await self._slot.gone.wait()
+                await self.slot.gone.wait()
         except TimeoutError:
             return False
         return True

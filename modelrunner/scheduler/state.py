@@ -1,5 +1,5 @@
-"""What a plan is made from and what it consists of: plain frozen values, so that every decision can be written down in
-a test. Times are seconds of one monotonic clock, sizes are bytes."""
+"""The input and the output of a plan: plain frozen values, so that a test can write every decision down. Times are
+seconds of one monotonic clock, sizes are bytes."""
 
 import math
 from collections.abc import Mapping
@@ -11,8 +11,9 @@ from modelrunner.types import RequiredMemory, RunnerKey
 
 
 class Phase(StrEnum):
-    """Of a slot. Only a ready one takes new leases; only an ended one gives its memory back. One that is being woken is
-    starting, one that is falling asleep sleeping."""
+    """The scheduler's word for one runner. Only a ready runner takes new leases; only an ended one has given its memory
+    back. A runner that is being woken is starting, one that is falling asleep is sleeping. `RunnerSlot.become` holds
+    the allowed changes. (`RunnerState` in runner.py is less: how far the engine's process itself has come.)"""
 
     STARTING = "starting"
     READY = "ready"
@@ -34,8 +35,8 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request in the queue, waiting since `since`. `caller` stands for who asks, "" for the many that say nothing;
-    one of a `batch` lets interactive ones go first."""
+    """One request in the queue, waiting since `since`. `caller` names who asks, "" for all that give no name. A `batch`
+    request lets interactive requests go first."""
 
     id: int
     since: float
@@ -45,23 +46,33 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The requests that wait for one key, oldest first. `needs` has what each variant of the run needs, the preferred
-    one first, and is empty while the estimate is being made. `name` is what people call the model. A runner of a
-    `pinned` one will be pinned."""
+    """The requests that wait for one key, oldest first. `turn` is when one of them last got a lease, or
+    their runner was evicted. `needs` holds the
+    memory of each variant of the run, the preferred variant first; it is empty until the estimate is there. `name` is
+    the model's name in messages. A runner of a `pinned` group will be pinned. `load_seconds` is how long the last load
+    took, 0 if there was none."""
 
     key: RunnerKey
     waiting: tuple[Request, ...]
     needs: tuple[RequiredMemory, ...]
     name: str = ""
     pinned: bool = False
+    load_seconds: float = 0.0
+    turn: float = -math.inf
+
+    @property
+    def since(self) -> float:
+        """Since when the group has waited for a turn. By this the group stands in line for memory, so that models take
+        turns even where one of them has a long queue."""
+        return max(self.waiting[0].since, self.turn)
 
 
 class Slot(NamedTuple):
-    """The one runner of its key. `memory` counts until the process is gone. `last_used` is when the last lease began or
-    ended, or when loading ended, which was at `ready_at` and took `load_seconds`. It has at most `capacity` leases at
-    once. `variant` is the number of the one it runs. `drain` says why it takes no new leases; `error` how it ended, if
-    nobody asked it to. `other` is what counts for it once it sleeps (at most) or, while it sleeps, once it is awake;
-    None for one that cannot sleep."""
+    """The one runner of its key. `memory` counts until the process is gone. `leases` is the number of requests that
+    hold the runner, `interactive` of them not from a batch, at most `capacity`. `last_used` is when the last lease
+    began or ended, or when the load ended, which took `load_seconds` and ended at `ready_at`. `variant` is the number
+    of the variant that runs. `drain` says why the runner takes no new leases; `error` how it ended, if nobody asked it
+    to."""
 
     key: RunnerKey
     phase: Phase
@@ -77,7 +88,7 @@ class Slot(NamedTuple):
     ready_at: float = -math.inf
     capacity: int = 64
     variant: int = 0
-    other: RequiredMemory | None = None
+    interactive: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,25 +107,24 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`max_wait` is how long a request may wait in all; when half of it has passed, its model gets room whoever else is
-    spared, and in a smaller variant if need be. `patience` is the batching window: how long a request that waits for
-    room lets itself be overtaken by requests for busy runners before one of them is drained, if nobody queues for them.
-    `residency` is how many times as long as its load took a busy runner is spared after it, `linger` how many times as
-    long those who want an idle one's room wait, all together, after its last use. A batch request takes turns with the
-    others after `ageing` seconds."""
+    """Times in seconds. `max_wait` is how long a request may wait in all. `patience`, `loads`, `linger` and `residency`
+    say how long runners are spared, see `victims`. A batch whose caller got nothing for `ageing` seconds counts as
+    interactive until its next turn."""
 
     max_wait: float = 600.0
-    patience: float = 5.0
-    residency: float = 5.0
-    linger: float = 90.0
+    patience: float = 6.0
+    loads: float = 8.0
+    linger: float = 1.0
+    residency: float = 2.0
     ageing: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """Everything that a plan depends on. `closing`: no request is admitted any more. `paused` has the IDs of the models
-    whose runners go and whose requests wait. `served` says of each caller (and of its batch) when it had its last turn,
-    in any unit that grows."""
+    whose runners stop and whose requests wait. `served` has the time of the last turn of each caller, and of its batch.
+    `asleep` has, for each runner that can sleep, the memory that counts for it in its other condition: asleep if it is
+    awake, awake if it sleeps."""
 
     groups: tuple[Group, ...]
     slots: tuple[Slot, ...]
@@ -124,6 +134,7 @@ class State:
     closing: bool = False
     paused: frozenset[str] = frozenset()
     served: Mapping[tuple[str, bool], float] = field(default_factory=dict)
+    asleep: Mapping[RunnerKey, RequiredMemory] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +147,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A runner for `key` in the variant of that number, whose `memory` counts from now."""
+    """Starts a runner for `key` in that variant. Its `memory` counts from now."""
 
     key: RunnerKey
     memory: RequiredMemory
@@ -145,14 +156,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """The runner gives back what it can without ending. Until it sleeps, the most of both counts for it."""
+    """The runner gives back what it can without ending. Until it sleeps, the larger of both figures counts for it."""
 
     key: RunnerKey
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """It will count for `memory` again; until it is awake, the most of both does."""
+    """The runner will count for `memory` again; until it is awake, the larger of both figures counts."""
 
     key: RunnerKey
     memory: RequiredMemory
@@ -160,7 +171,7 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The process is asked to end, whoever still uses it. `room_for` is the name of the model that needs the room."""
+    """Ends the process, whoever still uses it. `room_for` is the name of the model that needs the room."""
 
     key: RunnerKey
     reason: Reason
@@ -177,15 +188,8 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Admit:
-    """A drain for room is taken back, since nobody waits for that room any more."""
-
-    key: RunnerKey
-
-
-@dataclass(frozen=True, slots=True)
 class Forget:
-    """The process is gone: the slot leaves the table. `failure` is to be remembered for its key."""
+    """Removes the slot of a process that is gone, and remembers `failure` for its key."""
 
     key: RunnerKey
     failure: Failure | None = None
@@ -207,4 +211,4 @@ class WakeAt:
     time: float
 
 
-Action = Grant | Start | Sleep | Wake | Stop | Drain | Admit | Forget | Refuse | WakeAt
+Action = Grant | Start | Sleep | Wake | Stop | Drain | Forget | Refuse | WakeAt

@@ -95,15 +95,16 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
         last_used=wall - now + slot.last_used if slot.ready_at is not None else None,
         expires_at=wall - now + slot.expires if idle and slot.expires != math.inf else None,
         keep_alive=slot.keep_alive,
-        pinned=slot.pinned,
+        pinned=target.pinned,
         variant=slot.variant.label,
     )
 
 
 def unloaded(asked: Collection[RunnerSlot]) -> Unloaded:
     """What became of the runners that were to be unloaded."""
-    ended = tuple([slot.target.name for slot in asked if slot.ended])
-    return Unloaded(ended, tuple([KeptRunner(slot.runner.id, _why_kept(slot)) for slot in asked if not slot.ended]))
+    ended = tuple([slot.target.name for slot in asked if slot.phase is Phase.ENDED])
+    kept = [KeptRunner(slot.runner.id, _why_kept(slot)) for slot in asked if slot.phase is not Phase.ENDED]
+    return Unloaded(ended, tuple(kept))
 
 
 def _why_kept(slot: RunnerSlot) -> str:

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from modelrunner.scheduler import refusals
+from modelrunner.scheduler import failures
 from modelrunner.scheduler.events import EventRecord
-from modelrunner.scheduler.order import in_line
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.room import Room, Vector
 from modelrunner.scheduler.state import (
@@ -23,6 +22,7 @@ from modelrunner.scheduler.state import (
     Stop,
     Wake,
 )
+from modelrunner.scheduler.turns import in_line, urgent
 from modelrunner.types import RequiredMemory, RunnerKey
 
 _LEAVING = (Phase.DRAINING, Phase.STOPPING)
@@ -157,8 +157,10 @@ def fit(state: State, group: Group, names: Mapping[RunnerKey, str], now: float) 
 
 def explain(state: State, group: Group, about: About, now: float) -> Explanation:
     """Where the group's model stands, and what its requests wait for, or the next one would."""
-    waiting = (g for g in state.groups if g.waiting)
-    line = [g.key for g in in_line(waiting, state.served, state.policy.ageing, now)]
+    waiting = [g for g in state.groups if g.waiting]
+    first = urgent(waiting, state.served, state.policy.ageing, now)
+    leaving = {slot.key for slot in state.slots if slot.phase in _LEAVING}
+    line = sorted((g.key for g in in_line(waiting, leaving, state.served)), key=lambda key: key not in first)
     look, queued = outlook(state, group, now), group.key in line
     answer = _answer(state, group, about, now, look, queued=queued)
     return Explanation(
@@ -192,7 +194,7 @@ def _answer(state: State, group: Group, about: About, now: float, look: Outlook,
         return _Answer("ready", f"{name} is loaded and answers at once", seconds=0.0)
     if slot is None and failure is not None and now < failure.until:
         seconds = None if about.load is None else failure.until - now + about.load
-        return _Answer("failed", refusals.backing_off(group, failure, now).message, Obstacle.BACKOFF, seconds)
+        return _Answer("failed", failures.backing_off(group, failure, now).message, Obstacle.BACKOFF, seconds)
     where = "queued" if queued else str(slot.phase) if slot else "stopped"
     if look.error is not None:
         return _Answer(where, str(look.error), Obstacle.PIN if look.pinned else Obstacle.MEMORY)
@@ -247,7 +249,7 @@ def _alone(state: State, group: Group, now: float) -> State:
         failures={key: replace(failure, until=now) for key, failure in state.failures.items()},
         paused=frozenset(),
         closing=False,
-        policy=replace(state.policy, patience=0.0, residency=0.0),
+        policy=replace(state.policy, patience=0.0, linger=0.0, residency=0.0),
     )
 
 

@@ -24,7 +24,7 @@ from modelrunner.models.validation import Validator
 from modelrunner.proxy.access import Access, host_names
 from modelrunner.pull import Puller
 from modelrunner.registry import BackendRegistry
-from modelrunner.scheduler import Ledger, MemoryProbe, Scheduler
+from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
 from modelrunner.server import logs, shapes
 from modelrunner.store import Reference, Store
 
@@ -72,16 +72,17 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
     validator = Validator(registry, resolver)
     check_tables(file_settings(settings), store, configurations.settings, validator)
     probe = MemoryProbe(settings.memory_budget, settings.memory_reserve)
+    make_runner = RunnerFactory(
+        registry, settings.runtime_folder, stall_limit=settings.stall_limit, wedge_limit=settings.wedge_limit
+    )
     scheduler = Scheduler(
         registry,
-        runtime_dir=settings.runtime_folder,
+        make_runner,
         probe=probe,
         ledger=Ledger(state / "memory.json"),
         max_queue=settings.max_queue,
         max_wait=settings.max_wait,
         drain_limit=settings.drain_limit,
-        stall_limit=settings.stall_limit,
-        wedge_limit=settings.wedge_limit,
     )
     puller = Puller(store)
     configurator = Configurator(store, scheduler, configurations, resolver, validator)

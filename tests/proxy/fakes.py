@@ -205,7 +205,7 @@ class FakeScheduler:
         self.asked: list[tuple[str, bool]] = []
         self.insight = self
 
-    def warm(self, target: Any, keep_alive: KeepAlive | None = None) -> FakeLease | None:
+    def warm(self, target: Any, keep_alive: KeepAlive | None = None, batch: bool = False) -> FakeLease | None:
         self.keep_alive = keep_alive
         return self._grant() if self.is_warm and self.refusal is None else None
 

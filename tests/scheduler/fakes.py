@@ -249,8 +249,7 @@ class World:
         }
         return Scheduler(
             BackendRegistry({"fake": self.backend}),
-            runtime_dir=lambda: Path("/nowhere"),
-            make_runner=self.make_runner,
+            self.make_runner,
             **usual | settings,
         )
 

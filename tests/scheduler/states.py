@@ -22,11 +22,12 @@ def group(
     smaller: tuple[int, ...] = (),
     caller: str = "",
     batch: bool = False,
+    load: float = 0.0,
 ) -> Group:
     """Requests that came at these times, from `first` on; `smaller` are the needs of the other variants."""
     waiting = tuple(Request(first + i, at, caller, batch) for i, at in enumerate(since or (NOW,)))
     needs = () if need is None else (RequiredMemory(need, vram), *map(RequiredMemory, smaller))
-    return Group(key(name), waiting, needs, name)
+    return Group(key(name), waiting, needs, name, load_seconds=load)
 
 
 def slot(
@@ -43,8 +44,9 @@ def slot(
     load: float = 1.0,
     ready: float = 1e6,
     capacity: int = 64,
+    interactive: int | None = None,
 ) -> Slot:
-    """Used `idle` seconds ago and ready for `ready` seconds."""
+    """Used `idle` seconds ago and ready for `ready` seconds; all leases are interactive unless it is said how many."""
     return Slot(
         key(name),
         phase,
@@ -58,6 +60,7 @@ def slot(
         phase is not Phase.STARTING,
         ready_at=NOW - ready,
         capacity=capacity,
+        interactive=leases if interactive is None else interactive,
     )
 
 

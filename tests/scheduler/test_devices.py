@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.scheduler.devices import MIB, Device, devices, held_by
+from modelrunner.scheduler.devices import MIB, DeviceMemory, devices, held_by
 from modelrunner.scheduler.memory import MemoryProbe
 from modelrunner.types import RequiredMemory
 
@@ -34,7 +34,7 @@ def nvidia(tmp_path: Path) -> dict[str, str]:
 
 def test_what_nvidia_smi_says(nvidia: dict[str, str], tmp_path: Path) -> None:
     found = devices(nvidia, tmp_path)
-    assert found[0] == Device(24576 * MIB, 20000 * MIB, {41: 300 * MIB, 42: 700 * MIB})
+    assert found[0] == DeviceMemory(24576 * MIB, 20000 * MIB, {41: 300 * MIB, 42: 700 * MIB})
     assert [device.total // MIB for device in found] == [24576, 49152, 8192]
     assert held_by(found, [42, 43]) == (700 * MIB, 50 * MIB, 0)
 
@@ -83,13 +83,13 @@ def test_amds_are_in_sysfs(tmp_path: Path) -> None:
     card(tmp_path, "card1", "0000:03:00.0", 16 * GIB, 1 * GIB)
     card(tmp_path, "card0", "0000:0a:00.0", 8 * GIB, 2 * GIB)
     nowhere = {"PATH": str(tmp_path)}
-    assert devices(nowhere, tmp_path) == (Device(16 * GIB, 15 * GIB), Device(8 * GIB, 6 * GIB))
-    assert devices(nowhere | {"HIP_VISIBLE_DEVICES": "1"}, tmp_path) == (Device(8 * GIB, 6 * GIB),)
+    assert devices(nowhere, tmp_path) == (DeviceMemory(16 * GIB, 15 * GIB), DeviceMemory(8 * GIB, 6 * GIB))
+    assert devices(nowhere | {"HIP_VISIBLE_DEVICES": "1"}, tmp_path) == (DeviceMemory(8 * GIB, 6 * GIB),)
 
 
 def test_the_budget_of_a_device_is_what_others_leave_less_a_tenth(tmp_path: Path) -> None:
     me = os.getpid()
-    seen = (Device(100, 30, {me: 40, 1: 30}), Device(200, 150), Device(50, 50, {}))
+    seen = (DeviceMemory(100, 30, {me: 40, 1: 30}), DeviceMemory(200, 150), DeviceMemory(50, 50, {}))
     probe = MemoryProbe(7, root=tmp_path, look=lambda: seen)
     assert probe() == RequiredMemory(7, (20, 130, 45))
     probe.refresh({me: RequiredMemory(0, (99, 10, 99))})
@@ -99,9 +99,9 @@ def test_the_budget_of_a_device_is_what_others_leave_less_a_tenth(tmp_path: Path
 
 
 def test_a_driver_that_does_not_answer_leaves_the_last_figures(tmp_path: Path) -> None:
-    now, seen = [0.0], [Device(100, 50)]
+    now, seen = [0.0], [DeviceMemory(100, 50)]
 
-    def look() -> tuple[Device, ...]:
+    def look() -> tuple[DeviceMemory, ...]:
         return (seen.pop(),) if seen else _hang()
 
     probe = MemoryProbe(7, 0, root=tmp_path, look=look, clock=lambda: now[0])
@@ -110,7 +110,7 @@ def test_a_driver_that_does_not_answer_leaves_the_last_figures(tmp_path: Path) -
     assert probe().vram == (50,)
 
 
-def _hang() -> tuple[Device, ...]:
+def _hang() -> tuple[DeviceMemory, ...]:
     raise TimeoutError("nvidia-smi did not answer")
 
 
@@ -118,10 +118,10 @@ def test_a_call_never_waits_for_a_look(tmp_path: Path) -> None:
     """A thread makes the next one, and a single one at a time."""
     now, looks, gate = [0.0], [0], threading.Event()
 
-    def look() -> tuple[Device, ...]:
+    def look() -> tuple[DeviceMemory, ...]:
         looks[0] += 1
         assert looks[0] == 1 or gate.wait(10)
-        return (Device(100, looks[0]),)
+        return (DeviceMemory(100, looks[0]),)
 
     probe = MemoryProbe(7, 0, root=tmp_path, look=look, clock=lambda: now[0])
     now[0] = 60.0

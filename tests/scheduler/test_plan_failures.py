@@ -7,7 +7,6 @@ from modelrunner.scheduler.failures import BREAKER, HEALTHY, MAX_BACKOFF, REMEMB
 from modelrunner.scheduler.room import raised
 from modelrunner.scheduler.state import (
     Action,
-    Admit,
     Drain,
     Failure,
     Forget,
@@ -52,12 +51,6 @@ def test_where_none_can_ever_fit_the_smallest_is_told() -> None:
     error = refusal(decide(group("a", 20, smaller=(15, 11))))
     assert isinstance(error, InsufficientMemory)
     assert "needed 11, free 10, budget 10 bytes" in error.message
-
-
-def test_a_smaller_variant_that_fits_at_once_is_taken_when_half_of_the_wait_is_over() -> None:
-    draining = slot("b", 5, Phase.DRAINING, leases=1, drain=Reason.ROOM)
-    assert decide(group("a", 8, NOW - 49, smaller=(6, 5)), draining) == []
-    assert decide(group("a", 8, NOW - 50, smaller=(6, 5)), draining) == [start(5, 2), Admit(key("b"))]
 
 
 # Memory that runs out

@@ -1,5 +1,5 @@
-"""Any sequence of events, against what must always hold of the plan. The simulator carries out actions on values: there
-is no scheduler in it."""
+"""Any sequence of events, against what must always hold of the plan. The machine carries out actions on values: there
+is no scheduler in it. The promises are computed here, by the formulas of docs/scheduling.md."""
 
 import math
 from collections import Counter
@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from modelrunner.errors import EngineFailed, InsufficientMemory, OutOfMemory, TimedOut
-from modelrunner.scheduler.order import Line, in_line
 from modelrunner.scheduler.plan import plan
-from modelrunner.scheduler.sharing import counted_once, whole
+from modelrunner.scheduler.room import counted_once, whole
 from modelrunner.scheduler.state import (
     Action,
-    Admit,
     Drain,
     Failure,
     Forget,
@@ -35,7 +33,6 @@ from modelrunner.scheduler.state import (
     Wake,
     WakeAt,
 )
-from modelrunner.scheduler.victims import patience, spared_until
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 
 BUDGET = RequiredMemory(10, (8,))
@@ -53,7 +50,8 @@ NEEDS = {
 ASLEEP = {"wide": RequiredMemory(3, (0,)), "small": RequiredMemory(2, (0,))}
 CAPACITY = 2
 LOAD_SECONDS = 0.7
-POLICY = Policy(max_wait=30.0, patience=3.0, ageing=8.0)
+# With two loads of 0.7 s, eight times both is more than this patience.
+POLICY = Policy(max_wait=30.0, patience=3.0, loads=8.0, linger=1.0, residency=2.0, ageing=8.0)
 ROUNDING = 1e-6
 names = st.sampled_from(sorted(NEEDS))
 
@@ -74,7 +72,7 @@ class Waiting:
     batch: bool
 
     @property
-    def line(self) -> Line:
+    def line(self) -> tuple[str, bool]:
         return self.caller, self.batch
 
 
@@ -86,10 +84,12 @@ class PlanMachine(RuleBasedStateMachine):
         self.slots: dict[RunnerKey, Slot] = {}
         self.awake: dict[RunnerKey, RequiredMemory] = {}
         self.waiting: dict[int, Waiting] = {}
-        self.leases: dict[int, RunnerKey] = {}
+        self.leases: dict[int, tuple[RunnerKey, bool]] = {}
+        self.turns: dict[RunnerKey, float] = {}
+        self.loaded: set[RunnerKey] = set()
         self.failures: dict[RunnerKey, Failure] = {}
         self.paused: set[str] = set()
-        self.served: dict[Line, float] = {}
+        self.served: dict[tuple[str, bool], float] = {}
         self.restarts: list[tuple[RunnerKey, float]] = []
         self.fell: set[RunnerKey] = set()
         self.answered: set[int] = set()
@@ -117,10 +117,13 @@ class PlanMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), keep_alive=st.sampled_from([0.0, 4.0, 20.0, math.inf]))
     def a_lease_ends(self, data: st.DataObject, keep_alive: float) -> None:
-        where = self.leases.pop(data.draw(st.sampled_from(sorted(self.leases))))
+        where, batch = self.leases.pop(data.draw(st.sampled_from(sorted(self.leases))))
         held = self.slots.get(where)
         if held is not None:
-            self.slots[where] = held._replace(leases=held.leases - 1, last_used=self.now, keep_alive=keep_alive)
+            leases, interactive = held.leases - 1, held.interactive - (not batch)
+            self.slots[where] = held._replace(
+                leases=leases, interactive=interactive, last_used=self.now, keep_alive=keep_alive
+            )
         self.reconcile()
 
     @precondition(lambda self: self.phased(Phase.STARTING))
@@ -133,8 +136,8 @@ class PlanMachine(RuleBasedStateMachine):
             last_used=self.now,
             ready_at=self.now,
             memory=self.awake.pop(where, self.slots[where].memory),
-            other=ASLEEP.get(NAMES[where]),
         )
+        self.loaded.add(where)
         self.reconcile()
 
     @precondition(lambda self: self.phased(Phase.SLEEPING))
@@ -213,7 +216,15 @@ class PlanMachine(RuleBasedStateMachine):
         slots, waiting = counted_once(
             self.slots.values(),
             [
-                Group(key(name), tuple(requests), NEEDS[name], name, name == "pinned")
+                Group(
+                    key(name),
+                    tuple(requests),
+                    NEEDS[name],
+                    name,
+                    name == "pinned",
+                    LOAD_SECONDS if key(name) in self.loaded else 0.0,
+                    self.turns.get(key(name), -math.inf),
+                )
                 for name, requests in groups.items()
             ],
         )
@@ -226,6 +237,7 @@ class PlanMachine(RuleBasedStateMachine):
             self.closing,
             frozenset(self.paused),
             self.served,
+            {k: self.awake.get(k, ASLEEP[NAMES[k]]) for k in self.slots if NAMES[k] in ASLEEP},
         )
 
     def reconcile(self) -> list[Action]:
@@ -245,12 +257,16 @@ class PlanMachine(RuleBasedStateMachine):
                 granted = [self.waiting.pop(id) for id in requests]
                 assert {key(request.name) for request in granted} == {where}
                 self.check_turns(granted, [w for w in self.waiting.values() if key(w.name) == where])
+                self.turns[where] = self.now
                 for id, request in zip(requests, granted, strict=True):
-                    self.served[request.line] = len(self.answered)
+                    self.served[request.line] = self.now
                     self.answer(id)
-                    self.leases[id] = where
+                    self.leases[id] = where, request.batch
                 held = self.slots[where]
-                self.slots[where] = held._replace(leases=held.leases + len(requests), last_used=self.now)
+                interactive = held.interactive + sum(not request.batch for request in granted)
+                self.slots[where] = held._replace(
+                    leases=held.leases + len(requests), interactive=interactive, last_used=self.now
+                )
                 assert self.slots[where].leases <= CAPACITY
             case Start(where, memory, variant):
                 assert where not in self.slots, "two runners of one key"
@@ -278,7 +294,7 @@ class PlanMachine(RuleBasedStateMachine):
                 assert not tired.pinned
                 self.awake[where] = tired.memory
                 memory = tired.memory.most(ASLEEP[NAMES[where]])
-                self.slots[where] = tired._replace(phase=Phase.SLEEPING, memory=memory, other=tired.memory)
+                self.slots[where] = tired._replace(phase=Phase.SLEEPING, memory=memory)
             case Wake(where, memory):
                 slept = self.slots[where]
                 assert slept.phase is Phase.SLEEPING
@@ -290,19 +306,19 @@ class PlanMachine(RuleBasedStateMachine):
                 assert stopped.phase not in (Phase.STOPPING, Phase.ENDED)
                 assert not stopped.leases, "a lease was lost"
                 assert not (stopped.pinned and reason in (Reason.ROOM, Reason.IDLE))
+                self.turns[where] = self.now
                 self.slots[where] = stopped._replace(phase=Phase.STOPPING)
             case Drain(where, reason):
                 assert self.slots[where].phase is Phase.READY
                 assert not self.slots[where].pinned or reason in (Reason.SHUTDOWN, Reason.PAUSED)
+                self.turns[where] = self.now
+                if reason is Reason.ROOM:
+                    self.check_drain(self.slots[where])
                 self.slots[where] = self.slots[where]._replace(phase=Phase.DRAINING, drain=reason)
-            case Admit(where):
-                assert self.slots[where].drain in (Reason.ROOM, Reason.PAUSED)
-                assert where.model_id not in self.paused
-                self.slots[where] = self.slots[where]._replace(phase=Phase.READY, drain=None)
             case Forget(where, failure):
                 assert self.slots.pop(where).phase is Phase.ENDED
                 self.awake.pop(where, None)
-                self.leases = {id: held for id, held in self.leases.items() if held != where}
+                self.leases = {id: held for id, held in self.leases.items() if held[0] != where}
                 if failure is not None:
                     self.failures[where] = failure
             case Refuse(where, requests, error):
@@ -316,15 +332,30 @@ class PlanMachine(RuleBasedStateMachine):
                 assert at > self.now
                 self.wake = at
 
+    def is_aged(self, w: Waiting) -> bool:
+        """A batch whose caller got nothing for the ageing."""
+        return self.now - max(w.since, self.served.get(w.line, -math.inf)) >= POLICY.ageing - ROUNDING
+
     def check_turns(self, granted: list[Waiting], left: list[Waiting]) -> None:
-        """A young batch is behind all others; of the others none is served twice before another's first."""
-        young = [w for w in granted if w.batch and self.now - w.since < POLICY.ageing]
-        assert not young or all(w.batch for w in left)
-        turns = Counter(w.line for w in granted if w not in young)
-        others = {w.line for w in left if not w.batch or self.now - w.since >= POLICY.ageing}
+        """Interactive requests are before a batch, but for one of each that is aged; and no caller has two turns before
+        another's first."""
+        chat, batch = [w for w in granted if not w.batch], [w for w in granted if w.batch]
+        others = {w.line for w in left if not w.batch}
+        if others:
+            assert all(map(self.is_aged, batch))
+            assert len({w.line for w in batch}) == len(batch)
+        turns = Counter(w.line for w in chat)
         assert max(turns.values(), default=0) <= 1 or others <= set(turns)
         for line in others - set(turns):
             assert all(self.served.get(line, -1) >= self.served.get(served, -1) for served in turns)
+
+    def check_drain(self, slot: Slot) -> None:
+        """No thrash: a runner that interactive requests use serves for twice its load before it is drained, and never
+        for a batch that is not aged."""
+        if slot.interactive:
+            assert self.now - slot.ready_at >= 2 * LOAD_SECONDS - ROUNDING
+            elsewhere = [w for w in self.waiting.values() if key(w.name) != slot.key]
+            assert any(not w.batch or self.is_aged(w) for w in elsewhere)
 
     def check_restart(self, where: RunnerKey) -> None:
         if where in self.fell:
@@ -358,30 +389,38 @@ class PlanMachine(RuleBasedStateMachine):
         assert not [w for w in self.waiting.values() if key(w.name) in ready]
 
     @invariant()
-    def the_first_in_line_is_not_overtaken_beyond_its_patience(self) -> None:
-        """Who waited so long for room has it on its way, unless runners that are spared, or a load that others wait
-        for, hold it for now; and none is spared any longer when half of the maximum wait is over."""
-        state = self.state()
-        groups = state.groups
-        wanted = {group.key for group in groups}
-        loads = [s for s in self.slots.values() if s.phase is Phase.STARTING and s.key in wanted]
-        line = in_line(groups, self.served, POLICY.ageing, self.now)
-        if loads or not line or not self.may_start(line[0].key):
+    def nobody_starves(self) -> None:
+        """The only model that interactive requests want memory for has it on its way if the runners that may go by now
+        give enough: idle ones after their load's time, busy ones after the patience, a batch's at once."""
+        wanted = {key(w.name) for w in self.waiting.values()}
+        wanting = [w for w in wanted if self.may_start(w) and w not in self.slots]
+        if len(wanting) != 1 or self.closing or NAMES[wanting[0]].startswith("mapped"):
             return
-        first, own = line[0], self.slots.get(line[0].key)
-        if own is not None and own.phase is not Phase.SLEEPING:
+        [where] = wanting
+        mine = [w for w in self.waiting.values() if key(w.name) == where]
+        if all(w.batch for w in mine) or where in self.failures:
             return
-        needs = first.needs if own is None else [own.memory.most(self.awake[own.key])]
-        waited = self.now - first.waiting[0].since
-        ready = {s.key: s.leases for s in self.slots.values() if s.phase is Phase.READY}
-        queued = sum(len(group.waiting) for group in groups if group.key in ready)
-        until = [spared_until(s, queued, POLICY) for s in self.slots.values() if s.leases]
-        spared = any(time > self.now - ROUNDING for time in until)
-        overtaken = waited >= patience(sum(ready.values()), queued, POLICY) + ROUNDING
-        if not overtaken or (spared and waited < POLICY.max_wait / 2 + ROUNDING):
-            return
-        staying = [s.memory for s in state.slots if s.phase in (Phase.READY, Phase.STARTING)]
-        assert any(sum(staying, need).fits(BUDGET) for need in needs)
+        waited = self.now - max(min(w.since for w in mine), self.turns.get(where, -math.inf))
+        live = [s for s in self.slots.values() if s.phase not in (Phase.DRAINING, Phase.STOPPING)]
+        pinned = held(s for s in live if s.pinned)
+        possible = [need for need in NEEDS[NAMES[where]] if (need + pinned).fits(BUDGET)]
+        spared = held(s for s in live if self.is_spared(s, waited))
+        if possible and (possible[0] + spared).fits(BUDGET):
+            assert (possible[0] + held(live)).fits(BUDGET)
+
+    def is_spared(self, slot: Slot, waited: float) -> bool:
+        waiting = [w for w in self.waiting.values() if key(w.name) == slot.key]
+        urgent = any(not w.batch or self.is_aged(w) for w in waiting)
+        if slot.pinned or slot.key.model_id == "mapped":
+            return True
+        if slot.phase is Phase.STARTING:
+            return urgent
+        if slot.phase is Phase.SLEEPING or not (slot.interactive or urgent or not slot.leases):
+            return False
+        if not slot.leases:
+            return waited < POLICY.patience + ROUNDING and self.now < slot.last_used + LOAD_SECONDS + ROUNDING
+        fresh = self.now < slot.ready_at + 2 * LOAD_SECONDS + ROUNDING
+        return fresh or waited < POLICY.patience + ROUNDING
 
     def may_start(self, where: RunnerKey) -> bool:
         failure = self.failures.get(where)

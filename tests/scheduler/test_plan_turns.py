@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from modelrunner.scheduler.order import capacity, in_line, in_turn, note_turn
 from modelrunner.scheduler.state import (
-    Admit,
     Drain,
     Grant,
     Group,
@@ -19,10 +17,11 @@ from modelrunner.scheduler.state import (
     Stop,
     WakeAt,
 )
+from modelrunner.scheduler.turns import capacity, in_line, in_turn, note_turn, urgent
 from modelrunner.types import RequiredMemory
 from tests.scheduler.states import NOW, decide, everything, group, key, slot
 
-POLICY = Policy(max_wait=100.0, patience=5.0, residency=3.0, linger=3.0, ageing=20.0)
+POLICY = Policy(max_wait=100.0, patience=6.0, loads=8.0, linger=1.0, residency=1.0, ageing=20.0)
 
 
 def turns(*waiting: Request, count: int = 1, served: dict[tuple[str, bool], float] | None = None) -> list[int]:
@@ -30,7 +29,9 @@ def turns(*waiting: Request, count: int = 1, served: dict[tuple[str, bool], floa
 
 
 def line(*groups: Group, served: dict[tuple[str, bool], float] | None = None) -> list[str]:
-    return [g.name for g in in_line(groups, served or {}, ageing=20.0, now=NOW)]
+    served = served or {}
+    first = urgent(groups, served, ageing=20.0, now=NOW)
+    return [g.name for g in sorted(in_line(groups, set(), served), key=lambda g: g.key not in first)]
 
 
 # Among those who wait for one runner
@@ -70,7 +71,12 @@ def test_a_batch_lets_interactive_requests_go_first_until_it_is_old() -> None:
     now = [Request(2, NOW), Request(3, NOW)]
     assert turns(young, *now, count=2) == [2, 3]
     assert turns(old, *now, count=2) == [1, 2]
-    assert turns(old, *now, served={("", True): 2.0, ("", False): 1.0}) == [2], "then they take turns"
+    assert turns(old, *now, served={("", True): NOW - 19.0, ("", False): 1.0}) == [2], "it ages from its last turn on"
+
+
+def test_an_aged_batch_has_one_turn_however_many_its_requests_are() -> None:
+    flood = [Request(i, NOW - 30, batch=True) for i in range(1, 9)]
+    assert turns(*flood, Request(9, NOW), Request(10, NOW), count=3) == [1, 9, 10]
 
 
 # Among those who wait for room
@@ -93,16 +99,24 @@ def test_a_model_that_two_callers_wait_for_has_the_better_turn_of_both() -> None
     assert line(*greedy[:2], shared) == ["m1", "m3", "m2"]
 
 
-def test_batches_come_last_and_what_is_old_first_whoever_asks() -> None:
+def test_the_model_that_got_no_lease_for_longest_comes_first() -> None:
+    """However old the requests are that still wait for another one: models take turns."""
+    flood = replace(group("flood", 1, NOW - 50), turn=NOW - 1)
+    assert line(flood, group("lone", 1, NOW - 2)) == ["lone", "flood"]
+    assert line(flood, group("lone", 1, NOW)) == ["flood", "lone"]
+
+
+def test_batches_come_last_until_they_are_old() -> None:
     batch, chat = group("batch", 1, NOW - 19, batch=True), group("chat", 1, NOW)
     assert line(batch, chat) == ["chat", "batch"]
     old = group("batch", 1, NOW - 20, batch=True)
     assert line(chat, old) == ["batch", "chat"]
+    assert line(chat, old, served={("", True): NOW - 19, ("", False): NOW}) == ["chat", "batch"]
     mixed = Group(key("mixed"), (Request(1, NOW - 19, batch=True), Request(2, NOW)), (), "mixed")
     assert line(group("batch", 1, NOW - 19.5, batch=True), mixed) == ["mixed", "batch"]
 
 
-def test_somebody_looks_again_when_a_batch_is_old_enough_to_come_first() -> None:
+def test_the_plan_is_made_again_when_a_batch_is_old_enough() -> None:
     batch, chat = group("batch", 6, NOW - 19, batch=True), group("chat", 6, NOW - 1, first=2)
     leaving = slot("a", 10, Phase.STOPPING)
     assert WakeAt(NOW + 1) in everything(batch, chat, leaving, policy=POLICY)
@@ -113,123 +127,98 @@ def test_the_room_goes_by_that_order() -> None:
     assert decide(batch, chat) == [Start(key("chat"), RequiredMemory(6))]
 
 
-# Residency
-
-
-def test_a_busy_runner_stays_for_a_while_after_its_load() -> None:
-    waiting = group("x", 6, NOW - 30)
-    runner = slot("a", 6, leases=1, load=4.0, ready=11.0)
-    assert everything(waiting, runner, policy=POLICY) == [WakeAt(NOW + 1)], "three times its load"
-    assert decide(waiting, slot("a", 6, leases=1, load=4.0, ready=12.0), policy=POLICY) == [
-        Drain(key("a"), Reason.ROOM)
-    ]
-    short = slot("a", 6, leases=1, load=1.0, ready=4.0)
-    assert everything(waiting, short, policy=POLICY) == [WakeAt(NOW + 1)], "at least the patience of others"
-
-
-def test_it_stays_for_a_quarter_of_the_maximum_wait_at_most() -> None:
-    waiting = group("x", 6, NOW - 30)
-    assert decide(waiting, slot("a", 6, leases=1, load=60.0, ready=24.0), policy=POLICY) == []
-    assert decide(waiting, slot("a", 6, leases=1, load=60.0, ready=25.0), policy=POLICY) == [
-        Drain(key("a"), Reason.ROOM)
-    ]
+# How long a runner is spared
 
 
 @pytest.mark.parametrize(
-    ("queued", "seconds", "max_wait"),
-    [
-        (0, 5.0, 1000),
-        (1, 7.5, 1000),
-        (4, 15.0, 1000),
-        (10, 30.0, 1000),
-        (11, 30.0, 1000),
-        (40, 25.0, 100),
-        (0, 4.0, 16),
-    ],
+    ("load", "own", "seconds"), [(0.1, 0.1, 1.6), (0.2, 0.3, 4.0), (1.0, 1.0, 6.0), (60.0, 60.0, 6.0)]
 )
-def test_the_more_queue_for_busy_runners_the_longer_they_are_served_first(
-    queued: int, seconds: float, max_wait: float
+def test_a_busy_runner_is_drained_after_a_wait_in_proportion_to_the_switch(
+    load: float, own: float, seconds: float
 ) -> None:
-    """Half of the patience more for each who queues for the sixteen that are served, at most six times the patience and
-    a quarter of the maximum wait."""
-    busy, policy = slot("a", 6, leases=16, capacity=16), replace(POLICY, max_wait=max_wait)
-    younger = [group("a", 6, *[NOW - 1] * queued, first=2)] if queued else []
-    assert decide(group("x", 6, NOW - seconds + 0.1), *younger, busy, policy=policy) == []
-    assert decide(group("x", 6, NOW - seconds), *younger, busy, policy=policy) == [Drain(key("a"), Reason.ROOM)]
+    """Eight times both loads, at most six seconds."""
+    busy = slot("a", 6, leases=1, load=own)
+    early, late = group("x", 6, NOW - seconds + 0.01, load=load), group("x", 6, NOW - seconds, load=load)
+    assert decide(early, busy, policy=POLICY) == []
+    [again] = everything(early, busy, policy=POLICY)
+    assert isinstance(again, WakeAt)
+    assert again.time == pytest.approx(NOW + 0.01)
+    assert decide(late, busy, policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
 
 
-def test_no_room_is_made_of_a_runner_that_somebody_before_in_line_waits_for() -> None:
-    runner = slot("a", 6, leases=2, capacity=2)
-    older, younger = group("a", 6, NOW - 27, first=2), group("a", 6, NOW - 25, first=2)
-    assert decide(group("x", 6, NOW - 26), older, runner) == []
-    assert decide(group("x", 6, NOW - 26), younger, runner) == [Drain(key("a"), Reason.ROOM)]
+def test_a_queue_does_not_protect_its_runner() -> None:
+    """Also where its requests are older."""
+    busy = slot("a", 6, leases=2, capacity=2, load=0.1)
+    flood = group("a", 6, *[NOW - 50] * 40, first=2)
+    assert decide(group("x", 6, NOW - 2, load=0.1), flood, busy, policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
 
 
-def test_a_drain_is_taken_back_for_who_came_before_and_not_begun_again_for_who_came_after() -> None:
-    draining = slot("a", 6, Phase.DRAINING, leases=2, capacity=2, drain=Reason.ROOM)
-    assert decide(group("x", 6, NOW - 8), group("a", 6, NOW - 9, first=2), draining) == [Admit(key("a"))]
+def test_a_busy_runner_serves_for_as_long_as_its_load_took() -> None:
+    waiting = group("x", 6, NOW - 30)
+    fresh = slot("a", 6, leases=1, load=40.0, ready=39.0)
+    assert everything(waiting, fresh, policy=POLICY)[-1] == WakeAt(NOW + 1)
+    served = slot("a", 6, leases=1, load=40.0, ready=40.0)
+    assert decide(waiting, served, policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
 
 
-def test_a_drain_that_is_taken_back_late_in_a_plan_serves_its_queue_at_once() -> None:
-    draining = slot("p", 4, Phase.DRAINING, leases=1, drain=Reason.ROOM)
-    older, its_own = group("x", 5, NOW - 9), group("p", 4, NOW - 8, first=2)
-    assert decide(older, its_own, draining, slot("m", 9), budget=14) == [
-        Stop(key("m"), Reason.ROOM),
-        Admit(key("p")),
-        Grant(key("p"), (2,)),
-    ]
+def test_a_wait_for_memory_begins_anew_with_each_turn_of_the_model() -> None:
+    busy = slot("x", 6, leases=1, load=1.0)
+    before = replace(group("a", 6, NOW - 50, load=1.0), turn=NOW - 2)
+    assert decide(before, busy, policy=POLICY) == []
+    assert decide(replace(before, turn=NOW - 6), busy, policy=POLICY) == [Drain(key("x"), Reason.ROOM)]
 
 
-def test_while_others_are_served_an_idle_runner_stays_that_may_be_used_again() -> None:
-    """For three times its load after its last use, at most for the patience."""
-    waiting, busy = group("x", 6, NOW - 1), slot("b", 4, leases=1)
-    used = slot("a", 6, idle=2.0, load=1.0)
-    assert everything(waiting, used, busy, policy=POLICY) == [WakeAt(NOW + 1)]
-    assert decide(waiting, slot("a", 6, idle=3.0, load=1.0), busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
-    slow = slot("a", 6, idle=4.9, load=40.0)
-    assert decide(waiting, slow, busy, policy=POLICY) == []
-    assert decide(waiting, slow._replace(last_used=NOW - 5), busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
-    assert decide(waiting, used, policy=POLICY) == [Stop(key("a"), Reason.ROOM)], "where nobody else is served, at once"
-    leaving = slot("b", 4, Phase.DRAINING, leases=1, drain=Reason.UNLOAD)
-    assert decide(waiting, used, leaving, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
-    patient = group("x", 6, NOW - 5)
-    assert decide(patient, used._replace(last_used=NOW), busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
-
-
-def test_an_idle_runner_stays_while_more_queue_than_wait_for_its_room() -> None:
-    """At most for the patience."""
-    waiting, busy = group("x", 6, NOW - 1), slot("b", 4, leases=2, capacity=2)
-    one, two = group("b", 4, NOW, first=2), group("b", 4, NOW, NOW, first=2)
-    used = slot("a", 6, idle=4.5, load=1.0)
-    assert decide(waiting, used, busy, one, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
-    assert everything(waiting, used, busy, two, policy=POLICY)[-1] == WakeAt(NOW + 0.5)
-    assert decide(waiting, slot("a", 6, idle=5.0, load=1.0), busy, two, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
-
-
-def test_the_more_wait_for_its_room_the_sooner_an_idle_runner_goes() -> None:
-    """When together they have waited for three times its load."""
-    three, busy = group("x", 6, NOW - 1, NOW - 1, NOW), slot("b", 4, leases=1)
+def test_an_idle_runner_stays_for_as_long_as_its_load_took() -> None:
+    """At most until the request has waited as for a busy one."""
+    waiting = group("x", 6, NOW - 1, load=1.0)
     used = slot("a", 6, idle=0.5, load=1.0)
-    assert everything(three, used, busy, policy=POLICY) == [WakeAt(NOW + 0.5)]
-    assert decide(three, slot("a", 6, idle=1.0, load=1.0), busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
-
-
-def test_of_busy_runners_one_goes_that_nobody_waits_for() -> None:
-    """It may be dearer to load: the other one would have to be loaded again at once."""
-    queue = group("queued", 5, NOW - 1, first=2)
-    queued, dear = slot("queued", 5, leases=1, capacity=1, load=0.1), slot("dear", 5, leases=1, load=20.0)
-    assert decide(group("x", 5, NOW - 30), queue, queued, dear) == [Drain(key("dear"), Reason.ROOM)]
-
-
-def test_nobody_is_spared_for_a_request_that_has_waited_for_half_of_the_maximum() -> None:
-    runner = slot("a", 6, leases=1, load=60.0, ready=1.0)
-    assert everything(group("x", 6, NOW - 49), runner, policy=POLICY) == [WakeAt(NOW + 1)]
-    assert decide(group("x", 6, NOW - 50), runner, policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
+    assert everything(waiting, used, policy=POLICY)[-1] == WakeAt(NOW + 0.5)
+    assert decide(waiting, slot("a", 6, idle=1.0, load=1.0), policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    slow = slot("a", 6, idle=1.0, load=40.0)
+    assert everything(waiting, slow, policy=POLICY)[-1] == WakeAt(NOW + 5)
+    assert decide(group("x", 6, NOW - 6, load=1.0), slow, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
 
 
 def test_another_runner_goes_while_one_is_spared() -> None:
-    fresh, settled = slot("fresh", 6, idle=0.1, load=4.0, ready=1.0), slot("settled", 4, idle=0.2, load=4.0)
+    fresh, settled = slot("fresh", 6, idle=3.0, load=4.0), slot("settled", 4, idle=2.0, load=1.0)
     assert decide(group("x", 4, NOW - 1), fresh, settled, policy=POLICY) == [Stop(key("settled"), Reason.ROOM)]
+
+
+def test_the_defaults_keep_the_promise_of_ten_seconds() -> None:
+    """A lone request behind models that load in half a second and answer within three seconds."""
+    usual = Policy()
+    busy = slot("a", 6, leases=1, load=0.5)
+    began = NOW - (10.0 - 0.5 - 3.0)
+    assert decide(group("x", 6, began, load=0.5), busy, policy=usual) == [Drain(key("a"), Reason.ROOM)]
+
+
+# Batches
+
+
+def test_a_batch_gives_way_at_once() -> None:
+    batch = slot("b", 6, leases=2, interactive=0, capacity=2, load=1.0, ready=0.1)
+    queue = group("b", 6, *[NOW - 50] * 40, first=2, batch=True)
+    served = {("", True): NOW}
+    assert decide(group("x", 6), batch, queue, policy=POLICY, served=served) == [Drain(key("b"), Reason.ROOM)]
+    mixed = batch._replace(interactive=1)
+    assert decide(group("x", 6), mixed, queue, policy=POLICY, served=served) == []
+
+
+def test_a_load_that_only_a_batch_waits_for_gives_way() -> None:
+    loading, queue = slot("b", 6, Phase.STARTING), group("b", 6, NOW - 1, first=2, batch=True)
+    assert decide(group("x", 6), loading, queue, policy=POLICY) == [Stop(key("b"), Reason.ROOM)]
+    aged = group("b", 6, NOW - 20, first=2, batch=True)
+    assert decide(group("x", 6), loading, aged, policy=POLICY) == [], "but one that is due is finished"
+    interactive = group("b", 6, NOW - 1, first=2)
+    assert decide(group("x", 6), loading, interactive, policy=POLICY) == []
+
+
+def test_a_batch_takes_idle_runners_and_no_busy_ones_until_it_is_old() -> None:
+    young, old = group("b", 6, NOW - 19, batch=True), group("b", 6, NOW - 20, batch=True)
+    assert decide(young, slot("a", 6), policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(young, slot("a", 6, leases=1), policy=POLICY) == []
+    assert decide(young, slot("a", 6, leases=1, interactive=0), policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
+    assert decide(old, slot("a", 6, leases=1), policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
 
 
 # Pause
@@ -248,12 +237,6 @@ def test_requests_for_a_paused_model_wait_without_holding_up_others() -> None:
     [refused] = decide(group("a", 4, NOW - 100), paused=frozenset({"a"}))
     assert isinstance(refused, Refuse)
     assert "it is paused" in str(refused.error)
-
-
-def test_resumed_before_its_last_request_has_ended_it_goes_on() -> None:
-    draining = slot("a", 4, Phase.DRAINING, leases=1, drain=Reason.PAUSED)
-    assert decide(draining, paused=frozenset({"a"})) == []
-    assert decide(group("a", 4), draining) == [Admit(key("a")), Grant(key("a"), (1,))]
 
 
 def test_a_paused_model_that_is_drained_for_room_is_not_taken_back() -> None:

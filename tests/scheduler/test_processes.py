@@ -9,7 +9,7 @@ import pytest
 
 from modelrunner.errors import BackingOff, EngineFailed
 from modelrunner.registry import BackendRegistry
-from modelrunner.scheduler import Ledger, MemoryProbe, Scheduler, Target
+from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler, Target
 from modelrunner.types import KeepAlive, RequiredMemory
 from tests.fakes import FakeBackend, FakeTcpBackend, fake_key, fake_spec
 
@@ -21,9 +21,10 @@ async def not_measured(runner: object) -> None:
 
 
 def make(folder: Path, backend: FakeBackend, **settings: Any) -> Scheduler:
+    registry = BackendRegistry({backend.name: backend})
     return Scheduler(
-        BackendRegistry({backend.name: backend}),
-        runtime_dir=lambda: folder,
+        registry,
+        RunnerFactory(registry, lambda: folder),
         probe=MemoryProbe(100 * MIB),
         ledger=Ledger(folder / "memory.json"),
         **settings,

@@ -242,16 +242,17 @@ async def test_a_request_waits_at_most_so_long_and_the_load_goes_on() -> None:
 
 
 @virtual
-async def test_a_runner_admits_again_when_who_it_was_drained_for_is_gone() -> None:
+async def test_a_runner_that_was_drained_for_a_request_that_left_is_loaded_again_when_it_is_asked_for() -> None:
     world = World(10, {"a": Engine(6), "b": Engine(6)})
     scheduler = world.scheduler(max_wait=20.0)
-    with await scheduler.acquire(target("a")):
-        with pytest.raises(TimedOut):
-            await scheduler.acquire(target("b"))
-        await settle()
-        assert scheduler.runners()[0].state == "ready"
-        assert scheduler.warm(target("a")) is not None
-    assert world.started == ["a"]
+    lease = await scheduler.acquire(target("a"))
+    with pytest.raises(TimedOut):
+        await scheduler.acquire(target("b"))
+    waiting = asyncio.create_task(scheduler.acquire(target("a")))
+    await settle()
+    lease.release()
+    (await waiting).release()
+    assert world.started == ["a", "a"]
     await scheduler.close(0)
 
 

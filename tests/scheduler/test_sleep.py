@@ -6,20 +6,31 @@ import pytest
 
 from modelrunner.errors import EngineFailed, Unavailable
 from modelrunner.scheduler import Scheduler
-from modelrunner.scheduler.state import Phase, Reason, Sleep, Slot, Start, Stop, Wake
+from modelrunner.scheduler.state import Action, Group, Phase, Reason, Sleep, Slot, Start, Stop, Wake, WakeAt
 from modelrunner.types import RequiredMemory
+from tests.scheduler import states
 from tests.scheduler.fakes import Engine, World, gathered, settle, target, virtual
-from tests.scheduler.states import NOW, decide, everything, group, key, refusal, slot, wake
+from tests.scheduler.states import NOW, group, key, refusal, slot, wake
 
 
 def tired(idle: float, **more: object) -> Slot:
     """Ready, and asleep it would hold a little main memory."""
-    return slot("a", 1, vram=(5,), idle=idle, keep_alive=60.0, **more)._replace(other=RequiredMemory(2, (0,)))  # type: ignore[arg-type]
+    return slot("a", 1, vram=(5,), idle=idle, keep_alive=60.0, **more)  # type: ignore[arg-type]
 
 
 def sleeper(idle: float = 70.0, *, name: str = "a", size: int = 2, pinned: bool = False) -> Slot:
-    asleep = slot(name, size, Phase.SLEEPING, vram=(0,), idle=idle, keep_alive=60.0, pinned=pinned)
-    return asleep._replace(other=RequiredMemory(1, (5,)))
+    return slot(name, size, Phase.SLEEPING, vram=(0,), idle=idle, keep_alive=60.0, pinned=pinned)
+
+
+def everything(*parts: Group | Slot, **more: object) -> list[Action]:
+    """The plan where `a` can sleep: what counts for it in its other condition."""
+    others = {Phase.READY: RequiredMemory(2, (0,)), Phase.SLEEPING: RequiredMemory(1, (5,))}
+    asleep = {p.key: others[p.phase] for p in parts if isinstance(p, Slot) and p.key == key("a")}
+    return states.everything(*parts, asleep=asleep, **more)  # type: ignore[arg-type]
+
+
+def decide(*parts: Group | Slot, **more: object) -> list[Action]:
+    return [a for a in everything(*parts, **more) if not isinstance(a, WakeAt)]
 
 
 # The plan
@@ -109,10 +120,10 @@ async def asleep(scheduler: Scheduler) -> None:
     """The runner of `a` is, and 50 s of its second keep-alive are left."""
     (await scheduler.acquire(target("a", keep_alive=60.0))).release()
     await asyncio.sleep(70.0)
-    assert states(scheduler) == {"a": "sleeping"}
+    assert shown(scheduler) == {"a": "sleeping"}
 
 
-def states(scheduler: Scheduler) -> dict[str, str]:
+def shown(scheduler: Scheduler) -> dict[str, str]:
     return {runner.model_name: runner.state for runner in scheduler.runners()}
 
 
@@ -125,10 +136,10 @@ async def test_an_unused_runner_sleeps_for_a_keep_alive_and_then_ends() -> None:
     world = World(10, {"a": dozy()})
     scheduler = world.scheduler()
     await asleep(scheduler)
-    [shown] = scheduler.runners()
-    assert shown.expires_at is not None
-    assert shown.memory.measured is not None
-    assert shown.memory.measured.ram == 1
+    [runner] = scheduler.runners()
+    assert runner.expires_at is not None
+    assert runner.memory.measured is not None
+    assert runner.memory.measured.ram == 1
     assert scheduler.memory()["used"] == 1
     assert scheduler.warm(target("a")) is None
     await asyncio.sleep(51.0)
@@ -144,7 +155,7 @@ async def test_one_wake_is_for_all_who_wait() -> None:
     await asleep(scheduler)
     waiting = [asyncio.create_task(scheduler.acquire(target("a", parallel=4))) for _ in range(2)]
     await settle()
-    assert states(scheduler) == {"a": "starting"}
+    assert shown(scheduler) == {"a": "starting"}
     leases = await gathered(waiting)
     assert [lease.loaded for lease in leases] == [pytest.approx(0.2)] * 2
     assert world.runner("a").orders == ["sleep", "wake"]
@@ -164,7 +175,7 @@ async def test_who_asks_while_it_falls_asleep_has_it_woken_after_that() -> None:
     assert scheduler.memory()["used"] == 6, "it may still hold it all"
     (await scheduler.acquire(target("a"))).release()
     assert world.runner("a").orders == ["sleep", "wake"]
-    assert states(scheduler) == {"a": "ready"}
+    assert shown(scheduler) == {"a": "ready"}
     assert scheduler.memory()["used"] == 6
     await scheduler.close(0)
 
@@ -175,7 +186,7 @@ async def test_a_sleeping_runner_shares_the_room_with_others_and_takes_it_back()
     scheduler = world.scheduler()
     await asleep(scheduler)
     (await scheduler.acquire(target("b"))).release()
-    assert states(scheduler) == {"a": "sleeping", "b": "ready"}
+    assert shown(scheduler) == {"a": "sleeping", "b": "ready"}
     (await scheduler.acquire(target("a", keep_alive=60.0))).release()
     assert world.resident() == ["a"]
     assert world.started == ["a", "b"]
@@ -195,7 +206,7 @@ def test_one_that_fails_at_it_has_crashed_and_who_waits_gets_a_new_runner(fault:
         await asyncio.sleep(62.0)
         with await scheduler.acquire(target("a")):
             assert world.started == ["a", "a"]
-            assert states(scheduler) == {"a": "ready"}
+            assert shown(scheduler) == {"a": "ready"}
         [crash] = [event for event in scheduler.events.recent() if event.event == "crash"]
         assert crash.reason == "it was stuck"
         await scheduler.close(0)

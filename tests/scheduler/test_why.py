@@ -8,7 +8,7 @@ import pytest
 
 from modelrunner.errors import EngineFailed
 from modelrunner.scheduler import Explanation, Figures, Scheduler
-from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey, RunSpec
+from modelrunner.types import KeepAlive, Mode, RequiredMemory
 from tests.scheduler.fakes import Engine, VirtualLoop, World, settle, target, virtual
 
 
@@ -190,22 +190,20 @@ async def test_trouble_is_what_makes_it_wrong_to_ask() -> None:
 async def test_a_plan_that_fails_is_trouble_until_one_succeeds() -> None:
     faults = [ValueError("a bug")]
 
-    class Faulty(World):
-        def make_runner(self, key: RunnerKey, spec: RunSpec) -> Any:
-            if faults:
-                raise faults.pop()
-            return super().make_runner(key, spec)
+    def probe(pids: object) -> RequiredMemory:
+        if faults:
+            raise faults.pop()
+        return RequiredMemory(100)
 
-    scheduler = Faulty(100, {"a": Engine(60)}).scheduler()
+    scheduler = world().scheduler(probe=probe)
     reported = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
-    waiting = [in_background(scheduler, "a")]
+    scheduler.resume("a")
     await settle()
     assert [str(fault) for fault in reported] == ["a bug"]
     assert "failed at its last plan" in await scheduler.insight.trouble()
-    waiting.append(in_background(scheduler, "a"))
-    for task in waiting:
-        (await task).release()
+    scheduler.resume("a")
+    await settle()
     assert await scheduler.insight.trouble() == ""
     await scheduler.close(0)
 

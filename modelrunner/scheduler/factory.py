@@ -1,4 +1,4 @@
-"""How a runner is made and measured, unless a caller says otherwise."""
+"""Makes runners and measures them."""
 
 import asyncio
 import secrets

@@ -1,0 +1,143 @@
+"""What the scheduler promises a request that waits beside others, in virtual time."""
+
+import asyncio
+
+import pytest
+
+from modelrunner.scheduler import Scheduler
+from tests.scheduler.fakes import Engine, World, gathered, settle, target, virtual
+
+
+async def answer(scheduler: Scheduler, name: str, seconds: float, *, batch: bool = False) -> float:
+    """Asks and answers. Returns how long the request waited."""
+    with await scheduler.acquire(target(name), batch=batch) as lease:
+        await asyncio.sleep(seconds)
+        return lease.waited
+
+
+async def flood(scheduler: Scheduler, name: str, seconds: float, *, batch: bool = False) -> "list[asyncio.Task[float]]":
+    """Requests for minutes; the model has served some of them when this returns."""
+    requests = [asyncio.create_task(answer(scheduler, name, seconds, batch=batch)) for _ in range(400)]
+    await asyncio.sleep(50.0)
+    return requests
+
+
+async def stop(scheduler: Scheduler, requests: "list[asyncio.Task[float]]") -> None:
+    for request in requests:
+        request.cancel()
+    await gathered(requests)
+    await scheduler.close(0)
+
+
+@pytest.mark.parametrize(("load", "patience"), [(0.1, 1.6), (0.2, 3.2), (0.375, 6.0), (5.0, 6.0)])
+def test_a_lone_request_waits_in_proportion_to_its_load(load: float, patience: float) -> None:
+    """For eight times both loads, at most six seconds; then for the two answers that the other engine has, and its
+    load."""
+
+    @virtual
+    async def test() -> None:
+        world = World(10, {"flooded": Engine(6, load_seconds=load), "lone": Engine(6, load_seconds=load)})
+        scheduler = world.scheduler()
+        requests = await flood(scheduler, "flooded", 1.0)
+        await answer(scheduler, "lone", 0.0)  # so that its load is known
+        await asyncio.sleep(50.0)
+        waited = await answer(scheduler, "lone", 0.0)
+        assert waited <= patience + 2 * 1.0 + 0.1 + load + 1e-6
+        assert waited >= patience
+        await stop(scheduler, requests)
+
+    test()
+
+
+@virtual
+async def test_a_lone_request_waits_less_than_ten_seconds_by_default() -> None:
+    """Where models load in half a second and answer in one and a half."""
+    world = World(10, {"flooded": Engine(6, load_seconds=0.5), "lone": Engine(6, load_seconds=0.5)})
+    scheduler = world.scheduler()
+    requests = await flood(scheduler, "flooded", 1.5)
+    for _ in range(5):
+        assert await answer(scheduler, "lone", 1.0) < 10.0
+        await asyncio.sleep(2.0)
+    await stop(scheduler, requests)
+
+
+@virtual
+async def test_a_flood_of_batch_requests_delays_nobody_by_more_than_the_answers_that_run() -> None:
+    world = World(10, {"batch": Engine(6, load_seconds=2.0), "chat": Engine(6, load_seconds=0.5)})
+    scheduler = world.scheduler()
+    requests = await flood(scheduler, "batch", 3.0, batch=True)
+    for _ in range(8):
+        assert await answer(scheduler, "chat", 1.0) <= 2 * 3.0 + 0.1 + 0.5 + 1e-6
+        await asyncio.sleep(4.0)
+    done = sum(request.done() for request in requests)
+    assert done > 16, "and the batch goes on between"
+    await stop(scheduler, requests)
+
+
+@virtual
+async def test_a_batch_is_not_starved_by_a_model_in_constant_use() -> None:
+    world = World(10, {"batch": Engine(6, load_seconds=1.0), "chat": Engine(6, load_seconds=1.0)})
+    scheduler = world.scheduler()
+
+    async def chat_for_ever() -> float:
+        while True:
+            await answer(scheduler, "chat", 1.0)
+
+    clients = [asyncio.create_task(chat_for_ever()) for _ in range(3)]
+    await asyncio.sleep(10.0)
+    assert 60.0 <= await answer(scheduler, "batch", 1.0, batch=True) < 70.0
+    await stop(scheduler, clients)
+
+
+@virtual
+async def test_models_that_load_slowly_spend_at_most_a_third_of_the_time_with_it() -> None:
+    world = World(10, {"a": Engine(6, load_seconds=40.0), "b": Engine(6, load_seconds=40.0)})
+    scheduler = world.scheduler()
+
+    async def ask_for_ever(name: str) -> float:
+        while True:
+            await answer(scheduler, name, 1.0)
+
+    clients = [asyncio.create_task(ask_for_ever(name)) for name in "aabb"]
+    await asyncio.sleep(1200.0)
+    assert 1200.0 / (3 * 40.0) - 2 <= len(world.started) <= 1200.0 / (3 * 40.0) + 1, "and both are served"
+    await stop(scheduler, clients)
+
+
+@virtual
+async def test_a_client_in_a_loop_keeps_its_runner_for_the_time_of_a_load() -> None:
+    """`linger`: it comes back within the second that its model takes to load."""
+    world = World(10, {"loop": Engine(6, load_seconds=1.0), "other": Engine(6, load_seconds=1.0)})
+    scheduler = world.scheduler()
+    await answer(scheduler, "loop", 0.5)
+    waiting = asyncio.create_task(answer(scheduler, "other", 0.5))
+    for _ in range(3):
+        await asyncio.sleep(0.9)
+        assert await answer(scheduler, "loop", 0.1) == 0.0
+    await asyncio.sleep(1.2)
+    await settle()
+    assert world.resident() == ["other"]
+    await waiting
+    await scheduler.close(0)
+
+
+@pytest.mark.parametrize(("healthy", "waited"), [(61.0, 0.0), (30.0, 1.0)])
+def test_a_minute_of_health_clears_a_model_of_its_crash(healthy: float, waited: float) -> None:
+    """The first crash costs no pause, the second in a row one second."""
+
+    @virtual
+    async def test() -> None:
+        world = World(10, {"a": Engine(6, load_seconds=1.0)})
+        scheduler = world.scheduler()
+        (await scheduler.acquire(target("a", keep_alive=1000.0))).release()
+        world.runner("a").die()
+        await settle()
+        (await scheduler.acquire(target("a", keep_alive=1000.0))).release()
+        await asyncio.sleep(healthy)
+        world.runner("a").die()
+        await settle()
+        with await scheduler.acquire(target("a")) as lease:
+            assert lease.waited == pytest.approx(waited + 1.0)
+        await scheduler.close(0)
+
+    test()

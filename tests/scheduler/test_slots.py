@@ -1,0 +1,63 @@
+"""The table of a slot's phases."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from modelrunner.scheduler.slots import RunnerSlot
+from modelrunner.scheduler.state import Phase, Reason
+from modelrunner.types import RequiredMemory, Variant
+from tests.scheduler.fakes import target
+
+STARTING, READY, SLEEPING, DRAINING, STOPPING, ENDED = Phase
+# The shortest way into each phase.
+WAYS = {
+    STARTING: [],
+    READY: [READY],
+    SLEEPING: [READY, SLEEPING],
+    DRAINING: [READY, DRAINING],
+    STOPPING: [STOPPING],
+    ENDED: [ENDED],
+}
+ALLOWED = {
+    (STARTING, READY), (STARTING, DRAINING), (STARTING, STOPPING), (STARTING, ENDED),
+    (READY, SLEEPING), (READY, DRAINING), (READY, STOPPING), (READY, ENDED),
+    (SLEEPING, STARTING), (SLEEPING, DRAINING), (SLEEPING, STOPPING), (SLEEPING, ENDED),
+    (DRAINING, DRAINING), (DRAINING, STOPPING), (DRAINING, ENDED),
+    (STOPPING, ENDED),
+}  # fmt: skip
+
+
+def slot(*phases: Phase) -> RunnerSlot:
+    runner: Any = None
+    wanted = target("a")
+    found = RunnerSlot(runner, wanted, Variant(wanted.spec, RequiredMemory(1)), 0, RequiredMemory(1), 100.0)
+    for number, phase in enumerate(phases):
+        found.become(phase, 101.0 + number)
+    return found
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(Phase, Phase)))
+def test_every_change_of_phase_is_allowed_or_raises_with_the_history(before: Phase, after: Phase) -> None:
+    found = slot(*WAYS[before])
+    if (before, after) in ALLOWED:
+        found.become(after, 200.0)
+        assert found.phase is after
+        return
+    history = " -> ".join([STARTING, *WAYS[before]])
+    with pytest.raises(RuntimeError, match=f"{history}> cannot become {after}"):
+        found.become(after, 200.0)
+    assert found.phase is before
+
+
+def test_the_times_that_go_with_a_phase() -> None:
+    found = slot(READY)
+    assert (found.load_seconds, found.ready_at, found.last_used) == (1.0, 101.0, 101.0)
+    found.become(SLEEPING, 150.0)
+    found.become(STARTING, 160.0)
+    found.become(READY, 160.5)
+    assert (found.load_began, found.load_seconds, found.ready_at) == (160.0, 1.0, 160.5), "a waking is no load"
+    found.become(DRAINING, 161.0, drain=Reason.ROOM, room_for="b")
+    found.become(DRAINING, 162.0, drain=Reason.UNLOAD)
+    assert (found.drain, found.room_for) == (Reason.UNLOAD, "")
