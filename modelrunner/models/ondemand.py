@@ -13,7 +13,7 @@ class InstallOnDemand:
         self._resolver = resolver
         self._installer = installer
         self.stage = "queued"
-        self.known = resolver.known
+        self.known, self.endpoints = resolver.known, resolver.endpoints
 
     def __call__(self, backend: str | None, model: str, mode: Mode) -> Target:
         return self._resolver(backend, model, mode)

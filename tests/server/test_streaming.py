@@ -11,7 +11,6 @@ from aiohttp import web
 
 from modelrunner.api import Progress
 from modelrunner.errors import ModelNotFound, NotFound, SourceFailed
-from modelrunner.proxy.access import Access
 from modelrunner.server.middleware import envelope, finish_head
 from modelrunner.server.streaming import Work, stream_progress
 from modelrunner.types import FileProgress, ProgressReport, WorkProgress
@@ -27,7 +26,7 @@ async def get() -> AsyncIterator[Get]:
     async def handler(request: web.Request) -> web.StreamResponse:
         return await stream_progress(request, works.pop(), mode="pull")
 
-    app = web.Application(middlewares=[envelope(Access(["127.0.0.1"], ["*"]), lambda: False)])
+    app = web.Application(middlewares=[envelope(lambda: False)])
     app.on_response_prepare.append(finish_head)
     app.add_routes([web.get("/", handler)])
     runner = web.AppRunner(app, handler_cancellation=True)
@@ -144,7 +143,7 @@ async def test_a_refusal_never_stands_inside_an_answer_that_has_begun(tmp_path: 
         await response.write(b"the beginning")
         raise {"ours": NotFound("gone"), "aiohttp's": web.HTTPNotFound()}[request.match_info["whose"]]
 
-    app = web.Application(middlewares=[envelope(Access(["127.0.0.1"], ["*"]), lambda: False)])
+    app = web.Application(middlewares=[envelope(lambda: False)])
     app.on_response_prepare.append(finish_head)
     app.router.add_get("/{whose}", handle)
     runner = web.AppRunner(app, access_log=None)
