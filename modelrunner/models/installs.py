@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from modelrunner.backend import Backend, InstallProgress, ProgressCallback
+from modelrunner.backend import Backend, BackendState, InstallProgress, ProgressCallback
+from modelrunner.durable import translated
 from modelrunner.errors import Conflict, ModelRunnerError
 from modelrunner.joint import JointWork
 from modelrunner.registry import BackendRegistry
@@ -36,6 +37,15 @@ class Installer:
             raise Conflict(f"{what[0]} of {name} is under way: wait for it to end")
         return await work.follow(watcher)
 
+    async def need(self, name: str, watcher: ProgressReport) -> None:
+        """Installs the engine of the backend `name` if it is missing, or waits for what is under way with it. Raises as
+        `run` does."""
+        status = await asyncio.to_thread(self._registry.get(name).status)
+        if running := self._running.get(name):
+            await running[1].follow(watcher)
+        elif status.state is not BackendState.RUNNING:
+            await self.run("install", name, {}, watcher)
+
     async def close(self) -> None:
         """Cancels what is under way; a backend leaves nothing half-installed behind."""
         tasks = [work.task for _, work in self._running.values()]
@@ -56,15 +66,16 @@ class Installer:
         return work
 
     async def _do(self, action: str, backend: Backend, options: dict[str, Any], report: ProgressCallback) -> str:
-        match action:
-            case "install":
-                await backend.install(report, **options)
-            case "update":
-                await self._free(backend)
-                await backend.update(report, **options)
-            case _:
-                await self._free(backend)
-                await backend.uninstall()
+        with translated(f"the {action} of {backend.name}", backend.context.cache):
+            match action:
+                case "install":
+                    await backend.install(report, **options)
+                case "update":
+                    await self._free(backend)
+                    await backend.update(report, **options)
+                case _:
+                    await self._free(backend)
+                    await backend.uninstall()
         log.info("%s of %s done", action, backend.name)
         self._scheduler.events.emit("install", reason=f"{action} of {backend.name}", status=str(backend.status()))
         return f"{backend.name}: {backend.status()}"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modelrunner.durable import make_folder
+from modelrunner.durable import make_folder, translated
 from modelrunner.errors import (
     BadRequest,
     InvalidReference,
@@ -30,7 +30,7 @@ from modelrunner.pull.journal import Journal
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.source import Context, Fetched, Preview, Source, Wanted
 from modelrunner.store import Digest, Leftover, Reference, Store
-from modelrunner.store.files import size_of, translated
+from modelrunner.store.files import size_of
 from modelrunner.store.references import unpasted
 from modelrunner.threads import HASHING, TRANSFERS, ended, in_thread
 from modelrunner.types import ProgressReport, WorkProgress
