@@ -33,15 +33,15 @@ ALLOWED = {
     "modelconfig": set(),
     "plugins": {"backend", "processtree"},
     # The daemon's operations: no HTTP and no wire structs, so that every front end can stand on them.
-    "models": {"backend", "modelconfig", "pull", "registry", "scheduler", "store"},
+    "models": {"backend", "modelconfig", "plugins", "pull", "registry", "scheduler", "store"},
     "process": {"enginelog", "guardian", "processtree"},
     "processtree": set(),
     "proxy": {"scheduler", "runner", "upstream", "http1"},
     "pull": {"store", "process"},  # pip is a child process like any other
-    "registry": {"backend"},
+    "registry": {"backend", "plugins"},
     "readiness": {"backend", "processtree", "upstream"},
-    "runner": {"backend", "process", "processtree", "readiness", "upstream", "watchdog"},
-    "scheduler": {"runner", "backend", "registry", "processtree"},
+    "runner": {"backend", "plugins", "process", "processtree", "readiness", "upstream", "watchdog"},
+    "scheduler": {"runner", "backend", "plugins", "registry", "processtree"},
     "schema": set(),
     "server": {
         "api",
@@ -62,7 +62,7 @@ ALLOWED = {
     "types": set(),
     "units": set(),
     "upstream": {"collecting", "http1"},
-    "watchdog": {"backend", "processtree", "upstream"},
+    "watchdog": {"backend", "plugins", "processtree", "upstream"},
 }
 # What a backend may use.
 PUBLIC = {

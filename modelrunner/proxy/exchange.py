@@ -154,7 +154,18 @@ class Exchange:
             check_endpoint(path, runner.endpoints, runner.key.backend)
         fields = ask.fields
         if fields.tools or fields.dimensions or fields.return_documents:
-            self._ignored = runner.check_request(path, fields.watched())
+            self._do(self._check(lease, path, body, fresh=fresh))
+        else:
+            self._send(lease, path, body, fresh=fresh)
+
+    async def _check(self, lease: Lease, path: str, body: bytes, *, fresh: bool) -> None:
+        """For a request with fields that its engine may ignore."""
+        self._ignored = await lease.runner.check_request(path, self._ask.fields.watched())
+        if not self._over:
+            self._send(lease, path, body, fresh=fresh)
+
+    def _send(self, lease: Lease, path: str, body: bytes, *, fresh: bool) -> None:
+        ask, runner = self._ask, lease.runner
         if self._pipeline.quarantine.alert:
             self._pipeline.quarantine.check(runner.key, ask)
         if self._end_turn is not None:
@@ -204,7 +215,7 @@ class Exchange:
             self._pipeline.quarantine.answered(self._lease.runner.key, self._ask)
         if self._refusal is not None:
             assert self._lease is not None
-            self._refuse(self._refusal.error(self._lease.runner.request_error))
+            self._do(self._refuse_as_the_engine(self._refusal, self._lease))
             return
         try:
             if self._passage is not None:
@@ -239,6 +250,9 @@ class Exchange:
             await self._wait()
         else:
             raise failure
+
+    async def _refuse_as_the_engine(self, refusal: EngineRefusal, lease: Lease) -> None:
+        self._refuse(await refusal.error(lease.runner.request_error))
 
     async def _break_off(self, error: OSError | EngineProtocolError, whole: bool) -> None:
         """Ends an answer in its middle. `whole` is True if its last event is complete."""
