@@ -136,7 +136,9 @@ def growing() -> Growing:
 
 async def test_a_fresh_load_counts_for_what_it_will_grow_to(growing: Growing) -> None:
     ledger = Ledger()
-    assert await ledger.record(growing, SPEC, RequiredMemory(80, shared=60), fresh=True) == RequiredMemory(110, shared=60)
+    assert await ledger.record(growing, SPEC, RequiredMemory(80, shared=60), fresh=True) == RequiredMemory(
+        110, shared=60
+    )
     assert await ledger.record(growing, SPEC, RequiredMemory(90, shared=60)) == RequiredMemory(110, shared=60)
     assert await ledger.record(growing, SPEC, RequiredMemory(115, shared=60)) == RequiredMemory(115, shared=60)
     assert await ledger.required(growing, SPEC) == RequiredMemory(115, shared=60)
