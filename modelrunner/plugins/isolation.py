@@ -35,6 +35,7 @@ INSTALL_LIMIT = 4 * 3600.0
 """Seconds for an installation, which may compile an engine on a slow machine."""
 KILL_AFTER = 5.0
 """Seconds beyond the grace of a stop, after which the engine of a stuck backend is killed."""
+_CHANGES = ("install", "update", "uninstall")
 _LINES = 50  # of a log, that wait for the caller's loop
 
 
@@ -240,6 +241,8 @@ class IsolatedBackend(Backend):
         except Late as error:
             raise BackendFaulty(self.name, method, str(error)) from None
         except OSError as error:  # its engine or the disk: no fault in the code, so the log gets no traceback
+            if method in _CHANGES and not isinstance(error, TimeoutError):
+                raise  # the installer explains what a disk refuses
             raise BackendFaulty(self.name, method, f"failed: {error}") from error
         except Exception as error:
             log.error("backend %s: %s failed", self.name, method, exc_info=error)
