@@ -139,7 +139,7 @@ class Exchange:
     def _framed(self, data: bytes) -> bytes:
         return chunk(data) if self._sink.takes_chunks and data else data
 
-    def _begin(self, lease: Lease, *, fresh: bool = False) -> None:
+    def _begin(self, lease: Lease, *, fresh: bool = False, checked: bool = False) -> None:
         if self._signs is not None:
             self._signs.cancel()
         self._lease = lease
@@ -153,24 +153,20 @@ class Exchange:
         if path not in runner.endpoints:
             check_endpoint(path, runner.endpoints, runner.key.backend)
         fields = ask.fields
-        if fields.tools or fields.dimensions or fields.return_documents:
-            self._do(self._check(lease, path, body, fresh=fresh))
-        else:
-            self._send(lease, path, body, fresh=fresh)
-
-    async def _check(self, lease: Lease, path: str, body: bytes, *, fresh: bool) -> None:
-        """For a request with fields that its engine may ignore."""
-        self._ignored = await lease.runner.check_request(path, self._ask.fields.watched())
-        if not self._over:
-            self._send(lease, path, body, fresh=fresh)
-
-    def _send(self, lease: Lease, path: str, body: bytes, *, fresh: bool) -> None:
-        ask, runner = self._ask, lease.runner
+        if not checked and (fields.tools or fields.dimensions or fields.return_documents):
+            self._do(self._check(lease, path, fresh=fresh))
+            return
         if self._pipeline.quarantine.alert:
             self._pipeline.quarantine.check(runner.key, ask)
         if self._end_turn is not None:
             asyncio.get_running_loop().call_later(_TURN, self._end_turn)
         self._upstream = runner.upstream.send(build_request("POST", path, body, self._id_line), self, fresh=fresh)
+
+    async def _check(self, lease: Lease, path: str, *, fresh: bool) -> None:
+        """For a request with fields that its engine may ignore."""
+        self._ignored = await lease.runner.check_request(path, self._ask.fields.watched())
+        if not self._over:
+            self._begin(lease, fresh=fresh, checked=True)
 
     # modelrunner.upstream.Receiver
 
