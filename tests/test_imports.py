@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "modelrunner"
 
 # The values, errors and helpers that everybody may use.
-SHARED = {"modelrunner", "errors", "types", "units", "locations", "durable", "schema"}
+SHARED = {"modelrunner", "errors", "types", "units", "locations", "durable", "schema", "threads", "joint"}
 # Part -> what else it may use. A part is a subpackage or a module of the package.
 ALLOWED = {
     "__init__": {"backend"},
@@ -29,6 +29,7 @@ ALLOWED = {
     "flags": set(),
     "guardian": set(),
     "http1": set(),
+    "joint": set(),
     "lastwords": set(),
     "locations": {"tomlplaces"},
     "lockfile": set(),
@@ -41,6 +42,8 @@ ALLOWED = {
     "proxy": {"scheduler", "runner", "upstream", "http1"},
     "pull": {"store", "process"},  # pip is a child process like any other
     "registry": {"backend", "plugins"},
+    "pull": {"store"},
+    "registry": {"backend"},
     "readiness": {"backend", "processtree", "upstream"},
     "runner": {
         "backend",
@@ -70,6 +73,7 @@ ALLOWED = {
     },  # config: see below
     "steps": {"process"},
     "store": set(),
+    "threads": set(),
     "tasks": set(),
     "testing": {"backend", "process", "processtree", "runner", "upstream"},
     "tomlplaces": set(),

@@ -25,7 +25,8 @@ from modelrunner.models.backendtables import backend_options
 from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Target
-from modelrunner.store import Store, vocabulary
+from modelrunner.store import Reference, Store, vocabulary
+from modelrunner.store.references import how_to_get
 from modelrunner.types import Bundle, KeepAlive, Mode, ProcessOptions, RunnerKey, RunSpec
 
 _MOST_REMEMBERED = 4096
@@ -216,7 +217,7 @@ class Resolver:
             draft = self._store.bundle(name)
         except ModelNotFound:
             raise ModelNotFound(
-                f"the draft model {name} is not here: get it with `modelrunner pull {name}`, or do without it with "
+                f"the draft model {name} is not here: {how_to_get(Reference.parse(name))}; or do without it with "
                 f"`modelrunner configure {bundle.name} --draft-model default`",
                 param="speculative.draft_model",
             ) from None
