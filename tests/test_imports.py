@@ -40,10 +40,8 @@ ALLOWED = {
     "process": {"enginelog", "guardian", "processtree"},
     "processtree": set(),
     "proxy": {"scheduler", "runner", "upstream", "http1"},
-    "pull": {"store", "process"},  # pip is a child process like any other
     "registry": {"backend", "plugins"},
     "pull": {"store"},
-    "registry": {"backend"},
     "readiness": {"backend", "processtree", "upstream"},
     "runner": {
         "backend",
