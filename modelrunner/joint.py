@@ -1,4 +1,4 @@
-"""Work that several callers wait for: who comes late joins in and sees how far it is."""
+"""Work that several callers wait for: a later caller joins in and sees its progress."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 class JointWork(Generic[P, R]):
     """Starts `work` at once, as a task, and hands it a function to report its progress with. `last` is the latest
-    report. With `stops_alone` the work is cancelled when its last caller is; without, it belongs to nobody."""
+    report. With `stops_alone` the work is cancelled when its last caller is; without, it goes on without callers."""
 
     def __init__(
         self, work: Callable[[Callable[[P], None]], Awaitable[R]], *, stops_alone: bool, name: str | None = None
@@ -28,11 +28,12 @@ class JointWork(Generic[P, R]):
 
     @property
     def abandoned(self) -> bool:
-        """True once it was cancelled: who comes now waits for its end, and starts it anew."""
+        """True once it was cancelled: a later caller waits for its end, and starts it anew."""
         return self.task.cancelling() > 0
 
     async def follow(self, watcher: Callable[[P], None]) -> R:
-        """Tells `watcher` the latest report and each further one, and returns what the work returns or raises."""
+        """Passes the latest report and each further one to `watcher`, and returns the result of the work, or raises its
+        error."""
         if self.last is not None:
             watcher(self.last)
         self._watchers.append(watcher)

@@ -1,4 +1,4 @@
-"""What of an engine's log is worth repeating to people."""
+"""Picks the part of an engine's log that is worth repeating in a message."""
 
 _LINES = 3
 _LONGEST = 400

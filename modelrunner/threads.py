@@ -22,7 +22,7 @@ class Pool(ThreadPoolExecutor):
     """At most `threads` pieces of work at a time; a thread ends when nothing more waits. It is a `ThreadPoolExecutor`
     because asyncio takes nothing else as its default executor. The threads are daemons: a call that hangs in the kernel
     cannot keep the process from ending. `prompt` says that its work is short: a piece that waits long for a thread is
-    then a fault, which `stuck` tells."""
+    then a fault, which `stuck` reports."""
 
     def __init__(
         self, purpose: str, threads: int, *, prompt: bool, clock: Callable[[], float] = time.monotonic
@@ -72,7 +72,7 @@ class Pool(ThreadPoolExecutor):
             ended.acquire(timeout=max(0.0, until - time.monotonic()))
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        """The work that begins now. Call it with the lock held."""
+        """Returns the next piece of work. Call it with the lock held."""
         while self._waiting:
             _, future, call = self._waiting.popleft()
             if future.set_running_or_notify_cancel():
@@ -104,7 +104,8 @@ HASHING = Pool("hashing", 2, prompt=False)
 
 
 def stuck() -> str:
-    """Which short work has waited more than 5 s for a thread, as a sentence; "" if none has."""
+    """Returns a sentence that names the pool where short work has waited more than 5 s for a thread; "" if there is
+    none."""
     for pool in tuple(_pools):
         if pool.prompt and (delay := pool.delay()) > _LATE:
             return f"the threads for {pool.purpose} are stuck: work has waited {delay:.0f} s for one"

@@ -36,15 +36,25 @@ ALLOWED = {
     "modelconfig": set(),
     "plugins": {"backend", "processtree"},
     # The daemon's operations: no HTTP and no wire structs, so that every front end can stand on them.
-    "models": {"backend", "modelconfig", "pull", "registry", "scheduler", "store"},
+    "models": {"backend", "modelconfig", "plugins", "pull", "registry", "scheduler", "store"},
     "process": {"enginelog", "guardian", "processtree"},
     "processtree": set(),
     "proxy": {"scheduler", "runner", "upstream", "http1"},
+    "registry": {"backend", "plugins"},
     "pull": {"store"},
-    "registry": {"backend"},
     "readiness": {"backend", "processtree", "upstream"},
-    "runner": {"backend", "lastwords", "process", "processtree", "readiness", "tasks", "upstream", "watchdog"},
-    "scheduler": {"runner", "backend", "registry", "processtree"},
+    "runner": {
+        "backend",
+        "lastwords",
+        "plugins",
+        "process",
+        "processtree",
+        "readiness",
+        "tasks",
+        "upstream",
+        "watchdog",
+    },
+    "scheduler": {"runner", "backend", "plugins", "registry", "processtree"},
     "schema": set(),
     "server": {
         "api",
@@ -68,7 +78,7 @@ ALLOWED = {
     "types": set(),
     "units": set(),
     "upstream": {"collecting", "http1"},
-    "watchdog": {"backend", "processtree", "upstream"},
+    "watchdog": {"backend", "plugins", "processtree", "upstream"},
 }
 # What a backend may use.
 PUBLIC = {

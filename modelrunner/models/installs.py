@@ -10,6 +10,7 @@ from modelrunner.backend import Backend, BackendState, InstallProgress, Progress
 from modelrunner.durable import translated
 from modelrunner.errors import Conflict, ModelRunnerError
 from modelrunner.joint import JointWork
+from modelrunner.plugins.isolation import asked
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
 from modelrunner.types import ProgressReport, WorkProgress
@@ -77,8 +78,9 @@ class Installer:
                     await self._free(backend)
                     await backend.uninstall()
         log.info("%s of %s done", action, backend.name)
-        self._scheduler.events.emit("install", reason=f"{action} of {backend.name}", status=str(backend.status()))
-        return f"{backend.name}: {backend.status()}"
+        status = await asked(backend.status)
+        self._scheduler.events.emit("install", reason=f"{action} of {backend.name}", status=str(status))
+        return f"{backend.name}: {status}"
 
     async def _free(self, backend: Backend) -> None:
         """Stops the backend's idle runners. Raises `Conflict` if one is in use."""

@@ -136,8 +136,12 @@ class Library:
             await self._forget(model)
             self._scheduler.resume(model.id)
             await self._scheduler.unload(model_ids=[model.id], force=force)  # one may have come up in between
+            await asyncio.to_thread(self._registry.forget, model.id)
             for backend in self._registry:
-                await backend.forget(model.id)
+                try:
+                    await backend.forget(model.id)
+                except ModelRunnerError as error:  # the model is gone all the same
+                    log.warning("what %s kept of %s may still be there: %s", backend.name, model.name, error)
         return removed
 
     async def _forget(self, model: StoredModel) -> None:

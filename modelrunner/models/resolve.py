@@ -83,7 +83,8 @@ class Resolver:
     def __call__(self, backend: str | None, model: str, mode: Mode) -> Target:
         """Raises `BackendNotFound`, `ModelNotFound`, `InvalidReference`, `BackendUnavailable`, `Unavailable` (being
         installed), `Misdirected`, `UnsupportedModel`, `NotImplementedHere`, `BadRequest`."""
-        return self.known(backend, model, mode) or self._remember(backend, model, mode)
+        known = self.known(backend, model, mode)
+        return known or self._remember(backend, model, mode, self._target(backend, model, mode))
 
     def known(self, backend: str | None, model: str, mode: Mode) -> Target | None:
         """The target that was resolved before, if it still holds; costs well under a microsecond."""
@@ -101,7 +102,11 @@ class Resolver:
         """Does the slow part of a first call (reading a model's files, looking for an engine) off the event loop.
         Raises as a call does."""
         if self.known(backend, model, mode) is None:
-            await asyncio.to_thread(self._target, backend, model, mode)
+            before = self._seen
+            target = await asyncio.to_thread(self._target, backend, model, mode)
+            self.known(backend, model, mode)  # notices a change meanwhile
+            if before == self._seen:
+                self._remember(backend, model, mode, target)
 
     def forget(self) -> None:
         """Forgets all targets: a backend was changed or removed."""
@@ -170,8 +175,7 @@ class Resolver:
         spec = self._spec(backend, bundle, mode, configuration, key)
         return Target(key, spec, self.keep_alive(configuration), bool(configuration.pin))
 
-    def _remember(self, backend: str | None, model: str, mode: Mode) -> Target:
-        target = self._target(backend, model, mode)
+    def _remember(self, backend: str | None, model: str, mode: Mode, target: Target) -> Target:
         if len(self._targets) >= _MOST_REMEMBERED:
             self._targets.clear()
         self._targets[backend, model, mode] = target

@@ -149,6 +149,7 @@ class Daemon:
             lane.drain()
         await self._parts.installer.close()
         await self._runner.cleanup()
+        self._parts.registry.close()
         log.info("ended")
 
     def _application(self) -> web.Application:

@@ -1,5 +1,5 @@
-"""What makes a process the daemon: the lock of its data directory, its listening sockets, its signals, and a tidy start
-after a predecessor that was killed."""
+"""The lock of the data directory, the listening sockets and signals of the daemon, and the clean-up after a daemon that
+was killed."""
 
 import asyncio
 import errno
