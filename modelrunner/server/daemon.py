@@ -58,8 +58,8 @@ class Lifecycle:
         (self.hurry if self.stop.is_set() else self.stop).set()
 
     def hang_up(self) -> None:
-        """HUP asks a service to read its configuration again, and says to a program in a terminal that this was closed:
-        the system makes it no terminal any more before it sends the signal."""
+        """HUP asks a service to read its configuration again. To a program in a terminal it says that the terminal was
+        closed: the system has detached it from the terminal before it sends the signal."""
         closed = any(not os.isatty(descriptor) for descriptor in self._terminals)
         if closed or self.on_reload is None:
             self.request_stop()
@@ -150,7 +150,7 @@ def _lock(lock: int, data: Path) -> None:
 
 
 def answers(path: Path) -> bool:
-    """Is there a process that listens on this Unix socket?"""
+    """Returns whether a process listens on this Unix socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_PROBE_TIMEOUT)
         try:
@@ -163,8 +163,8 @@ def answers(path: Path) -> bool:
 
 
 def remove_abandoned(runtime: Path) -> None:
-    """Removes the folders beside `runtime` that belong to no daemon any more: of the same kind and user, where nobody
-    listens and nothing has changed for a day. Their data directories may have been deleted."""
+    """Removes the folders beside `runtime` of daemons that are gone: of the same kind and user, without a listener, and
+    unchanged for a day. Their data directories may have been deleted."""
     yesterday = time.time() - 24 * 3600
     for folder in runtime.parent.glob("modelrunner-*"):
         with suppress(OSError):
@@ -177,7 +177,7 @@ def remove_abandoned(runtime: Path) -> None:
 
 
 def remove_dead_sockets(runtime: Path) -> None:
-    """What a killed daemon left. A socket that somebody listens on stays."""
+    """Removes the sockets that a killed daemon left. A socket with a listener stays."""
     for path in runtime.iterdir():
         with suppress(FileNotFoundError):
             if stat.S_ISSOCK(path.lstat().st_mode) and not answers(path):
@@ -186,11 +186,12 @@ def remove_dead_sockets(runtime: Path) -> None:
 
 
 class UnixListener:
-    """A listening socket of mode 0600 that has a temporary name until it is published: nobody meets a socket that does
-    not answer, and asyncio, which removes whatever lies at a path that it binds, never sees the path."""
+    """A listening socket of mode 0600 with a temporary name until it is published: so no client finds a socket that
+    does not answer, and asyncio, which removes whatever lies at a path that it binds, never sees the path."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `AlreadyRunning` where somebody listens on `path`, `ConfigurationError` where no socket can be."""
+        """Raises `AlreadyRunning` if another program listens on `path`, `ConfigurationError` if no socket can be
+        made."""
         if len(os.fsencode(path)) > MAX_SOCKET_PATH:
             raise ConfigurationError(
                 f"the socket path {path} is longer than {MAX_SOCKET_PATH} bytes: set a shorter one with "
@@ -218,7 +219,7 @@ class UnixListener:
         self._identity = self._temporary.lstat()
 
     def publish(self) -> None:
-        """Once it listens."""
+        """Gives the socket its name. Call it once the socket listens."""
         self._temporary.rename(self._path)
 
     def is_published(self) -> bool:
@@ -229,7 +230,7 @@ class UnixListener:
             return False
 
     def close(self) -> None:
-        """Takes the socket away, unless its name is another's by then."""
+        """Closes the socket and removes it, unless its name belongs to another socket by then."""
         self.socket.close()
         for path in (self._temporary, self._path):
             with suppress(FileNotFoundError, NotADirectoryError):
@@ -238,8 +239,8 @@ class UnixListener:
 
 
 def bind_tcp(listen: str) -> socket.socket | None:
-    """A listening address such as `127.0.0.1:12434` or `[::1]:0`; "" for none. Raises `ConfigurationError` for what is
-    no loopback address, `AlreadyRunning` for a port that is taken."""
+    """Makes a listener for an address such as `127.0.0.1:12434` or `[::1]:0`; None for "". Raises `ConfigurationError`
+    for an address that is not loopback, `AlreadyRunning` for a port that is taken."""
     if not listen:
         return None
     host, port = _parse_address(listen)
@@ -262,7 +263,7 @@ def bind_tcp(listen: str) -> socket.socket | None:
 
 
 def address(listener: socket.socket | None) -> str:
-    """As a client writes it, `http://127.0.0.1:12434`; "" without a listener."""
+    """Returns the address in a client's form, `http://127.0.0.1:12434`; "" without a listener."""
     if listener is None:
         return ""
     host, port = listener.getsockname()[:2]

@@ -1,4 +1,4 @@
-"""The daemon's listeners: its Unix socket, which it keeps reachable whatever is removed, and its TCP port."""
+"""The daemon's listeners: its Unix socket, which stays reachable if its files are removed, and its TCP port."""
 
 import asyncio
 import logging
@@ -65,8 +65,9 @@ class Doorway:
 
 
 def open_port(listen: str, *, wanted: bool) -> socket.socket | None:
-    """The TCP listener, None without one. One that is not `wanted` because it is only the default may be taken, perhaps
-    by the daemon of another user: the Unix socket alone will do. Raises `ConfigurationError`, `AlreadyRunning`."""
+    """Opens the TCP listener, None without one. If the port is taken, perhaps by the daemon of another user, an address
+    that is only the default (not `wanted`) is given up: the Unix socket alone will do. Raises `ConfigurationError`,
+    `AlreadyRunning`."""
     try:
         return bind_tcp(listen)
     except AlreadyRunning as error:
