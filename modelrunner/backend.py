@@ -102,17 +102,17 @@ class Backend(ABC):
     endpoints: ClassVar[frozenset[str]] = frozenset(
         ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/tokenize", "/detokenize")
     )
-    """The paths that its engine serves, of those in proxy/dialects: a request for another one is refused with 501."""
+    """The paths in proxy/dialects that its engine serves; a request for another path is refused with 501."""
     uses_tcp: ClassVar[bool] = False
     uses_external_model_management: ClassVar[bool] = False
     checks_model: ClassVar[bool] = False
-    """Its engine refuses a request whose `model` is neither of the bundle's references nor the model ID: what else a
-    person may write (a part of a name, a tag of a minute ago) is then replaced on the way by the first of them."""
+    """True if its engine rejects unknown `model` names: it knows the bundle's references and the model ID. The proxy then
+    rewrites any other `model` (a part of a name, a new tag) to the bundle's first reference."""
     installs_on_demand: ClassVar[bool] = False
     """True if its engine is installed for the first request that needs it: tens of megabytes, not gigabytes."""
     settings_model: ClassVar[type[BaseModel]] = NoSettings
     options_model: ClassVar[type[BaseModel]] = NoSettings
-    """What can be set per model for this backend alone; `RunSpec.options` holds what it validated."""
+    """The settings of a model for this backend alone; `RunSpec.options` holds the validated value."""
 
     def __init__(self, context: BackendContext) -> None:
         self.context = context

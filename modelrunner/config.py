@@ -143,7 +143,7 @@ class Settings(BaseModel):
         return self.runtime_folder() / SOCKET_NAME if follows else self.socket
 
     def is_given(self, name: str) -> bool:
-        """False for a setting that has its default value because nobody set it."""
+        """False for a setting that has its default value because it is not set."""
         return name in self.model_fields_set
 
     def place(self, *key: str) -> str:

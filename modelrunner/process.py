@@ -182,7 +182,7 @@ class _Child:
             self._control.send(command)
 
     def _kill_guardian(self) -> None:
-        """For one that does not obey (somebody stopped it): the kernel then kills the engine."""
+        """Kills a guardian that does not obey, such as a stopped one: the kernel then kills the engine."""
         self._guardian.kill()
         self._reap_guardian()
 

@@ -78,7 +78,7 @@ class BackendRegistry:
             raise BackendNotFound(f"there is no backend {name!r}; known here: {known}", param="backend") from None
 
     def choose(self, bundle: Bundle) -> Backend:
-        """The backend for a model that nobody configured: the one that was chosen for it before, as long as it is
+        """The backend for a model without a configured one: the one that was chosen for it before, as long as it is
         installed and takes it; else, in this order, an installed one before one that is not, the higher priority, one
         of modelrunner's own, the name that comes first. Raises `UnsupportedModel`, or the `BackendUnavailable` of the
         only candidate."""

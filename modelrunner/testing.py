@@ -187,7 +187,7 @@ def tree(runner: Runner) -> list[psutil.Process]:
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that are neither gone nor zombies of somebody else."""
+    """Returns the processes that are neither gone nor zombies of another parent."""
     found = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):

@@ -55,7 +55,7 @@ def is_missing(status: str) -> bool:
 
 def missing_engine(client: Client, model: str) -> str | None:
     """The backend that runs the model, if its engine is not installed. None too where nothing here runs the model: the
-    request is told why."""
+    request's error says why."""
     backend = client.call("GET", path("v1", "models", model), dict[str, object]).get("backend")
     if not isinstance(backend, str):
         return None

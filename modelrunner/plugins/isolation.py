@@ -134,8 +134,8 @@ class IsolatedBackend(Backend):
     # around a run
 
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
-        """Ends only by raising, as `Backend.run` does. The observer of `spec` is told on the caller's loop. A run that
-        does not end within the grace of its stop and `KILL_AFTER` seconds has its processes killed."""
+        """Ends only by raising, as `Backend.run` does. The observer of `spec` is called on the caller's loop. A run
+        that does not end within the grace of its stop and `KILL_AFTER` seconds has its processes killed."""
         relay = _Relay(self._announced, spec.process.observer)
         spec = replace(spec, process=replace(spec.process, observer=relay))
         patience = spec.process.stop_grace + KILL_AFTER
@@ -143,7 +143,7 @@ class IsolatedBackend(Backend):
         raise BackendFaulty(self.name, "run", "returned instead of keeping its engine")
 
     def progress(self, line: str) -> str | None:
-        """For a line that the observer of a run is told; the backend itself was asked on its thread."""
+        """For a line that the observer of a run gets; the backend itself was asked on its thread."""
         return self._stages.pop(line, None)
 
     async def after_ready(self, spec: RunSpec, endpoint: Endpoint) -> None:

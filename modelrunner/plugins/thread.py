@@ -208,6 +208,6 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _looked_at(outcome: asyncio.Future[Any]) -> None:
-    """Nobody waits any more; asyncio would complain of an error that nobody saw."""
+    """Takes the error of a call that has no waiter any more; asyncio would complain of it otherwise."""
     if not outcome.cancelled():
         outcome.exception()

@@ -1,4 +1,4 @@
-"""Admission: the fast lane's decision about a request's head, for every route. Heads are judged once and remembered,
+"""Admission: the fast lane's decision about a request's head, for every route. Heads are checked once and cached,
 since a client sends the same one again and again but for its Content-Length."""
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class Judge:
         return judged, judged.length if length is None else length
 
     def _judge(self, before: bytes, after: bytes, generation: int) -> Judged:
-        """`generation` is that of the access rules: when they change, remembered heads are judged again."""
+        """`generation` is that of the access rules: when they change, cached heads are checked again."""
         head = self._parse(with_length(before, after))
         line, terms = head.line, None
         origin = self._pipeline.admit(head.get, line.authority, local=self._local)

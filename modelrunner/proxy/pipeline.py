@@ -61,7 +61,7 @@ class Resolve(Protocol):
 
 
 class Pipeline:
-    """`active` counts the requests under way, `buffered` the bytes of their bodies. `observers` are told of every
+    """`active` counts the requests under way, `buffered` the bytes of their bodies. `observers` get the record of every
     request."""
 
     def __init__(self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits) -> None:
@@ -108,8 +108,8 @@ class Pipeline:
         )
 
     def buffer(self, size: int, whole: int) -> None:
-        """Counts `size` bytes of a body in, of which there are `whole` at least. Raises `LengthRequired` for a body of
-        less than none, `PayloadTooLarge`, and `Unavailable` where all bodies together are too much."""
+        """Counts `size` more bytes of a body whose whole length is at least `whole`. Raises `LengthRequired` for a body of
+        negative length, `PayloadTooLarge`, and `Unavailable` if all bodies together are too large."""
         if whole < 0:
             raise LengthRequired("the request has no body: send JSON with a Content-Length")
         if whole > self.limits.body:
@@ -143,7 +143,7 @@ class Pipeline:
     # observers
 
     def observe(self, observer: Observer) -> None:
-        """Has the observer told of every request that is over from now on."""
+        """Adds an observer, which gets the record of every later request."""
         self.observers = (*self.observers, observer)
 
     def log_requests(self, wanted: bool) -> None:
@@ -152,7 +152,7 @@ class Pipeline:
         self.observers = (*others, self._access_log) if wanted else others
 
     def meter(self) -> Meter | None:
-        """For a new answer; None where nobody observes."""
+        """For a new answer; None without an observer."""
         return Meter(max(observer.tail for observer in self.observers)) if self.observers else None
 
     def tell(self, record: Record) -> None:

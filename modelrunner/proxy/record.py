@@ -1,4 +1,4 @@
-"""What observers are told of a request when it is over: metrics, recording, usage, and the access log."""
+"""The record of a finished request that observers get: metrics, recording, usage, and the access log."""
 
 import logging
 from dataclasses import dataclass
@@ -54,8 +54,8 @@ class Observer(Protocol):
 
 
 class Meter:
-    """Measures an answer on its way from the engine, and keeps its last `limit` bytes. Made only where somebody
-    observes."""
+    """Measures an answer on its way from the engine, and keeps its last `limit` bytes. Made only with an
+    observer."""
 
     def __init__(self, tail: int) -> None:
         self.first_byte: float | None = None

@@ -66,7 +66,7 @@ def check_endpoint(path: str, endpoints: frozenset[str], backend: str) -> None:
 
 
 def dialect_of(path: str) -> Dialect:
-    """The family in whose shape an error on this path is told."""
+    """The family whose error shape this path has."""
     route = match(path)
     if route is not None:
         return route.dialect

@@ -134,7 +134,7 @@ class Downloader:
         self._pause = pause
 
     async def fetch(self, file: RemoteFile, path: Path, advanced: Callable[[int], None]) -> None:
-        """Returns when `path` holds the file and its digest matches. `advanced` is told how many bytes are on disk.
+        """Returns when `path` holds the file and its digest matches. `advanced` gets the bytes on disk.
         Raises `SourceFailed`, `ModelNotFound`, and `OSError` for `path`."""
         for _ in range(2):  # a partial file with wrong bytes, or a flipped bit: download again from the start
             partial = PartialFile(path, file)

@@ -92,7 +92,7 @@ class _Guard:
         return (url.scheme, url.host, url.port) == (origin.scheme, origin.host, origin.port)
 
     def _tracer(self, url: "httpx.URL") -> Callable[[str, dict[str, Any]], Awaitable[None]]:
-        """httpcore's `trace` extension: told of each step of a connection, and able to stop it by raising."""
+        """httpcore's `trace` extension: called at each step of a connection, which it may stop by raising."""
         host = ""
 
         async def trace(event: str, info: dict[str, Any]) -> None:

@@ -66,7 +66,7 @@ def choose(names: Iterable[str], wanted: str | None, place: str) -> dict[str, st
 
 
 def _candidates(names: Iterable[str]) -> list[_Candidate]:
-    """The GGUF files, the shards of one model together; shards of which one is missing are left out."""
+    """The GGUF files, the shards of one model together; incomplete sets of shards are left out."""
     groups: dict[tuple[str, int], list[str]] = {}
     for name in sorted(names):
         if name.lower().endswith(".gguf"):

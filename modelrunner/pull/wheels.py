@@ -140,7 +140,7 @@ def join(
     pieces: Iterable[tuple[Archive, str]], target: Path, written: Callable[[int], None], stop: threading.Event
 ) -> str:
     """Writes the members one after another into the new file `target`, which must begin as a GGUF does if it is called
-    one, and returns the sha256 of the whole. `written` is told the bytes so far. Raises `InvalidModel`, `OSError`."""
+    one, and returns the sha256 of the whole. `written` gets the bytes so far. Raises `InvalidModel`, `OSError`."""
     magic = b"GGUF" if target.suffix == ".gguf" else b""
     whole = hashlib.sha256()
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Answers to those who ask the scheduler what it is doing: why a model waits, whether one would fit, how far a load is,
+"""Answers questions about the scheduler's work: why a model waits, whether one would fit, how far a load is,
 and whether all is well. Looks at the reconciler's table and changes nothing in it."""
 
 import asyncio
@@ -53,7 +53,8 @@ class Insight:
         return why.fit(self._table.state(), await self._group(target), self._names(), self._clock())
 
     def fit_bytes(self, name: str, size: int) -> FitForecast:
-        """The same for a model of which only the size of its files is known: what it needs at least, in main memory."""
+        """The same for a model with an unknown header: counts the size of its files, in main memory, as the least that
+        it needs."""
         group = Group(RunnerKey("", name, Mode.COMPLETION), (), (RequiredMemory(size),), name)
         return why.fit(self._table.state(), group, self._names(), self._clock())
 

@@ -52,7 +52,7 @@ class Ledger:
         self._asking = asyncio.Lock()
 
     async def required(self, backend: Backend, spec: RunSpec) -> RequiredMemory:
-        """Bytes to count for a run: what was measured, else what the engine told, else the backend's estimate."""
+        """Bytes to count for a run: the measured figure, else the engine's own, else the backend's estimate."""
         entry = await _entry(backend, spec)
         if figure := self._known.get(entry):
             return figure.memory

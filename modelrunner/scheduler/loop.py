@@ -48,7 +48,7 @@ class Alarm:
 
 
 class Background:
-    """Keeps tasks that nobody awaits until they are done. A task that raises is logged; nothing else depends on it."""
+    """Keeps background tasks until they are done. A task that raises is logged; nothing else depends on it."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

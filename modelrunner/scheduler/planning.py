@@ -65,7 +65,7 @@ class Planning:
         return self._victims
 
     def keep(self, key: RunnerKey) -> None:
-        """From here on this runner goes for nobody."""
+        """From now on this runner is not evicted."""
         self._kept.add(key)
         self._victims = None
 

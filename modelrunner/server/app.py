@@ -132,7 +132,7 @@ class Daemon:
         ]
 
     async def wait(self) -> None:
-        """Until somebody asks the daemon to stop."""
+        """Returns when a signal or a request asks the daemon to stop."""
         await self.lifecycle.stop.wait()
 
     async def stop(self) -> None:
@@ -175,7 +175,7 @@ class Daemon:
 
 
 async def _drain(scheduler: Scheduler, lifecycle: daemon.Lifecycle, limit: float) -> None:
-    """Lets answers end for `limit` seconds, or until somebody asks to stop a second time."""
+    """Lets answers end for `limit` seconds, or until the second request to stop."""
     closing = asyncio.ensure_future(scheduler.close(limit))
     hurry = asyncio.ensure_future(lifecycle.hurry.wait())
     await asyncio.wait((closing, hurry), return_when=asyncio.FIRST_COMPLETED)

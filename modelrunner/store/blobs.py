@@ -107,7 +107,7 @@ def verify(file: Path, expected: Digest | None) -> Blob:
 
 
 def is_intact(file: Path, digest: Digest, progress: Callable[[int], None] = lambda count: None) -> bool:
-    """True if the content of a regular file has the digest. `progress` is told the bytes of each piece that was read,
+    """True if the content of a regular file has the digest. `progress` gets the size of each piece in bytes,
     and stops the reading by raising. Raises `OSError`, but not for a file that is missing."""
     try:
         with files.open_regular(file) as stream:

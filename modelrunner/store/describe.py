@@ -1,4 +1,4 @@
-"""What is told about a model, in whatever format it is: its configuration as `GET /models` shows it."""
+"""Describes a model of any format: its configuration as `GET /models` shows it."""
 
 import math
 from collections import Counter

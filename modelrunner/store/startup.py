@@ -113,7 +113,7 @@ def sweep(catalog: Catalog, data: Path, manifest_folder: Path, blobs: Blobs, bun
 
 
 def unnamed(catalog: Catalog, manifest_folder: Path, blobs: Blobs) -> list[Path]:
-    """The manifests and blobs that no model names. No blobs, while the manifest of a model is damaged: nobody knows
+    """The manifests and blobs that no model names. No blobs, while the manifest of a model is damaged: it is unknown
     what that one names."""
     found = [id.within(manifest_folder) for id in Digest.among(manifest_folder) - catalog.entries.keys()]
     if catalog.is_sound:

@@ -266,7 +266,7 @@ class Store:
     def verify(self, text: str, progress: Callable[[int], None] = lambda count: None) -> tuple[Digest, ...]:
         """Reads every byte of the model again, about a second per gigabyte. Returns its digests whose file is missing
         or damaged. From then on they count as missing, so the model is not served until pulling it again heals it.
-        `progress` is told the bytes of each piece that was read; it may stop the reading by raising."""
+        `progress` gets the size of each piece in bytes; it may stop the reading by raising."""
         entry, _ = self._catalog.find(text)
         if entry.contents is None:
             return (entry.id,)
