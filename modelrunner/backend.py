@@ -106,8 +106,8 @@ class Backend(ABC):
     uses_tcp: ClassVar[bool] = False
     uses_external_model_management: ClassVar[bool] = False
     checks_model: ClassVar[bool] = False
-    """True if its engine rejects unknown `model` names: it knows the bundle's references and the model ID. The proxy then
-    rewrites any other `model` (a part of a name, a new tag) to the bundle's first reference."""
+    """True if its engine rejects unknown `model` names: it knows the bundle's references and the model ID. The proxy
+    then rewrites any other `model` (a part of a name, a new tag) to the bundle's first reference."""
     installs_on_demand: ClassVar[bool] = False
     """True if its engine is installed for the first request that needs it: tens of megabytes, not gigabytes."""
     settings_model: ClassVar[type[BaseModel]] = NoSettings

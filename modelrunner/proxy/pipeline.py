@@ -108,8 +108,8 @@ class Pipeline:
         )
 
     def buffer(self, size: int, whole: int) -> None:
-        """Counts `size` more bytes of a body whose whole length is at least `whole`. Raises `LengthRequired` for a body of
-        negative length, `PayloadTooLarge`, and `Unavailable` if all bodies together are too large."""
+        """Counts `size` more bytes of a body whose whole length is at least `whole`. Raises `LengthRequired` for a
+        negative one, `PayloadTooLarge`, and `Unavailable` if all bodies together are too large."""
         if whole < 0:
             raise LengthRequired("the request has no body: send JSON with a Content-Length")
         if whole > self.limits.body:
