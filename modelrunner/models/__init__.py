@@ -1,1 +1,1 @@
-"""What the daemon can do with models and engines, for routes and other front ends: no HTTP, no wire structs."""
+"""The daemon's operations on models and engines, for routes and other front ends: no HTTP, no wire structs."""

@@ -31,9 +31,9 @@ class Advisor:
         self._puller = puller
 
     async def why(self, reference: str, mode: str | None = None) -> Explanation:
-        """What the model's requests wait for, or the next one would; by default in its main mode. A model that is being
-        pulled, and one whose engine is missing, are explained too. Raises `ModelNotFound`, `InvalidReference`,
-        `BadRequest`, and what the backend's estimate raises."""
+        """Explains what the model's requests wait for, or what its next request would wait for; by default in its main
+        mode. Also explains a model that is being pulled, or whose engine is missing. Raises `ModelNotFound`,
+        `InvalidReference`, `BadRequest`, and the errors of the backend's estimate."""
         insight = self._scheduler.insight
         try:
             target = await self._target(reference, mode)

@@ -1,8 +1,9 @@
-"""How each model is to be run: the tables of the configuration file, and over them what was posted to the daemon.
+"""The configuration of each model: the tables of the configuration file, and above them the settings that were posted
+to the daemon.
 
-What was posted is kept on disk, keyed by model ID. A change for one mode (completion, embedding, ...) lies over the one
-for all modes. The revision is part of a runner's key, so that a changed model never reuses an old process. It counts
-what an engine is started with: another keep-alive alone never reloads anything.
+Posted settings are kept on disk, keyed by model ID. A change for one mode (completion, embedding, ...) lies over the
+one for all modes. The revision is part of a runner's key, so that a changed model never reuses an old process. It
+counts changes of the values that an engine is started with: another keep-alive alone never reloads anything.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ Tables = Mapping[str, ModelConfiguration]
 
 
 class PostedConfiguration(msgspec.Struct, frozen=True):
-    """What was set for one model, for one mode or for all. Revision 0: nothing was."""
+    """The posted settings of one model, for one mode or for all. Revision 0: none."""
 
     revision: int
     configuration: ModelConfiguration
@@ -33,19 +34,20 @@ _NONE = PostedConfiguration(0, NOTHING_SET)
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """What is set for every model at one moment. `posted` is by model ID, or by model ID, slash and mode; `model_id`
-    gives the ID of the model that a reference means, None where there is none."""
+    """The settings of every model at one moment. `posted` is by model ID, or by model ID, slash and mode; `model_id`
+    returns the ID of a reference's model, None if there is none."""
 
     posted: Mapping[str, PostedConfiguration]
     tables: Tables = field(default_factory=dict)
     model_id: Callable[[str], str | None] = lambda reference: None
 
     def posted_for(self, model_id: str, mode: Mode | None = None) -> PostedConfiguration:
-        """What was posted for this mode alone; without a mode, for all of them."""
+        """Returns the posted settings for this mode alone; without a mode, those for all modes."""
         return self.posted.get(_key(model_id, mode), _NONE)
 
     def effective(self, model_id: str, mode: Mode | None = None) -> PostedConfiguration:
-        """What was posted and holds in this mode, or, without one, in modes that have nothing of their own."""
+        """Returns the posted settings that apply in this mode, or, without one, in modes without settings of their
+        own."""
         general = self.posted_for(model_id)
         if mode is None:
             return general
@@ -54,7 +56,7 @@ class ModelSettings:
         return PostedConfiguration(max(own.revision, general.revision), own.configuration.over(general.configuration))
 
     def from_file(self, model_id: str) -> ModelConfiguration:
-        """What the configuration file says about the model; a later table wins over an earlier one."""
+        """Returns the settings of the configuration file; a later table wins over an earlier one."""
         found = NOTHING_SET
         for reference, table in self.tables.items():
             if self.model_id(reference) == model_id:
@@ -62,15 +64,15 @@ class ModelSettings:
         return found
 
     def of(self, model_id: str, mode: Mode | None = None) -> ModelConfiguration:
-        """What holds for the model: what was posted, and for the rest what the configuration file says."""
+        """Returns the model's settings: the posted ones, and below them those of the configuration file."""
         return self.effective(model_id, mode).configuration.over(self.from_file(model_id))
 
     def modes(self, model_id: str) -> list[Mode]:
-        """The modes for which something of their own was posted."""
+        """Returns the modes with posted settings of their own."""
         return [mode for id, mode, _ in self if id == model_id and mode is not None]
 
     def __iter__(self) -> Iterator[tuple[str, Mode | None, PostedConfiguration]]:
-        """(model ID, mode or None for all, what was posted)."""
+        """Yields (model ID, mode or None for all, posted settings)."""
         for key, posted in self.posted.items():
             model_id, _, mode = key.partition("/")
             yield model_id, Mode(mode) if mode else None, posted
@@ -90,8 +92,8 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Configurations:
-    """The owner of what was posted, in memory and in one file. `settings` is what holds now, `generation` moves with
-    every change of it."""
+    """Owns the posted settings, in memory and in one file. `settings` are the current ones, `generation` changes with
+    them."""
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class Configurations:
         self.settings = ModelSettings(content.models, tables or {}, model_id)
 
     def take_revision(self) -> int:
-        """A number that is never given again by this daemon, and never one that is on disk."""
+        """Returns a number that this daemon never returns again, and that is not on disk."""
         self._last_revision += 1
         return self._last_revision
 
@@ -130,7 +132,7 @@ class Configurations:
                 await self._write({**self.settings.posted, _key(model_id, mode): after})
 
     async def renew(self, model_ids: list[str]) -> None:
-        """Gives these models another revision, because what lies under their configuration has changed. Raises as
+        """Gives these models another revision, because the settings below their posted ones changed. Raises as
         `keep`."""
         async with self._lock:
             renewed = {
@@ -141,7 +143,7 @@ class Configurations:
                 await self._write({**self.settings.posted, **renewed})
 
     async def forget(self, model_id: str) -> None:
-        """For a model that was removed. Raises as `keep`."""
+        """Forgets the settings of a removed model. Raises as `keep`."""
         async with self._lock:
             posted = self.settings.posted
             rest = {key: each for key, each in posted.items() if key.partition("/")[0] != model_id}

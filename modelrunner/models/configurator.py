@@ -1,4 +1,5 @@
-"""Changing and showing how models are run. The backend and the model judge a change before anything is kept."""
+"""Changes and shows the settings of models. The backend and the model's header validate a change before it is
+stored."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -18,7 +19,7 @@ from modelrunner.types import Bundle, Mode
 
 @dataclass(frozen=True, slots=True)
 class InEffect:
-    """How a model is run: `configuration` with the defaults of the backend. Sizes are in tokens."""
+    """`configuration` is the model's configuration with the defaults of the backend. Sizes are in tokens."""
 
     backend: str
     context_size: int
@@ -28,8 +29,8 @@ class InEffect:
 
 @dataclass(frozen=True, slots=True)
 class ShownConfiguration:
-    """What is set for a model, for one mode or, with `mode` None, for all. `file` is what the configuration file says.
-    `effect` is None where the model cannot be run so, and `problem` says why."""
+    """The settings of a model, for one mode or, with `mode` None, for all. `file` holds those of the configuration
+    file. `effect` is None if the model cannot be run so, and `problem` says why."""
 
     model: StoredModel
     mode: Mode | None
@@ -40,7 +41,7 @@ class ShownConfiguration:
 
 
 class Configurator:
-    """A change holds for the next load of the model, or at once with `restart`."""
+    """A change applies to the next load of the model, or at once with `restart`."""
 
     def __init__(
         self,
@@ -69,9 +70,9 @@ class Configurator:
         return await asyncio.to_thread(self._shown, self._store.get(model.id), mode)
 
     async def show(self, reference: str | None = None, backend: str | None = None) -> list[ShownConfiguration]:
-        """What is set for the model, first for all modes and then for each mode that has something of its own; without
-        a `reference`, for every model for which something is set. With a `backend`, only the models that it runs.
-        Raises what `Store.get` raises."""
+        """Returns the model's settings, first for all modes and then for each mode with settings of its own; without a
+        `reference`, of every model with settings. With a `backend`, only the models that it runs. Raises the errors of
+        `Store.get`."""
         return await asyncio.to_thread(self._show, reference, backend)
 
     def _show(self, reference: str | None, backend: str | None) -> list[ShownConfiguration]:
@@ -150,7 +151,7 @@ class Configurator:
 
 
 def retain(scheduler: Scheduler, resolver: Resolver, settings: ModelSettings, model_id: str) -> None:
-    """Puts what never needs another load (keep-alive, pin) into force for the model's present runners."""
+    """Applies the settings that never need another load (keep-alive, pin) to the model's present runners."""
     for mode in scheduler.modes(model_id):
         configuration = settings.of(model_id, mode)
         scheduler.retain(model_id, mode, resolver.keep_alive(configuration), pinned=bool(configuration.pin))

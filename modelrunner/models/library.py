@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PullOrder:
-    """What to pull: `source` is a reference, or `file:///path` of a file or folder to package. `name` is the name that
-    the model gets, by default its reference. `token` goes to the source and nowhere else. `trust` takes a model that
-    carries code, code that its engine will run. `verify` reads every byte of a model that is here."""
+    """The order of a pull: `source` is a reference, or `file:///path` of a file or folder to package. `name` is the
+    model's new name, by default its reference. `token` goes to the source and nowhere else. `trust` accepts a model
+    with code of its own, which its engine will run. `verify` reads every byte of a model that is here."""
 
     source: str
     name: str | None = None
@@ -38,8 +38,8 @@ class PullOrder:
 
 
 class Library:
-    """The models in the store, and what has to happen around a change of them. Methods that take a `reference` for a
-    change want a whole name or an ID, others take a unique part of a name too."""
+    """The models in the store, and the work around a change of them. Methods that change a model take a whole name or
+    an ID as `reference`; others also take a unique part of a name."""
 
     def __init__(
         self,

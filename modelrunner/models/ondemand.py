@@ -7,7 +7,7 @@ from modelrunner.types import Mode, WorkProgress
 
 
 class InstallOnDemand:
-    """Resolves the models of requests as `Resolver` does. `stage` is what requests wait for that are not resolved."""
+    """Resolves the models of requests as `Resolver` does. `stage` says what unresolved requests wait for."""
 
     def __init__(self, resolver: Resolver, installer: Installer) -> None:
         self._resolver = resolver

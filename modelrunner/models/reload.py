@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Effect(StrEnum):
-    """What comes of a changed setting."""
+    """The effect of a changed setting."""
 
     AT_ONCE = "holds at once"
     NEXT_LOAD = "holds from the model's next load"
@@ -32,8 +32,8 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileSettings:
-    """The settings as they were read: `values` by name, the models' tables apart. `place` says where in the file a key
-    stands."""
+    """The settings in the file: `values` by name, the models' tables apart. `place` returns the place of a key in the
+    file."""
 
     values: Mapping[str, Any]
     models: Tables
@@ -42,8 +42,8 @@ class FileSettings:
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """A setting that the file now gives another value. `name` is a setting's, or, where `of_model` is set, a model's;
-    `before` and `after` are then its fields that differ."""
+    """A setting that has another value in the file now. `name` is a setting's, or, with `of_model`, a model's; `before`
+    and `after` are then the fields that differ."""
 
     name: str
     before: Any
@@ -64,8 +64,8 @@ Setter = Callable[[Mapping[str, Any]], None]
 
 
 class Reloader:
-    """`read` reads the settings again; raises `ConfigurationError`. A setting that has none of the `setters`, by name,
-    holds from the daemon's next start."""
+    """`read` reads the settings again; raises `ConfigurationError`. A setting without one of the `setters`, by name,
+    applies from the daemon's next start."""
 
     def __init__(
         self,
@@ -104,8 +104,8 @@ class Reloader:
             log.info("reloaded: %s: %s -> %s, %s", change.name, change.before, change.after, change.effect)
 
     async def reload(self, *, dry_run: bool = False) -> list[SettingChange]:
-        """Returns what has changed in the file, and unless `dry_run` puts it into force. A reload that has begun is
-        ended even if the caller is cancelled. Raises `BadRequest` for a file that is wrong; then nothing is changed."""
+        """Returns the changes in the file, and applies them unless `dry_run` is set. A reload that has begun is
+        finished even if the caller is cancelled. Raises `BadRequest` for a wrong file; then nothing is changed."""
         return await asyncio.shield(asyncio.ensure_future(self._reload(dry_run=dry_run)))
 
     async def _reload(self, *, dry_run: bool) -> list[SettingChange]:
@@ -192,7 +192,7 @@ def _bundle(store: Store, reference: str) -> Bundle | None:
 
 
 def _difference(before: ModelConfiguration, after: ModelConfiguration) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields of each that the other has not, or has with another value."""
+    """Returns the fields of each that the other lacks, or has with another value."""
     mine, other = before.as_dict(), after.as_dict()
     names = [name for name in mine | other if mine.get(name) != other.get(name)]
     return {n: mine[n] for n in names if n in mine}, {n: other[n] for n in names if n in other}

@@ -1,7 +1,7 @@
-"""From what a request says (backend or none, model, mode) to the `Target` that the scheduler is asked for.
+"""Resolves a request's words (backend or none, model, mode) to the scheduler's `Target`.
 
-A request costs a dictionary look-up: targets are remembered until a model or a configuration changes. Refusals come in
-the order of docs/api.md: 404, 412, 421, 501.
+A request costs a dictionary look-up: targets are cached until a model or a configuration changes. Refusals come in the
+order of docs/api.md: 404, 412, 421, 501.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class Resolver:
         return self._targets.get((backend, model, mode))
 
     def endpoints(self, target: Target) -> frozenset[str]:
-        """As of `Backend.endpoints`, of the target's backend. Raises `BackendNotFound`."""
+        """Returns the `Backend.endpoints` of the target's backend. Raises `BackendNotFound`."""
         return self._registry.get(target.key.backend).endpoints
 
     async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
@@ -156,19 +156,20 @@ class Resolver:
         return min(spec.context_size, spec.min_context_size or spec.context_size)
 
     def is_needed(self, model_id: str) -> bool:
-        """True for a model that is to be loaded from the start, or that is pinned."""
+        """True for a pinned model, or one to preload."""
         settings = self._configurations.settings.of(model_id)
         return bool(settings.preload or settings.pin)
 
     def preloads(self) -> list[str]:
-        """The models that are to be loaded from the start: IDs, and references of models that are not here yet."""
+        """Returns the models to preload: IDs, and references of models that are not here yet."""
         settings = self._configurations.settings
         found = [model.id for model in self._store.list() if settings.of(model.id).preload]
         missing = (name for name, table in settings.tables.items() if table.preload and settings.model_id(name) is None)
         return [*found, *missing]
 
     def target(self, backend: Backend, bundle: Bundle, mode: Mode, settings: ModelSettings) -> Target:
-        """For settings that hold, or that are about to. Raises `BadRequest`, `ModelNotFound` (the draft)."""
+        """Makes the target for settings that are current, or about to be. Raises `BadRequest`, `ModelNotFound` (the
+        draft)."""
         posted = settings.effective(bundle.model_id, mode)
         configuration = in_effect(backend, settings, bundle.model_id, mode)
         key = RunnerKey(backend.name, bundle.model_id, mode, posted.revision)
@@ -254,7 +255,7 @@ class Resolver:
 
 
 def in_effect(backend: Backend, settings: ModelSettings, model_id: str, mode: Mode) -> ModelConfiguration:
-    """What holds for the model, with the runtime flags of the configuration file folded into its fields. Raises
+    """Returns the model's settings, with the runtime flags of the configuration file folded into its fields. Raises
     `BadRequest` as `folded`."""
     file = NOTHING_SET.merged(folded(backend, settings.from_file(model_id).as_dict()))
     return settings.effective(model_id, mode).configuration.over(file)

@@ -1,4 +1,5 @@
-"""Whether a model can be run as it is configured: judged before a change is kept, and before a file is read in."""
+"""Decides whether a model can be run with its configuration: before a change is stored, and before a file is
+applied."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""/engines: what runs, what it takes, ending it; installing engines."""
+"""/engines: runners and their memory, ending them; the disk; installing engines."""
 
 from aiohttp import web
 

@@ -1,6 +1,6 @@
-"""What every answer of the control plane has in common: a request ID, errors in one shape, the CORS fields, and the end
-of the answer, after which the client's connection goes on without aiohttp. The fast lane has admitted the request: its
-framing, method, Host and Origin need no second look."""
+"""The common parts of every answer of the control plane: a request ID, errors in one shape, the CORS fields, and the
+end of the answer, after which the client's connection goes on without aiohttp. The fast lane has admitted the request:
+its framing, method, Host and Origin need no second check."""
 
 import asyncio
 import logging
@@ -65,7 +65,7 @@ def is_local(request: web.BaseRequest) -> bool:
 
 
 def error_response(error: ModelRunnerError, request: web.BaseRequest) -> web.Response:
-    """In the shape of the family that the path belongs to."""
+    """Renders an error in the shape of the path's family."""
     request_id = request_id_of(request)
     headers, body = dialect_of(request.path).error(error, request_id)
     return web.Response(status=error.status, headers={**_text(headers), "X-Request-ID": request_id}, body=body)
@@ -76,7 +76,7 @@ def _text(headers: Iterable[Header]) -> dict[str, str]:
 
 
 def translated(error: web.HTTPException, request: web.BaseRequest) -> ModelRunnerError:
-    """aiohttp's own refusals in our words."""
+    """Returns aiohttp's own refusals as errors of ours."""
     match error:
         case web.HTTPNotFound():
             return RouteNotFound(f"there is no {request.method} {request.path}{_hint(request)}")

@@ -1,4 +1,4 @@
-"""/models, and the OpenAI list of models: what is on disk, pulling, tagging, removing."""
+"""/models, and the OpenAI list of models: listing, pulling, verifying, tagging and removing models."""
 
 from collections.abc import Sequence
 

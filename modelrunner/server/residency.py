@@ -1,4 +1,4 @@
-"""What an operator decides about one model's memory: loaded now, never evicted, or not loaded for a while."""
+"""The routes for an operator's decisions about a model's memory: preload, pin, pause."""
 
 from aiohttp import web
 

@@ -1,4 +1,4 @@
-"""The daemon about itself: health, version, logs, the end."""
+"""The routes about the daemon itself: health, version, logs, shutdown."""
 
 import os
 import time
