@@ -38,11 +38,15 @@ class DiskMeter:
 
     async def forget_conversations(self) -> int:
         """Deletes the conversations that the backends saved, of every model. Returns the freed bytes."""
-        before = await asyncio.to_thread(_size, self._state)
+        before = await self._saved()
         for model in (*self._store.list(), *self._store.damaged()):
             for backend in self._registry:
                 await backend.forget(model.id)
-        return max(0, before - await asyncio.to_thread(_size, self._state))
+        return max(0, before - await self._saved())
+
+    async def _saved(self) -> int:
+        folders = [self._state / backend.name for backend in self._registry]
+        return await asyncio.to_thread(lambda: sum(map(_size, folders)))
 
     async def usage(self) -> DiskReport:
         """Reads the folders. Raises `StorageFailed`."""

@@ -273,6 +273,14 @@ def test_logs_of_the_daemon_a_runner_and_a_model(daemon: FakeDaemon, cli: Cli) -
     assert cli("logs", "smollm2").out == "model\n"
 
 
+def test_df_shows_what_prune_would_free(daemon: FakeDaemon, cli: Cli) -> None:
+    backend = {"name": "llama.cpp", "version": "b1", "size": 4096, "state": 3 << 20}
+    daemon.answers["GET /engines/df"] = {**USAGE, "backends": [backend], "partial": 5 << 20}
+    rows = [line.split() for line in cli("df").out.splitlines()]
+    assert ["conversations", "llama.cpp", "3MiB", "3MiB"] in rows
+    assert ["unfinished", "downloads", "5MiB", "5MiB"] in rows
+
+
 def test_prune_removes_conversations_only_when_asked_to(daemon: FakeDaemon, cli: Cli) -> None:
     daemon.answers |= {"POST /models/prune": {"freed": 1 << 20}, "POST /engines/prune": {"freed": 2 << 20}}
     assert cli("prune").out == "1MiB are free again\n"
