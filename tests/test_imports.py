@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "modelrunner"
 
 # The values, errors and helpers that everybody may use.
-SHARED = {"modelrunner", "errors", "types", "units", "locations", "durable", "schema"}
+SHARED = {"modelrunner", "chattemplates", "errors", "types", "units", "locations", "durable", "schema"}
 # Part -> what else it may use. A part is a subpackage or a module of the package.
 ALLOWED = {
     "__init__": {"backend"},
@@ -17,6 +17,7 @@ ALLOWED = {
     "api": set(),
     "backend": set(),
     "cli": {"api", "client", "config", "server"},
+    "chattemplates": set(),
     "client": {"api"},
     "config": {"modelconfig"},
     "control": {"upstream"},

@@ -23,6 +23,7 @@ from modelrunner.errors import (
 from modelrunner.modelconfig import NOTHING_SET, TRAINED, ModelConfiguration
 from modelrunner.models.backendtables import backend_options
 from modelrunner.models.configurations import Configurations, ModelSettings
+from modelrunner.models.templates import TemplateFiles
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Target
 from modelrunner.store import Store, vocabulary
@@ -50,6 +51,7 @@ class Resolver:
         configurations: Configurations,
         *,
         logs: Path,
+        templates: TemplateFiles,
         keep_alive: KeepAlive,
         stop_grace: float,
     ) -> None:
@@ -57,6 +59,7 @@ class Resolver:
         self._registry = registry
         self._configurations = configurations
         self._logs = logs
+        self._templates = templates
         self._keep_alive = keep_alive
         self._stop_grace = stop_grace
         self._targets: dict[tuple[str | None, str, Mode], Target] = {}
@@ -170,6 +173,8 @@ class Resolver:
         self, backend: Backend, bundle: Bundle, mode: Mode, settings: ModelConfiguration, key: RunnerKey
     ) -> RunSpec:
         speculative = settings.speculative if mode is Mode.COMPLETION else None
+        if settings.chat_template and mode is Mode.COMPLETION:
+            bundle = self._templates.applied(bundle, settings.chat_template)
         return RunSpec(
             model_id=bundle.model_id,
             bundle=bundle,

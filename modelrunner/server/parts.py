@@ -20,6 +20,7 @@ from modelrunner.models.presence import Presence
 from modelrunner.models.reload import FileSettings, Reloader, Setter, check_tables
 from modelrunner.models.resolve import Resolver
 from modelrunner.models.statuses import Statuses
+from modelrunner.models.templates import TemplateFiles
 from modelrunner.models.validation import Validator
 from modelrunner.proxy.access import Access, host_names
 from modelrunner.pull import Puller
@@ -66,6 +67,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
         registry,
         configurations,
         logs=data / "logs",
+        templates=TemplateFiles(state / "templates"),
         keep_alive=settings.keep_alive,
         stop_grace=settings.stop_grace,
     )
