@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         BackendExited,
         BackendUnavailable,
         BadRequest,
+        ContextTooLong,
         InsufficientDisk,
         InvalidModel,
         ModelRunnerError,
@@ -41,7 +42,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "modelrunner.backend": "Backend BackendContext BackendState BackendStatus InstallProgress ProgressCallback",
-    "modelrunner.errors": "BackendExited BackendUnavailable BadRequest InsufficientDisk InvalidModel ModelRunnerError",
+    "modelrunner.errors": "BackendExited BackendUnavailable BadRequest ContextTooLong InsufficientDisk InvalidModel "
+    "ModelRunnerError",
     "modelrunner.types": "Bundle Endpoint Mode ModelFormat ModelHeader ProcessObserver ProcessOptions "
     "RequiredMemory RunSpec Tensor Variant",
 }
@@ -54,6 +56,7 @@ __all__ = [
     "BackendUnavailable",
     "BadRequest",
     "Bundle",
+    "ContextTooLong",
     "Endpoint",
     "InstallProgress",
     "InsufficientDisk",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from modelrunner.errors import BackendUnavailable, BadRequest
+from modelrunner.errors import BackendUnavailable, BadRequest, ModelRunnerError
 from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, RequiredMemory, RunSpec, Variant
 
 _PROBES: Mapping[Mode, tuple[str, Mapping[str, Any]]] = {
@@ -99,6 +99,10 @@ class Backend(ABC):
     name: ClassVar[str]
     formats: ClassVar[frozenset[ModelFormat]]
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION})
+    endpoints: ClassVar[frozenset[str]] = frozenset(
+        ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/tokenize", "/detokenize")
+    )
+    """The paths that its engine serves, of those in proxy/dialects: a request for another one is refused with 501."""
     uses_tcp: ClassVar[bool] = False
     uses_external_model_management: ClassVar[bool] = False
     checks_model: ClassVar[bool] = False
@@ -202,9 +206,17 @@ class Backend(ABC):
         """A sentence for people from the engine's last words, or None where they say nothing known."""
         return None
 
-    def blames_client(self, status: int, message: str) -> bool:
-        """Is it the request that an engine's answer with status 500 or more complains of? `message` is the answer's."""
-        return False
+    def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+        """The error that a client gets for an engine's error answer with this status, 400 to 599. `fields` are the
+        answer's error object, `message` its text. None for the usual: a status below 500 is passed on as the client's
+        mistake, any other becomes 502."""
+        return None
+
+    def check_request(self, spec: RunSpec, path: str, fields: Mapping[str, Any]) -> Sequence[str]:
+        """Called before a request goes to the engine's endpoint `path` with fields that some engines ignore: `tools`,
+        `tool_choice`, `dimensions`, `return_documents`; `fields` are those of the request, decoded. Returns the names
+        of those that this engine ignores. Raises `BadRequest` where ignoring one would change what the answer means."""
+        return ()
 
     def ran_out_of_memory(self, tail: str) -> bool:
         """Do the engine's last words say that it could not have the memory it asked for? The run is then tried again

@@ -1,7 +1,7 @@
 """Every error that modelrunner raises on purpose, with the HTTP status it becomes (docs/api.md: one shape for all).
 
 ModelRunnerError 500
-├── BadRequest 400 ── InvalidReference
+├── BadRequest 400 ── InvalidReference, ContextTooLong
 ├── Unauthorized 401, Forbidden 403
 ├── NotFound 404 ── ModelNotFound, BackendNotFound, RouteNotFound, RunnerNotFound
 ├── MethodNotAllowed 405, LengthRequired 411, PayloadTooLarge 413, UnsupportedMediaType 415, ExpectationFailed 417
@@ -23,16 +23,21 @@ A class knows its `status`, its `code` (stable, for programs) and its `type` (Op
 place renders. A message says what happened and what to do next.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 
 class ModelRunnerError(Exception):
     """Base of the tree. `param` names the field of the request that is at fault, if one is; `retry_after` is in
-    seconds and becomes the Retry-After header."""
+    seconds and becomes the Retry-After header. `details` are further members of the error object. Trying again is of no
+    use after a `permanent` error."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     type: ClassVar[str] = "server_error"
+    permanent: ClassVar[bool] = False
+    details: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -49,7 +54,7 @@ class ModelRunnerError(Exception):
 
     def as_dict(self, request_id: str) -> dict[str, Any]:
         """The body of every error answer."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code, **self.details}
         return {"error": error, "request_id": request_id}
 
 
@@ -61,6 +66,16 @@ class InvalidReference(BadRequest):
     """A text that is no model reference, tag or digest."""
 
     code = "invalid_reference"
+
+
+class ContextTooLong(BadRequest):
+    """The prompt does not fit in the model's context. `n_prompt_tokens` and `n_ctx` are in tokens, None if unknown."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, message: str, n_prompt_tokens: int | None = None, n_ctx: int | None = None) -> None:
+        super().__init__(message, param="messages")
+        self.details = {"n_prompt_tokens": n_prompt_tokens, "n_ctx": n_ctx}
 
 
 class Unauthorized(ModelRunnerError):
@@ -122,15 +137,17 @@ class HeadersTooLarge(ModelRunnerError):
 
 
 class NotImplementedHere(ModelRunnerError):
-    """A method, or a mode that no backend here offers."""
+    """A method that no route takes, a mode that no backend offers, or an endpoint that the engine lacks."""
 
     status, code, type = 501, "not_implemented", "invalid_request_error"
+    permanent = True
 
 
 class Conflict(ModelRunnerError):
     """The thing is in use and `force` was not given."""
 
     status, code, type = 409, "in_use", "invalid_request_error"
+    permanent = True
 
 
 class BackendUnavailable(ModelRunnerError):
@@ -243,10 +260,12 @@ class TimedOut(ModelRunnerError):
 
 class InsufficientMemory(ModelRunnerError):
     status, code = 507, "insufficient_memory"
+    permanent = True
 
 
 class InsufficientDisk(ModelRunnerError):
     status, code = 507, "insufficient_disk"
+    permanent = True
 
 
 class StorageFailed(ModelRunnerError):

@@ -1,9 +1,14 @@
-"""An engine's answer as HTTP/1.1: its head, and how its body ends.
+"""An engine's answer as HTTP/1.1: its head, and the end of its body.
 
 llhttp reads the head and checks the chunks. The bytes of a chunked body can be handed on as they came, framing and
 all: then llhttp only has to find the end, and a proxy's work per chunk is one call.
+
+An engine is taken at its word where HTTP allows it, and refused (502 for the client) where a client could read its
+answer in two ways: two lines of a field that is handed on, trailers, bytes after the end, a head above `HEAD_LIMIT`.
+Chunk extensions are passed on, since a receiver ignores them (RFC 9112, 7.1.1).
 """
 
+import re
 from functools import lru_cache
 from typing import Protocol
 
@@ -11,16 +16,24 @@ import httptools
 
 from modelrunner.errors import EngineProtocolError
 
+HEAD_LIMIT = 64 << 10
+"""Bytes of an answer's head."""
 _MOST_DIGITS = 15
-_END = b"\r\n0\r\n\r\n"
+_HANDED_ON_ONCE = (b"content-type", b"content-language", b"retry-after")
+_END = re.compile(rb"\r\n0+(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n\r\n\Z")
+_LAST_CHUNK = b"0\r\n\r\n"
+_ENDS_KEPT = 64
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+_LAST_EVENTS = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
+"""What the last event of a stream holds: OpenAI's completions, Anthropic's messages, OpenAI's responses."""
+_JSON_TOKEN = re.compile(rb'["{}\[\]]|\\.?', re.DOTALL)
 _CHUNKED_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 
 def part_length(head: bytes) -> tuple[bytes, bytes, int | None]:
-    """What stands before and after the Content-Length of a head, and that length; the head, b"" and None where it has
-    none in one of the usual forms. One peer's heads differ in nothing else, so that what is remembered of one, by the
-    two parts, holds for the next."""
+    """The parts of a head before and after its Content-Length, and that length in bytes; the head, b"" and None where
+    it has none in one of the usual forms. The heads of one peer differ in nothing else, so a result that is remembered
+    by the two parts holds for the next head too."""
     before, name, rest = head.partition(b"\r\nContent-Length: ")
     if not name:
         before, name, rest = head.partition(b"\r\ncontent-length: ")
@@ -31,25 +44,25 @@ def part_length(head: bytes) -> tuple[bytes, bytes, int | None]:
 
 
 def with_length(before: bytes, after: bytes) -> bytes:
-    """A head of which `part_length` made two parts; if it had a length, with 1 in its place."""
+    """Joins what `part_length` parted. A length becomes 1."""
     return before + b"\r\nContent-Length: 1\r\n" + after if after else before
 
 
 class Body(Protocol):
-    """A body being read. `done` after its last byte."""
+    """A body being read. `done` is true after its last byte."""
 
     done: bool
 
     def take(self, data: bytes) -> bytes:
-        """What to hand on for `data`, perhaps nothing. Raises `EngineProtocolError` or `httptools.HttpParserError`."""
+        """The bytes to hand on for `data`, perhaps none. Raises `EngineProtocolError`, `httptools.HttpParserError`."""
 
     def at_event_boundary(self) -> bool:
-        """Does what was handed on end after a whole server-sent event (and chunk), so that another could follow?"""
+        """True if the bytes handed on end after a whole server-sent event (and chunk), so that another could follow."""
 
 
 class ResponseHead:
-    """A complete head. `fields` have names in lower case, all but Content-Length; that is `length`, None for a body of
-    unknown length."""
+    """A complete head. `fields` have names in lower case, all but Content-Length; that is `length` in bytes, None for a
+    body of unknown length. `kind` is the media type without its parameters, b"" for none."""
 
     def __init__(self, data: bytes) -> None:
         self._found: list[tuple[bytes, bytes]] = []
@@ -63,6 +76,9 @@ class ResponseHead:
         self.status: int = parser.get_status_code()
         self.keep_alive: bool = parser.should_keep_alive()
         values = dict(self._found)
+        if any(sum(name == single for name, _ in self._found) > 1 for single in _HANDED_ON_ONCE):
+            raise EngineProtocolError("the engine's answer has one header in two lines")
+        self.kind = values.get(b"content-type", b"").partition(b";")[0].strip().lower()
         self.fields = tuple(field for field in self._found if field[0] != b"content-length")
         self.chunked = b"transfer-encoding" in values
         if values.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
@@ -75,15 +91,15 @@ class ResponseHead:
         self._found.append((name.lower(), value))
 
     def body(self, length: int | None, *, splice: bool) -> Body:
-        """How to read a body of this length; with `splice`, one of unknown length is handed on in chunks."""
+        """A reader for a body of this length; with `splice`, one of unknown length is handed on in chunks."""
         if length is not None:
             return Sized(length)
         if not self.chunked:
-            return UntilEnd(splice)
+            return UntilEnd(splice, self.kind)
         return Spliced() if splice else Decoded()
 
 
-def response_head(data: bytes) -> tuple[ResponseHead, int | None]:
+def parse_head(data: bytes) -> tuple[ResponseHead, int | None]:
     """A complete head, and the length of its body, None if that is unknown. An engine's heads are parsed once and
     remembered. Raises `EngineProtocolError`."""
     before, after, length = part_length(data)
@@ -115,25 +131,66 @@ class Sized:
 
 
 class UntilEnd:
-    """A body that ends with the connection, handed on in chunks if `splice`."""
+    """A body that ends with the connection, handed on in chunks if `splice`. That end does not tell a whole body from a
+    cut one, so events and JSON (by `kind`, the media type) must come to an end of their own."""
 
-    def __init__(self, splice: bool) -> None:
+    def __init__(self, splice: bool, kind: bytes) -> None:
         self._splice = splice
+        self._events = kind == b"text/event-stream"
+        self._json = _JsonEnd() if kind == b"application/json" else None
         self._tail = b"\n\n"
         self.done = False
 
     def take(self, data: bytes) -> bytes:
         if not data:
             return b""
-        self._tail = (self._tail + data[-4:])[-4:]
+        self._tail = (self._tail + data)[-512:]
+        if self._json is not None:
+            self._json.take(data)
         return b"%x\r\n%b\r\n" % (len(data), data) if self._splice else data
 
     def end(self) -> bytes:
+        """The bytes to hand on at the end of the connection. Raises `EngineProtocolError` for a body that was cut."""
+        whole = self._json.whole if self._json is not None else not self._events or self._last_event_came()
+        if not whole:
+            raise EngineProtocolError("the engine closed the connection in the middle of its answer")
         self.done = True
-        return _END[2:] if self._splice else b""
+        return _LAST_CHUNK if self._splice else b""
+
+    def _last_event_came(self) -> bool:
+        """A stream that is longer than what is kept of it, in one event, gets the benefit of the doubt."""
+        last = self._tail.replace(b"\r\n", b"\n").removesuffix(b"\n\n").rpartition(b"\n\n")
+        known = any(mark in last[2] for mark in _LAST_EVENTS) or (not last[1] and len(self._tail) == 512)
+        return known and self.at_event_boundary()
 
     def at_event_boundary(self) -> bool:
         return self._tail.endswith(_EVENT_ENDS)
+
+
+class _JsonEnd:
+    """Finds out whether a JSON text, taken in pieces, came to its end: every bracket is closed."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escape = b""  # a backslash at the end of a piece
+        self._begun = False
+
+    def take(self, data: bytes) -> None:
+        data, self._escape = self._escape + data, b""
+        self._begun = self._begun or not data.isspace()
+        for found in _JSON_TOKEN.finditer(data):
+            token = found[0]
+            if token == b"\\":
+                self._escape = token
+            elif token == b'"':
+                self._in_string = not self._in_string
+            elif not self._in_string and len(token) == 1:
+                self._depth += 1 if token in b"{[" else -1
+
+    @property
+    def whole(self) -> bool:
+        return self._begun and not self._depth and not self._in_string
 
 
 class _ChunkReader:
@@ -172,8 +229,8 @@ class Spliced(_ChunkReader):
         if not data:
             return b""
         self._feed(data)
-        self._last = data if len(data) > 8 else self._last[-8:] + data
-        if self.done and not self._last.endswith(_END):
+        self._last = data if len(data) > _ENDS_KEPT else self._last[-_ENDS_KEPT:] + data
+        if self.done and not _END.search(self._last):
             raise EngineProtocolError("the engine's answer has trailers, or bytes after its end")
         return data
 
@@ -185,7 +242,7 @@ class Spliced(_ChunkReader):
     def _between_chunks(self) -> bool:
         """Asks llhttp: only between chunks does a last chunk end the message. The parser is of no use after this."""
         try:
-            self._parser.feed_data(b"0\r\n\r\n")
+            self._parser.feed_data(_LAST_CHUNK)
         except httptools.HttpParserError:
             return False
         return self.done

@@ -5,7 +5,7 @@ import logging
 import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, NoReturn
@@ -73,7 +73,8 @@ class Runner:
         self.failure: ModelRunnerError | None = None
         self.names = (*spec.bundle.references, spec.model_id) if backend.checks_model else None
         self.upstream = UpstreamPool(endpoint)
-        self.blames_client = backend.blames_client
+        self.endpoints = backend.endpoints
+        self.request_error = backend.request_error
         self._backend = backend
         self._clock = clock
         self._oom_kills = oom_kills
@@ -131,6 +132,10 @@ class Runner:
                 f"runner {self.id} serves {mine} and no other model; ask /v1 without a runner for {model_id}",
                 param="model",
             )
+
+    def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
+        """As `Backend.check_request`."""
+        return tuple(self._backend.check_request(self.spec, path, fields))
 
     @property
     def sleep_level(self) -> int:

@@ -1,7 +1,8 @@
 """Connections to one engine: HTTP/1.1 over its Unix socket or TCP port, one exchange at a time on each.
 
 An answer is handed on as it arrives, through the callbacks of a `Receiver`; nothing here waits, so that a warm request
-costs no task. The answer's head is parsed by llhttp. A chunked body is checked by llhttp and handed on byte for byte
+costs no task. The answer's head is parsed by llhttp and held back until the first byte of the body, so that an engine
+that dies before its first token has answered nothing. A chunked body is checked by llhttp and handed on byte for byte
 with its framing (or without it, for a receiver that wants the bare body).
 """
 
@@ -11,26 +12,24 @@ from typing import Protocol
 
 import httptools
 
+from modelrunner.collecting import Collector
 from modelrunner.errors import EngineProtocolError
-from modelrunner.http1 import Body, UntilEnd, response_head
+from modelrunner.http1 import HEAD_LIMIT, Body, ResponseHead, UntilEnd, parse_head
 from modelrunner.types import Endpoint
 
-HEAD_LIMIT = 64 << 10
-"""Bytes of an answer's head."""
-FETCH_LIMIT = 16 << 20
-"""Bytes of the body that `fetch` accepts."""
+_MOST_INTERIM = 16  # interim answers (1xx) before an answer
 
 
 class Receiver(Protocol):
-    """Who takes an answer. The calls come in the order of the methods; `on_failure` may come instead of any of them
+    """The taker of an answer. The calls come in the order of the methods; `on_failure` may come instead of any of them
     and is the last. All come from the event loop, none from inside `UpstreamPool.send`."""
 
     def splices(self, status: int) -> bool:
-        """Asked once the status is known: is a body of unknown length taken with its chunk framing?"""
+        """Asked once the status is known: True takes a body of unknown length with its chunk framing."""
 
     def on_head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], length: int | None, data: bytes) -> None:
         """`length` is None for a body of unknown length: then `data` is in chunks if `splices` said so. `headers`
-        have names in lower case, and no Content-Length. `data` is what came of the body together with the head."""
+        have names in lower case, and no Content-Length. `data` is the first of the body, empty only if all of it is."""
 
     def on_data(self, data: bytes) -> None: ...
 
@@ -79,7 +78,7 @@ class UpstreamPool:
     async def fetch(self, method: str, path: str, body: bytes = b"", *, timeout: float) -> tuple[int, bytes]:
         """One small control exchange on a connection of its own: status and body. `timeout` in seconds is for all of
         it. Raises `OSError`, `TimeoutError` or `EngineProtocolError`."""
-        receiver = _Collector()
+        receiver = Collector()
         connection = self.send(build_request(method, path, body), receiver, fresh=True)
         try:
             async with asyncio.timeout(timeout):
@@ -111,7 +110,7 @@ def _request_start(method: str, path: str) -> bytes:
 
 class UpstreamConnection(asyncio.Protocol):
     """One connection, and the exchange on it. `reused` says that it had served before this exchange; `answered` that a
-    byte of the answer was seen."""
+    byte of the answer was seen; `begun` that the answer's head was handed on."""
 
     def __init__(self, pool: UpstreamPool) -> None:
         self._pool = pool
@@ -120,11 +119,16 @@ class UpstreamConnection(asyncio.Protocol):
         self._receiver: Receiver | None = None
         self._request = b""
         self._head = b""  # what came of an unfinished head
+        self._interim = 0
+        self._held_back: tuple[ResponseHead, int | None] | None = None
         self._body: Body | None = None
+        self._events = False  # the answer is an event stream
+        self._paused = False
         self._keep = False
         self._fault = False  # the answer is an error of the engine's own
         self.reused = False
         self.answered = False
+        self.begun = False
 
     def dial(self, endpoint: Endpoint) -> None:
         self._dialing = asyncio.get_running_loop().create_task(self._dial(endpoint))
@@ -145,23 +149,29 @@ class UpstreamConnection(asyncio.Protocol):
         """Begins an exchange. The connection must have none."""
         self._receiver = receiver
         self._body = None
-        self.answered = False
+        self._held_back = None
+        self._interim = 0
+        self.answered = self.begun = False
         if self._transport is None:
             self._request = request
         else:
             self._transport.write(request)
 
     def pause(self) -> None:
-        """Takes no more of the answer until `resume`."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        """Takes no more of the answer until `resume`. Safe to call again, and before the connection is open."""
+        if not self._paused:
+            self._paused = True
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.pause_reading()
 
     def resume(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        if self._paused:
+            self._paused = False
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
 
     def is_closing(self) -> bool:
-        """True too before it is open. uvloop's transports raise in most methods once they are closing."""
+        """True also before it is open. uvloop's transports raise in most methods once they are closing."""
         return self._transport is None or self._transport.is_closing()
 
     def abort(self) -> None:
@@ -174,8 +184,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.abort()
 
     def at_event_boundary(self) -> bool:
-        """Asked in `on_failure`: did what was handed on end after a whole server-sent event, and a whole chunk?"""
-        return self._body is not None and self._body.at_event_boundary()
+        """For `on_failure`: True if another server-sent event could follow what was handed on: an event stream, up to
+        the end of an event and of a chunk."""
+        return self._body is not None and self._events and self._body.at_event_boundary()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports are not asyncio.Transport
@@ -183,6 +194,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.abort()  # type: ignore[union-attr]
         else:
             self._transport.write(self._request)  # type: ignore[union-attr]
+            if self._paused:
+                self._transport.pause_reading()  # type: ignore[union-attr]
         self._request = b""
 
     def data_received(self, data: bytes) -> None:
@@ -198,7 +211,11 @@ class UpstreamConnection(asyncio.Protocol):
             else:
                 if not self._fault:
                     self._pool.answered += 1
-                receiver.on_data(body.take(data))
+                data = body.take(data)
+                if self._held_back is not None:
+                    self._hand_on(receiver, body, data)
+                    return
+                receiver.on_data(data)
                 if body.done:
                     self._finish()
         except httptools.HttpParserError as error:
@@ -207,9 +224,12 @@ class UpstreamConnection(asyncio.Protocol):
             self.fail(error)
 
     def eof_received(self) -> None:
-        if self._receiver is not None and isinstance(self._body, UntilEnd):
-            self._receiver.on_data(self._body.end())
-            self._finish()
+        receiver, body = self._receiver, self._body
+        if receiver is not None and isinstance(body, UntilEnd):
+            try:
+                self._hand_on(receiver, body, body.end())
+            except EngineProtocolError as error:
+                self.fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -226,70 +246,55 @@ class UpstreamConnection(asyncio.Protocol):
     def _read_head(self, receiver: Receiver, data: bytes) -> None:
         if self._head:
             data = self._head + data
-        end = data.find(b"\r\n\r\n") + 4
-        if end < 4:
-            if len(data) > HEAD_LIMIT:
+        while True:
+            end = data.find(b"\r\n\r\n") + 4
+            if end > HEAD_LIMIT or (end < 4 and len(data) > HEAD_LIMIT):
                 raise EngineProtocolError("the head of the engine's answer is too large")
-            self._head = data
-            return
+            if end < 4:
+                self._head = data
+                return
+            head, length = parse_head(data[:end])
+            data = data[end:]
+            if head.status >= 200:
+                break
+            self._interim += 1
+            if self._interim > _MOST_INTERIM:
+                raise EngineProtocolError("the engine sent interim answers without end")
         self._head = b""
-        head, length = response_head(data[:end])
-        rest = data[end:]
-        if head.status < 200:
-            if rest:
-                self._read_head(receiver, rest)
-            return
         self._keep = head.keep_alive and length is not None
         self._fault = head.status >= 500
         if not self._fault:
             self._pool.answered += 1
-        if length == len(rest):  # all of it in one piece, as short answers come
-            receiver.on_head(head.status, head.fields, length, rest)
+        if length == len(data):  # all of it in one piece, as short answers come
+            self.begun = True
+            receiver.on_head(head.status, head.fields, length, data)
             self._finish()
             return
+        self._events = head.kind == b"text/event-stream"
         self._body = body = head.body(length, splice=receiver.splices(head.status))
-        receiver.on_head(head.status, head.fields, length, body.take(rest))
+        self._held_back = (head, length)
+        self._hand_on(receiver, body, body.take(data))
+
+    def _hand_on(self, receiver: Receiver, body: Body, data: bytes) -> None:
+        if self._held_back is None:
+            receiver.on_data(data)
+        elif data or body.done:
+            (head, length), self._held_back = self._held_back, None
+            self.begun = True
+            receiver.on_head(head.status, head.fields, length, data)
         if body.done:
             self._finish()
 
     def _finish(self) -> None:
-        """After the last byte. A connection that carried an answer of unknown length is not used again: llama-server
-        drops some of those."""
+        """Ends the exchange after its last byte. A connection that carried an answer of unknown length is not used
+        again: llama-server drops some of those."""
         receiver, self._receiver = self._receiver, None
         if receiver is None:  # it left while it took the last bytes
             return
         idle = self._pool._idle
+        self.resume()  # the receiver paused it for its own client, and has all it wanted
         if self._keep and len(idle) < self._pool._max_idle and not self._pool._closed:
             idle.append(self)
         else:
             self.abort()
         receiver.on_end()
-
-
-class _Collector:
-    """Takes a small answer into a future."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        self._status = 0
-        self._body = bytearray()
-
-    def splices(self, status: int) -> bool:
-        return False
-
-    def on_head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], length: int | None, data: bytes) -> None:
-        self._status = status
-        self.on_data(data)
-
-    def on_data(self, data: bytes) -> None:
-        self._body += data
-        if len(self._body) > FETCH_LIMIT:
-            raise EngineProtocolError("the engine's answer to a control request is too large")
-
-    def on_end(self) -> None:
-        if not self.done.done():
-            self.done.set_result((self._status, bytes(self._body)))
-
-    def on_failure(self, error: OSError | EngineProtocolError) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)

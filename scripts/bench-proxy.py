@@ -1,6 +1,7 @@
 """`scripts/bench proxy`: one engine reached directly, through nginx and through the warm daemon, in turn in one run.
 
 --rounds N (3)  --seconds N (3) per measurement  --streams 256,1000  --also NAME=PORT for a further proxy on that port;
+--before FOLDER for the daemon of another checkout, which has its .venv;
 --litellm PROGRAM (of `pip install 'litellm[proxy]'` in an environment of its own) measures that too, with one worker.
 Needs gcc, nginx and wrk. Prints medians, and their ratio to nginx: the speed of a machine drifts, a ratio less.
 """
@@ -34,6 +35,7 @@ SHAPES = [
     ("16 connections, streams/s", 16, True),
 ]
 TARGETS = {SHAPES[0][0]: "<= 1.5", SHAPES[1][0]: ">= 0.6", SHAPES[2][0]: ">= 0.8"}
+CHATS = 2000  # on one connection, after a GET or after another chat
 NGINX = """
 {user} worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.err; worker_rlimit_nofile 16384;
 events {{ worker_connections 8192; }}
@@ -102,19 +104,28 @@ def litellm(folder: Path, program: str, engine: int) -> Iterator[Subject]:
 
 
 @contextmanager
-def subjects(folder: Path, also: list[str], litellm_program: str | None) -> Iterator[list[Subject]]:
+def subjects(
+    folder: Path, also: list[str], litellm_program: str | None, before: Path | None
+) -> Iterator[list[Subject]]:
     for program in ("engine", "listen"):
         subprocess.run(["gcc", "-O2", "-o", folder / program, HERE / f"{program}.c", "-lpthread"], check=True)
     direct, nginx, daemon = free_port(), free_port(), free_port()
     user = "user root;" if os.geteuid() == 0 else ""
     (folder / "nginx.conf").write_text(NGINX.format(user=user, folder=folder, port=nginx))
+    others = [Subject(name, int(port)) for name, port in (text.split("=") for text in also)]
     with ExitStack() as stack:
         stack.enter_context(running(folder / "engine", folder / "engine.sock", direct))
         master = stack.enter_context(running("nginx", "-c", folder / "nginx.conf", "-g", "daemon off;"))
         ours = stack.enter_context(running(sys.executable, HERE / "daemon.py", folder, folder / "engine", daemon))
+        if before is not None:
+            port, place = free_port(), folder / "before"
+            place.mkdir()
+            program = (before / ".venv/bin/python", before / "scripts/proxybench/daemon.py")
+            old = stack.enter_context(running(*program, place, folder / "engine", port))
+            wait_for(port)
+            others.append(Subject("before", port, old))
         for port in (direct, nginx, daemon):
             wait_for(port)
-        others = [Subject(name, int(port)) for name, port in (text.split("=") for text in also)]
         if litellm_program:
             others.append(stack.enter_context(litellm(folder, litellm_program, direct)))
         yield [
@@ -178,6 +189,44 @@ def closed_loop(all_subjects: list[Subject], rounds: int, seconds: int) -> None:
             print(f"  {subject.name:12} {statistics.median(mine):10,.0f}   {ratio:6.2f} of nginx{cpu}")
 
 
+def chats(subject: Subject, first: bytes, count: int) -> float:
+    """CPU time in microseconds of one of `count` chats on a connection that asked `first` before them."""
+    body = json.dumps(
+        {"model": "bench", "messages": [{"role": "user", "content": "Tell me about Paris. " * 20}]}
+    ).encode()
+    host = b"Host: 127.0.0.1:%d\r\n" % subject.port
+    chat = b"POST %b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (CHAT.encode(), host, len(body), body)
+    with socket.create_connection(("127.0.0.1", subject.port)) as connection, connection.makefile("rb") as answers:
+
+        def ask(data: bytes) -> None:
+            connection.sendall(data)
+            length = 0
+            if b" 200 " not in answers.readline():
+                raise SystemExit(f"{subject.name} failed")
+            while (line := answers.readline()) != b"\r\n":
+                if line.lower().startswith(b"content-length:"):
+                    length = int(line[15:])
+            answers.read(length)
+
+        ask(b"GET %b HTTP/1.1\r\n%b\r\n" % (first, host) if first else chat)
+        before = cpu_seconds(subject)
+        for _ in range(count):
+            ask(chat)
+        return (cpu_seconds(subject) - before) / count * 1e6
+
+
+def after_a_get(all_subjects: list[Subject], rounds: int) -> None:
+    """A chat on a connection that asked for the models first, against one on a connection that only chats."""
+    print(f"\n{CHATS} chats on one connection after GET /v1/models, against after a chat (target <= 1.1)")
+    for subject in all_subjects:
+        if subject.process is None or subject.name in ("nginx", "litellm"):
+            continue
+        pairs = [(chats(subject, b"", CHATS), chats(subject, b"/v1/models", CHATS)) for _ in range(rounds)]
+        ratio = statistics.median(get / chat for chat, get in pairs)
+        base, mine = (statistics.median(column) for column in zip(*pairs, strict=True))
+        print(f"  {subject.name:12} {mine:6.1f} us CPU, {ratio:5.2f} of {base:.1f} us")
+
+
 @dataclass(frozen=True)
 class Paced:
     chunks: int
@@ -234,14 +283,19 @@ def main() -> None:
     parser.add_argument("--streams", default="256,1000")
     parser.add_argument("--also", action="append", default=[])
     parser.add_argument("--litellm")
+    parser.add_argument("--before", type=Path)
     options = parser.parse_args()
     missing = [program for program in ("gcc", "nginx", "wrk") if shutil.which(program) is None]
     if missing:
         raise SystemExit(f"not here: {', '.join(missing)} (Debian: gcc, nginx-light, wrk)")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 16384)), hard))
-    with tempfile.TemporaryDirectory() as name, subjects(Path(name), options.also, options.litellm) as found:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        subjects(Path(name), options.also, options.litellm, options.before) as found,
+    ):
         closed_loop(found, options.rounds, options.seconds)
+        after_a_get(found, options.rounds)
         for streams in filter(None, options.streams.split(",")):
             open_loop(
                 [s for s in found if s.name != "litellm"], Path(name), int(streams), options.rounds, options.seconds

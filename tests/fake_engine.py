@@ -212,6 +212,10 @@ class Exchange:
                 self.complete(request, chat=True)
             case "/completions":
                 self.complete(request, chat=False)
+            case "/messages":
+                self.send_message(request)
+            case "/messages/count_tokens":
+                self.send(200, {"input_tokens": 3})
             case "/embeddings":
                 inputs = request["input"] if isinstance(request["input"], list) else [request["input"]]
                 data = [
@@ -245,6 +249,32 @@ class Exchange:
             self.event({**last, "choices": [], "usage": usage(3, count)})
         self.event("[DONE]")
         self.connection.sendall(b"0\r\n\r\n")
+
+    def send_message(self, request: dict) -> None:
+        """Anthropic's form of an answer."""
+        count = request.get("max_tokens") or self.options.tokens
+        message = {"id": "fake-1", "type": "message", "role": "assistant", "model": self.options.model}
+        message |= {"content": [], "stop_reason": None, "stop_sequence": None}
+        used = {"input_tokens": 3, "output_tokens": count}
+        if not request.get("stream"):
+            text = "".join(self.word(number) for number in range(count))
+            content = [{"type": "text", "text": text}]
+            return self.send(200, message | {"content": content, "stop_reason": "end_turn", "usage": used})
+        self.connection.sendall(self.head(200, "text/event-stream", "Transfer-Encoding: chunked"))
+        self.named_event("message_start", message=message | {"usage": used | {"output_tokens": 0}})
+        self.named_event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        for number in range(count):
+            delta = {"type": "text_delta", "text": self.word(number)}
+            self.named_event("content_block_delta", index=0, delta=delta)
+        self.named_event("content_block_stop", index=0)
+        stop = {"stop_reason": "end_turn", "stop_sequence": None}
+        self.named_event("message_delta", delta=stop, usage={"output_tokens": count})
+        self.named_event("message_stop")
+        self.connection.sendall(b"0\r\n\r\n")
+
+    def named_event(self, kind: str, **fields: object) -> None:
+        payload = f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
+        self.connection.sendall(b"%x\r\n%s\r\n" % (len(payload), payload))
 
     def word(self, number: int) -> str:
         """The next token, after the time it takes; the client's leaving ends the work."""

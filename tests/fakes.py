@@ -53,6 +53,7 @@ class FakeBackend(Backend):
     name = "fake"
     formats = frozenset({ModelFormat.GGUF})
     modes = frozenset(Mode)
+    endpoints = Backend.endpoints | {"/v1/messages", "/v1/messages/count_tokens"}
     settings_model = FakeSettings
     options_model = FakeOptions
     executable: ClassVar[Sequence[str]] = (sys.executable, "-I", "-S", str(FAKE_ENGINE))

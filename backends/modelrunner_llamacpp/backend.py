@@ -19,6 +19,7 @@ from modelrunner import (
     InstallProgress,
     Mode,
     ModelFormat,
+    ModelRunnerError,
     ProgressCallback,
     RequiredMemory,
     RunSpec,
@@ -26,7 +27,7 @@ from modelrunner import (
     enginecache,
 )
 from modelrunner.process import run, scrubbed_environment
-from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, repack, split
+from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, repack, requests, split
 from modelrunner_llamacpp.adapters import find_adapters
 from modelrunner_llamacpp.build import install_build
 from modelrunner_llamacpp.engines import Engine, Kind, limited_threads
@@ -59,6 +60,7 @@ class LlamaCppBackend(Backend):
     name: ClassVar[str] = "llama.cpp"
     formats: ClassVar[frozenset[ModelFormat]] = frozenset({ModelFormat.GGUF})
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
+    endpoints: ClassVar[frozenset[str]] = Backend.endpoints | {"/v1/messages", "/v1/messages/count_tokens"}
     settings_model = LlamaCppSettings
     options_model = LlamaCppOptions
     settings: LlamaCppSettings
@@ -193,8 +195,11 @@ class LlamaCppBackend(Backend):
     def explain(self, tail: str) -> str | None:
         return errors.explain(tail)
 
-    def blames_client(self, status: int, message: str) -> bool:
-        return errors.blames_client(message)
+    def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+        return errors.request_error(status, message, fields)
+
+    def check_request(self, spec: RunSpec, path: str, fields: Mapping[str, Any]) -> Sequence[str]:
+        return requests.ignored(spec, fields)
 
     def ran_out_of_memory(self, tail: str) -> bool:
         return errors.ran_out_of_memory(tail)

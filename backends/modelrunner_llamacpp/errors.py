@@ -1,5 +1,10 @@
 """Explains llama.cpp's log: its last words, and the stages of a start. Pure."""
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from modelrunner import BadRequest, ContextTooLong, ModelRunnerError
 from modelrunner.diagnosis import Cause, Diagnosis
 
 _LOCAL = "Its file is damaged or incomplete: remove the model and pull it again."
@@ -50,8 +55,19 @@ _CAUSES = [
      "`modelrunner install llama.cpp`"),
     Cause(r"failed to load model", "llama.cpp could not load the model. " + _LOCAL),
 ]  # fmt: skip
-# What llama-server says with status 500 to an input beyond its batch or its context.
-_CLIENTS_FAULT = ("too large to process", "exceeds the available context size", "context length")
+# What llama-server says with status 400 or 500 to an input beyond its context, or beyond the batch that an embedding
+# has to fit in. The groups are the tokens of the input and the limit.
+_TOO_LONG = re.compile(
+    r"\(?(\d+) tokens\) (?:exceeds the available context size \((\d+) tokens|is too large to process.*batch size: (\d+)"
+    r"|is larger than the max context size \((\d+) tokens)",
+    re.DOTALL,
+)
+# What it says with status 500 though the request is at fault.
+_CLIENTS_FAULT = re.compile(
+    r"(?:image|audio|video) input is not supported|failed to (?:decode|load|process) (?:the )?(?:image|audio|video)|"
+    r"json\.exception|Jinja|jinja|[Ff]ailed to parse (?:grammar|messages|tools|input)|roles must alternate|"
+    r"context length"
+)
 
 _STAGES = [
     ("llama threadpool init", "warming up"),
@@ -70,6 +86,9 @@ _DIAGNOSIS = Diagnosis(_CAUSES, _STAGES, irrelevant=_IRRELEVANT)
 explain, ran_out_of_memory, stage = _DIAGNOSIS.explain, _DIAGNOSIS.ran_out_of_memory, _DIAGNOSIS.stage
 
 
-def blames_client(message: str) -> bool:
-    """Returns True if the message of an error answer complains of the request."""
-    return any(words in message for words in _CLIENTS_FAULT)
+def request_error(status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+    """As `Backend.request_error`."""
+    if (found := _TOO_LONG.search(message)) or fields.get("type") == "exceed_context_size_error":
+        tokens = [int(figure) for figure in found.groups() if figure] if found else [None, None]
+        return ContextTooLong(message, fields.get("n_prompt_tokens", tokens[0]), fields.get("n_ctx", tokens[1]))
+    return BadRequest(message) if status >= 500 and _CLIENTS_FAULT.search(message) else None

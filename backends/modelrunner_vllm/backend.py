@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -17,6 +18,7 @@ from modelrunner import (
     Endpoint,
     Mode,
     ModelFormat,
+    ModelRunnerError,
     ProgressCallback,
     RequiredMemory,
     RunSpec,
@@ -42,6 +44,7 @@ class VllmBackend(Backend):
     name: ClassVar[str] = "vllm"
     formats: ClassVar[frozenset[ModelFormat]] = frozenset({ModelFormat.SAFETENSORS})
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
+    endpoints: ClassVar[frozenset[str]] = Backend.endpoints | {"/score", "/v1/messages", "/v1/messages/count_tokens"}
     settings_model = VllmSettings
     settings: VllmSettings
     options_model = VllmOptions
@@ -132,6 +135,9 @@ class VllmBackend(Backend):
 
     def explain(self, tail: str) -> str | None:
         return errors.explain(tail)
+
+    def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+        return errors.request_error(status, message, fields)
 
     def ran_out_of_memory(self, tail: str) -> bool:
         return errors.ran_out_of_memory(tail)

@@ -1,5 +1,10 @@
 """Explains vLLM's log: its last words, and the stages of a start. Pure."""
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from modelrunner import BadRequest, ContextTooLong, ModelRunnerError
 from modelrunner.diagnosis import Cause, Diagnosis
 
 _AGAIN = "install the engine again with `modelrunner install vllm`"
@@ -70,6 +75,10 @@ _CAUSES = [
      "vLLM could not start its engine: {0}"),
     Cause(r"Engine core initialization failed", "vLLM could not start its engine; its log says more"),
 ]  # fmt: skip
+# What vLLM says to an input beyond its context (vllm/renderers/params.py, vllm/v1/engine/input_processor.py).
+_TOO_LONG = [re.compile(text) for text in (r"maximum context length is \d+", r"longer than the maximum\s+model length")]
+_PROMPT_TOKENS = re.compile(r"prompt contains (?:at least )?(\d+) (?:input )?tokens|\(length (\d+)\)")
+_LIMIT = re.compile(r"maximum context length is (\d+)|model length of (\d+)")
 
 _STAGES = [
     ("importing vLLM", "importing"),
@@ -90,3 +99,22 @@ _STAGES = [
 
 _DIAGNOSIS = Diagnosis(_CAUSES, _STAGES, irrelevant=_IRRELEVANT)
 explain, ran_out_of_memory, stage = _DIAGNOSIS.explain, _DIAGNOSIS.ran_out_of_memory, _DIAGNOSIS.stage
+
+
+def _number(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.search(text)
+    return int(found[1] or found[2]) if found else None
+
+
+def request_error(status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+    """As `Backend.request_error`."""
+    if any(pattern.search(message) for pattern in _TOO_LONG):
+        prompt, limit = (_number(pattern, message) for pattern in (_PROMPT_TOKENS, _LIMIT))
+        return ContextTooLong(message, prompt, limit)
+    if "--tool-call-parser" in message:
+        return BadRequest(
+            "this model's tool calls cannot be read, since no parser is set for them: name one with the setting "
+            "`tool-call-parser` in the table `vllm` of the model's configuration",
+            param="tools",
+        )
+    return None

@@ -68,7 +68,7 @@ class Resolver:
 
     def __call__(self, backend: str | None, model: str, mode: Mode) -> Target:
         """Raises `BackendNotFound`, `ModelNotFound`, `InvalidReference`, `BackendUnavailable`, `Unavailable` (being
-        installed), `Misdirected`, `UnsupportedModel`, `NotImplementedHere`."""
+        installed), `Misdirected`, `UnsupportedModel`, `NotImplementedHere`, `BadRequest`."""
         return self.known(backend, model, mode) or self._remember(backend, model, mode)
 
     def known(self, backend: str | None, model: str, mode: Mode) -> Target | None:
@@ -78,6 +78,10 @@ class Resolver:
             self._targets.clear()
             self._seen = now
         return self._targets.get((backend, model, mode))
+
+    def endpoints(self, target: Target) -> frozenset[str]:
+        """As of `Backend.endpoints`, of the target's backend. Raises `BackendNotFound`."""
+        return self._registry.get(target.key.backend).endpoints
 
     async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
         """Does the slow part of a first call (reading a model's files, looking for an engine) off the event loop.
@@ -166,7 +170,7 @@ class Resolver:
         backend = self.backend_of(name, bundle, mode)
         _check_installed(backend)
         self._check_format(backend, bundle, model)
-        check_mode(backend, bundle, model, mode)
+        self.check_mode(backend, bundle, model, mode)
         return self.target(backend, bundle, mode, self._configurations.settings)
 
     def _spec(
@@ -220,6 +224,17 @@ class Resolver:
         except ModelRunnerError:
             where = "no backend here runs that format"
         raise Misdirected(f"{backend.name} cannot serve {model}, a {bundle.format} model: {where}", param="model")
+
+    def check_mode(self, backend: Backend, bundle: Bundle, model: str, mode: Mode) -> None:
+        """Raises `NotImplementedHere` for a mode that no backend offers, `BadRequest` for one that this backend or the
+        model lacks."""
+        if not any(mode in one.modes for one in self._registry):
+            raise NotImplementedHere(f"no backend here offers the mode {mode}")
+        if mode not in backend.modes:
+            raise BadRequest(f"{backend.name} does not offer {mode}; it offers {', '.join(sorted(backend.modes))}")
+        if bundle.capabilities and not _CAPABILITIES[mode] & bundle.capabilities:
+            offered = ", ".join(sorted(bundle.capabilities))
+            raise BadRequest(f"{model} does not offer {mode}; it offers {offered}", param="model")
 
 
 def in_effect(backend: Backend, settings: ModelSettings, model_id: str, mode: Mode) -> ModelConfiguration:
@@ -277,12 +292,3 @@ def _check_installed(backend: Backend) -> None:
             raise BackendUnavailable(f"{backend.name} is not installed: run `modelrunner install {backend.name}`")
         case BackendState.ERROR:
             raise BackendUnavailable(f"{backend.name} cannot run here: {status.details}")
-
-
-def check_mode(backend: Backend, bundle: Bundle, model: str, mode: Mode) -> None:
-    """Raises `NotImplementedHere` unless the backend and the model both offer it."""
-    if mode not in backend.modes:
-        raise NotImplementedHere(f"{backend.name} does not offer the mode {mode}")
-    if bundle.capabilities and not _CAPABILITIES[mode] & bundle.capabilities:
-        offered = ", ".join(sorted(bundle.capabilities))
-        raise NotImplementedHere(f"{model} does not offer {mode}; it offers {offered}", param="model")

@@ -8,7 +8,7 @@ from modelrunner.errors import Misdirected
 from modelrunner.modelconfig import ModelConfiguration, table_name, unknown
 from modelrunner.models.backendtables import backend_options, check_backends
 from modelrunner.models.configurations import ModelSettings
-from modelrunner.models.resolve import Resolver, check_mode
+from modelrunner.models.resolve import Resolver
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Target
 from modelrunner.types import Bundle, Mode, RunSpec
@@ -40,14 +40,14 @@ class Validator:
         `Resolver.backend_of` raises."""
         backend = self._resolver.configured_backend(bundle, mode, settings)
         target = self._resolver.target(backend, bundle, mode, settings)
-        _check(backend, target.spec)
+        _check(self._resolver, backend, target.spec)
         return target
 
 
-def _check(backend: Backend, spec: RunSpec) -> None:
+def _check(resolver: Resolver, backend: Backend, spec: RunSpec) -> None:
     bundle = spec.bundle
     if bundle.format not in backend.formats:
         raise Misdirected(f"{backend.name} cannot serve {bundle.format} models", param="backend")
-    check_mode(backend, bundle, bundle.name, spec.mode)
+    resolver.check_mode(backend, bundle, bundle.name, spec.mode)
     backend.check_flags(spec.flags, spec.mode)
     backend.check(spec)

@@ -8,70 +8,77 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from modelrunner.errors import EngineFailed, EngineProtocolError, ModelRunnerError, Unavailable
-from modelrunner.proxy.inference import Host, Inference, Sink
-from modelrunner.proxy.record import tee
-from modelrunner.proxy.rename import body_for
+from modelrunner.errors import EngineProtocolError, ModelRunnerError
+from modelrunner.proxy.dialects.dialect import JSON
+from modelrunner.proxy.inference import Inference, Sink
+from modelrunner.proxy.passage import Passage
+from modelrunner.proxy.record import record_of
 from modelrunner.proxy.render import (
-    EVENT_STREAM,
-    JSON,
-    Header,
+    ID_LINE,
+    WARM_TIMING,
+    EngineRefusal,
     chunk,
-    engine_error,
     engine_headers,
-    error_answer,
-    error_event,
-    id_line,
-    progress_event,
+    own_headers,
     server_timing,
-    variant_header,
 )
+from modelrunner.proxy.routes import check_endpoint
+from modelrunner.proxy.wire import Header
 from modelrunner.scheduler import Lease
 from modelrunner.upstream import UpstreamConnection, build_request
 
+if TYPE_CHECKING:
+    from modelrunner.proxy.pipeline import Pipeline
+
 log = logging.getLogger(__name__)
 
-ERROR_BODY_LIMIT = 256 << 10
 _TURN = 5.0  # seconds after which a suspect that was asked again is no longer asked alone
-_BLAME_WAIT = 0.25  # seconds for an engine whose connection broke to be found dead
 
 
 class Exchange:
     """Made by `Pipeline.exchange`. `cancel` when the client is gone; `pause` and `resume` when it takes no more."""
 
-    _lease: Lease | None
-    _upstream: UpstreamConnection | None
-    _task: asyncio.Task[None] | None
-    _comments: asyncio.TimerHandle | None
-    _end_turn: Callable[[], None] | None  # of a suspect that is asked again
-    _refusal: tuple[int, bytearray] | None  # an engine's error while it arrives
-    _error: ModelRunnerError | None
-    _held_open: bool  # the head was sent while the request waited for its runner
-    on_data: Callable[[bytes], None]
-
     __slots__ = (
-        *("_ask", "_asked_at", "_comments", "_end_turn", "_error", "_held_open", "_host", "_id_line", "_lease"),
-        *("_over", "_refusal", "_responded", "_retried", "_sink", "_sized_in_chunks", "_status", "_task"),
-        *("_upstream", "on_data"),
+        *("_ask", "_asked_at", "_bare", "_dialect", "_end_turn", "_error", "_id_line"),
+        *("_ignored", "_lease", "_meter", "_over", "_passage", "_passed", "_pipeline", "_refusal", "_responded"),
+        *("_retried", "_signs", "_sink", "_status", "_task", "_upstream", "on_data"),
     )
 
-    def __init__(self, host: Host, inference: Inference, sink: Sink) -> None:
-        self._host = host
-        self._ask = inference
+    def __init__(self, pipeline: "Pipeline", ask: Inference, sink: Sink) -> None:
+        self._pipeline = pipeline
+        self._ask = ask
         self._sink = sink
-        self._id_line = id_line(inference.request_id)
-        self._lease = self._upstream = self._task = self._comments = None
-        self._end_turn = self._refusal = self._error = None
-        self._responded = self._held_open = self._sized_in_chunks = self._retried = self._over = False
+        self._dialect = ask.terms.route.dialect
+        self._id_line = ID_LINE % ask.request_id.encode()
+        self._meter = pipeline.meter() if pipeline.observers else None
+        self._lease: Lease | None = None
+        self._upstream: UpstreamConnection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._signs: asyncio.TimerHandle | None = None  # the next sign of life while the request waits
+        self._end_turn: Callable[[], None] | None = None  # of a suspect that is asked again
+        self._refusal: EngineRefusal | None = None  # an engine's error while it arrives
+        self._passage: Passage | None = None  # None where the answer goes to the sink just as it comes
+        self._error: ModelRunnerError | None = None
+        self._ignored: tuple[str, ...] = ()  # fields of the request that the engine does nothing with
+        self._responded = False  # the client has its head
+        self._passed = False  # the engine's answer began to go to the client
+        self._retried = self._over = False
+        self._bare = self._dialect.translate is not None or (self._meter is not None and self._meter.limit > 0)
         self._asked_at = 0.0
         self._status = 0
-        self.on_data = sink.write
+        self.on_data: Callable[[bytes], None] = sink.write
 
     def start(self) -> None:
+        pipeline, ask = self._pipeline, self._ask
+        route = ask.terms.route
         try:
-            lease = self._host.lease_now(self._ask)
+            target = pipeline.resolve.known(route.backend, ask.fields.model, route.mode)
+            if route.runner is not None:
+                lease = pipeline.lease_runner(ask, route.runner, target)
+            else:
+                lease = pipeline.scheduler.warm(target, ask.keep_alive, ask.terms.batch) if target is not None else None
             if lease is not None:
                 self._begin(lease)
         except ModelRunnerError as error:
@@ -79,9 +86,9 @@ class Exchange:
             return
         if lease is None:
             self._do(self._wait())
-            if self._ask.stream and not self._ask.terms.preload:
-                after = 0.0 if self._ask.terms.progress else self._host.limits.progress_after
-                self._comments = asyncio.get_running_loop().call_later(after, self._hold_open)
+            if ask.fields.stream and not ask.terms.preload:
+                after = 0.0 if ask.terms.progress else pipeline.limits.progress_after
+                self._signs = asyncio.get_running_loop().call_later(after, self._hold_open)
 
     def pause(self) -> None:
         if self._upstream is not None:
@@ -112,7 +119,7 @@ class Exchange:
             self._refuse(ModelRunnerError("a fault of modelrunner; its log says more under this request's ID"))
 
     async def _wait(self) -> None:
-        lease = await self._host.lease(self._ask)
+        lease = await self._pipeline.lease(self._ask)
         if self._over:
             lease.release()
         else:
@@ -120,81 +127,91 @@ class Exchange:
 
     def _hold_open(self) -> None:
         """Called again and again while the request waits."""
-        waited = perf_counter() - self._ask.arrived
-        if self._ask.terms.progress:
-            news = progress_event(self._host.progress(self._ask), waited)
+        progress = self._pipeline.progress(self._ask) if self._ask.terms.progress else None
+        sign = self._dialect.waiting(progress, perf_counter() - self._ask.arrived)
+        if not self._responded:
+            self._respond(200, self._dialect.stream_headers, None, self._framed(sign))
         else:
-            news = b": waiting for the model, %.0f s\n\n" % waited
-        if not self._held_open:
-            self._held_open = True
-            self._respond(200, EVENT_STREAM, None, self._framed(news))
-        else:
-            self._sink.write(self._framed(news))
-        every = 1.0 if self._ask.terms.progress else self._host.limits.comment_every
-        self._comments = asyncio.get_running_loop().call_later(every, self._hold_open)
+            self._sink.write(self._framed(sign))
+        every = 1.0 if progress is not None else self._pipeline.limits.comment_every
+        self._signs = asyncio.get_running_loop().call_later(every, self._hold_open)
 
     def _framed(self, data: bytes) -> bytes:
         return chunk(data) if self._sink.takes_chunks and data else data
 
     def _begin(self, lease: Lease, *, fresh: bool = False) -> None:
-        if self._comments is not None:
-            self._comments.cancel()
+        if self._signs is not None:
+            self._signs.cancel()
         self._lease = lease
         self._asked_at = perf_counter()
-        terms = self._ask.terms
-        if terms.preload:
-            self._respond(200, (JSON, *variant_header(lease.variant)), 2, b"{}")
+        ask, runner = self._ask, lease.runner
+        if ask.terms.preload:
+            self._respond(200, (JSON, *own_headers(lease.variant)), 2, b"{}")
             self._finish()
             return
-        if self._host.quarantine.alert:
-            self._host.quarantine.check(lease.runner.key, terms.route.path, self._ask.body)
+        path, body = self._dialect.request(ask, runner)
+        if path not in runner.endpoints:
+            check_endpoint(path, runner.endpoints, runner.key.backend)
+        fields = ask.fields
+        if fields.tools or fields.dimensions or fields.return_documents:
+            self._ignored = runner.check_request(path, fields.watched())
+        if self._pipeline.quarantine.alert:
+            self._pipeline.quarantine.check(runner.key, ask)
         if self._end_turn is not None:
             asyncio.get_running_loop().call_later(_TURN, self._end_turn)
-        body = self._ask.body if lease.runner.names is None else body_for(lease.runner, self._ask.model, self._ask.body)
-        request = build_request("POST", terms.route.path, body, self._id_line)
-        self._upstream = lease.runner.upstream.send(request, self, fresh=fresh)
+        self._upstream = runner.upstream.send(build_request("POST", path, body, self._id_line), self, fresh=fresh)
 
     # modelrunner.upstream.Receiver
 
     def splices(self, status: int) -> bool:
-        return self._sink.takes_chunks and status == 200
+        return self._sink.takes_chunks and status == 200 and not self._bare
 
     def on_head(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
         if self._end_turn is not None:
             self._end_turn()
+        if status == 200 and length == 0 and not any(name == b"content-type" for name, _ in headers):
+            raise EngineProtocolError("the engine's answer is empty")
         if status != 200:
-            self._refusal = (status, bytearray())
-            self.on_data = self._collect
-            self._collect(data)
-        elif self._held_open:
-            if length is not None and self._sink.takes_chunks:
-                self._sized_in_chunks = True
-                self.on_data = self._write_chunk
+            self._refusal = EngineRefusal(status)
+            self.on_data = self._refusal.add
             self.on_data(data)
         else:
-            assert self._lease is not None
-            self._respond(200, engine_headers(headers, self._lease.variant), length, data)
+            self._answer(headers, length, data)
 
-    def _collect(self, data: bytes) -> None:
-        assert self._refusal is not None
-        self._refusal[1].extend(data)
-        if len(self._refusal[1]) > ERROR_BODY_LIMIT:
-            raise EngineProtocolError("the engine's error is too large to pass on")
-
-    def _write_chunk(self, data: bytes) -> None:
-        self._sink.write(self._framed(data))
+    def _answer(self, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
+        """Begins the client's answer with the engine's."""
+        assert self._lease is not None
+        self._passed = True
+        if self._meter is None and not self._bare and not self._responded:
+            self.on_data = self._sink.write
+            self._respond(200, engine_headers(headers, self._lease.variant, self._ignored), length, data)
+            return
+        translation = self._dialect.translate(self._ask) if self._dialect.translate is not None else None
+        framing = self._sink.takes_chunks and (self._bare or (self._responded and length is not None))
+        if not self._responded:  # else the client got its head while the request waited
+            headers = engine_headers(headers, self._lease.variant, self._ignored)
+            if translation is not None:
+                headers, length = (*translation.headers, *own_headers(self._lease.variant, self._ignored)), None
+            framing = framing and length is None
+            self._respond(200, headers, length, b"")
+        self._passage = Passage(self._sink, self._meter, translation, framing=framing)
+        self.on_data = self._passage.write
+        self.on_data(data)
 
     def on_end(self) -> None:
         self._upstream = None  # the next request may have it
-        if self._host.quarantine.alert and self._lease is not None:
-            self._host.quarantine.answered(self._lease.runner.key, self._ask.terms.route.path, self._ask.body)
+        if self._pipeline.quarantine.alert and self._lease is not None:
+            self._pipeline.quarantine.answered(self._lease.runner.key, self._ask)
         if self._refusal is not None:
             assert self._lease is not None
-            status, body = self._refusal
-            self._refuse(engine_error(status, bytes(body), self._lease.runner.blames_client))
+            self._refuse(self._refusal.error(self._lease.runner.request_error))
             return
-        if self._sized_in_chunks:
-            self._sink.write(b"0\r\n\r\n")
+        try:
+            if self._passage is not None:
+                self._passage.end()
+        except ModelRunnerError as error:
+            self._refuse(error)
+            return
         self._finish()
 
     def on_failure(self, error: OSError | EngineProtocolError) -> None:
@@ -203,57 +220,42 @@ class Exchange:
         assert lease is not None
         if upstream.reused and not upstream.answered:
             self._begin(lease, fresh=True)  # it had been idle, and closed just as it was used: nothing was lost
-        elif self._responded and not (self._held_open and not upstream.answered):
-            self._do(self._break_off(error, upstream.at_event_boundary()))
+        elif self._passed:
+            self._do(self._break_off(error, self._dialect.translate is not None or upstream.at_event_boundary()))
         else:
-            self._do(self._recover(error, lease, untouched=not upstream.answered))
+            self._do(self._recover(error, lease, untouched=not upstream.begun))
 
     # when things go wrong
 
     async def _recover(self, error: OSError | EngineProtocolError, lease: Lease, *, untouched: bool) -> None:
         """Nothing of an answer went out. An engine that died before its first byte is asked once more, anew."""
-        failure = await self._blame(error)
+        failure = await self._pipeline.quarantine.blame(lease, self._ask, error)
         lease.release()
         self._lease = None
-        if (
-            untouched
-            and lease.runner.failure is not None
-            and not self._retried
-            and self._ask.terms.route.runner is None
-        ):
+        anywhere = self._ask.terms.route.runner is None
+        if untouched and anywhere and lease.runner.failure is not None and not self._retried:
             self._retried = True
-            self._end_turn = await self._host.quarantine.turn(lease.runner.key)
+            self._end_turn = await self._pipeline.quarantine.turn(lease.runner.key)
             await self._wait()
         else:
             raise failure
 
-    async def _blame(self, error: OSError | EngineProtocolError) -> ModelRunnerError:
-        """The engine's last words, if it died; else what happened to the connection."""
-        lease = self._lease
-        assert lease is not None
-        if await lease.engine_ended(_BLAME_WAIT):
-            if lease.runner.failure is not None:
-                key, path = lease.runner.key, self._ask.terms.route.path
-                self._host.quarantine.died(key, lease.runner.id, path, self._ask.body)
-            return lease.runner.failure or Unavailable("the model was unloaded before it answered")
-        return error if isinstance(error, EngineProtocolError) else EngineFailed(f"the request failed: {error}")
+    async def _break_off(self, error: OSError | EngineProtocolError, whole: bool) -> None:
+        """Ends an answer in its middle. `whole` is True if its last event is complete."""
+        assert self._lease is not None
+        self._refuse(await self._pipeline.quarantine.blame(self._lease, self._ask, error), tell=whole)
 
-    async def _break_off(self, error: OSError | EngineProtocolError, boundary: bool) -> None:
-        self._error = await self._blame(error)
-        if boundary:
-            self._sink.write(self._framed(error_event(self._error, self._ask.request_id)))
-        self._cut()
-
-    def _refuse(self, error: ModelRunnerError) -> None:
-        """Ends the request with an error, as its status or, if the head is out, as an event."""
+    def _refuse(self, error: ModelRunnerError, *, tell: bool = True) -> None:
+        """Ends the request with an error: as its status or, if the head of a stream is out, as an event."""
         if self._over:
             return
         self._error = error
         if self._responded:
-            self._sink.write(self._framed(error_event(error, self._ask.request_id)))
+            if tell and self._ask.fields.stream:
+                self._sink.write(self._framed(self._dialect.error_event(error, self._ask.request_id)))
             self._cut()
             return
-        headers, body = error_answer(error, self._ask.request_id)
+        headers, body = self._dialect.error(error, self._ask.request_id)
         self._respond(error.status, headers, len(body), body)
         self._finish()
 
@@ -262,16 +264,13 @@ class Exchange:
     def _respond(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
         self._responded = True
         self._status = status
-        lease = self._lease
+        lease, arrived = self._lease, self._ask.arrived
+        timing = WARM_TIMING % ((self._asked_at - arrived) * 1e3)
         if lease is None:
-            timing = server_timing(perf_counter() - self._ask.arrived, 0.0, 0.0)
-        else:
-            proxy = self._asked_at - self._ask.arrived - lease.waited
-            timing = server_timing(lease.waited - lease.loaded, lease.loaded, proxy)
+            timing = server_timing(perf_counter() - arrived, 0.0, 0.0)
+        elif lease.waited:
+            timing = server_timing(lease.waited - lease.loaded, lease.loaded, self._asked_at - arrived - lease.waited)
         self._sink.respond(status, headers, self._id_line + timing, length, data)
-        if self._host.hooks is not None and (tap := self._host.hooks.tap(self._ask.request_id)):
-            tap(data)
-            self.on_data = tee(tap, self.on_data)
 
     def _finish(self) -> None:
         self._close()
@@ -284,8 +283,8 @@ class Exchange:
     def _close(self) -> None:
         """Gives back what the request held. Called once, by whoever ends it."""
         self._over = True
-        if self._comments is not None:
-            self._comments.cancel()
+        if self._signs is not None:
+            self._signs.cancel()
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         if self._upstream is not None:
@@ -294,4 +293,7 @@ class Exchange:
             self._end_turn()
         if self._lease is not None:
             self._lease.release()
-        self._host.over(self._ask, self._lease, self._status, self._error)
+        self._pipeline.active -= 1
+        self._pipeline.buffered -= len(self._ask.body)
+        if self._meter is not None:
+            self._pipeline.tell(record_of(self._ask, self._lease, self._meter, self._status, self._error))

@@ -1,74 +1,121 @@
-"""A connection that was handed to aiohttp: its protocol gets everything, and we keep count and notice who leaves."""
+"""One request in aiohttp's hands: a transport in memory between a client's connection and one aiohttp protocol.
+
+The connection feeds it exactly this request; what aiohttp writes goes to the client. Both ways, a side that takes no
+more stops the other. When aiohttp has answered, the connection goes on without it.
+"""
 
 import asyncio
-import math
+from typing import Protocol
 
-from aiohttp import web
-
-from modelrunner.proxy.listener import Listener, hung_up, peer_of
+from modelrunner.proxy.judge import Judged
 
 
-class HandedOver(asyncio.Protocol):
-    def __init__(self, listener: Listener, transport: asyncio.Transport, inner: asyncio.Protocol) -> None:
-        self._listener = listener
-        self._transport = transport
-        self.peer = peer_of(transport)
-        self._inner = inner
-        self._half_closed = False
-        self._heard = asyncio.get_running_loop().time()
+class Client(Protocol):
+    """The client's connection."""
 
-    def take_over(self, data: bytes) -> None:
-        """`data` is what was read and not yet answered."""
-        self._transport.set_protocol(self)
-        self._inner.connection_made(self._transport)
-        if data:
-            self._inner.data_received(data)
+    keep_alive: bool
+    """Does it take another request after this one?"""
 
-    def data_received(self, data: bytes) -> None:
-        self._heard = asyncio.get_running_loop().time()
-        self._inner.data_received(data)
+    def write(self, data: bytes) -> None: ...
 
-    def eof_received(self) -> bool:
-        self._inner.eof_received()
-        if not self._listener.local or self._in_a_body():
-            return False
-        self._half_closed = True
-        self.drain()
-        return True
+    def finish(self) -> None:
+        """The answer is complete."""
 
-    def _in_a_body(self) -> bool:
-        """Does the request under way still lack a part of its body? aiohttp itself always closes at the end of input,
-        so it offers no way to ask."""
-        request = self._request()
-        return request is not None and not request.content.is_eof()
+    def cut(self) -> None:
+        """The answer ends here, and the client must notice."""
 
-    def _request(self) -> web.BaseRequest | None:
-        """The one under way."""
-        return self._inner._current_request if isinstance(self._inner, web.RequestHandler) else None
+    def hold(self, held: bool) -> None:
+        """Reads no more of the request's body while `held`."""
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._listener.leave(self)
-        self._inner.connection_lost(exc)
+    def is_closing(self) -> bool: ...
 
-    def pause_writing(self) -> None:
-        self._inner.pause_writing()
 
-    def resume_writing(self) -> None:
-        self._inner.resume_writing()
+class HandedOver(asyncio.Transport):
+    """`judged` is the request's head as the fast lane found it, `local` True for one that came on the Unix socket.
+    `answered` is set once the whole answer was written; without it, `close` cuts the client's connection."""
 
-    def due(self) -> float:
-        waiting = self._request() is None or self._in_a_body()
-        return self._heard + self._listener.limits.idle if waiting else math.inf
+    def __init__(self, client: Client, judged: Judged, protocol: asyncio.Protocol, *, local: bool) -> None:
+        super().__init__()
+        self.judged = judged
+        self.local = local
+        self.answered = False
+        self.began = False
+        self._client = client
+        self._protocol = protocol
+        self._whole = False
+        self._paused = False
+        self._closed = False
+
+    @property
+    def keep_alive(self) -> bool:
+        """Does the client's connection stay open after this answer? Not while a part of the request is missing."""
+        return self._client.keep_alive and self._whole
+
+    def close_after(self) -> None:
+        """The client's connection is to close after this answer."""
+        self._client.keep_alive = False
+
+    # the client's side
+
+    def start(self, head: bytes) -> None:
+        self._protocol.connection_made(self)
+        self.feed(head)
+
+    def feed(self, data: bytes) -> None:
+        """A part of the request, framed as its head says."""
+        if data and not self._closed:
+            self._protocol.data_received(data)
+
+    def feed_body(self, piece: bytes, *, last: bool) -> None:
+        """A piece of the body; its chunks are made anew."""
+        if self.judged.chunked:
+            piece = (b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b"") + (b"0\r\n\r\n" if last else b"")
+        self._whole = last
+        self.feed(piece)
+
+    def pause(self) -> None:
+        if not self._paused:
+            self._paused = True
+            self._protocol.pause_writing()
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._protocol.resume_writing()
+
+    def cancel(self) -> None:
+        """The client is gone: aiohttp cancels the handler."""
+        if not self._closed:
+            self._closed = True
+            self._protocol.connection_lost(None)
+
+    # asyncio.Transport: aiohttp's side
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._closed:
+            self.began = True
+            self._client.write(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self._closed or self._client.is_closing()
+
+    def pause_reading(self) -> None:
+        if not self._closed:
+            self._client.hold(True)
+
+    def resume_reading(self) -> None:
+        if not self._closed:
+            self._client.hold(False)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
+        if self.answered:
+            self._client.finish()
+        else:
+            self._client.cut()
 
     def abort(self) -> None:
-        self._transport.abort()
-
-    def check(self, now: float) -> None:
-        if self._in_a_body() and now > self._heard + self._listener.limits.body_idle:
-            self._transport.abort()
-        if self._half_closed and (self._in_a_body() or hung_up(self._transport, half=False)):
-            self._transport.abort()
-
-    def drain(self) -> None:
-        if isinstance(self._inner, web.RequestHandler):
-            self._inner.close()
+        self.close()

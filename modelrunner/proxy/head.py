@@ -1,34 +1,43 @@
-"""A request's head: parsed by llhttp, with the checks that llhttp leaves out. What passes here has one meaning only."""
+"""A client's request as HTTP/1.1 (RFC 9112): its head, parsed by llhttp with the checks that llhttp leaves out, and its
+body while it arrives. What passes here has one meaning only."""
 
 import re
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 import httptools
 
 from modelrunner.errors import BadRequest, HeadersTooLarge, MethodNotAllowed, NotImplementedHere, UpgradeRefused
-from modelrunner.proxy.pipeline import HEADERS
-from modelrunner.proxy.routes import Route, match
 
-_LINE = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-~]+) HTTP/1\.([01])")
+_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"
+_LINE = re.compile(rf"({_TOKEN}+) ([!-~]+) HTTP/1\.([01])")
+_UNFINISHED_LINE = re.compile(rf"{_TOKEN}{{1,40}}(?: (?:[!-~]+(?: [HTP/1.0]{{0,8}})?)?)?\r?".encode())
 _ABSOLUTE = re.compile(r"http://([^/?#]*)(/[^#]*)?", re.IGNORECASE)
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
 _REFUSED = frozenset(("CONNECT", "TRACE"))
-_WANTED = {name.encode(): name for name in (*HEADERS, "content-length", "transfer-encoding")}
+_FRAMING = ("host", "upgrade", "content-length", "transfer-encoding")
+_OF_THE_CONNECTION = frozenset((b"connection", b"expect", b"keep-alive", b"proxy-connection", b"te", b"trailer"))
+
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?[ \t]*")
+_TRAILER = re.compile(rf"{_TOKEN}+:[\t\x20-\x7e\x80-\xff]*".encode("latin-1"))
+_LONGEST_CHUNK_LINE = 4096
+_LARGEST_TRAILER = 16 << 10
+_SLOWEST = 500  # bytes per second, on average, after the first `idle` seconds: a trickle may not hold a connection
 
 
 class RequestLine(NamedTuple):
-    """`path` is without a query; `authority` is the host of an absolute target; `route` is set for inference only."""
+    """`target` is the path with its query, `path` the path alone; `authority` is the host of an absolute target."""
 
     method: str
+    target: str
     path: str
     authority: str | None
     http_1_0: bool
-    route: Route | None
 
 
 def check_method(method: str) -> None:
-    """Raises `MethodNotAllowed` or `NotImplementedHere` for what no route here takes."""
+    """Raises `MethodNotAllowed` or `NotImplementedHere` for a method that no route here takes."""
     if method in _REFUSED:
         raise MethodNotAllowed(f"{method} is not taken here")
     if method not in _METHODS:
@@ -37,8 +46,8 @@ def check_method(method: str) -> None:
 
 @lru_cache(maxsize=256)
 def request_line(line: bytes) -> RequestLine:
-    """Without its CR LF. Clients send the same few lines again and again, so they are remembered. Raises
-    `BadRequest`, `MethodNotAllowed`, `NotImplementedHere`."""
+    """Parses a request line without its CR LF. Clients send the same few lines again and again, so they are
+    remembered. Raises `BadRequest`, `MethodNotAllowed`, `NotImplementedHere`."""
     found = _LINE.fullmatch(line.decode("latin-1"))
     if found is None:
         raise BadRequest("the request line is not HTTP/1.1")
@@ -51,19 +60,42 @@ def request_line(line: bytes) -> RequestLine:
         authority, target = absolute[1], absolute[2] or "/"
     if "#" in target:
         raise BadRequest("the request target has a fragment")
-    path = target.partition("?")[0]
-    return RequestLine(method, path, authority, found[3] == "0", match(path) if method == "POST" else None)
+    return RequestLine(method, target, target.partition("?")[0], authority, found[3] == "0")
+
+
+def check_unfinished(data: bytes) -> None:
+    """Looks at a head that has not come to its end: a client that speaks another protocol (TLS, SSH, redis) is refused
+    at its first bytes. Raises `BadRequest`, `MethodNotAllowed`, `NotImplementedHere`."""
+    line, ended, _ = data.partition(b"\r\n")
+    if ended:
+        request_line(line)
+    elif data != b"\r" and not _UNFINISHED_LINE.fullmatch(data):
+        raise BadRequest("the request line is not HTTP/1.1")
+    if data.count(b"\n") != data.count(b"\r\n"):
+        raise BadRequest("lines must end in CR LF")
+
+
+def names_of(fields: Iterable[str]) -> Mapping[bytes, str]:
+    """The fields that a `RequestHead` is to keep: `fields`, in lower case, and those that frame a request."""
+    return {name.encode(): name for name in (*fields, *_FRAMING)}
+
+
+def path_of(head: bytes) -> str:
+    """The path in the first line of a request's head, as far as there is one."""
+    return head.partition(b"\r\n")[0].decode("latin-1").partition(" ")[2].partition(" ")[0].partition("?")[0]
 
 
 class RequestHead:
-    """`get` gives a header of `HEADERS` by its name in lower case. `length` is the Content-Length, -1 if there is none.
-    Raises `ModelRunnerError`."""
+    """`get` gives a field of `names` (made by `names_of`) by its name in lower case, or None; none of them may be given
+    twice. `length` is the Content-Length, -1 if there is none. Raises `BadRequest`, `HeadersTooLarge`,
+    `MethodNotAllowed`, `NotImplementedHere`, `UpgradeRefused`."""
 
-    def __init__(self, data: bytes, most_headers: int) -> None:
+    def __init__(self, data: bytes, most_headers: int, names: Mapping[bytes, str]) -> None:
         self.line = line = request_line(data[: data.find(b"\r\n")])
         self._fields: dict[str, str] = {}
         self.get = get = self._fields.get
         self._left = most_headers
+        self._names = names
         parser = httptools.HttpRequestParser(self)
         try:
             parser.feed_data(data)
@@ -87,8 +119,102 @@ class RequestHead:
         self._left -= 1
         if self._left < 0:
             raise HeadersTooLarge("the request has too many headers")
-        wanted = _WANTED.get(name.lower())
+        wanted = self._names.get(name.lower())
         if wanted is not None:
             if wanted in self._fields:
                 raise BadRequest(f"the header {wanted} is given twice")
             self._fields[wanted] = value.decode("latin-1")
+
+
+def head_to_hand_over(data: bytes, line: RequestLine) -> bytes:
+    """The head of one request for another server that is to answer this request alone: without the fields that concern
+    the connection, and with a target that is a path. `data` is a head that `RequestHead` took."""
+    lines = data[:-4].split(b"\r\n")[1:]
+    kept = [field for field in lines if field.partition(b":")[0].lower() not in _OF_THE_CONNECTION]
+    first = f"{line.method} {line.target} HTTP/1.{0 if line.http_1_0 else 1}".encode("ascii")
+    return b"\r\n".join((first, *kept, b"", b""))
+
+
+class RequestBody:
+    """The body of one request while it arrives. `length` is in bytes, None for a body in chunks; `size` counts what
+    came, without the framing of chunks. `done` after its last byte."""
+
+    def __init__(self, length: int | None) -> None:
+        self.length = length
+        self.size = 0
+        self.done = length == 0
+        self._chunks = _Chunks() if length is None else None
+        self._began = 0.0
+
+    def take(self, data: bytes) -> tuple[bytes, bytes]:
+        """The part of `data` that belongs to the body, without framing, and the part that follows the body. Trailers
+        are dropped. Raises `BadRequest` for chunks that are none."""
+        if self._chunks is None:
+            assert self.length is not None
+            missing = self.length - self.size
+            piece, rest = data[:missing], data[missing:]
+            self.done = len(piece) == missing
+        else:
+            piece, rest = self._chunks.take(data)
+            self.done = self._chunks.done
+        self.size += len(piece)
+        return piece, rest
+
+    def deadline(self, now: float, idle: float) -> float:
+        """The time at which the body is given up, on the clock of `now`: `idle` seconds after the last piece, or
+        earlier when it comes too slowly on the whole."""
+        self._began = self._began or now
+        return min(now + idle, self._began + idle + self.size / _SLOWEST)
+
+
+class _Chunks:
+    """Takes a body out of its chunks (RFC 9112, 7.1). llhttp is not used here: it does not tell where a message ends
+    among bytes that hold the next one too."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._kept = b""  # an unfinished line
+        self._left = 0  # bytes of the chunk
+        self._read_line = self._read_size
+
+    def take(self, data: bytes) -> tuple[bytes, bytes]:
+        data = self._kept + data
+        at, pieces = 0, []
+        while at < len(data) and not self.done:
+            if self._left:
+                piece = data[at : at + self._left]
+                pieces.append(piece)
+                self._left -= len(piece)
+                at += len(piece)
+                continue
+            end = data.find(b"\r\n", at)
+            if end < 0:
+                if len(data) - at > _LONGEST_CHUNK_LINE or self._is_overrun(data[at : at + 2]):
+                    raise BadRequest("the body is not in chunks as HTTP has them")
+                break
+            self._read_line(data[at:end])
+            at = end + 2
+        self._kept = b"" if self.done else data[at:]
+        return b"".join(pieces), data[at:] if self.done else b""
+
+    def _is_overrun(self, data: bytes) -> bool:
+        return self._read_line == self._read_chunk_end and not b"\r\n".startswith(data)
+
+    def _read_size(self, line: bytes) -> None:
+        found = _CHUNK_SIZE.fullmatch(line)
+        if found is None:
+            raise BadRequest("the body is not in chunks as HTTP has them: a chunk has no size")
+        self._left = int(found[1], 16)
+        self._trailer = 0
+        self._read_line = self._read_chunk_end if self._left else self._read_trailer
+
+    def _read_chunk_end(self, line: bytes) -> None:
+        if line:
+            raise BadRequest("the body is not in chunks as HTTP has them: a chunk is longer than its size")
+        self._read_line = self._read_size
+
+    def _read_trailer(self, line: bytes) -> None:
+        self._trailer += len(line)
+        if line and (self._trailer > _LARGEST_TRAILER or not _TRAILER.fullmatch(line)):
+            raise BadRequest("the body's trailers are too large, or no header fields")
+        self.done = not line

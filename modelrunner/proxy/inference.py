@@ -1,16 +1,12 @@
-"""What an exchange is made of: the request that was found good, the way back to the client, and the pipeline behind."""
+"""What the data plane passes on: a request that was found good, and the client's side of its answer."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
-from modelrunner.errors import ModelRunnerError
-from modelrunner.proxy.limits import Limits
-from modelrunner.proxy.quarantine import Quarantine
-from modelrunner.proxy.record import Hooks
-from modelrunner.proxy.render import Header
+from modelrunner.proxy.dialects.dialect import Fields
 from modelrunner.proxy.routes import Route
-from modelrunner.scheduler import Lease
+from modelrunner.proxy.wire import Header
 from modelrunner.types import KeepAlive
 
 
@@ -29,11 +25,10 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
 
 
 class Inference(msgspec.Struct, frozen=True, gc=False):
-    """A request that was found good. `arrived` is in seconds of `perf_counter`."""
+    """A request that was found good. `body` is the client's. `arrived` is in seconds of `perf_counter`."""
 
     terms: Terms
-    model: str
-    stream: bool
+    fields: Fields
     keep_alive: KeepAlive | None
     body: bytes
     request_id: str
@@ -57,23 +52,3 @@ class Sink(Protocol):
 
     def cut(self) -> None:
         """The answer ends here, and the client must notice: what was written goes out, then the connection closes."""
-
-
-class Host(Protocol):
-    """Whom an exchange asks and tells: the pipeline."""
-
-    limits: Limits
-    hooks: Hooks | None
-    quarantine: Quarantine
-
-    def lease_now(self, ask: Inference) -> Lease | None:
-        """A lease for which nothing has to be waited. Raises what `lease` raises."""
-
-    async def lease(self, ask: Inference) -> Lease:
-        """Raises whatever resolving and scheduling raise."""
-
-    def progress(self, ask: Inference) -> dict[str, Any]:
-        """What a waiting request waits for: `stage`, in a word or two, and how long, as far as that is known."""
-
-    def over(self, ask: Inference, lease: Lease | None, status: int, error: ModelRunnerError | None) -> None:
-        """Called once for every exchange."""

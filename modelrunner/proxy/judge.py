@@ -1,33 +1,40 @@
-"""What the fast lane makes of a request's head. Heads are judged once and remembered, since a client sends the same one
-again and again but for its Content-Length."""
+"""Admission: the fast lane's decision about a request's head, for every route. Heads are judged once and remembered,
+since a client sends the same one again and again but for its Content-Length."""
 
 from dataclasses import dataclass
 from functools import lru_cache
 
 from modelrunner.errors import ModelRunnerError
 from modelrunner.http1 import part_length, with_length
-from modelrunner.proxy.head import RequestHead
+from modelrunner.proxy.head import RequestHead, RequestLine, names_of
 from modelrunner.proxy.inference import Terms
-from modelrunner.proxy.pipeline import Pipeline
-from modelrunner.proxy.render import Header, harmless_id, new_request_id
-from modelrunner.proxy.wire import cors
+from modelrunner.proxy.pipeline import HEADERS, Pipeline
+from modelrunner.proxy.render import harmless_id, new_request_id
+from modelrunner.proxy.routes import match
+from modelrunner.proxy.wire import Header, cors
+
+_NAMES = names_of(HEADERS)
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A head of an inference request, found good. `length` is its Content-Length, -1 for none, and stands for that of
-    others; `cors` goes into the answer."""
+    """A head that was found good. `terms` is None for a request that is not inference: aiohttp answers it. `length` is
+    the Content-Length in bytes, -1 for none; of a remembered head it stands for that of others. `origin` is the allowed
+    page that asks, if one does, and `cors` what the answer says about it. `request_id` is the client's own."""
 
-    terms: Terms
+    line: RequestLine
+    terms: Terms | None
+    origin: str | None
     cors: tuple[Header, ...]
+    request_id: str | None
     length: int
+    chunked: bool
     keep_alive: bool
-    http_1_0: bool
     expects: bool
 
 
 class Judge:
-    """For one listener."""
+    """Judges the heads of one listener."""
 
     def __init__(self, pipeline: Pipeline, *, local: bool) -> None:
         self._pipeline = pipeline
@@ -35,24 +42,31 @@ class Judge:
         self._access = pipeline.access
         self._remembered = lru_cache(maxsize=256)(self._judge)
 
-    def read(self, data: bytes) -> tuple[Judged, int] | None:
-        """The head's meaning and the length of its body; None if it is not for the fast lane. Raises
-        `ModelRunnerError`."""
+    def read(self, data: bytes) -> tuple[Judged, int]:
+        """The head's meaning, and its Content-Length in bytes, -1 for none. Raises `ModelRunnerError`."""
         before, after, length = part_length(data)
         judged = self._remembered(before, after, self._access.generation)
-        if judged is None:
-            return None
         return judged, judged.length if length is None else length
 
-    def _judge(self, before: bytes, after: bytes, generation: int) -> Judged | None:
-        """`generation` is that of the access rules: when they change, what was judged by them is."""
+    def _judge(self, before: bytes, after: bytes, generation: int) -> Judged:
+        """`generation` is that of the access rules: when they change, remembered heads are judged again."""
         head = self._parse(with_length(before, after))
-        line = head.line
-        if line.route is None or head.chunked:
-            return None
-        terms = self._pipeline.terms(line.route, head.get, line.authority, local=self._local)
-        expects = head.get("expect") is not None
-        return Judged(terms, cors(terms.origin), head.length, head.keep_alive, line.http_1_0, expects)
+        line, terms = head.line, None
+        origin = self._pipeline.admit(head.get, line.authority, local=self._local)
+        route = match(line.path) if line.method == "POST" else None
+        if route is not None:
+            terms = self._pipeline.terms(route, head.get, origin)
+        return Judged(
+            line,
+            terms,
+            origin,
+            cors(origin),
+            harmless_id(head.get("x-request-id")),
+            head.length,
+            head.chunked,
+            head.keep_alive,
+            head.get("expect") is not None,
+        )
 
     def who(self, data: bytes) -> tuple[str, str | None]:
         """The ID and the origin of a request that was refused, as far as its head lets them be known."""
@@ -65,4 +79,4 @@ class Judge:
             return ask_id, None
 
     def _parse(self, data: bytes) -> RequestHead:
-        return RequestHead(data, self._pipeline.limits.header_count)
+        return RequestHead(data, self._pipeline.limits.header_count, _NAMES)

@@ -24,12 +24,12 @@ class Limits:
     idle: float = 75.0
     """Of a connection between two requests."""
     write_stall: float = 60.0
-    """Of a client that takes nothing of its answer."""
+    """Of a client that takes not one byte of the answer that waits for it."""
     connections: int = 4096
     per_peer: int = 1024
     """Connections from one address."""
     pipelined: int = 256 << 10
-    """Read ahead while a request is being answered."""
+    """Bytes that are read ahead while a request is answered or an answer waits for its client."""
     progress_after: float = 10.0
     """A streamed request that waits longer for its runner gets its head, and comments that keep the line alive."""
     comment_every: float = 10.0
@@ -39,8 +39,8 @@ class Limits:
 
     @classmethod
     def within(cls, descriptors: int, **limits: Any) -> Self:
-        """For a process that may open so many descriptors: there are two listeners, and a request may need a second
-        descriptor for its engine."""
+        """The limits of a process that may open so many descriptors. There are two listeners, and each connection may
+        need a second descriptor for its engine."""
         usual = cls(**limits)
-        most = max(16, min(usual.connections, (descriptors - _RESERVED) // 3))
+        most = max(16, min(usual.connections, (descriptors - _RESERVED) // 4))
         return replace(usual, connections=most, per_peer=min(usual.per_peer, most))

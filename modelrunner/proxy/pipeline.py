@@ -1,4 +1,4 @@
-"""From the parts of a request to an exchange with a runner. Both lanes stand on it, so that they mean the same."""
+"""Admission of a request: from its head and body to an exchange. Both lanes use it, so that they mean the same."""
 
 import logging
 from collections.abc import Callable
@@ -14,21 +14,21 @@ from modelrunner.errors import (
     PayloadTooLarge,
     Unavailable,
     UnsupportedMediaType,
-    UpgradeRefused,
 )
 from modelrunner.proxy.access import Access
-from modelrunner.proxy.decode import decode
+from modelrunner.proxy.dialects.dialect import Fields
 from modelrunner.proxy.exchange import Exchange
 from modelrunner.proxy.inference import Inference, Sink, Terms
 from modelrunner.proxy.limits import Limits
 from modelrunner.proxy.quarantine import Quarantine
-from modelrunner.proxy.record import Hooks, Record
+from modelrunner.proxy.record import AccessLog, Meter, Observer, Record
 from modelrunner.proxy.render import harmless_id
-from modelrunner.proxy.routes import Route
+from modelrunner.proxy.routes import Route, check_endpoint, dialect_of
+from modelrunner.proxy.wire import Header
 from modelrunner.scheduler import Lease, Scheduler, Target
 from modelrunner.types import KeepAlive, Mode
 
-log = logging.getLogger("modelrunner.access")
+log = logging.getLogger(__name__)
 
 HEADERS = frozenset(
     (
@@ -53,18 +53,21 @@ class Resolve(Protocol):
 
     def __call__(self, backend: str | None, model: str, mode: Mode) -> Target: ...
 
+    def endpoints(self, target: Target) -> frozenset[str]:
+        """As of `Backend.endpoints`, of the target's backend."""
+
 
 class Pipeline:
-    """`active` counts the requests under way, `buffered` the bytes of their bodies."""
+    """`active` counts the requests under way, `buffered` the bytes of their bodies. `observers` are told of every
+    request."""
 
-    def __init__(
-        self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits, hooks: Hooks | None = None
-    ) -> None:
-        self._resolve = resolve
-        self._scheduler = scheduler
+    def __init__(self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits) -> None:
+        self.resolve = resolve
+        self.scheduler = scheduler
         self.access = access
         self.limits = limits
-        self.hooks = hooks
+        self.observers: tuple[Observer, ...] = ()
+        self._access_log = AccessLog()
         self.quarantine = Quarantine()
         self.active = 0
         self.buffered = 0
@@ -76,16 +79,18 @@ class Pipeline:
         `Forbidden`."""
         return self.access.check(header("host"), header("origin"), authority, local=local)
 
-    def terms(self, route: Route, header: GetHeader, authority: str | None, *, local: bool) -> Terms:
-        """Judges a head before its body is read, but for the length that it announces. Raises `Forbidden`,
-        `UpgradeRefused`, `ExpectationFailed`, `UnsupportedMediaType`."""
+    def admit(self, header: GetHeader, authority: str | None, *, local: bool) -> str | None:
+        """Judges the head of any request: the allowed Origin, if it has one. Raises `Forbidden`, `ExpectationFailed`,
+        `UnsupportedMediaType`."""
         origin = self.origin(header, authority, local=local)
-        if header("upgrade") is not None:
-            raise UpgradeRefused("this server speaks HTTP/1.1 and nothing else on a connection")
         if (header("expect") or "100-continue").lower() != "100-continue":
             raise ExpectationFailed("only 100-continue can be expected here")
         if header("content-encoding") not in (None, "identity"):
             raise UnsupportedMediaType("compressed bodies are not taken: send the JSON as it is")
+        return origin
+
+    def terms(self, route: Route, header: GetHeader, origin: str | None) -> Terms:
+        """What the head of an admitted inference request asks for. Raises `UnsupportedMediaType`."""
         # A page can send other types without asking first; programs (curl -d) say what they like.
         if origin is not None and not _is_json(header("content-type")):
             raise UnsupportedMediaType("send the body as application/json")
@@ -114,39 +119,63 @@ class Pipeline:
         """Counts bytes of a body out that will not be asked with."""
         self.buffered -= size
 
-    def exchange(self, terms: Terms, body: bytes, request_id: str, sink: Sink) -> Exchange:
-        """To be started by the lane. The body counts as buffered until the exchange is over. Raises `BadRequest`."""
+    def exchange(
+        self, terms: Terms, body: bytes, request_id: str, sink: Sink, fields: Fields | None = None
+    ) -> Exchange:
+        """An exchange that the lane is to start. `fields` are those of the body where they are known already. The body
+        counts as buffered until the exchange is over. Raises `BadRequest`."""
         arrived = perf_counter()
-        fields = decode(body)
+        fields = fields or terms.route.dialect.read(body)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
-        ask = Inference(terms, fields.model, fields.stream is True, keep, body, request_id, arrived)
         self.active += 1
-        return Exchange(self, ask, sink)
+        return Exchange(self, Inference(terms, fields, keep, body, request_id, arrived), sink)
+
+    def refusal(self, error: ModelRunnerError, request_id: str, path: str) -> tuple[tuple[Header, ...], bytes]:
+        """Headers and body of the answer to a request that gets no exchange, in the shape of the path's family."""
+        dialect = dialect_of(path)
+        if self.observers:
+            self.tell(Record(request_id, dialect.name, path, error.status, error.code))
+        return dialect.error(error, request_id)
+
+    # observers
+
+    def observe(self, observer: Observer) -> None:
+        """Has the observer told of every request that is over from now on."""
+        self.observers = (*self.observers, observer)
+
+    def log_requests(self, wanted: bool) -> None:
+        """Switches the access log on or off."""
+        others = tuple(observer for observer in self.observers if observer is not self._access_log)
+        self.observers = (*others, self._access_log) if wanted else others
+
+    def meter(self) -> Meter | None:
+        """For a new answer; None where nobody observes."""
+        return Meter(max(observer.tail for observer in self.observers)) if self.observers else None
+
+    def tell(self, record: Record) -> None:
+        for observer in self.observers:
+            try:
+                observer.finished(record)
+            except Exception:  # an observer's fault is no request's
+                log.exception("request %s: %s failed", record.request_id, type(observer).__name__)
 
     # what an exchange asks
-
-    def lease_now(self, ask: Inference) -> Lease | None:
-        """A lease for which nothing has to be waited. Raises what `lease` raises."""
-        route = ask.terms.route
-        target = self._resolve.known(route.backend, ask.model, route.mode)
-        if route.runner is not None:
-            return self._lease_runner(ask, route.runner, target)
-        return None if target is None else self._scheduler.warm(target, ask.keep_alive, ask.terms.batch)
 
     async def lease(self, ask: Inference) -> Lease:
         """Raises whatever resolving and scheduling raise."""
         route = ask.terms.route
-        await self._resolve.prepare(route.backend, ask.model, route.mode)
-        target = self._resolve(route.backend, ask.model, route.mode)
+        await self.resolve.prepare(route.backend, ask.fields.model, route.mode)
+        target = self.resolve(route.backend, ask.fields.model, route.mode)
         if route.runner is not None:
-            lease = self._lease_runner(ask, route.runner, target)
+            lease = self.lease_runner(ask, route.runner, target)
             assert lease is not None
             return lease
-        return await self._scheduler.acquire(target, ask.keep_alive, ask.terms.caller, ask.terms.batch)
+        check_endpoint(route.path, self.resolve.endpoints(target), target.key.backend)
+        return await self.scheduler.acquire(target, ask.keep_alive, ask.terms.caller, ask.terms.batch)
 
-    def _lease_runner(self, ask: Inference, runner_id: str, target: Target | None) -> Lease | None:
+    def lease_runner(self, ask: Inference, runner_id: str, target: Target | None) -> Lease | None:
         """The one runner, if it serves the model; None while the model is not resolved."""
-        lease = self._scheduler.lease_runner(runner_id)
+        lease = self.scheduler.lease_runner(runner_id)
         try:
             key = lease.runner.key
             if key.mode is not ask.terms.route.mode:
@@ -162,40 +191,8 @@ class Pipeline:
 
     def progress(self, ask: Inference) -> dict[str, Any]:
         """What a waiting request waits for: `stage`, in a word or two, and how long, as far as that is known."""
-        target = self._resolve.known(ask.terms.route.backend, ask.model, ask.terms.route.mode)
-        return {"stage": "queued"} if target is None else self._scheduler.insight.progress(target)
-
-    def over(self, ask: Inference, lease: Lease | None, status: int, error: ModelRunnerError | None) -> None:
-        """Called once for every exchange."""
-        self.active -= 1
-        self.buffered -= len(ask.body)
-        if self.hooks is not None or log.isEnabledFor(logging.DEBUG):
-            self._report(ask, lease, status, error)
-
-    def _report(self, ask: Inference, lease: Lease | None, status: int, error: ModelRunnerError | None) -> None:
-        record = Record(
-            request_id=ask.request_id,
-            path=ask.terms.route.path,
-            model=ask.model,
-            runner=lease.runner.id if lease is not None else None,
-            status=status,
-            queued=lease.waited - lease.loaded if lease is not None else 0.0,
-            loading=lease.loaded if lease is not None else 0.0,
-            duration=perf_counter() - ask.arrived,
-            error=error.code if error is not None else None,
-            body=ask.body,
-        )
-        log.debug(
-            "%s %s %s %d %.3fs%s",
-            record.request_id,
-            record.path,
-            ascii(record.model),
-            record.status,
-            record.duration,
-            f" {record.error}" if record.error else "",
-        )
-        if self.hooks is not None:
-            self.hooks.finished(record)
+        target = self.resolve.known(ask.terms.route.backend, ask.fields.model, ask.terms.route.mode)
+        return {"stage": "queued"} if target is None else self.scheduler.insight.progress(target)
 
 
 def _caller(header: GetHeader) -> str:

@@ -1,64 +1,80 @@
-"""Which paths are inference, what mode of runner each needs, and its path at the engine. An allow-list: no other path
-of an engine can be reached."""
+"""The paths of inference: which family each belongs to, what mode of runner it needs, and its endpoint at the engine.
+An allow-list: no other path of an engine can be reached."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from modelrunner.errors import NotImplementedHere
+from modelrunner.proxy.dialects.anthropic import Anthropic
+from modelrunner.proxy.dialects.dialect import Dialect
+from modelrunner.proxy.dialects.openai import OpenAI
 from modelrunner.types import Mode
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`path` is the engine's. `backend` is the one that the client's path names; `runner` the ID of the one runner
-    that it addresses."""
+    """`pattern` is the client's path, with `{backend}` or `{runner}` in the place of a name; `path` is the engine's
+    endpoint. `backend` is the one that the client's path names; `runner` the ID of the one runner that it addresses."""
 
+    dialect: Dialect
+    pattern: str
     mode: Mode
     path: str
     backend: str | None = None
     runner: str | None = None
 
 
-_CALLS = {
-    "chat/completions": Route(Mode.COMPLETION, "/v1/chat/completions"),
-    "completions": Route(Mode.COMPLETION, "/v1/completions"),
-    "embeddings": Route(Mode.EMBEDDING, "/v1/embeddings"),
-    "rerank": Route(Mode.RERANKING, "/v1/rerank"),
-    "score": Route(Mode.RERANKING, "/score"),
-    "tokenize": Route(Mode.COMPLETION, "/tokenize"),  # neither llama.cpp nor vLLM has these two under /v1
-    "detokenize": Route(Mode.COMPLETION, "/detokenize"),
-}
-_BARE = ("rerank", "score")  # known without /v1/ too, as vLLM and Jina have them
-_NAMED = re.compile(r"/(engines|runners)/([A-Za-z0-9][A-Za-z0-9._-]{0,127})/(?:v1/)?([a-z/]+)")
-_FIXED = {
-    **{f"{prefix}/v1/{call}": route for prefix in ("", "/engines") for call, route in _CALLS.items()},
-    **{f"{prefix}/{call}": _CALLS[call] for prefix in ("", "/engines") for call in _BARE},
-}
+_NAMED = re.compile(r"/(engines|runners)/([A-Za-z0-9][A-Za-z0-9._-]{0,127})(/[a-z0-9/_]+)")
+_families: list[Dialect] = []
+_routes: dict[str, Route] = {}
+
+
+def register(dialect: Dialect) -> None:
+    """Serves a further family from now on."""
+    _families.append(dialect)
+    for prefix in dialect.prefixes:
+        for tail, call in dialect.calls.items():
+            _routes[prefix + tail] = Route(dialect, prefix + tail, call.mode, call.path)
+
+
+register(OPENAI := OpenAI())
+register(Anthropic())
 
 
 def match(path: str) -> Route | None:
     """For a path as it is in the request line, without a query."""
-    return _FIXED.get(path) or _match_named(path)
+    return (_routes.get(path) if "{" not in path else None) or _match_named(path)
 
 
 def _match_named(path: str) -> Route | None:
     found = _NAMED.fullmatch(path)
-    if found is None or path not in (f"/{found[1]}/{found[2]}{tail}" for tail in _tails(found[3])):
+    if found is None:
         return None
     if found[1] == "engines":
-        return replace(_CALLS[found[3]], backend=found[2])
-    return replace(_CALLS[found[3]], runner=found[2])
+        route = _routes.get("/engines/{backend}" + found[3])
+        return replace(route, backend=found[2]) if route is not None else None
+    route = _routes.get("/runners/{runner}" + found[3])
+    return replace(route, runner=found[2]) if route is not None else None
 
 
-def _tails(call: str) -> Iterator[str]:
-    if call in _CALLS:
-        yield f"/v1/{call}"
-    if call in _BARE:
-        yield f"/{call}"
+def check_endpoint(path: str, endpoints: frozenset[str], backend: str) -> None:
+    """Raises `NotImplementedHere` unless the backend's engine serves the endpoint."""
+    if path not in endpoints:
+        served = ", ".join(sorted(endpoints))
+        raise NotImplementedHere(f"the engine of {backend} does not serve {path}; it serves {served}")
 
 
-def patterns() -> Iterator[str]:
-    """Every inference path, in aiohttp's notation; each is for POST."""
-    yield from _FIXED
-    for prefix in ("/engines/{backend}", "/runners/{runner}"):
-        yield from (prefix + tail for call in _CALLS for tail in _tails(call))
+def dialect_of(path: str) -> Dialect:
+    """The family in whose shape an error on this path is told."""
+    route = match(path)
+    if route is not None:
+        return route.dialect
+    return next((dialect for dialect in _families if dialect.owns(path)), OPENAI)
+
+
+def variants(path: str) -> Iterator[str]:
+    """What a path that is unknown was perhaps meant to be: without a slash too many, with `/v1`, or with it once."""
+    plain = re.sub("/+", "/", path).rstrip("/")
+    yield from (plain, plain.replace("/v1/v1/", "/v1/"), f"/v1{plain}", re.sub("^/[^/]+", r"\g<0>/v1", plain))
+    yield re.sub("^/(engines|runners)/[^/]+", r"\g<0>/v1", plain)

@@ -14,7 +14,7 @@ from modelrunner.config import Settings
 from modelrunner.locations import private_directory
 from modelrunner.models.foresight import Foresight
 from modelrunner.processtree import sweep_orphans
-from modelrunner.proxy import aiolane, fastlane
+from modelrunner.proxy import fastlane
 from modelrunner.proxy.access import Access
 from modelrunner.proxy.limits import Limits
 from modelrunner.proxy.pipeline import Pipeline
@@ -32,7 +32,6 @@ from modelrunner.server.system import Addresses, SystemRoutes
 
 log = logging.getLogger(__name__)
 
-_IDLE_CONNECTION = 75.0  # seconds
 _CLOSING = 2.0  # seconds that answers of the control plane get at the end
 
 
@@ -85,7 +84,8 @@ class Daemon:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = Limits.within(descriptors, body=settings.body_limit, total_body=settings.total_body_limit)
         self._pipeline = Pipeline(parts.resolver, parts.scheduler, access, limits)
-        self._reloader = make_reloader(settings, parts, access, port)
+        self._pipeline.log_requests(settings.log_level == "debug")
+        self._reloader = make_reloader(settings, parts, self._pipeline, port)
         self.lifecycle.on_reload = self._reloader.in_background
         self._runner = web.AppRunner(
             self._application(), access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSING
@@ -96,9 +96,9 @@ class Daemon:
         """Returns when both listeners answer."""
         await self._runner.setup()
         assert self._runner.server is not None
-        fallback = connections(self._runner.server, access_log=None, keepalive_timeout=_IDLE_CONNECTION)
+        fallback = connections(self._runner.server, self._pipeline.limits)
         loop, backlog = asyncio.get_running_loop(), daemon.BACKLOG
-        self._lanes = [fastlane.protocol_factory(self._pipeline, fallback, local=local) for local in (True, False)]
+        self._lanes = [fastlane.FastLane(self._pipeline, fallback, local=local) for local in (True, False)]
         self._servers = [await loop.create_unix_server(self._lanes[0], sock=self._unix.socket, backlog=backlog)]
         if self._tcp:
             self._servers.append(await loop.create_server(self._lanes[1], sock=self._tcp, backlog=backlog))
@@ -132,11 +132,9 @@ class Daemon:
         log.info("ended")
 
     def _application(self) -> web.Application:
-        """The control plane, and the inference routes once more in plain aiohttp."""
+        """The control plane."""
         parts, pipeline, lifecycle = self._parts, self._pipeline, self.lifecycle
-        app = web.Application(
-            middlewares=[envelope(pipeline.access, lifecycle.stop.is_set)], client_max_size=self._settings.body_limit
-        )
+        app = web.Application(middlewares=[envelope(lifecycle.stop.is_set)], client_max_size=self._settings.body_limit)
         app.on_response_prepare.append(finish_head)
         families = (
             # Before the routes of models, which take what follows `/models/` for a reference.
@@ -147,7 +145,7 @@ class Daemon:
             ResidencyRoutes(parts.presence, parts.preloader),
             SystemRoutes(self._addresses(), lifecycle, parts, lambda: pipeline.active),
         )
-        app.add_routes([*aiolane.routes(pipeline), *(route for family in families for route in family.routes())])
+        app.add_routes([route for family in families for route in family.routes()])
         return app
 
     def _addresses(self) -> Addresses:

@@ -1,20 +1,17 @@
-"""What every answer of the control plane has in common: a request ID, errors in one shape, and the check of Host and
-Origin with the CORS headers that follow from it."""
+"""What every answer of the control plane has in common: a request ID, errors in one shape, the CORS fields, and the end
+of the answer, after which the client's connection goes on without aiohttp. The fast lane has admitted the request: its
+framing, method, Host and Origin need no second look."""
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from aiohttp import web
-from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.typedefs import Handler, Middleware
 
 from modelrunner.errors import (
     BadRequest,
     ExpectationFailed,
-    HeadersTooLarge,
     MethodNotAllowed,
     ModelRunnerError,
     PayloadTooLarge,
@@ -22,15 +19,16 @@ from modelrunner.errors import (
     ShuttingDown,
     UnsupportedMediaType,
 )
-from modelrunner.proxy.access import Access
-from modelrunner.proxy.aiolane import refuse_oddities
-from modelrunner.proxy.render import Header, error_answer, harmless_id, new_request_id
-from modelrunner.proxy.wire import cors
+from modelrunner.proxy.handover import HandedOver
+from modelrunner.proxy.limits import Limits
+from modelrunner.proxy.render import new_request_id
+from modelrunner.proxy.routes import dialect_of, match, variants
+from modelrunner.proxy.wire import Header, cors
 
 log = logging.getLogger(__name__)
 
 _REQUEST_ID = web.RequestKey("request_id", str)
-_ORIGIN: web.RequestKey[str | None] = web.RequestKey("origin")
+_HANDED_OVER: web.RequestKey[HandedOver | None] = web.RequestKey("handed_over")
 _STARTED = web.RequestKey("started", bool)
 
 _LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -41,27 +39,35 @@ _OF_STATUS: dict[int, type[ModelRunnerError]] = {
     413: PayloadTooLarge,
     415: UnsupportedMediaType,
     417: ExpectationFailed,
-    431: HeadersTooLarge,
 }
+
+
+def _handed_over(request: web.BaseRequest) -> HandedOver | None:
+    """The way back to the client; None for a server without the fast lane, as tests have it."""
+    if _HANDED_OVER not in request:
+        transport = request.transport
+        request[_HANDED_OVER] = transport if isinstance(transport, HandedOver) else None
+    return request[_HANDED_OVER]
 
 
 def request_id_of(request: web.BaseRequest) -> str:
     """The client's own where it sent a harmless one, else a new one; the same for the whole request."""
     if _REQUEST_ID not in request:
-        request[_REQUEST_ID] = harmless_id(request.headers.get("X-Request-ID")) or new_request_id()
+        handed_over = _handed_over(request)
+        request[_REQUEST_ID] = (handed_over and handed_over.judged.request_id) or new_request_id()
     return request[_REQUEST_ID]
 
 
 def is_local(request: web.BaseRequest) -> bool:
     """True for a request that came over the Unix socket."""
-    if request.transport is None:
-        return False
-    connection = request.transport.get_extra_info("socket")
-    return connection is not None and connection.family == socket.AF_UNIX
+    handed_over = _handed_over(request)
+    return handed_over is not None and handed_over.local
 
 
-def error_response(error: ModelRunnerError, request_id: str) -> web.Response:
-    headers, body = error_answer(error, request_id)
+def error_response(error: ModelRunnerError, request: web.BaseRequest) -> web.Response:
+    """In the shape of the family that the path belongs to."""
+    request_id = request_id_of(request)
+    headers, body = dialect_of(request.path).error(error, request_id)
     return web.Response(status=error.status, headers={**_text(headers), "X-Request-ID": request_id}, body=body)
 
 
@@ -73,7 +79,7 @@ def translated(error: web.HTTPException, request: web.BaseRequest) -> ModelRunne
     """aiohttp's own refusals in our words."""
     match error:
         case web.HTTPNotFound():
-            return RouteNotFound(f"there is no {request.method} {request.path}")
+            return RouteNotFound(f"there is no {request.method} {request.path}{_hint(request)}")
         case web.HTTPMethodNotAllowed():
             return MethodNotAllowed(f"{request.path} takes {', '.join(sorted(error.allowed_methods))}")
         case web.HTTPRequestEntityTooLarge():
@@ -82,32 +88,49 @@ def translated(error: web.HTTPException, request: web.BaseRequest) -> ModelRunne
             return _OF_STATUS.get(error.status, BadRequest)(error.text or error.reason)
 
 
-def envelope(access: Access, is_ending: Callable[[], bool]) -> Middleware:
-    """The outermost middleware. While the daemon ends, what looks is answered and what begins something is refused."""
+def _hint(request: web.BaseRequest) -> str:
+    """Names the path that was probably meant, if there is one."""
+    resources = list(request.app.router.resources()) if isinstance(request, web.Request) else []
+    for path in variants(request.path):
+        if path != request.path and (match(path) or any(_leads_to(resource, path) for resource in resources)):
+            return f": ask {path}"
+    return ""
+
+
+def _leads_to(resource: web.AbstractResource, path: str) -> bool:
+    found = resource.get_info()
+    pattern = found.get("pattern")
+    return found.get("path") == path or (pattern is not None and pattern.fullmatch(path) is not None)
+
+
+def envelope(is_ending: Callable[[], bool]) -> Middleware:
+    """The outermost middleware. While the daemon ends, requests that look are answered, and those that begin something
+    are refused."""
 
     @web.middleware
     async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            refuse_oddities(request)
-            request[_ORIGIN] = _allowed_origin(access, request)
+            request_id_of(request)  # while the transport is there to tell
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
                 return _preflight(request)
+            if match(request.raw_path.partition("?")[0]) is not None:  # POST was the fast lane's
+                raise web.HTTPMethodNotAllowed(request.method, ["POST"])
             if is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
                 raise ShuttingDown("the daemon is shutting down")
             return await handler(request)
         except web.HTTPException as error:
-            response = error_response(translated(error, request), request_id_of(request))
+            response = error_response(translated(error, request), request)
             if "Allow" in error.headers:
                 response.headers["Allow"] = error.headers["Allow"]
         except ModelRunnerError as error:
             if error.status == 500:
                 log.exception("request %s: %s %s", request_id_of(request), request.method, request.path)
-            response = error_response(error, request_id_of(request))
+            response = error_response(error, request)
         except ConnectionError:
             raise  # the client left; aiohttp closes the connection
         except Exception as fault:  # a bug of ours: logged with its request ID, and not a word of it to the client
             log.exception("request %s: %s %s", request_id_of(request), request.method, request.path)
-            response = error_response(_internal(request), request_id_of(request))
+            response = error_response(_internal(request), request)
             if request.get(_STARTED):
                 raise ConnectionAbortedError from fault
         if request.get(_STARTED):  # a second head would be read as part of the body: cut instead
@@ -117,22 +140,37 @@ def envelope(access: Access, is_ending: Callable[[], bool]) -> Middleware:
     return handle
 
 
-async def finish_head(request: web.Request, response: web.StreamResponse) -> None:
-    """An `on_response_prepare` signal: streams have their head sent inside the handler, so it is completed here."""
+async def finish_head(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """For `on_response_prepare`: every head passes here, those of streams inside their handler. aiohttp is to close its
+    end after each answer; the client is told about its own connection."""
     request[_STARTED] = True
+    handed_over = _handed_over(request)
+    response.force_close()
+    response.headers.pop("Connection", None)
+    if handed_over is not None and not handed_over.keep_alive:
+        response.headers["Connection"] = "close"
     response.headers["Server"] = "modelrunner"
     response.headers.setdefault("X-Request-ID", request_id_of(request))
-    response.headers.update(_text(cors(request.get(_ORIGIN))))
+    response.headers.update(_text(handed_over.judged.cors if handed_over is not None else cors(None)))
 
 
-def connections(server: web.Server, **options: Any) -> Callable[[], web.RequestHandler]:
-    """A protocol factory like `server`'s own whose connections answer what no handler ever sees, such as a request
-    that cannot be parsed, in our shape too."""
+def connections(server: web.Server, limits: Limits) -> Callable[[], web.RequestHandler]:
+    """A factory of `server`'s protocols, each for one request that was handed over."""
     loop = asyncio.get_running_loop()
-    return lambda: _Connection(server, loop=loop, **options)
+    return lambda: _OneRequest(
+        server,
+        loop=loop,
+        access_log=None,  # type: ignore[arg-type]  # None is how aiohttp is told to keep none
+        keepalive_timeout=0.0,
+        tcp_keepalive=False,
+        lingering_time=0.0,
+        max_line_size=limits.head,
+        max_field_size=limits.head,
+        max_headers=limits.header_count,
+    )
 
 
-class _Connection(web.RequestHandler):
+class _OneRequest(web.RequestHandler):
     __slots__ = ()
 
     def handle_error(
@@ -142,48 +180,33 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
+        """For what no handler sees: a target that is no URL, or a fault in aiohttp."""
         if request.writer.output_size > 0:
             raise ConnectionAbortedError("the answer had begun")
         if status >= 500:
             log.error("request %s failed", request_id_of(request), exc_info=exc)
             error = _internal(request)
         else:
-            error = _unparsable(exc, status)(f"not a valid HTTP request: {_first_line(message)}")
-        response = error_response(error, request_id_of(request))
-        response.force_close()
+            first_line = (message or "").strip().partition("\n")[0].rstrip(":")
+            error = BadRequest(f"not a valid HTTP request: {first_line or 'it cannot be parsed'}")
+        response = error_response(error, request)
+        response.headers["Connection"] = "close"
+        if (handed_over := _handed_over(request)) is not None:
+            handed_over.close_after()
         return response
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        if isinstance(resp, web.HTTPException):  # raised before any middleware ran: an unknown Expect
-            resp = error_response(translated(resp, request), request_id_of(request))
-        return await super().finish_response(request, resp, start_time)
-
-
-def _unparsable(exc: BaseException | None, status: int) -> type[ModelRunnerError]:
-    """aiohttp's parser says 400 to everything."""
-    match exc:
-        case LineTooLong():
-            return HeadersTooLarge
-        case BadHttpMessage(message=str(text)) if "Too many headers" in text:
-            return HeadersTooLarge
-        case _:
-            return _OF_STATUS.get(status, BadRequest)
-
-
-def _first_line(message: str | None) -> str:
-    return (message or "").strip().partition("\n")[0].rstrip(":") or "it cannot be parsed"
+        handed_over = _handed_over(request)
+        resp, reset = await super().finish_response(request, resp, start_time)
+        if handed_over is not None and not reset:
+            handed_over.answered = True
+        return resp, reset
 
 
 def _internal(request: web.BaseRequest) -> ModelRunnerError:
     return ModelRunnerError(f"this is a fault of modelrunner; its log has more under {request_id_of(request)}")
-
-
-def _allowed_origin(access: Access, request: web.Request) -> str | None:
-    target = request.raw_path
-    authority = request.url.authority if not target.startswith("/") and target != "*" else None
-    return access.check(request.headers.get("Host"), request.headers.get("Origin"), authority, local=is_local(request))
 
 
 def _preflight(request: web.Request) -> web.Response:

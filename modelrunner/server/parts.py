@@ -1,5 +1,6 @@
 """The parts of the daemon, made once from its settings."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,8 @@ from modelrunner.models.resolve import Resolver
 from modelrunner.models.statuses import Statuses
 from modelrunner.models.templates import TemplateFiles
 from modelrunner.models.validation import Validator
-from modelrunner.proxy.access import Access, host_names
+from modelrunner.proxy.access import host_names
+from modelrunner.proxy.pipeline import Pipeline
 from modelrunner.pull import Puller
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
@@ -136,9 +138,14 @@ def file_settings(settings: Settings) -> FileSettings:
     return FileSettings(values, settings.models, settings.place)
 
 
-def make_reloader(settings: Settings, parts: Parts, access: Access, port: int) -> Reloader:
+def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, port: int) -> Reloader:
     """With the settings that can be changed while the daemon runs, and the part that each of them belongs to."""
-    scheduler = parts.scheduler
+    scheduler, access = parts.scheduler, pipeline.access
+
+    def set_log_level(changed: Mapping[str, Any]) -> None:
+        logs.set_level(changed["log_level"])
+        pipeline.log_requests(changed["log_level"] == "debug")
+
     setters: dict[str, Setter] = {
         **dict.fromkeys(("hosts", "origins"), lambda s: access.allow(host_names(port, s["hosts"]), s["origins"])),
         **dict.fromkeys(
@@ -150,7 +157,7 @@ def make_reloader(settings: Settings, parts: Parts, access: Access, port: int) -
             lambda s: scheduler.set_limits(max_queue=s["max_queue"], max_wait=s["max_wait"]),
         ),
         "keep_alive": lambda s: parts.resolver.set_keep_alive(s["keep_alive"]),
-        "log_level": lambda s: logs.set_level(s["log_level"]),
+        "log_level": set_log_level,
     }
     return Reloader(
         file_settings(settings),

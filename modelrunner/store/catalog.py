@@ -4,6 +4,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -12,12 +13,13 @@ from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound
 from modelrunner.store.digests import Digest
 from modelrunner.store.index import Record
 from modelrunner.store.manifests import Contents
-from modelrunner.store.references import Reference, split_part
+from modelrunner.store.references import DEFAULT_HOST, Reference, split_part
 
 _ID_PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 _HEX_DIGITS = 64
 _SHORTEST_PART = 3  # characters
 _MOST_SHOWN = 10  # names in a message
+_COMPARED = 500  # names that are looked at for one that is spelt alike: each takes some ten microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +176,7 @@ class Catalog:
         if len(ids) > 1:
             raise _ambiguous(text, [tag.short for tag in tags])
         if not ids:
-            raise ModelNotFound(
-                f"model {text!r} is not here: `modelrunner pull {reference.short}` gets it, `modelrunner list` shows "
-                "what is here",
-                param="model",
-            )
+            raise self._not_here(text, reference)
         return self.entries[ids.pop()], tuple(tags)
 
     @cached_property
@@ -190,6 +188,20 @@ class Catalog:
             for tag, name in zip(entry.tags, self.models[id].tags, strict=True)
         }
         return Names(sorted(self._by_tag, key=shown.__getitem__))
+
+    def _not_here(self, text: str, reference: Reference) -> ModelNotFound:
+        """Says what was perhaps meant, and how to get the model where the name says where it is."""
+        names = [tag.short for tag in self._by_tag]
+        near = [name for name in names if text.lower() in name.lower()] or get_close_matches(
+            text, names[:_COMPARED], cutoff=0.7
+        )
+        if near:
+            told = f"did you mean {_shown(sorted(near), ' or ')}?"
+        elif reference.host == DEFAULT_HOST:
+            told = "`modelrunner list` shows what is here; `modelrunner pull` takes hf.co/ORG/REPO and pypi:NAME"
+        else:
+            told = f"`modelrunner pull {reference.short}` gets it, `modelrunner list` shows what is here"
+        return ModelNotFound(f"model {text!r} is not here: {told}", param="model")
 
 
 class Names:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from modelrunner_llamacpp.errors import blames_client, explain, ran_out_of_memory, stage
+from modelrunner_llamacpp.errors import explain, ran_out_of_memory, request_error, stage
 
 UNKNOWN = """\
 0.00.009.431 E llama_model_load: error loading model: unknown model architecture: 'nonsense'
@@ -85,15 +85,39 @@ def test_nothing_known(tail: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "blamed"),
+    ("message", "fields", "figures"),
     [
-        ("input (920 tokens) is too large to process. increase the physical batch size (current batch size: 64)", True),
-        ("request (9000 tokens) exceeds the available context size (8192 tokens), try increasing it", True),
-        ("Compute error.", False),
+        (
+            "input (920 tokens) is too large to process. increase the physical batch size (current batch size: 64)",
+            {},
+            (920, 64),
+        ),
+        ("request (9000 tokens) exceeds the available context size (8192 tokens), try increasing it", {}, (9000, 8192)),
+        ("too long", {"type": "exceed_context_size_error", "n_prompt_tokens": 5, "n_ctx": 4}, (5, 4)),
+        ("too long", {"type": "exceed_context_size_error"}, (None, None)),
     ],
 )
-def test_whom_a_refusal_blames(message: str, blamed: bool) -> None:
-    assert blames_client(message) is blamed
+@pytest.mark.parametrize("status", [400, 500])
+def test_an_overflow_has_its_figures(
+    status: int, message: str, fields: dict[str, object], figures: tuple[int | None, int | None]
+) -> None:
+    error = request_error(status, message, fields)
+    assert error is not None
+    assert (error.status, error.code) == (400, "context_length_exceeded")
+    assert (error.details["n_prompt_tokens"], error.details["n_ctx"]) == figures
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "blamed"),
+    [
+        (500, "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj", True),
+        (400, "image input is not supported", False),  # it is passed on as the client's anyhow
+        (500, "Compute error.", False),
+    ],
+)
+def test_whom_a_refusal_blames(status: int, message: str, blamed: bool) -> None:
+    error = request_error(status, message, {})
+    assert (error is not None and error.status == 400) is blamed
 
 
 @pytest.mark.parametrize(

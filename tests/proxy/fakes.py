@@ -1,17 +1,19 @@
 """Engines of any behaviour, byte by byte, and a scheduler that grants at once: what the proxy's tests stand on."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from modelrunner.errors import EngineFailed, Misdirected, ModelNotFound, ModelRunnerError, RunnerNotFound
+from modelrunner.backend import Backend
+from modelrunner.errors import BadRequest, EngineFailed, Misdirected, ModelNotFound, ModelRunnerError, RunnerNotFound
 from modelrunner.types import Endpoint, KeepAlive, Mode, RunnerKey
 from modelrunner.upstream import UpstreamPool
 
+FAKE_ENDPOINTS = Backend.endpoints | {"/v1/messages"}
 OK = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n{"ok":true}'
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -159,8 +161,13 @@ class FakeRunner:
         self.failure = EngineFailed(message)
         self.gone.set()
 
-    def blames_client(self, status: int, message: str) -> bool:
-        return "too large to process" in message
+    endpoints = FAKE_ENDPOINTS
+
+    def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+        return BadRequest(message) if "too large to process" in message else None
+
+    def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(name for name in fields if name == "return_documents")
 
     def check_model(self, model_id: str) -> None:
         if model_id != self.key.model_id:
@@ -255,6 +262,9 @@ class FakeResolver:
         if model not in ("m", "other"):
             raise ModelNotFound(f"there is no model {model!r}", param="model")
         return self._target(backend, model, mode)
+
+    def endpoints(self, target: Any) -> frozenset[str]:
+        return FAKE_ENDPOINTS
 
     def _target(self, backend: str | None, model: str, mode: Mode) -> Any:
         if backend not in (None, "fake"):

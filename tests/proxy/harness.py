@@ -11,9 +11,8 @@ import h11
 import msgspec
 from aiohttp import web
 
-from modelrunner.proxy import aiolane
 from modelrunner.proxy.access import Access
-from modelrunner.proxy.fastlane import FastLane, protocol_factory
+from modelrunner.proxy.fastlane import FastLane
 from modelrunner.proxy.limits import Limits
 from modelrunner.proxy.pipeline import Pipeline
 from modelrunner.server.middleware import connections, envelope, finish_head
@@ -28,6 +27,7 @@ from tests.proxy.fakes import (
 )
 
 CHAT = "/v1/chat/completions"
+WRITTEN = web.AppKey("written", list[int])
 
 
 def request(
@@ -58,7 +58,7 @@ class Answer:
     def error(self) -> dict[str, Any]:
         found = self.json()
         assert set(found) == {"error", "request_id"}
-        assert set(found["error"]) == {"message", "type", "param", "code"}
+        assert {"message", "type", "param", "code"} <= set(found["error"])
         assert found["request_id"] == self.headers["x-request-id"]
         return dict(found["error"])
 
@@ -141,6 +141,8 @@ class Proxy:
     path: Path
     port: int
     kind: str
+    written: list[int]
+    """Bytes that /lines has written."""
     clients: list[Client] = field(default_factory=list)
 
     async def connect(self, *, tcp: bool = False) -> Client:
@@ -172,6 +174,32 @@ async def _health(request: web.Request) -> web.Response:
     return web.json_response({"status": "ready"})
 
 
+async def _headers(request: web.Request) -> web.Response:
+    await request.read()
+    return web.json_response(sorted(name.lower() for name in request.headers))
+
+
+async def _unread(request: web.Request) -> web.Response:
+    """Answers after `?size=` bytes of the body."""
+    wanted = int(request.query.get("size", 0))
+    while wanted > 0:
+        wanted -= len(await request.content.read(wanted))
+    return web.json_response({})
+
+
+async def _lines(request: web.Request) -> web.StreamResponse:
+    """A line, `?count=` times; `written` of the application counts their bytes."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for _ in range(int(request.query["count"])):
+        await response.write(b"x" * 9999 + b"\n")
+        request.app[WRITTEN][0] += 10000
+    if "fault" in request.query:
+        raise RuntimeError("a fault")
+    await response.write_eof()
+    return response
+
+
 @asynccontextmanager
 async def proxy(
     folder: Path, kind: str, script: Script = answer_ok, *, limits: Limits | None = None, origins: tuple[str, ...] = ()
@@ -185,19 +213,21 @@ async def proxy(
         listening.close()
         access = Access.for_listener(port, (), origins)
         pipeline = Pipeline(FakeResolver(), scheduler, access, limits or Limits(check_every=0.05))  # type: ignore[arg-type]
-        app = web.Application(middlewares=[envelope(access, lambda: False)])
+        app = web.Application(middlewares=[envelope(lambda: False)])
         app.on_response_prepare.append(finish_head)
-        app.add_routes([*aiolane.routes(pipeline), web.get("/health", _health), web.post("/other", _health)])
+        app.add_routes([web.get("/health", _health), web.post("/other", _health)])
+        app.add_routes([web.post("/headers", _headers), web.post("/unread", _unread), web.get("/lines", _lines)])
+        app[WRITTEN] = written = [0]
         served = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await served.setup()
         assert served.server is not None
-        fallback = connections(served.server, access_log=None, lingering_time=0.5)
-        lanes = {name: protocol_factory(pipeline, fallback, local=name == "unix") for name in ("unix", "tcp")}
+        fallback = connections(served.server, pipeline.limits)
+        lanes = {name: FastLane(pipeline, fallback, local=name == "unix") for name in ("unix", "tcp")}
         servers = [
             await loop.create_unix_server(lanes["unix"], str(folder / "proxy.sock")),
             await loop.create_server(lanes["tcp"], "127.0.0.1", port),
         ]
-        made = Proxy(engine, runner, scheduler, pipeline, lanes, folder / "proxy.sock", port, kind)
+        made = Proxy(engine, runner, scheduler, pipeline, lanes, folder / "proxy.sock", port, kind, written)
         try:
             yield made
         finally:

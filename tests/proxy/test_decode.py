@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelrunner.errors import BadRequest
-from modelrunner.proxy.decode import decode
+from modelrunner.proxy.routes import OPENAI
 from tests.proxy.harness import proxy, request
 
 DEEP = 100_000
@@ -67,12 +67,12 @@ TAKEN = {
 @pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED.keys())
 def test_refused(body: bytes) -> None:
     with pytest.raises(BadRequest):
-        decode(body)
+        OPENAI.read(body)
 
 
 @pytest.mark.parametrize("body", TAKEN.values(), ids=TAKEN.keys())
 def test_taken(body: bytes) -> None:
-    assert decode(body).model == "a"
+    assert OPENAI.read(body).model == "a"
 
 
 async def test_the_zoo_over_http(folder: Path, kind: str) -> None:
@@ -86,7 +86,7 @@ async def test_the_zoo_over_http(folder: Path, kind: str) -> None:
 
 
 def test_the_fields() -> None:
-    fields = decode(b'{"stream":true,"keep_alive":90,"model":"a","stream_options":{"x":[1,2,{}]}}')
+    fields = OPENAI.read(b'{"stream":true,"keep_alive":90,"model":"a","stream_options":{"x":[1,2,{}]}}')
     assert (fields.model, fields.stream) == ("a", True)
     assert fields.keep_alive == 90
 
@@ -107,7 +107,7 @@ def test_agrees_with_a_reader_that_sees_every_pair(
     models = [value for key, value in pairs if key == "model"]
     fine = len(models) == 1 and isinstance(models[0], str)
     try:
-        assert decode(f"{{{inside}}}".encode()).model == models[0]
+        assert OPENAI.read(f"{{{inside}}}".encode()).model == models[0]
         assert fine
     except BadRequest:
         assert not fine
@@ -117,7 +117,7 @@ def test_agrees_with_a_reader_that_sees_every_pair(
 def test_a_bomb_costs_little_memory(unit: bytes) -> None:
     body = b'{"model":"a","x":[' + unit * ((8 << 20) // len(unit)) + b"1]}"
     tracemalloc.start()
-    assert decode(body).model == "a"
+    assert OPENAI.read(body).model == "a"
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2 * len(body)

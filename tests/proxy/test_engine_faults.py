@@ -24,6 +24,76 @@ async def test_a_dead_engine_is_asked_once_more_anew(folder: Path, kind: str) ->
         spare.upstream.close()
 
 
+@pytest.mark.parametrize("sent", [SSE, SSE[:-9], b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"])
+@pytest.mark.parametrize("held_open", [False, True])
+async def test_an_engine_that_dies_after_its_head_is_asked_once_more(
+    folder: Path, kind: str, sent: bytes, held_open: bool
+) -> None:
+    async def script(call: Call) -> None:
+        await call.send(sent)
+        served.runner.die()
+        served.scheduler.runner = spare
+        call.close()
+
+    async def stream(call: Call) -> None:
+        await call.send(SSE + event("a") + event("[DONE]") + b"0\r\n\r\n")
+
+    async with proxy(folder, kind, script) as served, scripted_engine(folder / "spare.sock", stream) as second:
+        spare = FakeRunner(second.endpoint)
+        served.scheduler.is_warm = not held_open
+        client = await served.connect()
+        await client.send(request(stream=True, X_Progress="events"))
+        answer = await client.head() if held_open else None
+        served.scheduler.gate.set()
+        answer = answer or await client.head()
+        while await client.more(answer):
+            pass
+        assert (answer.status, answer.complete) == (200, True)
+        assert answer.body.endswith(b"data: a\n\ndata: [DONE]\n\n")
+        spare.upstream.close()
+
+
+@pytest.mark.parametrize("sent", [b"", SSE[:-9], SSE])
+async def test_a_stream_that_was_held_open_is_told_of_a_failure(folder: Path, kind: str, sent: bytes) -> None:
+    """Whatever the engine sent of its head."""
+
+    async def script(call: Call) -> None:
+        await call.send(sent)
+        call.close()
+
+    async with proxy(folder, kind, script) as served:
+        served.scheduler.is_warm = False
+        client = await served.connect()
+        await client.send(request(stream=True, X_Progress="events"))
+        answer = await client.head()
+        served.scheduler.gate.set()
+        while await client.more(answer):
+            pass
+        assert b'event: error\ndata: {"error":{"message":"the request failed' in answer.body
+        assert not answer.complete
+
+
+@pytest.mark.parametrize("body", [b'{"a":', b'{"a":"\n\n'])
+async def test_a_json_body_that_breaks_off_gets_no_event(folder: Path, kind: str, body: bytes) -> None:
+    async def script(call: Call) -> None:
+        await call.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await call.send(chunk(body))
+        call.close()
+
+    async with proxy(folder, kind, script) as served:
+        answer = await served.ask()
+        assert (answer.status, answer.body, answer.complete) == (200, body, False)
+
+
+async def test_an_empty_answer_without_a_type_is_none(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    async with proxy(folder, kind, script) as served:
+        answer = await served.ask()
+        assert (answer.status, answer.error["code"]) == (502, "engine_protocol_error")
+
+
 async def test_a_second_death_is_told_with_the_last_words(folder: Path, kind: str) -> None:
     async def script(call: Call) -> None:
         served.runner.die("the engine ran out of memory")
@@ -86,7 +156,6 @@ async def test_an_idle_connection_is_not_taken_for_stale_after_a_byte(folder: Pa
 @pytest.mark.parametrize(
     ("sent", "told"),
     [
-        (b"", True),
         (event("a"), True),
         (event("a") + event("€"), True),
         (event("a") + chunk(b"data: half"), False),
@@ -109,6 +178,54 @@ async def test_a_stream_that_breaks_off(folder: Path, kind: str, sent: bytes, to
         if told:
             assert (b'"message":"the engine was killed"' in answer.body) is died
             assert answer.body.endswith(b"\n\n")
+
+
+async def test_a_stream_whose_engine_dies_before_its_first_token_is_asked_again(folder: Path, kind: str) -> None:
+    """Some engines send their head before they have read the prompt."""
+
+    async def script(call: Call) -> None:
+        await call.send(SSE)
+        if len(served.engine.received) == 1:
+            dead = served.runner
+            served.scheduler.runner = served.runner = FakeRunner(dead.endpoint)
+            dead.die()
+            call.reset()
+        else:
+            await call.send(event("a") + b"0\r\n\r\n")
+
+    async with proxy(folder, kind, script) as served:
+        answer = await served.ask(request(stream=True))
+        assert (answer.status, answer.body, answer.complete) == (200, b"data: a\n\n", True)
+        assert len(served.engine.received) == 2
+
+
+async def test_a_stream_that_breaks_before_its_first_token_has_a_status(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE)
+        call.close()
+
+    async with proxy(folder, kind, script) as served:
+        assert (await served.ask(request(stream=True))).status == 502
+
+
+async def test_a_stream_without_a_single_event_is_passed_on(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE)
+        await call.send(b"0\r\n\r\n")
+
+    async with proxy(folder, kind, script) as served:
+        answer = await served.ask(request(stream=True))
+        assert (answer.status, answer.body, answer.complete) == (200, b"", True)
+
+
+async def test_no_event_is_written_into_a_plain_answer(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE.replace(b"text/event-stream", b"application/json") + chunk(b'{"a": "\n\n'))
+        call.close()
+
+    async with proxy(folder, kind, script) as served:
+        answer = await served.ask()
+        assert (answer.body, answer.complete) == (b'{"a": "\n\n', False)
 
 
 async def test_a_break_inside_a_chunk_gets_no_event(folder: Path, kind: str) -> None:

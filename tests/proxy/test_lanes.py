@@ -76,7 +76,6 @@ async def test_a_body_in_chunks_is_joined(folder: Path, kind: str) -> None:
         ("/rerank", "/v1/rerank"),
         ("/engines/rerank", "/v1/rerank"),
         ("/engines/fake/v1/rerank", "/v1/rerank"),
-        ("/score", "/score"),
         ("/v1/tokenize", "/tokenize"),
         ("http://test/v1/detokenize", "/detokenize"),
     ],

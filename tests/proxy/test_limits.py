@@ -144,6 +144,20 @@ async def test_more_connections_than_allowed_while_all_are_busy(folder: Path, tc
 
 
 @FULL
+async def test_a_crowd_beyond_the_limit_while_all_are_busy(folder: Path, tcp: bool, limits: Limits) -> None:
+    async with proxy(folder, "fast", Call.left, limits=limits) as served:
+        for _ in range(2):
+            await (await served.connect(tcp=tcp)).send(request(Host=served.host()))
+        await served.engine.until(lambda e: len(e.received) == 2)
+        listener = served.lanes["tcp" if tcp else "unix"].listener
+        for _ in range(100):
+            client = await served.connect(tcp=tcp)
+            await client.send(request(Host=served.host()))
+            assert len(listener) <= 2 + 32
+        assert len(served.engine.received) == 2
+
+
+@FULL
 async def test_who_holds_a_place_for_nothing_gives_it_to_the_next(folder: Path, tcp: bool, limits: Limits) -> None:
     """Idle ones and such that were handed over, each in turn the one that was silent the longest."""
     async with proxy(folder, "fast", limits=limits) as served:
@@ -163,7 +177,7 @@ def test_limits_leave_descriptors_for_engines_and_files() -> None:
         limits = Limits.within(descriptors, body=7)
         assert limits.body == 7
         assert limits.per_peer <= limits.connections
-        assert limits.connections * 3 <= max(48, descriptors - 256)
+        assert limits.connections * 4 <= max(64, descriptors - 256)
     assert Limits.within(65536) == Limits()
 
 
@@ -196,6 +210,7 @@ async def test_what_is_pipelined_is_not_read_without_end(folder: Path) -> None:
         sending.cancel()
         gate.set()
         assert [(await client.answer()).status for _ in range(50)] == [200] * 50
+        client.writer.transport.abort()
 
 
 async def test_draining_lets_answers_end_and_takes_nothing_new(folder: Path) -> None:

@@ -3,12 +3,18 @@
 import asyncio
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from modelrunner.errors import EngineFailed
+from modelrunner.proxy.dialects.dialect import Fields
+from modelrunner.proxy.inference import Inference, Terms
 from modelrunner.proxy.limits import Limits
 from modelrunner.proxy.quarantine import Quarantine
+from modelrunner.proxy.routes import match
+from modelrunner.scheduler import Lease
 from modelrunner.types import Mode, RunnerKey
 from tests.proxy.fakes import OK, SSE, Call, FakeRunner, event
 from tests.proxy.harness import Answer, Proxy, proxy, request
@@ -106,30 +112,47 @@ async def test_a_suspect_whose_client_leaves_keeps_nobody_waiting(folder: Path, 
         assert_set_aside(await bad)
 
 
-def test_who_was_answered_is_not_suspected_any_more() -> None:
-    quarantine = Quarantine()
+async def blame(quarantine: Quarantine, runner: str, ask: Inference) -> None:
+    """The engine of `runner` died over `ask`."""
+
+    async def ended(within: float) -> bool:
+        return True
+
+    dead = SimpleNamespace(key=KEY, id=runner, failure=EngineFailed("it died"))
+    lease = cast("Lease", SimpleNamespace(runner=dead, engine_ended=ended))
+    assert await quarantine.blame(lease, ask, ConnectionResetError()) is dead.failure
+
+
+def asking(body: bytes) -> Inference:
+    route = match("/v1/completions")
+    assert route is not None
+    return Inference(Terms(route, None, None, "", False, False, False), Fields("m"), None, body, "1", 0.0)
+
+
+async def test_who_was_answered_is_not_suspected_any_more() -> None:
+    quarantine, innocent = Quarantine(), asking(b"innocent")
     for runner in ("a", "b"):
-        quarantine.died(KEY, runner, "/v1/completions", b"innocent")
-        quarantine.check(KEY, "/v1/completions", b"another")
+        await blame(quarantine, runner, innocent)
+        quarantine.check(KEY, asking(b"another"))
         if runner == "a":
-            quarantine.check(KEY, "/v1/completions", b"innocent")
-            quarantine.answered(KEY, "/v1/completions", b"innocent")
+            quarantine.check(KEY, innocent)
+            quarantine.answered(KEY, innocent)
             assert not quarantine.alert
-    quarantine.check(KEY, "/v1/completions", b"innocent")
-    quarantine.died(KEY, "c", "/v1/completions", b"innocent")
+    quarantine.check(KEY, innocent)
+    await blame(quarantine, "c", innocent)
     with pytest.raises(EngineFailed, match="not tried again"):
-        quarantine.check(KEY, "/v1/completions", b"innocent")
-    quarantine.check(RunnerKey("fake", "m", Mode.COMPLETION, revision=1), "/v1/completions", b"innocent")
+        quarantine.check(KEY, innocent)
+    quarantine.check(RunnerKey("fake", "m", Mode.COMPLETION, revision=1), innocent)
 
 
-def test_what_is_remembered_is_bounded() -> None:
+async def test_what_is_remembered_is_bounded() -> None:
     quarantine = Quarantine()
     for number in range(3000):
         for runner in ("a", "b"):
-            quarantine.died(KEY, runner, "/", b"%d" % number)
-    quarantine.check(KEY, "/", b"0")
+            await blame(quarantine, runner, asking(b"%d" % number))
+    quarantine.check(KEY, asking(b"0"))
     with pytest.raises(EngineFailed):
-        quarantine.check(KEY, "/", b"2999")
+        quarantine.check(KEY, asking(b"2999"))
 
 
 def numbered(number: int) -> bytes:

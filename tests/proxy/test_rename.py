@@ -6,7 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from modelrunner.proxy.rename import body_for
+from modelrunner.proxy.dialects.dialect import Fields
+from modelrunner.proxy.inference import Inference, Terms
+from modelrunner.proxy.routes import OPENAI, match
 from modelrunner.runner import Runner
 
 KNOWN = ("docker.io/ai/smollm2:latest", "sha256:" + "a" * 64)
@@ -14,6 +16,14 @@ KNOWN = ("docker.io/ai/smollm2:latest", "sha256:" + "a" * 64)
 
 def runner(names: tuple[str, ...] | None) -> Runner:
     return cast("Runner", SimpleNamespace(names=names))
+
+
+def body_for(runner: Runner, model: str, body: bytes) -> bytes:
+    """What the engine gets."""
+    route = match("/v1/completions")
+    assert route is not None
+    terms = Terms(route, None, None, "", False, False, False)
+    return OPENAI.request(Inference(terms, Fields(model), None, body, "1", 0.0), runner)[1]
 
 
 @pytest.mark.parametrize(

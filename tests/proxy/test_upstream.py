@@ -163,6 +163,81 @@ async def test_a_body_that_ends_with_the_connection_is_put_into_chunks(socket_pa
         assert (await exchange(pool, decoded=True)).body == b"abc"
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "whole"),
+    [
+        (b"application/json", b'{"a":[1,"]}\\"{"]}', True),
+        (b"application/json; charset=utf-8", b'{"a":[1,"]}\\"{"]', False),
+        (b"application/json", b'{"a":"}', False),
+        (b"application/json", b"", False),
+        (b"text/event-stream", b"data: a\n\ndata: [DONE]\n\n", True),
+        (b"text/event-stream", b"event: message_stop\r\ndata: {}\r\n\r\n", True),
+        (b"text/event-stream", b"data: a\n\ndata: [DONE]\n", False),
+        (b"text/event-stream", b"data: [DO", False),
+        (b"text/event-stream", b"data: a\n\n", False),
+        (b"text/plain", b"{", True),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 3, 1000])
+async def test_a_body_without_a_frame_must_end_of_itself(
+    socket_path: Path, kind: bytes, body: bytes, whole: bool, step: int
+) -> None:
+    pieces = [body[at : at + step] for at in range(0, len(body), step)]
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\n\r\n" % kind
+    async with scripted_engine(socket_path, script_of(head, *pieces, close=True)) as engine:
+        recorder = await exchange(UpstreamPool(engine.endpoint), decoded=True)
+        assert recorder.body == body
+        assert isinstance(recorder.error, EngineProtocolError) is not whole
+
+
+@pytest.mark.parametrize("extension", [b"d;x=y", b"d"])
+@pytest.mark.parametrize("last", [b"0;x=y", b"0", b"000"])
+async def test_chunk_extensions_are_passed_on(socket_path: Path, extension: bytes, last: bytes) -> None:
+    raw = extension + b"\r\n" + b"x" * 13 + b"\r\n" + last + b"\r\n\r\n"
+    async with scripted_engine(socket_path, script_of(SSE, raw)) as engine:
+        pool = UpstreamPool(engine.endpoint)
+        assert (await exchange(pool)).body == raw
+        assert (await exchange(pool, decoded=True)).body == b"x" * 13
+
+
+async def test_a_head_is_held_back_until_the_body_begins(socket_path: Path) -> None:
+    gate = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.send(SSE)
+        await gate.wait()
+        await call.send(event("a") + b"0\r\n\r\n")
+
+    async with scripted_engine(socket_path, script) as engine:
+        recorder = Recorder()
+        connection = UpstreamPool(engine.endpoint).send(REQUEST, recorder)
+        await until(lambda: connection.answered)
+        assert (recorder.head, connection.begun) == (None, False)
+        gate.set()
+        await recorder.wait()
+        assert recorder.head is not None
+        assert connection.begun
+
+
+async def test_a_connection_that_was_paused_to_the_end_serves_again(socket_path: Path) -> None:
+    async with scripted_engine(socket_path) as engine:
+        pool = UpstreamPool(engine.endpoint)
+        for _ in range(3):
+            recorder = Recorder()
+            recorder.on_data = recorder.body.extend  # type: ignore[method-assign]
+            connection = pool.send(REQUEST, recorder)
+            taken = recorder.on_head
+
+            def pausing(*answer: object, take=taken, connection=connection) -> None:
+                connection.pause()
+                take(*answer)
+
+            recorder.on_head = pausing  # type: ignore[method-assign]
+            await recorder.wait()
+        assert engine.connections == 1
+        pool.close()
+
+
 async def test_interim_answers_are_skipped(socket_path: Path) -> None:
     async with scripted_engine(socket_path, script_of(b"HTTP/1.1 100 Continue\r\n\r\n" + OK)) as engine:
         pool = UpstreamPool(engine.endpoint)
@@ -187,6 +262,9 @@ async def test_interim_answers_are_skipped(socket_path: Path) -> None:
         SSE + b"0\r\n\r\n\r\n",
         SSE + b"0\r\nX: y\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 20000,
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000 + b"\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\nContent-Type: a/b\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 102 Processing\r\n\r\n" * 3000,
     ],
 )
 async def test_what_is_not_one_well_formed_answer_fails(socket_path: Path, answer: bytes) -> None:

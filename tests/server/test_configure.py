@@ -55,7 +55,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"keep_alive": "later"}, 400, "'later' is no keep-alive"),
     ({"keep_alive": True}, 400, "not a boolean"),
     ({"mode": "dancing"}, 400, "invalid enum value"),
-    ({"mode": "reranking", "context-size": 9}, 501, "does not offer reranking"),
+    ({"mode": "reranking", "context-size": 9}, 400, "does not offer reranking"),
     ({"apply": "tomorrow"}, 400, "invalid enum value"),
     ({"speculative": {"draft_model": "tiny"}}, 404, "modelrunner pull tiny"),
     ({"speculative": {"draft_model": "smol", "num_tokens": 0}}, 400, "speculative.num_tokens"),

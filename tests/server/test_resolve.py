@@ -9,10 +9,10 @@ from modelrunner.backend import BackendState, BackendStatus
 from modelrunner.errors import (
     BackendNotFound,
     BackendUnavailable,
+    BadRequest,
     InvalidReference,
     Misdirected,
     ModelNotFound,
-    NotImplementedHere,
     Unavailable,
     UnsupportedModel,
 )
@@ -87,8 +87,8 @@ def test_every_name_of_a_model_means_one_runner(world: World) -> None:
         (None, "../../etc/passwd", Mode.COMPLETION, InvalidReference),
         ("broken", "smol", Mode.COMPLETION, BackendUnavailable),
         ("other", "smol", Mode.COMPLETION, Misdirected),
-        ("plain", "smol", Mode.EMBEDDING, NotImplementedHere),
-        ("fake", "smol", Mode.RERANKING, NotImplementedHere),
+        ("plain", "smol", Mode.EMBEDDING, BadRequest),
+        ("fake", "smol", Mode.RERANKING, BadRequest),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -137,7 +137,7 @@ def test_any_text_model_gives_embeddings_but_an_encoder_does_not_chat(world: Wor
     assert world.resolve(None, "smol", Mode.EMBEDDING).key.mode is Mode.EMBEDDING
     add_model(world.store, "encoder", 1, architecture="bert")
     assert world.resolve(None, "encoder", Mode.EMBEDDING)
-    with pytest.raises(NotImplementedHere, match="it offers embedding"):
+    with pytest.raises(BadRequest, match="it offers embedding"):
         world.resolve(None, "encoder", Mode.COMPLETION)
 
 

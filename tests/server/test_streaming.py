@@ -10,7 +10,6 @@ from aiohttp import web
 
 from modelrunner.api import Progress
 from modelrunner.errors import ModelNotFound, SourceFailed
-from modelrunner.proxy.access import Access
 from modelrunner.server.middleware import envelope, finish_head
 from modelrunner.server.streaming import Work, stream_progress
 from modelrunner.types import FileProgress, ProgressReport, WorkProgress
@@ -26,7 +25,7 @@ async def get() -> AsyncIterator[Get]:
     async def handler(request: web.Request) -> web.StreamResponse:
         return await stream_progress(request, works.pop(), mode="pull")
 
-    app = web.Application(middlewares=[envelope(Access(["127.0.0.1"], ["*"]), lambda: False)])
+    app = web.Application(middlewares=[envelope(lambda: False)])
     app.on_response_prepare.append(finish_head)
     app.add_routes([web.get("/", handler)])
     runner = web.AppRunner(app, handler_cancellation=True)

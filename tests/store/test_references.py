@@ -1,13 +1,15 @@
 import contextlib
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from modelrunner.errors import InvalidReference
-from modelrunner.store import Reference
+from modelrunner.errors import InvalidReference, ModelNotFound
+from modelrunner.store import Reference, Store
 from modelrunner.store.catalog import Names
+from tests.store.samples import add_model
 
 HEX = "ab" * 32
 
@@ -167,3 +169,31 @@ def test_many_names_are_searched_as_one_is(texts, part):
     word = re.compile(rf"(?<![a-z0-9]){re.escape(name)}")
     expected = [tag for tag in tags if word.search(tag.name) and wanted in ("", tag.tag.lower())]
     assert list(Names(tags).with_part(part)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("ol", "did you mean other/smol or smol?"),  # too short to stand for a name
+        ("mol", "did you mean other/smol or smol?"),  # not the beginning of a word
+        ("smool", "did you mean smol?"),
+        ("qwen", "`modelrunner pull` takes hf.co/ORG/REPO and pypi:NAME"),
+        ("hf.co/org/repo", "`modelrunner pull hf.co/org/repo` gets it"),
+        ("pypi:llm-x", "`modelrunner pull pypi:llm-x` gets it"),
+    ],
+)
+def test_a_model_that_is_not_here(tmp_path: Path, text: str, told: str) -> None:
+    store = Store(tmp_path)
+    add_model(store, "smol", 0)
+    add_model(store, "other/smol", 1)
+    with pytest.raises(ModelNotFound) as caught:
+        store.get(text)
+    assert told in caught.value.message
+
+
+def test_a_part_of_several_names_is_answered_with_them(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    add_model(store, "qwen-small", 0)
+    add_model(store, "qwen-big", 1)
+    with pytest.raises(InvalidReference, match="could be any of qwen-big, qwen-small"):
+        store.get("qwen")

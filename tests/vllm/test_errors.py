@@ -140,3 +140,56 @@ def test_the_source_in_a_traceback_is_no_cause() -> None:
         "(EngineCore pid=2) ERROR 11-21 10:05:09 [core.py:99] KeyError: 'lm_head.weight'",
     )
     assert errors.explain("\n".join(lines)) == "vLLM could not start its engine: KeyError: 'lm_head.weight'"
+
+
+@pytest.mark.parametrize(
+    ("message", "figures"),
+    [
+        (
+            "This model's maximum context length is 64 tokens. However, your prompt contains 70 input tokens, which "
+            "exceeds this limit even without any output tokens. Please reduce the length of the input prompt.",
+            (70, 64),
+        ),
+        (
+            "This model's maximum context length is 64 tokens. However, your prompt contains at least 65 input tokens, "
+            "which exceeds this limit even without any output tokens.",
+            (65, 64),
+        ),
+        (
+            "This model's maximum context length is 64 tokens. However, you requested 100 output tokens and your "
+            "prompt contains 30 input tokens, for a total of 130 tokens.",
+            (30, 64),
+        ),
+        (
+            "This model's maximum context length is 64 tokens. However, your prompt contains 9000 characters (more "
+            "than 640 characters, which is the upper bound for 64 input tokens).",
+            (None, 64),
+        ),
+        ("The decoder prompt (length 70) is longer than the maximum model length of 64. Make sure", (70, 64)),
+    ],
+)
+def test_an_overflow_has_its_figures(message: str, figures: tuple[int | None, int]) -> None:
+    error = errors.request_error(400, message, {})
+    assert error is not None
+    assert (error.status, error.code) == (400, "context_length_exceeded")
+    assert (error.details["n_prompt_tokens"], error.details["n_ctx"]) == figures
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+        'tool_choice="required" requires --tool-call-parser to be set',
+    ],
+)
+def test_a_missing_parser_is_named_as_a_setting(message: str) -> None:
+    error = errors.request_error(400, message, {})
+    assert error is not None
+    assert (error.status, error.param) == (400, "tools")
+    assert "`tool-call-parser`" in error.message
+    assert "--tool-call-parser" not in error.message
+
+
+def test_other_refusals_are_as_usual() -> None:
+    assert errors.request_error(400, "temperature must be non-negative", {}) is None
+    assert errors.request_error(500, "EngineCore encountered an issue", {}) is None

@@ -1,0 +1,76 @@
+"""Anthropic's client and clients' mistakes, with the real llama.cpp."""
+
+import json
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.e2e.conftest import MINILM, SMOLLM2
+from tests.e2e.daemons import Daemon
+
+CHAT = "/v1/chat/completions"
+_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+IMAGE = f"data:image/png;base64,{_PIXEL}"
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def user(content: object) -> list[dict[str, object]]:
+    return [{"role": "user", "content": content}]
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> anthropic.Anthropic:
+    base = daemon.get("/version").json()["listen"]
+    return anthropic.Anthropic(base_url=f"{base}/anthropic", api_key="none", max_retries=0)
+
+
+def test_anthropics_client(client: anthropic.Anthropic) -> None:
+    asked: Any = {"model": SMOLLM2, "max_tokens": 8, "messages": user("hello")}
+    message = client.messages.create(**asked)
+    assert message.content[0].type == "text"
+    assert 0 < message.usage.output_tokens <= 8
+    with client.messages.stream(**asked) as stream:
+        assert "".join(stream.text_stream)
+    assert client.messages.count_tokens(model=SMOLLM2, messages=asked["messages"]).input_tokens > 1
+    with pytest.raises(anthropic.BadRequestError, match="exceeds the available context size"):
+        client.messages.create(**asked | {"messages": user("hello " * 9000)})
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "said"),
+    [
+        (CHAT, {"messages": user([{"type": "image_url", "image_url": {"url": IMAGE}}])}, None, "image input"),
+        (CHAT, {"messages": user("x"), "tools": TOOLS, "tool_choice": "required"}, "tool_choice", "knows no tools"),
+        (CHAT, {"messages": user("x"), "model": MINILM}, "model", "it offers embedding"),
+        ("/v1/tokenize", {"content": "x", "model": MINILM}, "model", "it offers embedding"),
+        ("/v1/rerank", {"query": "x", "documents": ["x"]}, "model", "it offers completion"),
+        ("/v1/embeddings", {"input": "x", "model": MINILM, "dimensions": 64}, "dimensions", "take all 384"),
+    ],
+)
+def test_a_clients_mistake_is_a_400(
+    daemon: Daemon, path: str, body: dict[str, object], param: str | None, said: str
+) -> None:
+    answer = daemon.post(path, json.dumps({"model": SMOLLM2, "max_tokens": 2} | body).encode())
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert said in answer.json()["error"]["message"]
+
+
+def test_an_overflow_has_its_figures(daemon: Daemon) -> None:
+    for path, body, limit in (
+        (CHAT, {"model": SMOLLM2, "messages": user("hello " * 9000)}, 8192),
+        ("/v1/completions", {"model": SMOLLM2, "prompt": "hello " * 9000}, 8192),
+        ("/v1/embeddings", {"model": MINILM, "input": "hello " * 2000}, 512),
+    ):
+        answer = daemon.post(path, json.dumps(body).encode())
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["n_ctx"]) == (400, "context_length_exceeded", limit)
+        assert error["n_prompt_tokens"] > limit
+
+
+def test_tools_that_are_ignored_are_named(daemon: Daemon) -> None:
+    body = {"model": SMOLLM2, "messages": user("x"), "tools": TOOLS, "max_tokens": 2}
+    answer = daemon.post(CHAT, json.dumps(body).encode())
+    assert (answer.status_code, answer.headers["x-modelrunner-ignored"]) == (200, "tools")
