@@ -37,8 +37,8 @@ class ModelConfiguration(
     rename=lambda name: name if name == "keep_alive" else name.replace("_", "-"),
 ):
     """None: not set. Context sizes are in tokens of one sequence, `TRAINED` for what the model was trained for;
-    `gpu_layers` is how many layers go to devices; `keep_alive` is a Go
-    duration or "-1". `chat_template` is the text of a Jinja template. `options` are the backends' own tables by `table_name`, checked by their `options_model`."""
+    `gpu_layers` is how many layers go to devices; `keep_alive` is a Go duration or "-1". `chat_template` is the text of
+    a Jinja template. `options` are the backends' own tables by `table_name`, checked by their `options_model`."""
 
     backend: str | None = None
     context_size: Annotated[int, msgspec.Meta(ge=TRAINED)] | None = None
@@ -50,7 +50,7 @@ class ModelConfiguration(
     pin: bool | None = None
     preload: bool | None = None
     speculative: Speculative | None = None
-    chat_template: Annotated[str, msgspec.Meta(min_length=1, max_length=chattemplates.LARGEST)] | None = None
+    chat_template: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     options: dict[str, dict[str, Any]] = {}
 
     @classmethod

@@ -124,18 +124,6 @@ class Resolver:
                 f"{error.message}. {bundle.name} is configured to run on it: install that backend again, or {way}"
             ) from None
 
-    def window(self, model_id: str) -> int | None:
-        """Tokens that one request may have, prompt and answer together, as the model is configured now: the least that
-        its settings allow. None for a model that cannot be read, or that nothing here runs. Reads the disk at first."""
-        try:
-            bundle = self._store.bundle(model_id)
-            mode = main_mode(bundle)
-            backend = self.backend_of(None, bundle, mode)
-            spec = self.target(backend, bundle, mode, self._configurations.settings).spec
-        except ModelRunnerError:
-            return None
-        return min(spec.context_size, spec.min_context_size or spec.context_size)
-
     def is_needed(self, model_id: str) -> bool:
         """True for a model that is to be loaded from the start, or that is pinned."""
         settings = self._configurations.settings.of(model_id)

@@ -26,7 +26,7 @@ _COUNTS = frozenset(
     | {"leading_dense_block_count", "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.group_count"}
 )
 _LARGEST_COUNT = (1 << 32) - 1
-# What a projector says about itself (clip.cpp, KEY_HAS_VISION_ENC and KEY_HAS_AUDIO_ENC), kept beside what its model says.
+# What a projector says about itself (KEY_HAS_VISION_ENC, KEY_HAS_AUDIO_ENC of clip.cpp), kept beside the model's words.
 _SEES, _HEARS = "clip.has_vision_encoder", "clip.has_audio_encoder"
 
 

@@ -65,8 +65,8 @@ def _check(header: ModelHeader) -> None:
 
 
 def _templates(paths: Mapping[str, Path]) -> dict[str, str]:
-    """The chat templates by names that begin with `TEMPLATES`: files of their own, and those in JSON files. transformers
-    takes the files before the others (get_chat_template of tokenization_utils_base.py). Raises `InvalidModel` for one
+    """The chat templates by names that begin with `TEMPLATES`: files of their own, and those in JSON files. The
+    files win over the others (PreTrainedTokenizerBase of transformers). Raises `InvalidModel` for one
     that is too large."""
     files = [name for name in paths if name.endswith(".jinja")]
     if len(files) > _MOST_TEMPLATES:
