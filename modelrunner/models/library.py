@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from modelrunner.errors import (
     BadRequest,
@@ -169,15 +169,11 @@ class Library:
         return model.format in self._registry.get(backend).formats
 
     async def abilities(self, models: Sequence[StoredModel]) -> list[Abilities]:
-        """What each of the models can do. The window of a loaded one is that of its runner."""
-        loaded = {runner.model_id: runner.context_size for runner in self._scheduler.runners()}
+        """What each of the models can do: a loaded one as it runs, the others as they are configured."""
+        runners = {(runner.model_id, runner.mode): runner for runner in self._scheduler.runners()}
 
         def abilities() -> list[Abilities]:
             settings = self._configurations.settings
-            found = [abilities_of(self._store, self._resolver, settings, model.id) for model in models]
-            return [
-                replace(each, window=loaded.get(model.id, each.window))
-                for model, each in zip(models, found, strict=True)
-            ]
+            return [abilities_of(self._store, self._resolver, settings, runners, model.id) for model in models]
 
         return await asyncio.to_thread(abilities)

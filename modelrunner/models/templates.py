@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from modelrunner import chattemplates, durable
-from modelrunner.store.files import translated
+from modelrunner.durable import translated
 from modelrunner.store.names import TEMPLATE
 from modelrunner.types import Bundle
 

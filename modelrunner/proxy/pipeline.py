@@ -43,7 +43,10 @@ _LONGEST_CALLER = 64
 
 
 class Resolve(Protocol):
-    """From (backend or None, model as the client wrote it, mode) to what the scheduler is asked for."""
+    """From (backend or None, model as the client wrote it, mode) to what the scheduler is asked for. `stage` is what
+    requests wait for that are not resolved yet."""
+
+    stage: str
 
     def known(self, backend: str | None, model: str, mode: Mode) -> Target | None:
         """What was resolved before and still holds, at the cost of a look-up."""
@@ -192,7 +195,7 @@ class Pipeline:
     def progress(self, ask: Inference) -> dict[str, Any]:
         """What a waiting request waits for: `stage`, in a word or two, and how long, as far as that is known."""
         target = self.resolve.known(ask.terms.route.backend, ask.fields.model, ask.terms.route.mode)
-        return {"stage": "queued"} if target is None else self.scheduler.insight.progress(target)
+        return {"stage": self.resolve.stage} if target is None else self.scheduler.insight.progress(target)
 
 
 def _caller(header: GetHeader) -> str:
