@@ -50,7 +50,7 @@ def test_a_template_with_tools_makes_a_model_call_them(daemon: Daemon, tmp_path:
     assert answer.status_code == 200, answer.text
     (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "get_weather"
-    assert "modelrunner-ignored" not in answer.headers
+    assert "x-modelrunner-ignored" not in answer.headers
     assert daemon.run("configure", SMOLLM2, "--chat-template", "default", "--restart").returncode == 0
     assert capabilities(daemon)[SMOLLM2] == ["chat", "completion"]
 
