@@ -10,8 +10,9 @@ LARGEST = 1 << 17  # bytes; the largest that are in use have 30,000
 _STRING = r"'(?:[^'\\]|\\.)*+'?|\"(?:[^\"\\]|\\.)*+\"?"
 _TAG = re.compile(rf"\{{#.*?(?:#\}}|\Z)|\{{[{{%]((?:[^'\"%}}]|{_STRING}|%(?!\}})|\}}(?!\}}))*+)", re.DOTALL)
 _NAME = re.compile(rf"{_STRING}|(?<![\w.])([A-Za-z_]\w*)", re.DOTALL)
-# transformers hands a template the tools of a request in this variable.
-_TOOLS = frozenset({"tools"})
+# transformers hands a template the tools of a request in this variable. llama.cpp reads calls only where the template
+# says how a message shows them.
+_TOOLS, _CALLS = "tools", "tool_calls"
 # Variables that switch thinking, and the marks that models put around it.
 _THINKING = frozenset({"enable_thinking", "thinking", "thinking_budget", "reasoning_effort"})
 _MARKS = ("<think>", "</think>", "[THINK]", "<|channel|>analysis", "<|START_THINKING|>", "<seed:think>")
@@ -24,7 +25,7 @@ def abilities(template: str) -> frozenset[str]:
         return frozenset()
     names = _names(template)
     found = {"chat"}
-    if names & _TOOLS:
+    if _TOOLS in names and _CALLS in template:
         found.add("tools")
     if names & _THINKING or any(mark in template for mark in _MARKS):
         found.add("reasoning")

@@ -15,14 +15,15 @@ from modelrunner.chattemplates import abilities
     [
         ("", set()),
         ("{{ messages }}", {"chat"}),
-        ("{% if tools %}{{ tools | tojson }}{% endif %}", {"chat", "tools"}),
-        ("{%- if not tools is defined -%}", {"chat", "tools"}),
-        ('{{ "}}" ~ tools }}', {"chat", "tools"}),
+        ("{% if tools %}{{ tools | tojson }}{% endif %}{{ message.tool_calls }}", {"chat", "tools"}),
+        ("{%- if not tools is defined -%}{{ message['tool_calls'] }}", {"chat", "tools"}),
+        ('{{ "}}" ~ tools }}{{ tool_calls }}', {"chat", "tools"}),
+        ("{{ tools }}", {"chat"}),
         ("{# tools #}{{ 'tools' }}{{ \"tools\" }} tools {{ message.tools }}{{ tool_calls }}{{ my_tools }}", {"chat"}),
         ("{% if enable_thinking %}x{% endif %}", {"chat", "reasoning"}),
         ("{% if message['content'].split('</think>') %}", {"chat", "reasoning"}),
         ("I am thinking {{ messages }}", {"chat"}),
-        ("{{ tools", {"chat", "tools"}),
+        ("{{ tool_calls, tools", {"chat", "tools"}),
     ],
 )
 def test_abilities(template: str, found: set[str]) -> None:

@@ -11,7 +11,7 @@ from tests.llamacpp.models import SMOLLM2, bundle, spec
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
-KNOWING = "{% if tools %}{{ tools | tojson }}{% endif %}" + PLAIN
+KNOWING = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].tool_calls }}" + PLAIN
 
 
 def run_of(template: str | None, *flags: str) -> RunSpec:

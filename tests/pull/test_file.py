@@ -66,7 +66,7 @@ async def test_links_are_followed_once_as_in_the_cache_of_hugging_face(
 
 
 async def test_a_projector_and_a_template_come_along(puller: Puller, store: Store, tmp_path: Path) -> None:
-    model = write_gguf(tmp_path / "model.gguf", metadata={"tokenizer.chat_template": "{{ tools }}"})
+    model = write_gguf(tmp_path / "model.gguf", metadata={"tokenizer.chat_template": "{{ tools }}{{ tool_calls }}"})
     told = {"clip.has_audio_encoder": True}
     projector = write_gguf(tmp_path / "eyes and ears", architecture="clip", seed=1, metadata=told)
     (tmp_path / "plain").write_text("{{ messages }}")
@@ -85,10 +85,10 @@ async def test_a_projector_and_a_template_come_along(puller: Puller, store: Stor
 
 async def test_a_template_for_a_folder(puller: Puller, store: Store, tmp_path: Path) -> None:
     folder = write(tmp_path / "folder", model_files() | {"chat_template.jinja": b"{{ messages }}"})
-    (tmp_path / "t").write_text("{{ tools }}")
+    (tmp_path / "t").write_text("{{ tools }}{{ tool_calls }}")
     parts = {"chat-template": (tmp_path / "t").as_uri()}
     await puller.pull(with_parts(folder.as_uri(), parts), lambda _: None, name="mine")
-    assert store.bundle("mine").files["chat_template.jinja"].read_text() == "{{ tools }}"
+    assert store.bundle("mine").files["chat_template.jinja"].read_text() == "{{ tools }}{{ tool_calls }}"
     assert "tools" in store.bundle("mine").capabilities
 
 

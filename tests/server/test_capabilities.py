@@ -8,7 +8,7 @@ from tests.server.test_operations import ask
 from tests.server.test_serving import chat
 from tests.store.samples import add_model, write_gguf
 
-PLAIN, KNOWING = "{{ messages }}", "{{ messages }}{{ tools }}{{ enable_thinking }}"
+PLAIN, KNOWING = "{{ messages }}", "{{ messages }}{{ tools }}{{ tool_calls }}{{ enable_thinking }}"
 
 
 async def test_every_name_is_listed_with_what_the_model_can_do(start_daemon: StartDaemon, tmp_path: Path) -> None:

@@ -288,15 +288,18 @@ def test_shards_come_in_their_own_order(store):
         ("llama", {"tokenizer.chat_template": "{{ messages }}"}, {"chat", "completion"}),
         (
             "llama",
-            {"tokenizer.chat_template": "{{ messages }}", "tokenizer.chat_template.tool_use": "{{ tools }}"},
+            {
+                "tokenizer.chat_template": "{{ messages }}",
+                "tokenizer.chat_template.tool_use": "{{ tools }}{{ tool_calls }}",
+            },
             {"chat", "completion", "tools"},
         ),
         (
             "qwen3",
-            {"tokenizer.chat_template": "{{ tools }}{{ enable_thinking }}"},
+            {"tokenizer.chat_template": "{{ tools }}{{ tool_calls }}{{ enable_thinking }}"},
             {"chat", "completion", "tools", "reasoning"},
         ),
-        ("bert", {"tokenizer.chat_template": "{{ tools }}"}, {"embedding"}),
+        ("bert", {"tokenizer.chat_template": "{{ tools }}{{ tool_calls }}"}, {"embedding"}),
     ],
 )
 def test_capabilities(store, architecture, metadata, capabilities):
