@@ -32,13 +32,15 @@ _PULL_NAMES |= {"chat_template": "chat-template"}
 
 
 class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknown_fields=True):
-    """`POST /models/create`. `trust_remote_code` takes a model that carries code, code that its engine will run.
-    `mmproj` and `chat_template` are files that are packaged with a model of this machine: `file:///path`."""
+    """`POST /models/create`. `trust_remote_code` takes a model that carries code, code that its engine will run;
+    `verify` reads every byte of a model that is here already. `mmproj` and `chat_template` are files that are packaged
+    with a model of this machine: `file:///path`."""
 
     from_: str
     bearer_token: str | None = None
     name: str | None = None
     trust_remote_code: bool = False
+    verify: bool = False
     mmproj: str | None = None
     chat_template: str | None = None
 
@@ -65,6 +67,12 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     rate: float = 0.0
     error: dict[str, Any] | None = None
     model: str | None = None
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """`POST /models/prune`. Bytes."""
+
+    freed: int
 
 
 class Memory(msgspec.Struct, frozen=True):

@@ -18,11 +18,11 @@ from modelrunner.errors import (
 from modelrunner.models.abilities import Abilities, abilities_of
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.resolve import Resolver
-from modelrunner.pull import Puller
+from modelrunner.pull import Pulled, Puller
 from modelrunner.pull.file import with_parts
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
-from modelrunner.store import Reference, Removed, Store, StoredModel
+from modelrunner.store import Leftover, Removed, Store, StoredModel
 from modelrunner.types import ProgressReport
 
 log = logging.getLogger(__name__)
@@ -32,13 +32,14 @@ log = logging.getLogger(__name__)
 class PullOrder:
     """What to pull: `source` is a reference, or `file:///path` of a file or folder to package. `name` is the name that
     the model gets, by default its reference. `token` goes to the source and nowhere else. `trust` takes a model that
-    carries code, code that its engine will run. `mmproj` and `chat_template` are files, written as the source is, that
-    become parts of a model of this machine."""
+    carries code, code that its engine will run. `verify` reads every byte of a model that is here. `mmproj` and
+    `chat_template` are files, written as the source is, that become parts of a model of this machine."""
 
     source: str
     name: str | None = None
     token: str | None = None
     trust: bool = False
+    verify: bool = False
     mmproj: str | None = None
     chat_template: str | None = None
 
@@ -65,15 +66,6 @@ class PullOrder:
     def _parts(self) -> dict[str, str]:
         given = {"mmproj": self.mmproj, "chat-template": self.chat_template}
         return {name: source for name, source in given.items() if source is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class PulledModel:
-    """`name` is the name that the pull gave the model, in its short form: one of several, where the same files were
-    here under another name."""
-
-    model: StoredModel
-    name: str
 
 
 class Library:
@@ -115,19 +107,24 @@ class Library:
             return model, self._store.whole(reference)[1] or model.name
         return model, model.name
 
-    async def pull(self, order: PullOrder, report: ProgressReport) -> PulledModel:
+    async def pull(self, order: PullOrder, report: ProgressReport) -> Pulled:
         """Downloads or packages a model; `report` is called from the event loop's thread. Raises what `Puller.pull`
         raises."""
         text = order.text
         events = self._scheduler.events
         try:
-            model = await self._puller.pull(text, report, token=order.token, name=order.name, trust=order.trust)
+            pulled = await self._puller.pull(
+                text, report, token=order.token, name=order.name, trust=order.trust, verify=order.verify
+            )
         except ModelRunnerError as error:
             events.emit("pull", model=order.name or order.source, reason=f"failed: {error}")
             raise
-        name = Reference.parse(order.name or order.source).short
-        events.emit("pull", model=name, reason=f"pulled from {order.source}")
-        return PulledModel(model, name)
+        events.emit("pull", model=pulled.name, reason=f"pulled from {order.source}")
+        return pulled
+
+    async def prune(self) -> tuple[Leftover, ...]:
+        """Removes what `Store.prune` removes, and returns it. Pulls go on meanwhile. Raises `StorageFailed`."""
+        return await self._puller.prune()
 
     async def tag(self, reference: str, name: str) -> None:
         """Gives the model one more name, which another model that has it loses. Raises as `Store.whole`, and
@@ -153,8 +150,12 @@ class Library:
             await self._forget(model)
             self._scheduler.resume(model.id)
             await self._scheduler.unload(model_ids=[model.id], force=force)  # one may have come up in between
+            await asyncio.to_thread(self._registry.forget, model.id)
             for backend in self._registry:
-                await backend.forget(model.id)
+                try:
+                    await backend.forget(model.id)
+                except ModelRunnerError as error:  # the model is gone all the same
+                    log.warning("what %s kept of %s may still be there: %s", backend.name, model.name, error)
         return removed
 
     async def _forget(self, model: StoredModel) -> None:

@@ -26,7 +26,8 @@ from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.templates import TemplateFiles
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Target
-from modelrunner.store import Store, vocabulary
+from modelrunner.store import Reference, Store, vocabulary
+from modelrunner.store.references import how_to_get
 from modelrunner.types import Bundle, KeepAlive, Mode, ProcessOptions, RunnerKey, RunSpec
 
 _MOST_REMEMBERED = 4096
@@ -85,7 +86,8 @@ class Resolver:
     def __call__(self, backend: str | None, model: str, mode: Mode) -> Target:
         """Raises `BackendNotFound`, `ModelNotFound`, `InvalidReference`, `BackendUnavailable`, `Unavailable` (being
         installed), `Misdirected`, `UnsupportedModel`, `NotImplementedHere`, `BadRequest`."""
-        return self.known(backend, model, mode) or self._remember(backend, model, mode)
+        known = self.known(backend, model, mode)
+        return known or self._remember(backend, model, mode, self._target(backend, model, mode))
 
     def known(self, backend: str | None, model: str, mode: Mode) -> Target | None:
         """The target that was resolved before, if it still holds; costs well under a microsecond."""
@@ -103,7 +105,11 @@ class Resolver:
         """Does the slow part of a first call (reading a model's files, looking for an engine) off the event loop.
         Raises as a call does."""
         if self.known(backend, model, mode) is None:
-            await asyncio.to_thread(self._target, backend, model, mode)
+            before = self._seen
+            target = await asyncio.to_thread(self._target, backend, model, mode)
+            self.known(backend, model, mode)  # notices a change meanwhile
+            if before == self._seen:
+                self._remember(backend, model, mode, target)
 
     def forget(self) -> None:
         """Forgets all targets: a backend was changed or removed."""
@@ -160,8 +166,7 @@ class Resolver:
         spec = self._spec(backend, bundle, mode, configuration, key)
         return Target(key, spec, self.keep_alive(configuration), bool(configuration.pin))
 
-    def _remember(self, backend: str | None, model: str, mode: Mode) -> Target:
-        target = self._target(backend, model, mode)
+    def _remember(self, backend: str | None, model: str, mode: Mode, target: Target) -> Target:
         if len(self._targets) >= _MOST_REMEMBERED:
             self._targets.clear()
         self._targets[backend, model, mode] = target
@@ -205,7 +210,7 @@ class Resolver:
             draft = self._store.bundle(name)
         except ModelNotFound:
             raise ModelNotFound(
-                f"the draft model {name} is not here: get it with `modelrunner pull {name}`, or do without it with "
+                f"the draft model {name} is not here: {how_to_get(Reference.parse(name))}; or do without it with "
                 f"`modelrunner configure {bundle.name} --draft-model default`",
                 param="speculative.draft_model",
             ) from None

@@ -102,9 +102,11 @@ DONE: dict[str, tuple[str, Any, Any, str]] = {
             "trust-remote-code": False,
             "mmproj": None,
             "chat-template": None,
+            "verify": False,
         },
         "smollm2\n",
     ),
+    "prune": ("POST /models/prune", {"freed": 5 << 20}, None, "5MiB are free again\n"),
     "tag smollm2 host:5000/mine": (
         "POST /models/smollm2/tag?repo=host%3A5000%2Fmine&tag=latest",
         {},
@@ -161,6 +163,7 @@ def test_package_sends_the_files_address(daemon: FakeDaemon, cli: Cli, tmp_path:
         "bearer-token": None,
         "name": "mine",
         "trust-remote-code": False,
+        "verify": False,
         "mmproj": None,
         "chat-template": None,
     }

@@ -114,10 +114,10 @@ def test_unknown_comes_before_missing_and_missing_before_misdirected(world: Worl
 def test_a_backend_that_is_being_installed_is_worth_waiting_for(world: World) -> None:
     world.fake.state = BackendStatus(BackendState.INSTALLING)
     with pytest.raises(Unavailable) as caught:
-        world.resolve(None, "smol", Mode.COMPLETION)
+        world.resolve("fake", "smol", Mode.COMPLETION)
     assert caught.value.retry_after
     world.fake.state = BackendStatus(BackendState.RUNNING)
-    assert world.resolve(None, "smol", Mode.COMPLETION)
+    assert world.resolve("fake", "smol", Mode.COMPLETION)
 
 
 def test_a_format_that_nothing_runs(tmp_path: Path) -> None:
