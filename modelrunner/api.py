@@ -8,14 +8,18 @@ import msgspec
 
 class Model(msgspec.Struct, frozen=True, omit_defaults=True):
     """`GET /models`. `created` is Unix seconds; `config` holds format, quantization, parameters, architecture, size
-    (as text), context_size, and the header's metadata under `gguf` or `safetensors`. `damage` says why the model cannot
-    be used; its `config` is then empty."""
+    (as text), context_size (what it was trained for), and the header's metadata under `gguf` or `safetensors`.
+    `capabilities` are chat, completion, embedding, reranking, classification, tools, vision, audio, reasoning;
+    `context_window` is the tokens that one request may have now. `damage` says why the model cannot be used; its
+    `config` is then empty."""
 
     id: str
     tags: list[str]
     created: int
     config: dict[str, Any]
     damage: str = ""
+    capabilities: list[str] = []
+    context_window: int | None = None
 
     @property
     def name(self) -> str:
@@ -24,17 +28,21 @@ class Model(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _PULL_NAMES = {"from_": "from", "bearer_token": "bearer-token", "trust_remote_code": "trust-remote-code"}
+_PULL_NAMES |= {"chat_template": "chat-template"}
 
 
 class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknown_fields=True):
     """`POST /models/create`. `trust_remote_code` takes a model that carries code, code that its engine will run;
-    `verify` reads every byte of a model that is here already."""
+    `verify` reads every byte of a model that is here already. `mmproj` and `chat_template` are files that are packaged
+    with a model of this machine: `file:///path`."""
 
     from_: str
     bearer_token: str | None = None
     name: str | None = None
     trust_remote_code: bool = False
     verify: bool = False
+    mmproj: str | None = None
+    chat_template: str | None = None
 
 
 class Layer(msgspec.Struct, frozen=True):

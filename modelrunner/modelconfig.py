@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from modelrunner import chattemplates
 from modelrunner.errors import BadRequest
 from modelrunner.schema import nearest, wrong_field
 from modelrunner.types import KeepAlive
@@ -36,8 +37,8 @@ class ModelConfiguration(
     rename=lambda name: name if name == "keep_alive" else name.replace("_", "-"),
 ):
     """None: not set. Context sizes are in tokens of one sequence, `TRAINED` for what the model was trained for;
-    `gpu_layers` is how many layers go to devices; `keep_alive` is a Go
-    duration or "-1". `options` are the backends' own tables by `table_name`, checked by their `options_model`."""
+    `gpu_layers` is how many layers go to devices; `keep_alive` is a Go duration or "-1". `chat_template` is the text of
+    a Jinja template. `options` are the backends' own tables by `table_name`, checked by their `options_model`."""
 
     backend: str | None = None
     context_size: Annotated[int, msgspec.Meta(ge=TRAINED)] | None = None
@@ -49,6 +50,7 @@ class ModelConfiguration(
     pin: bool | None = None
     preload: bool | None = None
     speculative: Speculative | None = None
+    chat_template: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     options: dict[str, dict[str, Any]] = {}
 
     @classmethod
@@ -80,6 +82,11 @@ class ModelConfiguration(
         if least is not None and wanted not in (None, TRAINED) and least > wanted:
             raise BadRequest(
                 f"min-context-size {least} is more than the context-size {wanted}", param="min-context-size"
+            )
+        if (size := len((self.chat_template or "").encode("utf-8", "replace"))) > chattemplates.LARGEST:
+            raise BadRequest(
+                f"the chat template has {size} bytes; the largest allowed is {chattemplates.LARGEST}",
+                param="chat-template",
             )
         return self
 

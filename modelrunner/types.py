@@ -134,13 +134,29 @@ class ModelHeader:
         return str(self.metadata.get("general.architecture", ""))
 
 
+CAPABILITIES = (
+    "chat",
+    "completion",
+    "embedding",
+    "reranking",
+    "classification",
+    "tools",
+    "vision",
+    "audio",
+    "reasoning",
+)
+"""What a model can do, in the order in which it is shown. A model that writes has "completion", with a chat template
+"chat" too; "tools" and "reasoning" are those of its template, "vision" and "audio" what it takes in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bundle:
     """A model laid out for an engine to open. `files` maps a name inside the bundle (`model.gguf`, `mmproj.gguf`,
-    `config.json`) to its path; `directory` holds them all. `size` is bytes on disk; `context_length` is the number of
-    tokens that the model was trained for, None if unknown. `capabilities`: "completion", "embedding", "vision", ...
-    `brings_code` is True if an engine would have to run code of the model's own (`*.py`, `auto_map`). Such a model is
-    in the store only if its owner trusted its code."""
+    `config.json`) to its path; `directory` holds them all, except a `chat_template.jinja` from the configuration.
+    `size` is bytes on disk; `context_length` is the number of tokens that the model was trained for, None if unknown.
+    `capabilities` are some of `CAPABILITIES`, empty for a model that says nothing about itself. `brings_code` is True
+    if an engine would have to run code of the model's own (`*.py`, `auto_map`). Such a model is in the store only if
+    its owner trusted its code."""
 
     model_id: str
     references: tuple[str, ...]

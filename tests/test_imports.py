@@ -9,13 +9,25 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "modelrunner"
 
 # The values, errors and helpers that everybody may use.
-SHARED = {"modelrunner", "errors", "types", "units", "locations", "durable", "schema", "threads", "joint"}
+SHARED = {
+    "modelrunner",
+    "chattemplates",
+    "errors",
+    "types",
+    "units",
+    "locations",
+    "durable",
+    "schema",
+    "threads",
+    "joint",
+}
 # Part -> what else it may use. A part is a subpackage or a module of the package.
 ALLOWED = {
     "__init__": {"backend"},
     "__main__": {"cli"},
     "api": set(),
     "backend": set(),
+    "chattemplates": set(),
     "cli": {"api", "client", "config", "lockfile", "server"},
     "client": {"api"},
     "collecting": set(),

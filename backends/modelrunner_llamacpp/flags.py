@@ -198,8 +198,8 @@ _REASONS = {
     ),
     **dict.fromkeys(
         ("--chat-template-file", "--chat-template-kwargs"),
-        "a chat template of one's own is packaged together with the model; --chat-template takes the name of one of "
-        "llama.cpp's",
+        "give the model a template with `modelrunner configure MODEL --chat-template FILE`; the flag --chat-template "
+        "takes the name of one of llama.cpp's",
     ),
     **dict.fromkeys(
         ("--kv-unified", "-kvu", "--no-kv-unified", "-no-kvu", "--kv-unified-per-slot"),
@@ -208,7 +208,7 @@ _REASONS = {
     ),
     **dict.fromkeys(
         ("--mmproj", "-mm", "--mmproj-url", "--mmproj-auto", "--no-mmproj"),
-        "the projector is a part of the model: package it together with its weights",
+        "the projector is a part of the model: `modelrunner package --gguf FILE --mmproj FILE NAME`",
     ),
     **dict.fromkeys(
         ("--spec-draft-model", "-md", "--model-draft", "--spec-type"),

@@ -1,8 +1,6 @@
 """Requests whose fields llama.cpp's server ignores."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from modelrunner import BadRequest, RunSpec
@@ -18,9 +16,9 @@ def ignored(spec: RunSpec, fields: Mapping[str, Any]) -> Sequence[str]:
     if fields.get("tools") and choice != "none" and not _knows_tools(spec):
         if choice != "auto":
             raise BadRequest(
-                f"the chat template of {spec.bundle.name} knows no tools, so no call of one can be required: package "
-                "the model with a template that does (chat_template.jinja; one that --chat-template names does not), "
-                "or leave `tool_choice` out",
+                f"the chat template of {spec.bundle.name} knows no tools, so no call of one can be required: give it "
+                f"one that does with `modelrunner configure {spec.bundle.name} --chat-template FILE` (those that the "
+                "runtime flag --chat-template names know none), or leave `tool_choice` out",
                 param="tool_choice",
             )
         found.append("tools")
@@ -39,14 +37,5 @@ def _check_dimensions(spec: RunSpec, wanted: object) -> None:
 
 def _knows_tools(spec: RunSpec) -> bool:
     """llama.cpp's built-in templates, which --chat-template names, know no tools."""
-    if any(flag.partition("=")[0] == "--chat-template" for flag in spec.flags):
-        return False
-    file = spec.bundle.files.get("chat_template.jinja")
-    template = _text(file) if file else spec.bundle.header.metadata.get("tokenizer.chat_template")
-    return isinstance(template, str) and "tool" in template
-
-
-@lru_cache(maxsize=64)
-def _text(file: Path) -> str:
-    """A file of a bundle never changes."""
-    return file.read_text("utf-8", "replace")
+    named = any(flag.partition("=")[0] == "--chat-template" for flag in spec.flags)
+    return not named and "tools" in spec.bundle.capabilities

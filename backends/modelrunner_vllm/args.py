@@ -14,6 +14,7 @@ from modelrunner_vllm.model_options import VllmOptions
 
 _SERVE = "modelrunner_serve"
 _DRAFT_TOKENS = 4
+_TEMPLATE = "chat_template.jinja"
 # No media is fetched for a client: data: URLs have no domain, and this name can never be one (RFC 2606).
 _NO_DOMAIN = "media.invalid"
 
@@ -71,6 +72,9 @@ def _mode(spec: RunSpec, options: VllmOptions) -> Iterator[str]:
         return
     yield from ("--runner", "generate")
     config = spec.bundle.header.metadata
+    template = spec.bundle.files.get(_TEMPLATE)
+    if template is not None and template.parent != spec.bundle.directory:  # vLLM finds the model's own
+        yield from ("--chat-template", str(template))
     if tools := model.tool_parser(config, options.tool_call_parser):
         yield from ("--enable-auto-tool-choice", "--tool-call-parser", tools)
     if reasoning := model.reasoning_parser(config, options.reasoning_parser):

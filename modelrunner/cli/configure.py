@@ -1,5 +1,6 @@
 """The commands that set how models are run, and that read the configuration file again."""
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -36,6 +37,9 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 @click.option("--keep-alive", metavar="DURATION", help="How long it stays loaded unused: 5m, 0, or -1 for ever.")
 @click.option("--runtime-flags", metavar="FLAGS", help="Flags of the engine, as one argument; or give them after --.")
 @click.option("--backend", metavar="NAME", help="The inference engine.")
+@click.option(
+    "--chat-template", metavar="FILE", help="A chat template in Jinja, instead of the model's own; for tools, or roles."
+)
 @click.option("--draft-model", metavar="MODEL", help="A small model that proposes tokens.")
 @click.option("--draft-tokens", metavar="N", help="So many tokens at once.")
 @click.option("--draft-min-acceptance", metavar="P", help="Only tokens of this probability.")
@@ -123,7 +127,13 @@ def _show(client: Client, model: str, as_json: bool) -> None:
         output.fields([("model", found.model), ("mode", found.mode or "all"), ("revision", str(found.revision))])
         effect = found.effective or {}
         rows = [
-            (name, *(_text(values[name]) if name in values else "" for values in (found.config, found.file, effect)))
+            (
+                name,
+                *(
+                    _shown(name, values[name]) if name in values else ""
+                    for values in (found.config, found.file, effect)
+                ),
+            )
             for name in {**effect, **found.config, **found.file}
         ]
         output.table(("SETTING", "CONFIGURED", "CONFIG.TOML", "IN EFFECT"), rows)
@@ -141,6 +151,8 @@ def _put(changes: dict[str, Any], name: str, value: Any) -> None:
 def _value(name: str, text: str) -> Any:
     if text == "default":
         return None
+    if name == "chat_template":
+        return _template(text)
     if name in _NUMBERS:
         if not text.isascii() or not text.isdecimal():
             raise click.UsageError(f"--{name.replace('_', '-')} is a number, or default")
@@ -152,6 +164,13 @@ def _value(name: str, text: str) -> Any:
     return _json(text) if name == "draft_min_acceptance" else text
 
 
+def _template(name: str) -> str:
+    try:
+        return Path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"--chat-template is a file of text, or default; {name}: {error}") from None
+
+
 def _json(text: str) -> Any:
     """Returns the JSON value of the text (a number, true, a list), else the text itself."""
     try:
@@ -160,5 +179,7 @@ def _json(text: str) -> Any:
         return text
 
 
-def _text(value: Any) -> str:
+def _shown(name: str, value: Any) -> str:
+    if name == "chat-template":  # pages of text
+        return f"{len(value)} characters"
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

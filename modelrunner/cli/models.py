@@ -56,17 +56,42 @@ def pull(client: Client, model: str, trust: bool, verify: bool) -> None:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="A folder with config.json, model.safetensors (or shards and their index) and the tokenizer's files.",
 )
+@click.option(
+    "--mmproj",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The projector of a GGUF model, with which it sees or hears.",
+)
+@click.option(
+    "--chat-template",
+    "template",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A chat template in Jinja, instead of the model's own.",
+)
 @trust_option
 @with_client()
-def package(client: Client, name: str, file: Path | None, folder: Path | None, trust: bool) -> None:
+def package(
+    client: Client,
+    name: str,
+    file: Path | None,
+    folder: Path | None,
+    mmproj: Path | None,
+    template: Path | None,
+    trust: bool,
+) -> None:
     """Make a model of a file or a folder.
 
-    The model gets the name NAME. The files are copied.
+    The model gets the name NAME. The files are copied; symbolic links are followed.
     """
     source = file or folder
     if source is None or (file and folder):
         raise click.UsageError("give either --gguf or --safetensors-dir")
-    _pulled(client, pull_model(client, source.absolute().as_uri(), name=name, trust=trust))
+    if mmproj and not file:
+        raise click.UsageError("--mmproj belongs to --gguf: a folder holds all of its model")
+    addresses = [place.absolute().as_uri() if place else None for place in (mmproj, template)]
+    made = pull_model(
+        client, source.absolute().as_uri(), name=name, trust=trust, mmproj=addresses[0], chat_template=addresses[1]
+    )
+    _pulled(client, made)
 
 
 def _pulled(client: Client, name: str) -> None:
@@ -94,8 +119,9 @@ def list_models(client: Client, quiet: bool, as_json: bool) -> None:
             for name in model.tags or [model.id]:
                 output.say(name)
     else:
-        headings = ("MODEL NAME", "PARAMETERS", "QUANTIZATION", "ARCHITECTURE", "MODEL ID", "CREATED", "SIZE")
-        expendable = ("CREATED", "ARCHITECTURE", "MODEL ID", "PARAMETERS")
+        told = ("PARAMETERS", "QUANTIZATION", "ARCHITECTURE", "CAPABILITIES", "MODEL ID", "CREATED", "SIZE")
+        headings = ("MODEL NAME", *told)
+        expendable = ("CAPABILITIES", "CREATED", "ARCHITECTURE", "MODEL ID", "PARAMETERS")
         output.table(headings, [row for model in models for row in _rows(model)], expendable=expendable)
 
 
@@ -111,6 +137,8 @@ def inspect(client: Client, model: str, as_json: bool) -> None:
         output.json(raw)
     else:
         simple = [(k.replace("_", " "), str(v)) for k, v in found.config.items() if not isinstance(v, dict | list)]
+        simple += [("capabilities", ", ".join(found.capabilities))] if found.capabilities else []
+        simple += [("context window", str(found.context_window))] if found.context_window else []
         output.fields(
             [("id", found.id), ("tags", ", ".join(found.tags)), ("created", ago(found.created)), *sorted(simple)]
         )
@@ -218,5 +246,12 @@ def _rows(model: api.Model) -> list[tuple[str, ...]]:
     if "damage" in model.config:
         told[-1] = "damaged"
     digits = model.id.removeprefix("sha256:")[:_SHOWN_DIGITS]
-    rest = (*told, digits, ago(model.created), "damaged" if model.damage else str(model.config.get("size") or ""))
+    able = [name for name in model.capabilities if name != "completion" or "chat" not in model.capabilities]
+    rest = (
+        *told,
+        " ".join(able),
+        digits,
+        ago(model.created),
+        "damaged" if model.damage else str(model.config.get("size") or ""),
+    )
     return [(name, *rest) for name in model.tags or ["<none>"]]

@@ -1,15 +1,27 @@
 """The models on this machine: listing, pulling, packaging, naming and removing them."""
 
 import asyncio
+import contextlib
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from modelrunner.errors import BadRequest, Conflict, InsufficientDisk, InvalidModel, ModelRunnerError, StorageFailed
+from modelrunner.errors import (
+    BadRequest,
+    Conflict,
+    InsufficientDisk,
+    InvalidModel,
+    InvalidReference,
+    ModelNotFound,
+    ModelRunnerError,
+    StorageFailed,
+)
+from modelrunner.models.abilities import Abilities, abilities_of
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.resolve import Resolver
 from modelrunner.pull import Pulled, Puller
+from modelrunner.pull.file import with_parts
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, Removed, Store, StoredModel
@@ -23,18 +35,40 @@ log = logging.getLogger(__name__)
 class PullOrder:
     """The order of a pull: `source` is a reference, or `file:///path` of a file or folder to package. `name` is the
     model's new name, by default its reference. `token` goes to the source and nowhere else. `trust` accepts a model
-    with code of its own, which its engine will run. `verify` reads every byte of a model that is here."""
+    with code of its own, which its engine will run. `verify` reads every byte of a model that is here. `mmproj` and
+    `chat_template` are files, written as the source is, that become parts of a model of this machine."""
 
     source: str
     name: str | None = None
     token: str | None = None
     trust: bool = False
     verify: bool = False
+    mmproj: str | None = None
+    chat_template: str | None = None
 
     @property
     def is_local(self) -> bool:
-        """True for a file or folder of this machine."""
-        return self.source.strip().lower().startswith("file:")
+        """True for files of this machine."""
+        return bool(self._parts) or self.source.strip().lower().startswith("file:")
+
+    @property
+    def text(self) -> str:
+        """The source and its further files, as `Puller.pull` takes them. Raises `BadRequest`."""
+        if not self.source.strip():
+            raise BadRequest("from names no model", param="from")
+        for name in self._parts:
+            if not self.source.startswith("file:"):
+                raise BadRequest(
+                    f"{name} is packaged together with a file of this machine; a model from elsewhere is given a chat "
+                    "template with `modelrunner configure MODEL --chat-template FILE`",
+                    param=name,
+                )
+        return with_parts(self.source, self._parts)
+
+    @property
+    def _parts(self) -> dict[str, str]:
+        given = {"mmproj": self.mmproj, "chat-template": self.chat_template}
+        return {name: source for name, source in given.items() if source is not None}
 
 
 class Library:
@@ -69,15 +103,21 @@ class Library:
         """Raises `ModelNotFound`, `InvalidReference`, `InvalidModel` for a damaged model."""
         return self._store.get(reference)
 
+    def named(self, reference: str) -> tuple[StoredModel, str]:
+        """As `get`, with the name that was asked for, or the model's first one where `reference` is none of them."""
+        model = self._store.get(reference)
+        with contextlib.suppress(ModelNotFound, InvalidReference):
+            return model, self._store.whole(reference)[1] or model.name
+        return model, model.name
+
     async def pull(self, order: PullOrder, report: ProgressReport) -> Pulled:
         """Downloads or packages a model; `report` is called from the event loop's thread. Raises what `Puller.pull`
         raises."""
-        if not order.source.strip():
-            raise BadRequest("from names no model", param="from")
+        text = order.text
         events = self._scheduler.events
         try:
             pulled = await self._puller.pull(
-                order.source, report, token=order.token, name=order.name, trust=order.trust, verify=order.verify
+                text, report, token=order.token, name=order.name, trust=order.trust, verify=order.verify
             )
         except ModelRunnerError as error:
             events.emit("pull", model=order.name or order.source, reason=f"failed: {error}")
@@ -155,22 +195,12 @@ class Library:
         """Whether the backend reads the model's format. Raises `BackendNotFound`, `BackendUnavailable`."""
         return model.format in self._registry.get(backend).formats
 
-    async def backends(self, models: Iterable[StoredModel]) -> list[str | None]:
-        """For each model the backend that a request goes to when it names none; None if none can run the model."""
-        return await asyncio.to_thread(lambda: [self._backend_of(model) for model in models])
+    async def abilities(self, models: Sequence[StoredModel]) -> list[Abilities]:
+        """What each of the models can do: a loaded one as it runs, the others as they are configured."""
+        runners = {(runner.model_id, runner.mode): runner for runner in self._scheduler.runners()}
 
-    async def windows(self, models: Iterable[StoredModel]) -> list[int | None]:
-        """For each model the tokens that one request may have, prompt and answer together: of its runner, or as the
-        model is configured now. None if nothing here can run the model."""
-        loaded = {runner.model_id: runner.context_size for runner in self._scheduler.runners()}
+        def abilities() -> list[Abilities]:
+            settings = self._configurations.settings
+            return [abilities_of(self._store, self._resolver, settings, runners, model.id) for model in models]
 
-        def windows() -> list[int | None]:
-            return [loaded.get(model.id) or self._resolver.window(model.id) for model in models]
-
-        return await asyncio.to_thread(windows)
-
-    def _backend_of(self, model: StoredModel) -> str | None:
-        try:
-            return self._resolver.backend_of(None, self._store.bundle(model.id)).name
-        except (ModelRunnerError, OSError):
-            return None
+        return await asyncio.to_thread(abilities)

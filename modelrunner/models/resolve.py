@@ -23,6 +23,7 @@ from modelrunner.errors import (
 from modelrunner.modelconfig import NOTHING_SET, TRAINED, ModelConfiguration
 from modelrunner.models.backendtables import backend_options
 from modelrunner.models.configurations import Configurations, ModelSettings
+from modelrunner.models.templates import TemplateFiles
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Target
 from modelrunner.store import Reference, Store, vocabulary
@@ -67,6 +68,7 @@ class Resolver:
         configurations: Configurations,
         *,
         logs: Path,
+        templates: TemplateFiles,
         keep_alive: KeepAlive,
         stop_grace: float,
     ) -> None:
@@ -74,6 +76,7 @@ class Resolver:
         self._registry = registry
         self._configurations = configurations
         self._logs = logs
+        self._templates = templates
         self._keep_alive = keep_alive
         self._stop_grace = stop_grace
         self._targets: dict[tuple[str | None, str, Mode], Target] = {}
@@ -143,18 +146,6 @@ class Resolver:
                 f"{error.message}. {bundle.name} is configured to run on it: install that backend again, or {way}"
             ) from None
 
-    def window(self, model_id: str) -> int | None:
-        """Tokens that one request may have, prompt and answer together, as the model is configured now: the least that
-        its settings allow. None for a model that cannot be read, or that nothing here runs. Reads the disk at first."""
-        try:
-            bundle = self._store.bundle(model_id)
-            mode = main_mode(bundle)
-            backend = self.backend_of(None, bundle, mode)
-            spec = self.target(backend, bundle, mode, self._configurations.settings).spec
-        except ModelRunnerError:
-            return None
-        return min(spec.context_size, spec.min_context_size or spec.context_size)
-
     def is_needed(self, model_id: str) -> bool:
         """True for a pinned model, or one to preload."""
         settings = self._configurations.settings.of(model_id)
@@ -196,6 +187,8 @@ class Resolver:
         self, backend: Backend, bundle: Bundle, mode: Mode, settings: ModelConfiguration, key: RunnerKey
     ) -> RunSpec:
         speculative = settings.speculative if mode is Mode.COMPLETION else None
+        if settings.chat_template and mode is Mode.COMPLETION:
+            bundle = self._templates.applied(bundle, settings.chat_template)
         return RunSpec(
             model_id=bundle.model_id,
             bundle=bundle,

@@ -1,24 +1,27 @@
 """`file:///abs/path.gguf` or `file:///abs/folder`: on this machine, a GGUF file (or one of several shards), or a folder
-with a model in safetensors. Files are copied, never moved; where the file system can, a copy shares its blocks with the
-original."""
+with a model in safetensors. Further files of the model stand behind a question mark (`with_parts`). A path may be a
+symbolic link, as the files in the cache of Hugging Face are: what it leads to is copied. Files are copied, never moved;
+where the file system can, a copy shares its blocks with the original."""
 
 import asyncio
 import errno
 import os
 import stat
 import threading
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound, UnsupportedModel
 from modelrunner.pull.selection import folder_files, with_shards
 from modelrunner.pull.source import Context, Fetched, Source, Wanted, make_way, require_space
-from modelrunner.store.names import is_code
+from modelrunner.store.names import PROJECTOR, TEMPLATE, is_code
 from modelrunner.threads import HASHING, in_thread
 from modelrunner.types import FileProgress, WorkProgress
 
 _MAGIC = b"GGUF"
+_PARTS = {"mmproj": PROJECTOR, "chat-template": TEMPLATE}
 _STEP = 16 << 20
 # Kernel, file system or pair of file systems without copy_file_range.
 _NO_RANGE_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ETXTBSY}
@@ -35,7 +38,7 @@ class FileSource(Source):
     async def fetch(self, wanted: Wanted, context: Context) -> Fetched:
         """Raises `ModelNotFound`, `BadRequest` for what is no regular file or may not be read, `InvalidModel` for a
         file that is no GGUF, `UnsupportedModel` for a folder with code in it, all before anything is copied."""
-        original, folder, trust = _path(wanted.text), context.folder, wanted.trust
+        (original, parts), folder, trust = _places(wanted.text), context.folder, wanted.trust
         loop = asyncio.get_running_loop()
 
         def copied(name: str, size: int, done: int, total: int) -> None:
@@ -44,9 +47,10 @@ class FileSource(Source):
 
         def work(stop: threading.Event) -> dict[str, Path]:
             with ExitStack() as stack:
-                whole = original.is_dir() and not original.is_symlink()
-                paths = _in_folder(original, trust) if whole else _shards(original)
-                opened = {name: _open(path, b"" if whole else _MAGIC, stack) for name, path in paths.items()}
+                whole = original.is_dir()
+                paths = (_in_folder(original, trust) if whole else _shards(original)) | parts
+                magic = {name: _MAGIC for name in paths if name.endswith(".gguf")}
+                opened = {name: _open(path, magic.get(name, b""), stack) for name, path in paths.items()}
                 sizes = {name: os.fstat(descriptor).st_size for name, descriptor in opened.items()}
                 require_space(folder, sum(sizes.values()))
                 done = 0
@@ -59,18 +63,41 @@ class FileSource(Source):
         return Fetched(await in_thread(work, HASHING))
 
 
-def _path(text: str) -> Path:
+def with_parts(text: str, parts: Mapping[str, str]) -> str:
+    """The source `text` with further files of the model, which are written like it. `parts` are by `mmproj` (a
+    projector in GGUF) and `chat-template` (Jinja)."""
+    return f"{text}?{urlencode(parts)}" if parts else text
+
+
+def _places(text: str) -> tuple[Path, dict[str, Path]]:
+    """The file or folder, and the further files by their names in the bundle. Raises `BadRequest`."""
+    source, mark, query = text.partition("?")
+    try:
+        given = dict(parse_qsl(query, strict_parsing=True, errors="strict")) if mark else {}
+        if not given.keys() <= _PARTS.keys():
+            raise ValueError
+    except ValueError:
+        raise BadRequest(f"{text!r} names no file: write a question mark as %3F", param="from") from None
+    return _path(source, "from"), {_PARTS[name]: _path(part, name) for name, part in given.items()}
+
+
+def _path(text: str, param: str) -> Path:
     parts = urlsplit(text)
-    path = unquote(parts.path, errors="strict") if parts.netloc in ("", "localhost") else ""
+    local = parts.scheme == "file" and parts.netloc in ("", "localhost")
+    path = unquote(parts.path, errors="strict") if local else ""
     if not path.startswith("/") or "\0" in path or parts.query or parts.fragment:
-        raise BadRequest(f"{text!r} names no file: write file:///absolute/path.gguf", param="from")
+        raise BadRequest(f"{text!r} names no file: write file:///absolute/path", param=param)
     return Path(path)
 
 
 def _shards(file: Path) -> dict[str, Path]:
-    """By their names in the bundle."""
-    beside = os.listdir(file.parent) if file.parent.is_dir() else ()
-    return {name: file.with_name(shard) for name, shard in with_shards(beside, file.name).items()}
+    """By their names in the bundle. A link may have another name than the shard that it leads to."""
+    for place in dict.fromkeys((file, Path(os.path.realpath(file)))):
+        beside = os.listdir(place.parent) if place.parent.is_dir() else ()
+        found = {name: place.with_name(shard) for name, shard in with_shards(beside, place.name).items()}
+        if len(found) > 1:
+            return found
+    return {"model.gguf": file}
 
 
 def _in_folder(folder: Path, trust: bool) -> dict[str, Path]:
@@ -91,18 +118,16 @@ def _in_folder(folder: Path, trust: bool) -> dict[str, Path]:
 
 
 def _open(path: Path, magic: bytes, stack: ExitStack) -> int:
-    """Opens a regular file for reading. It does not wait for a FIFO, follow a link or open a terminal."""
+    """Opens a regular file for reading. It does not wait for a FIFO or open a terminal. A link is resolved once."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        descriptor = os.open(
+            os.path.realpath(path, strict=True),
+            os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC,
+        )
     except FileNotFoundError:
         raise ModelNotFound(f"there is no file {path}") from None
     except OSError as error:
-        why = (
-            "it is a symbolic link: name the file itself, or copy the folder with cp -rL"
-            if error.errno == errno.ELOOP
-            else error.strerror
-        )
-        raise BadRequest(f"{path} cannot be read: {why}", param="from") from None
+        raise BadRequest(f"{path} cannot be read: {error.strerror}", param="from") from None
     stack.callback(os.close, descriptor)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise BadRequest(f"{path} is not a regular file", param="from")

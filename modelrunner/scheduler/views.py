@@ -45,6 +45,7 @@ class RunnerView:
     endpoint: Endpoint
     context_size: int
     parallel: int
+    capabilities: Collection[str]
     memory: RunnerFootprint
     leases: int
     queued: int
@@ -88,6 +89,7 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
         endpoint=slot.runner.endpoint,
         context_size=spec.context_size,
         parallel=spec.parallel,
+        capabilities=spec.bundle.capabilities,
         memory=RunnerFootprint(slot.estimated, slot.measured),
         leases=slot.leases,
         queued=queued,

@@ -1,7 +1,5 @@
 """/models, and the OpenAI list of models: listing, pulling, verifying, tagging and removing models."""
 
-from collections.abc import Sequence
-
 from aiohttp import web
 
 from modelrunner import api
@@ -47,18 +45,28 @@ class ModelRoutes:
         ]
 
     async def list(self, request: web.Request) -> web.Response:
-        return json_response([wireforms.model(model) for model in (*self._library, *self._library.damaged())])
+        models = (*self._library, *self._library.damaged())
+        abilities = await self._library.abilities(models)
+        return json_response([wireforms.model(*found) for found in zip(models, abilities, strict=True)])
 
     async def get(self, request: web.Request) -> web.Response:
         check_query(request, "remote")
         if query_flag(request, "remote"):
             raise NotImplementedHere("a model can be shown here once it was pulled: leave `remote` out", param="remote")
-        return json_response(wireforms.model(self._library.get(reference_in_path(request, "/models/"))))
+        model = self._library.get(reference_in_path(request, "/models/"))
+        (abilities,) = await self._library.abilities([model])
+        return json_response(wireforms.model(model, abilities))
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         wanted = await read_json(request, api.PullRequest)
         order = PullOrder(
-            wanted.from_, wanted.name, wanted.bearer_token, trust=wanted.trust_remote_code, verify=wanted.verify
+            wanted.from_,
+            wanted.name,
+            wanted.bearer_token,
+            trust=wanted.trust_remote_code,
+            verify=wanted.verify,
+            mmproj=wanted.mmproj,
+            chat_template=wanted.chat_template,
         )
         if order.is_local and not is_local(request):
             raise Forbidden("a file of this machine is packaged only over the Unix socket", param="from")
@@ -109,14 +117,21 @@ class ModelRoutes:
         return json_response({"message": f"{reference} is tagged {target}", "target": target}, status=201)
 
     async def list_openai(self, request: web.Request) -> web.Response:
-        return json_response({"object": "list", "data": await self._openai(request, list(self._library))})
+        """Each name of a model is an entry: clients choose among names."""
+        models = [model for model in self._library if self._is_served(request, model)]
+        data = [
+            wireforms.openai_model(name, model, abilities)
+            for model, abilities in zip(models, await self._library.abilities(models), strict=True)
+            for name in model.tags or [model.id]
+        ]
+        return json_response({"object": "list", "data": data})
 
     async def get_openai(self, request: web.Request) -> web.Response:
-        model = self._library.get(reference_in_path(request, "/v1/models/"))
-        found = await self._openai(request, [model])
-        if not found:
-            raise ModelNotFound(f"{request.match_info['backend']} cannot serve {model.name}", param="model")
-        return json_response(found[0])
+        model, name = self._library.named(reference_in_path(request, "/v1/models/"))
+        if not self._is_served(request, model):
+            raise ModelNotFound(f"{request.match_info['backend']} cannot serve {name}", param="model")
+        (abilities,) = await self._library.abilities([model])
+        return json_response(wireforms.openai_model(name, model, abilities))
 
     async def delete_openai(self, request: web.Request) -> web.Response:
         check_query(request, "force")
@@ -124,21 +139,7 @@ class ModelRoutes:
         await self._library.remove(reference, force=query_flag(request, "force"))
         return json_response({"id": reference, "object": "model", "deleted": True})
 
-    async def _openai(self, request: web.Request, models: Sequence[StoredModel]) -> Sequence[dict[str, object]]:
-        """Those of the models that the backend of the path can serve, if it names one."""
-        if backend := request.match_info.get("backend"):
-            models = [model for model in models if self._library.serves(backend, model)]
-        return [
-            {
-                "id": model.name,
-                "object": "model",
-                "created": model.created,
-                "owned_by": "modelrunner",
-                "architecture": model.config.get("architecture"),
-                "context_window": window or model.config.get("context_size"),
-                "backend": backend,
-            }
-            for model, backend, window in zip(
-                models, await self._library.backends(models), await self._library.windows(models), strict=True
-            )
-        ]
+    def _is_served(self, request: web.Request, model: StoredModel) -> bool:
+        """True unless the path names a backend that cannot serve the model."""
+        backend = request.match_info.get("backend")
+        return backend is None or self._library.serves(backend, model)

@@ -22,6 +22,7 @@ from modelrunner.models.presence import Presence
 from modelrunner.models.reload import FileSettings, Reloader, Setter, check_tables
 from modelrunner.models.resolve import Resolver
 from modelrunner.models.statuses import Statuses
+from modelrunner.models.templates import TemplateFiles
 from modelrunner.models.validation import Validator
 from modelrunner.proxy.access import host_names
 from modelrunner.proxy.pipeline import Pipeline
@@ -72,6 +73,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
         registry,
         configurations,
         logs=data / "logs",
+        templates=TemplateFiles(state / "templates"),
         keep_alive=settings.keep_alive,
         stop_grace=settings.stop_grace,
     )

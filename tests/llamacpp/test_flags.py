@@ -142,7 +142,7 @@ def test_a_size_that_is_none_is_named(model: type[BaseModel], key: str) -> None:
         ("--kv-unified", "every sequence has a context of its own"),
         ("--lora", "`lora-adapters`"),
         ("--grammar-file", "a request brings its own"),
-        ("--chat-template-file", "packaged together with the model"),
+        ("--chat-template-file", "configure MODEL --chat-template FILE"),
         ("--mmproj", "a part of the model"),
         ("--model-draft", "--draft-model"),
         ("--ctx-siz", "did you mean --ctx-size?"),

@@ -1,24 +1,23 @@
 """Which fields of a request llama.cpp ignores, and which of those make the request one that it cannot serve."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from modelrunner import BadRequest, Mode, ModelHeader, RunSpec
+from modelrunner import BadRequest, Mode, RunSpec, chattemplates
 from modelrunner_llamacpp.requests import ignored
 from tests.llamacpp.models import SMOLLM2, bundle, spec
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
-KNOWING = "{% if tools %}{{ tools | tojson }}{% endif %}" + PLAIN
+KNOWING = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].tool_calls }}" + PLAIN
 
 
 def run_of(template: str | None, *flags: str) -> RunSpec:
     made = spec(bundle(SMOLLM2), mode=Mode.COMPLETION)
-    header = ModelHeader(SMOLLM2 | ({"tokenizer.chat_template": template} if template else {}), ())
-    return replace(made, bundle=replace(made.bundle, header=header), flags=flags)
+    capabilities = made.bundle.capabilities | chattemplates.abilities(template or "")
+    return replace(made, bundle=replace(made.bundle, capabilities=capabilities), flags=flags)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +51,3 @@ def test_embeddings_have_their_own_length() -> None:
     with pytest.raises(BadRequest, match="take all 576") as caught:
         ignored(run_of(None), {"dimensions": 64})
     assert caught.value.param == "dimensions"
-
-
-def test_a_template_that_is_packaged_with_the_model_counts(tmp_path: Path) -> None:
-    (tmp_path / "chat_template.jinja").write_text(KNOWING)
-    plain = run_of(PLAIN)
-    files = {**plain.bundle.files, "chat_template.jinja": tmp_path / "chat_template.jinja"}
-    made = replace(plain, bundle=replace(plain.bundle, files=files))
-    assert not ignored(made, {"tools": TOOLS, "tool_choice": "required"})

@@ -8,10 +8,11 @@ import pytest
 
 from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound, ModelRunnerError, UnsupportedModel
 from modelrunner.pull import Puller
-from modelrunner.pull.file import FileSource
+from modelrunner.pull.file import FileSource, with_parts
 from modelrunner.store import Store
 from tests.pull.models import gguf, shards
 from tests.store.folders import model_files, sharded, write
+from tests.store.samples import write_gguf
 
 
 @pytest.fixture
@@ -44,6 +45,53 @@ async def test_shards_come_along(puller: Puller, store: Store, tmp_path: Path) -
     assert [path.read_bytes() for path in store.bundle("mine").files.values()] == shards(2)
 
 
+async def test_links_are_followed_once_as_in_the_cache_of_hugging_face(
+    puller: Puller, store: Store, tmp_path: Path
+) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    files = {"file/" + name: content for name, content in model_files().items()}
+    files |= {f"m-{number:05}-of-00002.gguf": part for number, part in enumerate(shards(2), 1)}
+    blobs.mkdir()
+    for number, (name, content) in enumerate(files.items()):
+        (blobs / str(number)).write_bytes(content)
+        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / name).symlink_to(f"{'../' * name.count('/')}../blobs/{number}")
+    (tmp_path / "folder").symlink_to(snapshot / "file")
+    await puller.pull(f"file://{tmp_path}/folder", lambda _: None, name="folder")
+    assert {name: path.read_bytes() for name, path in store.bundle("folder").files.items()} == model_files()
+    (tmp_path / "short").symlink_to(snapshot / "m-00001-of-00002.gguf")
+    await puller.pull(f"file://{snapshot}/m-00001-of-00002.gguf", lambda _: None, name="sharded")
+    assert [path.read_bytes() for path in store.bundle("sharded").files.values()] == shards(2)
+    assert all(path.is_file() and not path.is_symlink() for path in store.bundle("sharded").files.values())
+
+
+async def test_a_projector_and_a_template_come_along(puller: Puller, store: Store, tmp_path: Path) -> None:
+    model = write_gguf(tmp_path / "model.gguf", metadata={"tokenizer.chat_template": "{{ tools }}{{ tool_calls }}"})
+    told = {"clip.has_audio_encoder": True}
+    projector = write_gguf(tmp_path / "eyes and ears", architecture="clip", seed=1, metadata=told)
+    (tmp_path / "plain").write_text("{{ messages }}")
+    parts = {"mmproj": projector.as_uri(), "chat-template": (tmp_path / "plain").as_uri()}
+    await puller.pull(with_parts(model.as_uri(), parts), lambda _: None, name="mine")
+    bundle = store.bundle("mine")
+    assert list(bundle.files) == ["model.gguf", "mmproj.gguf", "chat_template.jinja"]
+    assert bundle.files["mmproj.gguf"].read_bytes() == projector.read_bytes()
+    assert bundle.capabilities == {"chat", "completion", "audio"}
+    with pytest.raises(InvalidModel, match="given as its projector is none"):
+        await puller.pull(with_parts(model.as_uri(), {"mmproj": model.as_uri()}), lambda _: None, name="other")
+    with pytest.raises(BadRequest) as caught:
+        await puller.pull(with_parts(model.as_uri(), {"mmproj": "hf.co/a/b"}), lambda _: None, name="other")
+    assert caught.value.param == "mmproj"
+
+
+async def test_a_template_for_a_folder(puller: Puller, store: Store, tmp_path: Path) -> None:
+    folder = write(tmp_path / "folder", model_files() | {"chat_template.jinja": b"{{ messages }}"})
+    (tmp_path / "t").write_text("{{ tools }}{{ tool_calls }}")
+    parts = {"chat-template": (tmp_path / "t").as_uri()}
+    await puller.pull(with_parts(folder.as_uri(), parts), lambda _: None, name="mine")
+    assert store.bundle("mine").files["chat_template.jinja"].read_text() == "{{ tools }}{{ tool_calls }}"
+    assert "tools" in store.bundle("mine").capabilities
+
+
 async def test_a_folder_with_safetensors(puller: Puller, store: Store, tmp_path: Path) -> None:
     files = sharded() | {"1_Pooling/config.json": b"{}"}
     folder = write(tmp_path / "my model", files | {"README.md": b"#", "notes/x.json": b"{}", ".git/config.json": b"{}"})
@@ -71,8 +119,8 @@ async def test_a_folder_with_code_is_refused_unless_trusted(
         (lambda folder: (folder / "config.json").unlink(), InvalidModel, "there is no config.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), InvalidModel, "no model in safetensors"),
         (lambda folder: os.truncate(folder / "model.safetensors", 20), InvalidModel, "cut short"),
-        (lambda folder: _relink(folder / "tokenizer.json"), BadRequest, "symbolic link"),
-        (lambda folder: _relink(folder), BadRequest, "symbolic link"),
+        (lambda folder: _loop(folder / "tokenizer.json"), BadRequest, "cannot be read"),
+        (lambda folder: _dangle(folder / "tokenizer.json"), ModelNotFound, "there is no file"),
     ],
 )
 async def test_folders_that_are_no_model(
@@ -90,18 +138,18 @@ async def test_folders_that_are_no_model(
     assert store.list() == []
 
 
-def _relink(path: Path) -> None:
-    """Puts a link in its place."""
-    path.symlink_to(path.rename(path.with_name("elsewhere")))
+def _loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def _dangle(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
 
 
 def _fifo(path: Path) -> None:
     os.mkfifo(path)
-
-
-def _link(path: Path) -> None:
-    path.with_name("target").write_bytes(gguf())
-    path.symlink_to(path.with_name("target"))
 
 
 def _link_to_device(path: Path) -> None:
@@ -113,8 +161,7 @@ def _link_to_device(path: Path) -> None:
     [
         (_fifo, BadRequest, "not a regular file"),
         (Path.mkdir, InvalidModel, "no model in safetensors"),
-        (_link, BadRequest, "symbolic link"),
-        (_link_to_device, BadRequest, "symbolic link"),
+        (_link_to_device, BadRequest, "not a regular file"),
         (lambda path: None, ModelNotFound, "there is no file"),
         (lambda path: path.write_bytes(b"PK\3\4" * 100), InvalidModel, "does not begin with GGUF"),
         (lambda path: path.write_bytes(b""), InvalidModel, "does not begin with GGUF"),

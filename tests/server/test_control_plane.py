@@ -224,6 +224,7 @@ async def test_the_openai_list(start_daemon: StartDaemon) -> None:
         "owned_by": "modelrunner",
         "architecture": "llama",
         "context_window": 2048,
+        "capabilities": ["completion"],
         "backend": "fake",
     }
     async with daemon.unix.delete("/v1/models/smol") as answer:

@@ -19,6 +19,7 @@ from modelrunner.errors import (
 from modelrunner.modelconfig import ModelConfiguration
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.resolve import Resolver
+from modelrunner.models.templates import TemplateFiles
 from modelrunner.registry import BackendRegistry
 from modelrunner.store import Store
 from modelrunner.types import KeepAlive, Mode, ModelFormat
@@ -54,6 +55,7 @@ class World:
             registry,
             self.configurations,
             logs=folder / "logs",
+            templates=TemplateFiles(folder / "templates"),
             keep_alive=KeepAlive(300.0),
             stop_grace=2.0,
         )
@@ -126,6 +128,7 @@ def test_a_format_that_nothing_runs(tmp_path: Path) -> None:
         registry,
         world.configurations,
         logs=tmp_path,
+        templates=TemplateFiles(tmp_path / "templates"),
         keep_alive=KeepAlive(0),
         stop_grace=1.0,
     )

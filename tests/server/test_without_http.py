@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from modelrunner.errors import ModelNotFound
+from modelrunner.models.abilities import Abilities
 from modelrunner.models.library import PullOrder
 from modelrunner.models.reload import Effect
 from modelrunner.proxy.access import Access
@@ -55,7 +56,7 @@ async def test_a_models_whole_life(tmp_path: Path) -> None:
     (model,) = made.library
     assert model.size > (tmp_path / "model.gguf").stat().st_size  # bytes, with its configuration
     assert (model.id, model.tags) == (pulled.id, ["smol", "mine"])
-    assert await made.library.backends([model]) == ["fake"]
+    assert await made.library.abilities([model]) == [Abilities("fake", 2048, ("completion",))]
 
     shown = await made.configurator.change("mine", {"context-size": 512})
     assert shown.effect is not None

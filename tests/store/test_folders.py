@@ -190,6 +190,36 @@ def test_a_word_of_a_vocabulary_is_not_code(store: Store) -> None:
             {},
             {"completion", "vision"},
         ),
+        (
+            {"architectures": ["Qwen2AudioForConditionalGeneration"], "audio_config": {"depth": 1}},
+            {},
+            {"completion", "audio"},
+        ),
+        (
+            {"architectures": ["XForConditionalGeneration"]},
+            {"preprocessor_config.json": b'{"image_processor_type": "A", "feature_extractor_type": "B"}'},
+            {"completion", "vision", "audio"},
+        ),
+        ({}, {"chat_template.jinja": b"{{ tools }}{{ tool_calls }}"}, {"chat", "completion", "tools"}),
+        (
+            {},
+            {
+                "chat_template.jinja": b"{{ messages }}",
+                "tokenizer_config.json": b'{"chat_template": "{{ tools }}{{ tool_calls }}"}',
+            },
+            {"chat", "completion"},
+        ),
+        (
+            {},
+            {"tokenizer_config.json": b'{"chat_template": "{{ tools }}{{ tool_calls }}"}'},
+            {"chat", "completion", "tools"},
+        ),
+        (
+            {},
+            {"tokenizer_config.json": b'{"chat_template": [{"name": "a", "template": "{{ enable_thinking }}"}]}'},
+            {"chat", "completion", "reasoning"},
+        ),
+        ({"architectures": ["BertModel"]}, {"chat_template.jinja": b"{{ tools }}{{ tool_calls }}"}, {"embedding"}),
         ({"architectures": ["BertModel"]}, {}, {"embedding"}),
         ({"architectures": ["Qwen3ForCausalLM"]}, {"modules.json": b"[]"}, {"embedding"}),
         ({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "x"}}, {}, {"reranking"}),

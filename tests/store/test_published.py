@@ -83,7 +83,7 @@ def test_shards_projector_and_template(store: Store, tmp_path: Path, version: st
         bundle = opened.bundle("mine")
         assert list(bundle.files) == names
         assert [bundle.files[name].read_bytes() for name in names[:2]] == shards
-        assert bundle.capabilities == {"completion", "vision"}
+        assert bundle.capabilities == {"chat", "completion", "vision"}
 
 
 def test_a_folder(store: Store) -> None:

@@ -285,6 +285,21 @@ def test_shards_come_in_their_own_order(store):
         ("qwen3", {"qwen3.pooling_type": gguf.PoolingType.LAST.value}, {"embedding"}),
         ("qwen3", {"qwen3.pooling_type": gguf.PoolingType.NONE.value}, {"completion"}),
         ("bert", {"bert.pooling_type": gguf.PoolingType.RANK.value}, {"reranking"}),
+        ("llama", {"tokenizer.chat_template": "{{ messages }}"}, {"chat", "completion"}),
+        (
+            "llama",
+            {
+                "tokenizer.chat_template": "{{ messages }}",
+                "tokenizer.chat_template.tool_use": "{{ tools }}{{ tool_calls }}",
+            },
+            {"chat", "completion", "tools"},
+        ),
+        (
+            "qwen3",
+            {"tokenizer.chat_template": "{{ tools }}{{ tool_calls }}{{ enable_thinking }}"},
+            {"chat", "completion", "tools", "reasoning"},
+        ),
+        ("bert", {"tokenizer.chat_template": "{{ tools }}{{ tool_calls }}"}, {"embedding"}),
     ],
 )
 def test_capabilities(store, architecture, metadata, capabilities):
@@ -298,6 +313,20 @@ def test_a_projector_makes_a_model_see(store):
     assert list(bundle.files) == ["model.gguf", "mmproj.gguf"]
     assert bundle.header.architecture == "llama"
     assert bundle.capabilities == {"completion", "vision"}
+
+
+@pytest.mark.parametrize(
+    ("told", "senses"),
+    [
+        ({"clip.has_vision_encoder": True}, {"vision"}),
+        ({"clip.has_audio_encoder": True}, {"audio"}),
+        ({"clip.has_vision_encoder": False, "clip.has_audio_encoder": True}, {"audio"}),
+        ({"clip.has_vision_encoder": True, "clip.has_audio_encoder": True}, {"vision", "audio"}),
+    ],
+)
+def test_a_projector_says_what_a_model_takes_in(store, told, senses):
+    store.create({"x": ingest(store, 1, architecture="clip", metadata=told), "y": ingest(store, 2)}, "a")
+    assert Store(store.data).bundle("a").capabilities == {"completion"} | senses
 
 
 def test_quantization_of_a_file_that_does_not_say(store):

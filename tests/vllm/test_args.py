@@ -140,3 +140,12 @@ def test_what_needs_a_gpu_is_refused_on_the_cpu(options: dict[str, object]) -> N
 def test_code_of_a_model_runs_only_where_the_store_says_that_it_is_trusted() -> None:
     assert "--trust-remote-code" not in command(spec(bundle()))
     assert "--trust-remote-code" in command(spec(replace(bundle(), brings_code=True)))
+
+
+def test_a_template_of_the_configuration(tmp_path: Path) -> None:
+    run = spec()
+    own = run.bundle.directory / "chat_template.jinja"
+    for file, words in ((own, []), (tmp_path / "given.jinja", ["--chat-template", str(tmp_path / "given.jinja")])):
+        files = {**run.bundle.files, "chat_template.jinja": file}
+        made = command(replace(run, bundle=replace(run.bundle, files=files)))
+        assert [word for word in made if word in ("--chat-template", str(file))] == words

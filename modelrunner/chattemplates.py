@@ -1,0 +1,37 @@
+"""What the text of a chat template says about a model. A template comes from strangers: the daemon searches its text in
+linear time and never renders it."""
+
+import re
+
+LARGEST = 1 << 17  # bytes; the largest that are in use have 30,000
+
+# A comment, or a tag of Jinja (https://jinja.palletsprojects.com/templates/). The quantifiers give nothing back, so
+# that a tag without an end costs no second search.
+_STRING = r"'(?:[^'\\]|\\.)*+'?|\"(?:[^\"\\]|\\.)*+\"?"
+_TAG = re.compile(rf"\{{#.*?(?:#\}}|\Z)|\{{[{{%]((?:[^'\"%}}]|{_STRING}|%(?!\}})|\}}(?!\}}))*+)", re.DOTALL)
+_NAME = re.compile(rf"{_STRING}|(?<![\w.])([A-Za-z_]\w*)", re.DOTALL)
+# transformers hands a template the tools of a request in this variable. llama.cpp reads calls only where the template
+# says how a message shows them.
+_TOOLS, _CALLS = "tools", "tool_calls"
+# Variables that switch thinking, and the marks that models put around it.
+_THINKING = frozenset({"enable_thinking", "thinking", "thinking_budget", "reasoning_effort"})
+_MARKS = ("<think>", "</think>", "[THINK]", "<|channel|>analysis", "<|START_THINKING|>", "<seed:think>")
+
+
+def abilities(template: str) -> frozenset[str]:
+    """The capabilities that a model has by its template: "chat", and "tools" and "reasoning" where the template knows
+    them. Empty without a template."""
+    if not template:
+        return frozenset()
+    names = _names(template)
+    found = {"chat"}
+    if _TOOLS in names and _CALLS in template:
+        found.add("tools")
+    if names & _THINKING or any(mark in template for mark in _MARKS):
+        found.add("reasoning")
+    return frozenset(found)
+
+
+def _names(template: str) -> set[str]:
+    """The names in its tags, without attributes and the content of strings."""
+    return {name[1] for tag in _TAG.finditer(template) if tag[1] for name in _NAME.finditer(tag[1]) if name[1]}
