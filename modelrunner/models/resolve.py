@@ -41,7 +41,8 @@ _CAPABILITIES = {
 
 
 class Resolver:
-    """`keep_alive` is for models that have none of their own; `stop_grace` is in seconds."""
+    """`known` has the targets that were resolved and still hold. `keep_alive` is for models that have none of their
+    own; `stop_grace` is in seconds."""
 
     def __init__(
         self,
@@ -59,22 +60,22 @@ class Resolver:
         self._logs = logs
         self._keep_alive = keep_alive
         self._stop_grace = stop_grace
-        self._targets: dict[tuple[str | None, str, Mode], Target] = {}
+        self.known: dict[tuple[str | None, str, Mode], Target] = {}
         self._drafting: set[tuple[str, str]] = set()  # model and draft, by ID, of one vocabulary
-        self._seen = (-1, -1)
+        store.watchers.append(self.forget)
+        configurations.watchers.append(self.forget)
 
     def __call__(self, backend: str | None, model: str, mode: Mode) -> Target:
         """Raises `BackendNotFound`, `ModelNotFound`, `InvalidReference`, `BackendUnavailable`, `Unavailable` (being
         installed), `Misdirected`, `UnsupportedModel`, `NotImplementedHere`, `BadRequest`."""
-        return self.known(backend, model, mode) or self._remember(backend, model, mode)
-
-    def known(self, backend: str | None, model: str, mode: Mode) -> Target | None:
-        """The target that was resolved before, if it still holds; costs well under a microsecond."""
-        now = (self._store.generation, self._configurations.generation)
-        if now != self._seen:
-            self._targets.clear()
-            self._seen = now
-        return self._targets.get((backend, model, mode))
+        known = self.known  # a change meanwhile puts another in its place
+        target = known.get((backend, model, mode))
+        if target is None:
+            target = self._target(backend, model, mode)
+            if len(known) >= _MOST_REMEMBERED:
+                known.clear()
+            known[backend, model, mode] = target
+        return target
 
     def endpoints(self, target: Target) -> frozenset[str]:
         """As of `Backend.endpoints`, of the target's backend. Raises `BackendNotFound`."""
@@ -83,17 +84,17 @@ class Resolver:
     async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
         """Does the slow part of a first call (reading a model's files, looking for an engine) off the event loop.
         Raises as a call does."""
-        if self.known(backend, model, mode) is None:
+        if (backend, model, mode) not in self.known:
             await asyncio.to_thread(self._target, backend, model, mode)
 
     def forget(self) -> None:
-        """Forgets all targets: a backend was changed or removed."""
-        self._targets.clear()
+        """Forgets all targets: a model, a configuration or a backend was changed. Any thread may call this."""
+        self.known = {}
 
     def set_keep_alive(self, keep_alive: KeepAlive) -> None:
         """For the models that have no keep-alive of their own."""
         self._keep_alive = keep_alive
-        self._targets.clear()
+        self.forget()
 
     def keep_alive(self, settings: ModelConfiguration) -> KeepAlive:
         return KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
@@ -152,13 +153,6 @@ class Resolver:
         key = RunnerKey(backend.name, bundle.model_id, mode, posted.revision)
         spec = self._spec(backend, bundle, mode, configuration, key)
         return Target(key, spec, self.keep_alive(configuration), bool(configuration.pin))
-
-    def _remember(self, backend: str | None, model: str, mode: Mode) -> Target:
-        target = self._target(backend, model, mode)
-        if len(self._targets) >= _MOST_REMEMBERED:
-            self._targets.clear()
-        self._targets[backend, model, mode] = target
-        return target
 
     def _target(self, name: str | None, model: str, mode: Mode) -> Target:
         if name is not None:
