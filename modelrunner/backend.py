@@ -108,6 +108,8 @@ class Backend(ABC):
     checks_model: ClassVar[bool] = False
     """Its engine refuses a request whose `model` is neither of the bundle's references nor the model ID: what else a
     person may write (a part of a name, a tag of a minute ago) is then replaced on the way by the first of them."""
+    installs_on_demand: ClassVar[bool] = False
+    """True if its engine is installed for the first request that needs it: tens of megabytes, not gigabytes."""
     settings_model: ClassVar[type[BaseModel]] = NoSettings
     options_model: ClassVar[type[BaseModel]] = NoSettings
     """What can be set per model for this backend alone; `RunSpec.options` holds what it validated."""

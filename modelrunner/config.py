@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from modelrunner.errors import BadRequest
-from modelrunner.locations import ConfigFile, ConfigurationError, Locations
+from modelrunner.locations import SOCKET_NAME, ConfigFile, ConfigurationError, Locations, first_private
 from modelrunner.modelconfig import ModelConfiguration
 from modelrunner.schema import nearest
 from modelrunner.types import KeepAlive
@@ -132,6 +132,19 @@ class Settings(BaseModel):
         """Reads the same file and environment again. Raises `ConfigurationError`."""
         locations, _, overrides = self._origin
         return Settings.load(Locations.find(locations.environ), **overrides)
+
+    def runtime_folder(self) -> Path:
+        """The folder of the sockets, made where it is missing. Raises `ConfigurationError`."""
+        return first_private(self._origin[0].runtimes)
+
+    def socket_path(self) -> Path:
+        """Where to listen: `socket`, by default in the runtime folder, which is made. Raises `ConfigurationError`."""
+        follows = self.socket == self._origin[0].runtime / SOCKET_NAME
+        return self.runtime_folder() / SOCKET_NAME if follows else self.socket
+
+    def is_given(self, name: str) -> bool:
+        """False for a setting that has its default value because nobody set it."""
+        return name in self.model_fields_set
 
     def place(self, *key: str) -> str:
         """Where in the configuration file the key stands."""

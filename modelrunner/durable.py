@@ -14,18 +14,46 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 
+from modelrunner.errors import InsufficientDisk, StorageFailed
+from modelrunner.units import format_bytes
+
 _TEMPORARY = ".tmp"
 _ASIDE = ".corrupt-"
 _LARGEST = 64 << 20  # bytes of a file that is read whole
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_LEAST = 1 << 18  # bytes; room for an index of over a thousand models
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def translated(what: str, folder: Path) -> Iterator[None]:
+    """Turns an `OSError` of the block into `InsufficientDisk` or `StorageFailed`, which name the path and the remedy.
+    `what` is what failed, `folder` where it was at work."""
+    try:
+        yield
+    except OSError as error:
+        if is_full(error):
+            there = next(place for place in (folder, *folder.parents) if place.exists())
+            raise InsufficientDisk(
+                f"{what} failed: the disk is full. At least {format_bytes(_LEAST)} are needed and "
+                f"{format_bytes(shutil.disk_usage(there).free)} free in {folder}: make room, for example with "
+                "`modelrunner rm MODEL`"
+            ) from error
+        path = error.filename or folder
+        remedy = f": make {path} writable for user {os.getuid()}" if error.errno in _REFUSED else ""
+        raise StorageFailed(f"{what} failed: {error.strerror or error} ({path}){remedy}") from error
+
+
+def is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def write(path: Path, data: bytes, *, synced: bool = True) -> None:

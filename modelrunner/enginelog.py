@@ -2,27 +2,37 @@
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 TAIL_BYTES = 16 << 10
 LINE_BYTES = 4 << 10
+_RETRY = 5.0  # seconds until a log that could not be written is tried again
 log = logging.getLogger(__name__)
 
 
 class EngineLog:
     """`path` and its predecessor `path.1` together stay within `limit` bytes. A disk that is full, or a folder that
-    cannot be written, costs the file and nothing else. Lines longer than 4 KiB reach `on_line` cut; a carriage return
-    ends a line too, as progress bars use it."""
+    cannot be written, costs what is printed meanwhile and nothing else: the file is tried again. Lines longer than 4
+    KiB reach `on_line` cut; a carriage return ends a line too, as progress bars use it."""
 
-    def __init__(self, path: Path, limit: int, on_line: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        limit: int,
+        on_line: Callable[[str], None] | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._path = path
         self._half = max(limit // 2, 1)
         self._on_line = on_line
         self._tail = bytearray()
         self._partial = b""
         self._size = 0
+        self._clock = clock
         self._file: int | None = None
+        self._failed: float | None = None  # since when it cannot be written
         self._try(self._open)
 
     def feed(self, chunk: bytes) -> None:
@@ -56,18 +66,26 @@ class EngineLog:
 
     def _write(self, data: bytes) -> None:
         if self._file is None:
-            return
+            if self._failed is not None and self._clock() - self._failed < _RETRY:
+                return
+            self._open()
         if self._size and self._size + len(data) > self._half:
             self._close_file()
             self._path.replace(self._path.with_name(self._path.name + ".1"))
             self._open()
+        assert self._file is not None
         self._size += os.write(self._file, data)
+        if self._failed is not None:
+            log.info("the engine's log %s is written again", self._path)
+            self._failed = None
 
     def _try(self, action: Callable[[], None]) -> None:
         try:
             action()
         except OSError as error:
-            log.warning("the engine's log %s is no longer written: %s", self._path, error)
+            if self._failed is None:
+                log.warning("the engine's log %s is not written for now: %s", self._path, error)
+            self._failed = self._clock()
             self._close_file()
 
     def _close_file(self) -> None:

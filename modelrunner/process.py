@@ -9,19 +9,22 @@ import asyncio
 import errno
 import marshal
 import os
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import lru_cache
 from itertools import chain, repeat
 from pathlib import Path
+from threading import Lock
 from typing import NoReturn
 
 from modelrunner.enginelog import EngineLog
 from modelrunner.errors import BackendExited, BackendUnavailable, ModelRunnerError, Unavailable
-from modelrunner.processtree import MARK, kill_marked, new_mark
+from modelrunner.processtree import MARK, kill_adopted, kill_marked, new_mark
 from modelrunner.types import ProcessOptions
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
@@ -32,25 +35,31 @@ _KILL_PATIENCE = 1.0
 _FOR_PYTHON = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 
+_guardians: set[int] = set()  # process IDs of all that run
+_starting = Lock()  # held until a new guardian is among them: processes may be started on several threads
+
 _PASSED_ON = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_*", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
     *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
     *("CUDA_*", "NVIDIA_*", "NCCL_*", "HIP_*", "ROCR_*", "ROCM_*", "HSA_*", "GPU_DEVICE_ORDINAL"),
     *("ZE_*", "ONEAPI_*", "SYCL_*", "VK_*", "OMP_*", "KMP_*", "MKL_*"),
 )
-_SECRET = ("*TOKEN*", "*API_KEY*", "*SECRET*", "*PASSWORD*", "*CREDENTIAL*")
+_SECRET = re.compile("TOKEN|API_KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
 def scrubbed_environment(keep: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The part of `environ` that an engine gets: what finds programs, libraries, languages and devices, and the names
     or patterns (`GGML_*`) in `keep`. A name that looks like a secret is passed on only where `keep` spells it out."""
-    patterns, exact = (*_PASSED_ON, *keep), set(keep)
+    exact = frozenset(keep)
+    passes = _pattern((*_PASSED_ON, *exact)).match
     return {
-        name: value
-        for name, value in environ.items()
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
-        and (name in exact or not any(fnmatchcase(name.upper(), secret) for secret in _SECRET))
+        name: value for name, value in environ.items() if passes(name) and (name in exact or not _SECRET.search(name))
     }
+
+
+@lru_cache(maxsize=16)
+def _pattern(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)))
 
 
 async def run(
@@ -105,7 +114,7 @@ class _Child:
         with theirs:
             self._output, log = os.pipe()
             undo.callback(os.close, self._output)
-            with open(log, "wb", buffering=0) as log_file:
+            with open(log, "wb", buffering=0) as log_file, _starting:
                 self._guardian = subprocess.Popen(
                     [sys.executable, "-I", "-S", str(_GUARDIAN), str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
@@ -117,6 +126,7 @@ class _Child:
                     env={name: os.environ[name] for name in _FOR_PYTHON if name in os.environ},
                     cwd=cwd,
                 )
+                _guardians.add(self._guardian.pid)
         undo.callback(self._kill_guardian)
         self._control.setblocking(False)
         os.set_blocking(self._output, False)
@@ -136,8 +146,9 @@ class _Child:
             step, patience = next(steps)
             step()
             cancelled |= not await self.wait(patience)
+        self._reap_guardian()  # it has ended: what it kept is ours now
         # Without its last report the guardian was killed, and what it kept may live.
-        while not self._failure and self._returncode is None and kill_marked(self._mark):
+        while not self._failure and self._returncode is None and self._kill_left():
             cancelled |= not await _undisturbed(asyncio.sleep(0.01))
         return cancelled
 
@@ -148,7 +159,7 @@ class _Child:
         self._loop.remove_reader(self._control)
         self._loop.remove_reader(self._output)
         self._control.close()
-        self._guardian.wait()
+        self._reap_guardian()
         self._drain_log()
         os.close(self._output)
         self._log.close()
@@ -173,7 +184,16 @@ class _Child:
     def _kill_guardian(self) -> None:
         """For one that does not obey (somebody stopped it): the kernel then kills the engine."""
         self._guardian.kill()
+        self._reap_guardian()
+
+    def _kill_left(self) -> int:
+        """Kills what a killed guardian kept. How many processes were found."""
+        with _starting:
+            return kill_adopted(_guardians) + kill_marked(self._mark)
+
+    def _reap_guardian(self) -> None:
         self._guardian.wait()
+        _guardians.discard(self._guardian.pid)
 
     def _read_reports(self) -> None:
         try:

@@ -1,9 +1,13 @@
 """Looks at living processes: which belong to an engine, what they use, who listens on a port; and kills what a killed
 daemon or guardian left. Every function scans the process table: milliseconds, tens of them on a large machine."""
 
+import ctypes
 import os
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -11,19 +15,67 @@ import psutil
 from modelrunner.types import RequiredMemory
 
 MARK = "MODELRUNNER_PROCESS"
+_LINUX = sys.platform == "linux"
+_PR_SET_CHILD_SUBREAPER = 36
+_ROUNDS = 50
 _LOOPBACK_AND_ANY = {"127.0.0.1": ("127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"), "::1": ("::1", "::")}
 
 
 def new_mark() -> str:
-    """The value of `MARK` in an engine's environment, which its descendants inherit. It names this daemon, so that a
-    later one can tell that they have lost theirs."""
-    me = psutil.Process()
-    return f"{_namespace(me.pid)}:{me.pid}:{me.create_time():.0f}:{os.urandom(8).hex()}"
+    """The value of `MARK` in an engine's environment, which its descendants inherit. It identifies this daemon, so that
+    a later daemon can tell that the processes have lost theirs."""
+    return f"{_identity(os.getpid())}:{os.urandom(8).hex()}"
 
 
 def kill_marked(mark: str) -> int:
     """Sends KILL to every process that carries `mark`; how many were found."""
     return _kill(lambda found: found == mark)
+
+
+def become_subreaper() -> None:
+    """Makes this process the parent of descendants whose own parents end (prctl(2), PR_SET_CHILD_SUBREAPER), so that
+    `kill_adopted` finds what a killed guardian kept. Does nothing elsewhere than on Linux."""
+    if _LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_adopted(own: Collection[int]) -> int:
+    """Kills and reaps the descendants of killed guardians: children of this process in other sessions than its own, but
+    for those in `own`. How many were found and are not gone yet. Goes on while processes replace themselves."""
+    for _ in range(_ROUNDS):
+        adopted = [pid for pid in _children() if pid not in own and _is_adopted(pid)]
+        if not sum(map(_killed, adopted)):
+            return 0
+    return len(adopted)
+
+
+def _children() -> list[int]:
+    if not _LINUX:
+        return []
+    try:
+        lists = [Path(f"/proc/self/task/{task}/children").read_text("ascii") for task in os.listdir("/proc/self/task")]
+        return [int(pid) for pids in lists for pid in pids.split()]
+    except OSError:  # a thread that has ended, or a kernel without CONFIG_PROC_CHILDREN
+        return [child.pid for child in psutil.Process().children()]
+
+
+def _is_adopted(pid: int) -> bool:
+    try:
+        return os.getsid(pid) != os.getsid(0)
+    except ProcessLookupError:
+        return False
+
+
+def _killed(pid: int) -> bool:
+    """False for a process that has become another user's and cannot be killed."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, os.WNOHANG)
+    except (ProcessLookupError, ChildProcessError):
+        pass
+    except PermissionError:
+        return False
+    return True
 
 
 def sweep_orphans() -> int:
@@ -46,23 +98,33 @@ def _kill(chosen: Callable[[str], bool]) -> int:
 
 
 def _lost_its_daemon(mark: str) -> bool:
-    """False where that cannot be told: process IDs mean something only inside their namespace."""
+    """False where this cannot be told: a process ID means something only in one namespace of one boot."""
+    daemon, _, _ = mark.rpartition(":")
     try:
-        namespace, pid, created, _ = mark.split(":")
-        if namespace != _namespace(os.getpid()):
+        boot, namespace, pid, _ = daemon.split(":")
+        if [boot, namespace] != _identity(os.getpid()).split(":")[:2]:
             return False
-        return abs(psutil.Process(int(pid)).create_time() - float(created)) > 5
+        return _identity(int(pid)) != daemon
     except psutil.NoSuchProcess:
         return True
-    except ValueError:
+    except ValueError:  # not a mark of ours
         return False
 
 
-def _namespace(pid: int) -> str:
+def _identity(pid: int) -> str:
+    """Names a process unlike any other, now and later, whatever is done to the clock: the boot's ID, the namespace of
+    process IDs, the process ID, and its start in clock ticks since the boot (proc(5), field 22 of /proc/PID/stat).
+    Elsewhere than on Linux, the start is a time of day. Raises `psutil.NoSuchProcess`."""
+    if not _LINUX:
+        return f"::{pid}:{psutil.Process(pid).create_time():.0f}"
     try:
-        return str(os.stat(f"/proc/{pid}/ns/pid").st_ino)
-    except OSError:
-        return "0"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()  # from the third on
+    except (FileNotFoundError, ProcessLookupError):
+        fields = ["Z"]
+    if fields[0] == "Z":  # it has ended, and its parent has not noticed
+        raise psutil.NoSuchProcess(pid)
+    return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}:{pid}:{fields[19]}"
 
 
 def process_tree(pid: int) -> list[psutil.Process]:
@@ -149,20 +211,30 @@ def activity_of(pid: int) -> Activity:
 
 
 def strangers_on(pid: int, host: str, port: int) -> list[int | None] | None:
-    """Who else listens where a connection to `host`:`port` may arrive: process IDs outside the engine's tree (None for
-    another user's), in most cases none. None instead of a list while the engine itself does not listen there."""
-    ours = {process.pid for process in process_tree(pid)}
-    listeners = [owner for address, owner in _listeners(ours, port) if address in _LOOPBACK_AND_ANY.get(host, (host,))]
-    strangers = [owner for owner in listeners if owner not in ours]
-    return strangers if listeners else None
+    """The processes outside the tree of the engine `pid` that listen where a connection to `host`:`port` may arrive
+    (None for another user's process), usually none. None instead of a list while the engine itself does not listen.
+
+    Looks twice where it finds some: an engine forks workers and opens sockets while its processes are listed."""
+    strangers = _strangers_on(pid, host, port)
+    if not strangers:
+        return strangers
+    again = _strangers_on(pid, host, port)
+    return again and [owner for owner in again if owner in strangers]
 
 
-def _listeners(ours: set[int], port: int) -> list[tuple[str, int | None]]:
+def _strangers_on(pid: int, host: str, port: int) -> list[int | None] | None:
+    addresses = _LOOPBACK_AND_ANY.get(host, (host,))
+    listeners = [owner for address, owner in _listeners(pid, port) if address in addresses]
+    ours = {process.pid for process in process_tree(pid)}  # after the listeners, so that it has their latest children
+    return [owner for owner in listeners if owner not in ours] if listeners else None
+
+
+def _listeners(engine: int, port: int) -> list[tuple[str, int | None]]:
     found: list[tuple[Any, int | None]]
     try:
         found = [(connection, connection.pid) for connection in psutil.net_connections("tcp")]
     except psutil.AccessDenied:  # macOS shows other processes' sockets to root only
-        found = [(connection, pid) for pid in ours for connection in psutil.Process(pid).net_connections("tcp")]
+        found = [(connection, own.pid) for own in process_tree(engine) for connection in own.net_connections("tcp")]
     return [
         (connection.laddr.ip, pid)
         for connection, pid in found

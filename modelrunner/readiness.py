@@ -1,15 +1,42 @@
 """When a starting engine is ready, and when it has stopped getting there."""
 
 import asyncio
+import errno
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 
 from modelrunner.errors import EngineFailed, EngineProtocolError, TimedOut
 from modelrunner.processtree import Activity, activity_of, strangers_on
+from modelrunner.types import Endpoint
 from modelrunner.upstream import UpstreamPool
 
 _HEALTH_TIMEOUT = 5.0
-_SHORTEST_PAUSE = 0.01
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds
+_LONGEST_START = 12  # stall limits, however busy the engine seems
+
+
+class PortTaken(EngineFailed):
+    """Another process listens on the TCP port that the engine was to have."""
+
+
+def is_free(endpoint: Endpoint) -> bool:
+    """Whether an engine could listen there; always true of a Unix socket, which lies in a folder of ours."""
+    if endpoint.host is None or endpoint.port is None:
+        return True
+    with socket.socket(socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended are in nobody's way
+        try:
+            probe.bind((endpoint.host, endpoint.port))
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True
+
+
+def pause(starting: float, silent: float) -> float:
+    """Seconds between two questions to an engine that has been `starting` for so long, and `silent` since its last
+    line: 0.01 at first, at most 0.25."""
+    return min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, min(starting / 100, silent / 10)))
 
 
 class Readiness:
@@ -32,17 +59,18 @@ class Readiness:
     async def wait(self) -> None:
         """Returns once the engine answers `GET /health` with 200. Asks every 10 ms at first, and again after each line
         that it logs, then ever more seldom, at most after a quarter of a second. Raises `TimedOut` after `stall_limit`
-        seconds without progress (a log line, processor time, reading from disk), `EngineFailed` if its port is
-        somebody else's."""
+        seconds without progress (a log line, processor time, reading from disk) or twelve times as long in all,
+        `PortTaken` if another process listens on its port."""
         self._began = self._progressed = self._sampled = self._clock()
         while not (await self._answers() and await self._is_ours()):
             await self._pause()
             await self._check_progress()
 
     async def _pause(self) -> None:
-        """What an engine logs last before it serves, it may log after half a minute of loading."""
+        """Until it is time to ask again, or the engine has logged a line: the last line before it serves may come after
+        half a minute of loading."""
         now = self._clock()
-        seconds = min(0.25, max(_SHORTEST_PAUSE, min((now - self._began) / 100, (now - self._heard) / 10)))
+        seconds = pause(now - self._began, now - self._heard)
         self._news.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -68,9 +96,7 @@ class Readiness:
         strangers = await asyncio.to_thread(strangers_on, self.pid, endpoint.host, endpoint.port)
         if strangers:
             who = f"process {strangers[0]}" if strangers[0] else "another user's process"
-            raise EngineFailed(
-                f"port {endpoint.port} is taken by {who}, which is not this engine: stop it, or try again"
-            )
+            raise PortTaken(f"port {endpoint.port} is taken by {who}, which is not this engine: stop it, or try again")
         return strangers is not None
 
     async def _check_progress(self) -> None:
@@ -83,8 +109,5 @@ class Readiness:
             self._activity, self._sampled = activity, now
         if now - self._progressed >= self._stall_limit:
             raise TimedOut(f"the engine made no progress for {self._stall_limit:g} seconds")
-
-
-def is_echo(line: str) -> bool:
-    """True for a log line that only our own asking has caused: no sign of progress, and nobody's last words."""
-    return "/health" in line
+        if now - self._began >= _LONGEST_START * self._stall_limit:
+            raise TimedOut(f"the engine was not ready after {now - self._began:.0f} seconds")

@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 
 from modelrunner.backend import Backend
 from modelrunner.errors import BackendExited, EngineFailed, Misdirected, ModelRunnerError, OutOfMemory, TimedOut
+from modelrunner.lastwords import is_echo, last_words
 from modelrunner.processtree import memory_of, oom_kills
-from modelrunner.readiness import Readiness, is_echo
+from modelrunner.readiness import PortTaken, Readiness, is_free
+from modelrunner.tasks import stopped
 from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec
 from modelrunner.upstream import UpstreamPool
 from modelrunner.watchdog import Watchdog
@@ -21,8 +23,7 @@ from modelrunner.watchdog import Watchdog
 log = logging.getLogger(__name__)
 _Order = Callable[[RunSpec, Endpoint], Awaitable[None]]
 _KEPT_LINES = 50
-_LAST_LINES = 3
-_LAST_WORDS = 400
+_OTHER_PORTS = 5  # that are tried when one is taken
 # Seconds that a failed engine gets to end by itself, so that its last words are seen: a process that crashes needs
 # milliseconds, one that writes a core dump longer. A broken connection waits a quarter of it (proxy/exchange.py): there
 # the client waits, and the usual end is at once.
@@ -60,7 +61,9 @@ class Runner:
         wedge_limit: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
         oom_kills: Callable[[], int] = oom_kills,
+        other_port: Callable[[], Endpoint] | None = None,
     ) -> None:
+        """`other_port` chooses another endpoint when something else listens on that of an engine that starts."""
         self.id = id
         self.key = key
         self.endpoint = endpoint
@@ -85,6 +88,7 @@ class Runner:
         self._stall_limit = stall_limit
         self._watchdog = Watchdog(backend, self.spec, self.upstream, limit=wedge_limit, clock=clock)
         self._is_watched = wedge_limit > 0
+        self._other_ports = [other_port] * _OTHER_PORTS if other_port else []
 
     def __repr__(self) -> str:
         return f"<Runner {self.id} {self.key} {self.state} pid={self.pid}>"
@@ -102,27 +106,44 @@ class Runner:
         self.started = self._clock()
         self._oom_kills_before = self._oom_kills()
         self._remove_socket()
+        try:
+            while True:
+                try:
+                    await self._keep_engine()
+                except PortTaken as error:
+                    if not self._other_ports:
+                        self.failure = error
+                        raise
+                    self._move_to(self._other_ports.pop()())
+        finally:
+            self._end()
+
+    async def _keep_engine(self) -> NoReturn:
+        """Starts the engine once and keeps it until it ends. Raises as `run` does, and `PortTaken`."""
         engine: asyncio.Task[Any]
         engine = asyncio.create_task(self._backend.run(self.spec, self.endpoint), name=f"engine of runner {self.id}")
+        ended_by_itself = True
         try:
             await self._become_ready(engine)
             await self._serve(engine)
             await engine
             raise EngineFailed(f"the backend {self.key.backend} returned instead of keeping its engine")
         except asyncio.CancelledError:
+            ended_by_itself = False
             if self.ready_at is not None and not engine.done():
-                await self._let_go()
+                await self._exchange(self._backend.before_stop, "was not done with")
+            raise
+        except PortTaken:
             raise
         except Exception as error:  # whatever a backend raises, this runner has failed with it
+            if engine.done() and self.state is RunnerState.STARTING and not is_free(self.endpoint):
+                raise PortTaken(f"port {self.endpoint.port} is taken by another process: try again") from error
             self.failure = self._explained(error)
             if self.failure is error:
                 raise
             raise self.failure from error
         finally:
-            try:
-                await _stopped(engine, patience=None if self.failure is None else LAST_CHANCE)
-            finally:
-                self._end()
+            await stopped(engine, patience=LAST_CHANCE if ended_by_itself else None)
 
     def check_model(self, model_id: str) -> None:
         """The guard: raises `Misdirected` for any model but the one that this runner has loaded."""
@@ -149,7 +170,7 @@ class Runner:
         await self._ask("fall asleep", self._backend.sleep, self.spec.process.stop_grace)
 
     async def wake(self) -> None:
-        """The same for a sleeping one, which is to be ready again within `stall_limit`."""
+        """Wakes the engine. Raises as `sleep` does; the limit is `stall_limit`."""
         self.stage = "waking up"
         await self._ask("wake up", self._backend.wake, self._stall_limit)
         self.stage, self._watchdog.resting = "", False
@@ -185,8 +206,8 @@ class Runner:
                 return
             await ready
         finally:
-            await _stopped(ready)
-        await self._prepare()
+            await stopped(ready)
+        await self._exchange(self._backend.after_ready, "did not prepare")
         if self.state is RunnerState.STARTING and not engine.done():
             self.ready_at, self.stage = self._clock(), ""
             self._move(RunnerState.READY)
@@ -202,25 +223,16 @@ class Runner:
             if not engine.done():
                 await watch
         finally:
-            await _stopped(watch)
+            await stopped(watch)
 
-    async def _prepare(self) -> None:
-        """The backend's first exchange with its engine."""
+    async def _exchange(self, order: _Order, failed: str) -> None:
+        """Lets the backend speak with its living engine, within the grace that a stop has."""
         try:
             async with asyncio.timeout(self.spec.process.stop_grace):
-                await self._backend.after_ready(self.spec, self.endpoint)
+                await order(self.spec, self.endpoint)
         except (OSError, ModelRunnerError) as error:  # a timeout is an OSError
             why = str(error) or "it took too long"
-            log.warning("runner %s: %s did not prepare its engine: %s", self.id, self.key.backend, why)
-
-    async def _let_go(self) -> None:
-        """The backend's last exchange with its living engine, within the grace that a stop has."""
-        try:
-            async with asyncio.timeout(self.spec.process.stop_grace):
-                await self._backend.before_stop(self.spec, self.endpoint)
-        except (OSError, ModelRunnerError) as error:  # a timeout is an OSError
-            why = str(error) or "it took too long"
-            log.warning("runner %s: %s was not done with its engine: %s", self.id, self.key.backend, why)
+            log.warning("runner %s: %s %s its engine: %s", self.id, self.key.backend, failed, why)
 
     def _explained(self, error: Exception) -> ModelRunnerError:
         """`error`, with what the engine said about it."""
@@ -258,6 +270,11 @@ class Runner:
             self.stage = stage
             self._changed()
 
+    def _move_to(self, endpoint: Endpoint) -> None:
+        log.warning("runner %s: port %s is taken by another process: trying another", self.id, self.endpoint.port)
+        self.endpoint = self.upstream.endpoint = endpoint
+        self.pid = self._readiness.pid = None
+
     def _move(self, state: RunnerState) -> None:
         if state not in _NEXT[self.state]:
             raise RuntimeError(f"{self!r} cannot become {state}")
@@ -281,26 +298,3 @@ class _Observer:
     def __init__(self, runner: Runner) -> None:
         self.started = runner._process_started
         self.output = runner._process_said
-
-
-def last_words(tail: str) -> str:
-    """The last lines of a log, in one line that a terminal can print."""
-    told = [line for line in tail.splitlines() if not is_echo(line)]
-    lines = [" ".join("".join(c if c.isprintable() else " " for c in line).split()) for line in told]
-    return " | ".join([line for line in lines if line][-_LAST_LINES:])[-_LAST_WORDS:]
-
-
-async def _stopped(task: "asyncio.Task[Any]", patience: float | None = None) -> None:
-    """Cancels `task` and sees it end, whoever cancels the caller meanwhile: that is passed on, and raised after it.
-    After `patience` seconds it is cancelled once more, which ends an engine at once."""
-    cancelled = False
-    while not task.done():
-        task.cancel()
-        try:
-            await asyncio.wait([task], timeout=patience)
-        except asyncio.CancelledError:
-            cancelled = True
-    if not task.cancelled():
-        task.exception()
-    if cancelled:
-        raise asyncio.CancelledError

@@ -69,8 +69,8 @@ def after(before: Silence | None, look: Look, now: float) -> Silence | None:
 
 
 class Watchdog:
-    """Over the engine of one runner. `upstream` are the connections that serve requests; the watchdog asks on its
-    own."""
+    """Over the engine of one runner. `upstream` are the connections that serve requests; the watchdog asks on
+    others."""
 
     def __init__(
         self,
@@ -86,9 +86,9 @@ class Watchdog:
         self._backend = backend
         self._spec = spec
         self._served = upstream
-        self._own = UpstreamPool(upstream.endpoint)
         self._limit = limit
         self._probe_limit = min(_PROBE_LIMIT, limit)
+        self._ask_limit = min(_ASK_LIMIT, limit / _LOOKS)
         self._clock = clock
         self._activity_of = activity
         self.resting = False  # it sleeps: nothing is owed, and nothing asked
@@ -136,7 +136,7 @@ class Watchdog:
         """Did it do counted work since it was asked before, and did it use the processor or the disk?"""
         busy = self._is_busier(await asyncio.to_thread(self._activity_of, pid))
         try:
-            async with asyncio.timeout(_ASK_LIMIT):
+            async with asyncio.timeout(self._ask_limit):
                 work = await self._backend.work_done(self._spec, self._served.endpoint)
         except (OSError, ModelRunnerError):
             return None, busy
@@ -159,7 +159,8 @@ class Watchdog:
             return True
         path, body = probe
         try:
-            status, _ = await self._own.fetch("POST", path, json.dumps(body).encode(), timeout=self._probe_limit)
+            own = UpstreamPool(self._served.endpoint)  # what is asked on it counts as no request
+            status, _ = await own.fetch("POST", path, json.dumps(body).encode(), timeout=self._probe_limit)
         except (OSError, EngineProtocolError) as error:
             log.warning("an engine did not complete a token when asked to: %s", str(error) or "it took too long")
             return False

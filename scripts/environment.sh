@@ -17,14 +17,18 @@ find_python() {
   return 1
 }
 
+# Whether a script in .venv was made for this place: a checkout that was moved has scripts of a Python that is not there.
+is_of_this_place() { grep -qF "$(pwd -P)/.venv/bin/" "$1" 2>/dev/null; }
+
 environment() {
   local lock=requirements.lock python wanted
   [ "$1" = dev ] && lock=requirements-dev.lock
   wanted=$(cat "$lock" pyproject.toml | cksum)
-  if [ -x .venv/bin/modelrunner ] && [ "$(cat ".venv/installed-$1" 2>/dev/null)" = "$wanted" ]; then return; fi
+  if is_of_this_place .venv/bin/modelrunner && [ "$(cat ".venv/installed-$1" 2>/dev/null)" = "$wanted" ]; then return; fi
   python=$(find_python) || exit 1
   say "Installing into $PWD/.venv (from $lock)"
-  [ -x .venv/bin/python ] && .venv/bin/python -c '' 2>/dev/null || "$python" -m venv --clear .venv
+  # An environment whose making was interrupted has a Python without a working pip.
+  is_of_this_place .venv/bin/pip && .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
   .venv/bin/python -m pip install --disable-pip-version-check --require-hashes -r "$lock" >&2
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
   printf '%s\n' "$wanted" > ".venv/installed-$1"

@@ -16,7 +16,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "api": set(),
     "backend": set(),
-    "cli": {"api", "client", "config", "server"},
+    "cli": {"api", "client", "config", "lockfile", "server"},
     "client": {"api"},
     "collecting": set(),
     "config": {"modelconfig"},
@@ -29,7 +29,9 @@ ALLOWED = {
     "flags": set(),
     "guardian": set(),
     "http1": set(),
+    "lastwords": set(),
     "locations": {"tomlplaces"},
+    "lockfile": set(),
     "modelconfig": set(),
     "plugins": {"backend", "processtree"},
     # The daemon's operations: no HTTP and no wire structs, so that every front end can stand on them.
@@ -40,7 +42,7 @@ ALLOWED = {
     "pull": {"store", "process"},  # pip is a child process like any other
     "registry": {"backend"},
     "readiness": {"backend", "processtree", "upstream"},
-    "runner": {"backend", "process", "processtree", "readiness", "upstream", "watchdog"},
+    "runner": {"backend", "lastwords", "process", "processtree", "readiness", "tasks", "upstream", "watchdog"},
     "scheduler": {"runner", "backend", "registry", "processtree"},
     "schema": set(),
     "server": {
@@ -53,10 +55,12 @@ ALLOWED = {
         "backend",
         "registry",
         "config",
+        "lockfile",
         "processtree",
     },  # config: see below
     "steps": {"process"},
     "store": set(),
+    "tasks": set(),
     "testing": {"backend", "process", "processtree", "runner", "upstream"},
     "tomlplaces": set(),
     "types": set(),

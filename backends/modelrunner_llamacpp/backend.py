@@ -60,6 +60,7 @@ class LlamaCppBackend(Backend):
     name: ClassVar[str] = "llama.cpp"
     formats: ClassVar[frozenset[ModelFormat]] = frozenset({ModelFormat.GGUF})
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
+    installs_on_demand: ClassVar[bool] = True
     endpoints: ClassVar[frozenset[str]] = Backend.endpoints | {"/v1/messages", "/v1/messages/count_tokens"}
     settings_model = LlamaCppSettings
     options_model = LlamaCppOptions

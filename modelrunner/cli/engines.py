@@ -18,7 +18,7 @@ def install(client: Client, backend: str | None, build: bool) -> None:
 
     BACKEND may be left out where there is only one.
     """
-    output.say(install_engine(client, backend or _only_one(client), build=build))
+    output.say(install_engine(client, backend or _meant(client, installed=False), build=build))
 
 
 @click.command()
@@ -26,8 +26,11 @@ def install(client: Client, backend: str | None, build: bool) -> None:
 @click.option("--build", is_flag=True, help="Compile it here instead of taking a prebuilt one.")
 @with_client()
 def update(client: Client, backend: str | None, build: bool) -> None:
-    """Bring an engine to the version that belongs to this release."""
-    output.say(install_engine(client, backend or _only_one(client), build=build, action="update"))
+    """Bring an engine to the version that belongs to this release.
+
+    BACKEND may be left out where only one is installed.
+    """
+    output.say(install_engine(client, backend or _meant(client, installed=True), build=build, action="update"))
 
 
 @click.command()
@@ -38,11 +41,10 @@ def uninstall(client: Client, backend: str) -> None:
     output.say(install_engine(client, backend, action="uninstall"))
 
 
-def _only_one(client: Client) -> str:
-    """The backend that is meant without a name: the only one, or the only one that is missing."""
+def _meant(client: Client, *, installed: bool) -> str:
+    """The backend that is meant without a name: the only one there is, or the only one that is installed."""
     statuses = client.call("GET", "/engines/status", dict[str, str])
-    missing = [name for name, status in statuses.items() if is_missing(status)]
-    for names in (list(statuses), missing):
-        if len(names) == 1:
-            return names[0]
+    candidates = [name for name, status in statuses.items() if not (installed and is_missing(status))]
+    if len(candidates) == 1:
+        return candidates[0]
     raise click.UsageError(f"say which backend: {', '.join(sorted(statuses)) or 'there is none here'}")

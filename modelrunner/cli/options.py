@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from modelrunner.cli.start import address, ensure_running
 from modelrunner.client import Client
 from modelrunner.errors import BadRequest
 from modelrunner.locations import Locations
@@ -34,13 +35,16 @@ def with_client(*, start: bool = True) -> Callable[[Command], Command]:
 
 def connect(host: str | None, *, start: bool) -> Client:
     """A client of the daemon at `host`, by default the one that the environment or the configuration names."""
-    locations = None if host else Locations.find()
-    try:
-        client = Client(host or locations.host, key=os.environ.get("MODELRUNNER_API_KEY"))  # type: ignore[union-attr]
-    except BadRequest as error:
-        raise click.UsageError(error.message) from None
-    if start and locations and locations.host == f"unix://{locations.socket}":
-        from modelrunner.cli.start import ensure_running
 
-        ensure_running(locations, client)
-    return client
+    def client_of(address: str) -> Client:
+        try:
+            return Client(address, key=os.environ.get("MODELRUNNER_API_KEY"))
+        except BadRequest as error:
+            raise click.UsageError(error.message) from None
+
+    if host:
+        return client_of(host)
+    locations = Locations.find()
+    if locations.host != f"unix://{locations.socket}":
+        return client_of(locations.host)  # somebody else's daemon
+    return ensure_running(locations, client_of) if start else client_of(address(locations))

@@ -53,11 +53,17 @@ def is_missing(status: str) -> bool:
     return status.partition(":")[0] in ("", "Not Installed")
 
 
-def _install_engine(client: Client, model: str) -> None:
+def missing_engine(client: Client, model: str) -> str | None:
+    """The backend that runs the model, if its engine is not installed. None too where nothing here runs the model: the
+    request is told why."""
     backend = client.call("GET", path("v1", "models", model), dict[str, object]).get("backend")
     if not isinstance(backend, str):
-        return  # nothing here runs it: the request will be told why
+        return None
     status = client.call("GET", "/engines/status", dict[str, str]).get(backend)
-    if status is not None and is_missing(status):
+    return backend if status is not None and is_missing(status) else None
+
+
+def _install_engine(client: Client, model: str) -> None:
+    if backend := missing_engine(client, model):
         note(f"{backend} is not installed yet: installing it")
         install(client, backend)

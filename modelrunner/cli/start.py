@@ -5,53 +5,78 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from modelrunner import api
+from modelrunner import api, lockfile
 from modelrunner.cli.output import note
 from modelrunner.client import Client
-from modelrunner.errors import AnswerBroken, DaemonUnreachable
-from modelrunner.locations import Locations, private_directory
+from modelrunner.errors import AnswerBroken, DaemonUnreachable, StorageFailed
+from modelrunner.locations import Locations
 
 START_LIMIT = 60.0  # seconds until a daemon must answer; it looks through its store first
+_COMES_BACK = 3.0  # seconds; the daemon publishes a removed socket again within one
 _POLL = 0.02
 
-
-def ensure_running(locations: Locations, client: Client) -> None:
-    """Returns once the daemon of `locations` answers. Raises `DaemonUnreachable` with its last words if it does not."""
-    if _answers(client):
-        return
-    with _turn(private_directory(locations.runtime) / "start.lock"):
-        if not _answers(client):  # nobody else started it while we waited for our turn
-            _start(locations, client)
+Connect = Callable[[str], Client]
 
 
-def _answers(client: Client) -> bool:
-    """Whether a daemon is there to stay. One that is shutting down is waited for: another takes its place."""
+def ensure_running(locations: Locations, connect: Connect) -> Client:
+    """A client of the daemon of `locations`, which answers. Raises `DaemonUnreachable` with its last words if it does
+    not start, `StorageFailed` where there is no place for its data."""
+    client = _living(locations, connect)
+    if client is None:
+        with _turn(locations.data):  # another command may start it meanwhile
+            client = _living(locations, connect) or _start(locations, connect)
+    return client
+
+
+def address(locations: Locations) -> str:
+    """The address of the daemon that holds the data directory, wherever it listens; else where one would listen. A
+    socket that was removed comes back within a moment."""
+    end = time.monotonic() + _COMES_BACK
+    while holder := lockfile.holder(locations.data):
+        if os.path.exists(holder.socket):
+            return f"unix://{holder.socket}"
+        if time.monotonic() > end:
+            return holder.listen or f"unix://{holder.socket}"
+        time.sleep(_POLL)
+    return locations.host
+
+
+def _living(locations: Locations, connect: Connect) -> Client | None:
+    """A client of the daemon that is there to stay, or None. One that is shutting down is waited for: another takes its
+    place."""
     end = time.monotonic() + START_LIMIT
     while time.monotonic() < end:
+        client = connect(address(locations))
         try:
             health = client.call("GET", "/health", api.Health)
         except (DaemonUnreachable, AnswerBroken):
-            return False
+            return None
         if health.status != "shutting_down":
-            return True
+            return client
         time.sleep(_POLL)
     raise DaemonUnreachable(f"the daemon at {client.host} is shutting down and does not end; see `modelrunner logs`")
 
 
 @contextmanager
-def _turn(path: Path) -> Iterator[None]:
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _turn(data: Path) -> Iterator[None]:
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (data / "start.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise StorageFailed(
+            f"the data directory {data} cannot be used: {error.strerror} ({error.filename}); make it writable, or set "
+            "another with MODELRUNNER_DATA_DIR"
+        ) from error
 
 
-def _start(locations: Locations, client: Client) -> None:
+def _start(locations: Locations, connect: Connect) -> Client:
     log = locations.data / "logs" / "daemon.log"
-    locations.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     log.parent.mkdir(exist_ok=True)
     with log.open("ab") as output:
         begin = output.tell()
@@ -65,23 +90,24 @@ def _start(locations: Locations, client: Client) -> None:
         )
     try:
         note("starting the daemon")
-        _wait(daemon, client, log, begin)
+        return _wait(daemon, lambda: _living(locations, connect), log, begin)
     except BaseException:
         daemon.terminate()
         daemon.wait()
         raise
 
 
-def _wait(daemon: subprocess.Popen[bytes], client: Client, log: Path, begin: int) -> None:
+def _wait(daemon: subprocess.Popen[bytes], living: Callable[[], Client | None], log: Path, begin: int) -> Client:
     end = time.monotonic() + START_LIMIT
-    while not _answers(client):
+    while not (client := living()):
         if daemon.poll() is not None:
-            if _answers(client):  # it found another one, started by hand a moment ago, in its place
-                return
+            if client := living():  # it found another one, started by hand a moment ago, in its place
+                return client
             raise DaemonUnreachable(f"the daemon did not start: {_last_words(log, begin)}; all of it is in {log}")
         if time.monotonic() > end:
             raise DaemonUnreachable(f"the daemon did not answer within {START_LIMIT:.0f} s; see {log}")
         time.sleep(_POLL)
+    return client
 
 
 def _last_words(log: Path, begin: int) -> str:

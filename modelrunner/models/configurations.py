@@ -12,10 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from modelrunner.durable import JsonFile
+from modelrunner.durable import JsonFile, translated
 from modelrunner.errors import Conflict
 from modelrunner.modelconfig import NOTHING_SET, ModelConfiguration
-from modelrunner.store.files import translated
 from modelrunner.types import Mode
 
 # The `[models."REFERENCE"]` tables of the configuration file.

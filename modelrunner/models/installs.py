@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from modelrunner.backend import Backend, InstallProgress, ProgressCallback
+from modelrunner.backend import Backend, BackendState, InstallProgress, ProgressCallback
+from modelrunner.durable import translated
 from modelrunner.errors import Conflict, ModelRunnerError
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
@@ -57,6 +58,15 @@ class Installer:
         finally:
             work.watchers.remove(watcher)
 
+    async def need(self, name: str, watcher: ProgressReport) -> None:
+        """Installs the engine of the backend `name` if it is missing, or waits for what is under way with it. Raises as
+        `run` does."""
+        status = await asyncio.to_thread(self._registry.get(name).status)
+        work = self._running.get(name)
+        if work or status.state is not BackendState.RUNNING:
+            action, options = work.what if work else ("install", ())
+            await self.run(action, name, dict(options), watcher)
+
     async def close(self) -> None:
         """Cancels what is under way; a backend leaves nothing half-installed behind."""
         tasks = [work.task for work in self._running.values() if work.task]
@@ -74,15 +84,16 @@ class Installer:
         return work
 
     async def _do(self, action: str, backend: Backend, options: dict[str, Any], report: ProgressCallback) -> str:
-        match action:
-            case "install":
-                await backend.install(report, **options)
-            case "update":
-                await self._free(backend)
-                await backend.update(report, **options)
-            case _:
-                await self._free(backend)
-                await backend.uninstall()
+        with translated(f"the {action} of {backend.name}", backend.context.cache):
+            match action:
+                case "install":
+                    await backend.install(report, **options)
+                case "update":
+                    await self._free(backend)
+                    await backend.update(report, **options)
+                case _:
+                    await self._free(backend)
+                    await backend.uninstall()
         log.info("%s of %s done", action, backend.name)
         self._scheduler.events.emit("install", reason=f"{action} of {backend.name}", status=str(backend.status()))
         return f"{backend.name}: {backend.status()}"

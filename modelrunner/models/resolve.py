@@ -40,6 +40,22 @@ _CAPABILITIES = {
 }
 
 
+class EngineMissing(BackendUnavailable):
+    """The engine of `backend` is not installed."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(f"{backend.name} is not installed: run `modelrunner install {backend.name}`")
+        self.backend = backend
+
+
+class BeingInstalled(Unavailable):
+    """The engine of `backend` is not installed yet."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(f"{backend.name} is being installed", retry_after=_INSTALLING_RETRY)
+        self.backend = backend
+
+
 class Resolver:
     """`known` has the targets that were resolved and still hold. `keep_alive` is for models that have none of their
     own; `stop_grace` is in seconds."""
@@ -276,8 +292,8 @@ def _check_installed(backend: Backend) -> None:
         case BackendState.RUNNING:
             return
         case BackendState.INSTALLING:
-            raise Unavailable(f"{backend.name} is being installed", retry_after=_INSTALLING_RETRY)
+            raise BeingInstalled(backend)
         case BackendState.NOT_INSTALLED:
-            raise BackendUnavailable(f"{backend.name} is not installed: run `modelrunner install {backend.name}`")
+            raise EngineMissing(backend)
         case BackendState.ERROR:
             raise BackendUnavailable(f"{backend.name} cannot run here: {status.details}")

@@ -43,7 +43,10 @@ _LONGEST_CALLER = 64
 
 
 class Resolve(Protocol):
-    """From (backend or None, model as the client wrote it, mode) to what the scheduler is asked for."""
+    """From (backend or None, model as the client wrote it, mode) to what the scheduler is asked for. `stage` is what
+    requests wait for that are not resolved yet."""
+
+    stage: str
 
     @property
     def known(self) -> Mapping[tuple[str | None, str, Mode], Target]:
@@ -193,7 +196,7 @@ class Pipeline:
     def progress(self, ask: Inference) -> dict[str, Any]:
         """What a waiting request waits for: `stage`, in a word or two, and how long, as far as that is known."""
         target = self.resolve.known.get((ask.terms.route.backend, ask.fields.model, ask.terms.route.mode))
-        return {"stage": "queued"} if target is None else self.scheduler.insight.progress(target)
+        return {"stage": self.resolve.stage} if target is None else self.scheduler.insight.progress(target)
 
 
 def _caller(header: GetHeader) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from modelrunner.durable import translated
 from modelrunner.errors import BadRequest, InvalidReference, ModelNotFound, SourceFailed, UnsupportedModel
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
@@ -19,7 +20,6 @@ from modelrunner.pull.journal import Journal
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.source import Fetched, Report, Source, ended, in_thread
 from modelrunner.store import Reference, Store, StoredModel
-from modelrunner.store.files import translated
 from modelrunner.types import WorkProgress
 
 _RATE_WINDOW = 5.0

@@ -19,13 +19,13 @@ Measure = Callable[[Runner], Awaitable[RequiredMemory | None]]
 
 
 class RunnerFactory:
-    """Makes the real ones: on a Unix socket in `runtime_dir`, or on a free port of 127.0.0.1 for a backend that needs
-    TCP (the runner proves that the listener is its own)."""
+    """Makes the real ones: on a Unix socket in the folder that `runtime_dir` makes and returns, or on a free port of
+    127.0.0.1 for a backend that needs TCP (the runner proves that the listener is its own)."""
 
     def __init__(
         self,
         registry: BackendRegistry,
-        runtime_dir: Path,
+        runtime_dir: Callable[[], Path],
         *,
         stall_limit: float = 300.0,
         wedge_limit: float = 60.0,
@@ -38,10 +38,11 @@ class RunnerFactory:
         self._clock = clock
 
     def __call__(self, key: RunnerKey, spec: RunSpec) -> Runner:
-        """Raises `BackendNotFound`, `BackendUnavailable`, or `OSError` where no port can be had."""
+        """Raises `BackendNotFound`, `BackendUnavailable`, `ConfigurationError` where the folder of sockets cannot be
+        made, or `OSError` where no port can be had."""
         backend = self._registry.get(key.backend)
         id = secrets.token_hex(4)
-        endpoint = _free_port() if backend.uses_tcp else Endpoint(path=self._runtime_dir / f"{id}.sock")
+        endpoint = _free_port() if backend.uses_tcp else Endpoint(path=self._runtime_dir() / f"{id}.sock")
         return Runner(
             backend,
             spec,
@@ -51,6 +52,7 @@ class RunnerFactory:
             stall_limit=self._stall_limit,
             wedge_limit=self._wedge_limit,
             clock=self._clock,
+            other_port=_free_port if backend.uses_tcp else None,
         )
 
 

@@ -225,7 +225,7 @@ class Scheduler:
             # A place is free as soon as one of the sequences is done.
             pause = slot.held / target.spec.parallel if slot and slot.held is not None else _RETRY_AFTER
             raise QueueFull(
-                f"{waiting + in_use} requests hold or wait for {target.name}, as many as are allowed; try again later",
+                f"{self._max_queue} requests wait for {target.name}, as many as `max_queue` allows; try again later",
                 retry_after=max(1.0, pause),
             )
 

@@ -5,14 +5,15 @@ import logging
 import resource
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 
 from aiohttp import web
 
-from modelrunner import __version__
+from modelrunner import __version__, durable
 from modelrunner.config import Settings
-from modelrunner.locations import private_directory
+from modelrunner.locations import default_runtimes
 from modelrunner.models.foresight import Foresight
+from modelrunner.models.ondemand import InstallOnDemand
 from modelrunner.processtree import sweep_orphans
 from modelrunner.proxy import fastlane
 from modelrunner.proxy.access import Access
@@ -22,6 +23,7 @@ from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
 from modelrunner.server import daemon, logs
 from modelrunner.server.configure import ConfigurationRoutes
+from modelrunner.server.doorway import Doorway, open_port
 from modelrunner.server.engines import EngineRoutes
 from modelrunner.server.insight import InsightRoutes
 from modelrunner.server.middleware import connections, envelope, finish_head
@@ -40,27 +42,38 @@ def run(settings: Settings) -> None:
     import uvloop
 
     daemon.prepare_process()
-    uvloop.run(serve(settings))
+    with durable.translated("running the daemon", settings.data_dir):
+        uvloop.run(serve(settings, last=True))
 
 
 async def serve(
-    settings: Settings, *, ready: Callable[[], None] | None = None, registry: BackendRegistry | None = None
+    settings: Settings,
+    *,
+    ready: Callable[[], None] | None = None,
+    registry: BackendRegistry | None = None,
+    last: bool = False,
 ) -> None:
     """Holds the data directory, serves until a signal or `POST /shutdown`, drains, and leaves nothing behind. `ready`
-    is called once both listeners answer; `registry` replaces the installed backends. Raises `AlreadyRunning`,
-    `ConfigurationError`, `StorageFailed`."""
-    path = settings.socket
-    with daemon.hold(settings.data_dir, path), logs.logging_to(settings.data_dir / "logs", settings.log_level):
+    is called once both listeners answer; `registry` replaces the installed backends; with `last` the process ends
+    afterwards. Raises `AlreadyRunning`, `ConfigurationError`, `StorageFailed`."""
+    with (
+        daemon.hold(settings.data_dir, settings.socket) as announce,
+        logs.logging_to(settings.data_dir / "logs", settings.log_level),
+    ):
         await asyncio.to_thread(sweep_orphans)
-        daemon.remove_dead_sockets(private_directory(settings.runtime_dir))
+        runtime = settings.runtime_folder()
+        daemon.remove_dead_sockets(runtime)
+        daemon.remove_abandoned(runtime)
         logs.prune_engine_logs(settings.data_dir / "logs")
         with ExitStack() as sockets:
-            if tcp := daemon.bind_tcp(settings.listen):
+            if tcp := open_port(settings.listen, wanted=settings.is_given("listen")):
                 sockets.enter_context(tcp)
-            unix = sockets.enter_context(closing(daemon.UnixListener(path)))
+            path = settings.socket_path()
+            unix, addresses = daemon.UnixListener(path), Addresses(path, daemon.address(tcp), settings.data_dir)
+            doorway = sockets.enter_context(closing(Doorway(unix, addresses, settings.socket_path, announce)))
             parts = await asyncio.to_thread(build, settings, registry)
-            server = Daemon(settings, parts, unix, tcp)
-            with server.lifecycle.on_signals():
+            server = Daemon(settings, parts, doorway, tcp)
+            with server.lifecycle.on_signals(last=last):
                 await server.start()
                 try:
                     if ready:
@@ -68,28 +81,32 @@ async def serve(
                     await server.wait()
                 finally:
                     await server.stop()
+        if addresses.socket.parent in default_runtimes(settings.data_dir):
+            with suppress(OSError):  # not empty: another program's
+                addresses.socket.parent.rmdir()
 
 
 class Daemon:
     """The parts and the two listeners, from `start` to `stop`. `tcp` is None where there is only the Unix socket."""
 
-    def __init__(self, settings: Settings, parts: Parts, unix: daemon.UnixListener, tcp: socket.socket | None) -> None:
+    def __init__(self, settings: Settings, parts: Parts, doorway: Doorway, tcp: socket.socket | None) -> None:
         self._settings = settings
         self._parts = parts
-        self._unix = unix
+        self._doorway = doorway
         self._tcp = tcp
         self.lifecycle = daemon.Lifecycle()
         port = tcp.getsockname()[1] if tcp else 0
         access = Access.for_listener(port, settings.hosts, settings.origins)
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = Limits.within(descriptors, body=settings.body_limit, total_body=settings.total_body_limit)
-        self._pipeline = Pipeline(parts.resolver, parts.scheduler, access, limits)
+        self._pipeline = Pipeline(InstallOnDemand(parts.resolver, parts.installer), parts.scheduler, access, limits)
         self._pipeline.log_requests(settings.log_level == "debug")
         self._reloader = make_reloader(settings, parts, self._pipeline, port)
         self.lifecycle.on_reload = self._reloader.in_background
         self._runner = web.AppRunner(
             self._application(), access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSING
         )
+        self._tcp_server: asyncio.Server | None = None
         self._background: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -97,19 +114,19 @@ class Daemon:
         await self._runner.setup()
         assert self._runner.server is not None
         fallback = connections(self._runner.server, self._pipeline.limits)
-        loop, backlog = asyncio.get_running_loop(), daemon.BACKLOG
+        loop = asyncio.get_running_loop()
         self._lanes = [fastlane.FastLane(self._pipeline, fallback, local=local) for local in (True, False)]
-        self._servers = [await loop.create_unix_server(self._lanes[0], sock=self._unix.socket, backlog=backlog)]
         if self._tcp:
-            self._servers.append(await loop.create_server(self._lanes[1], sock=self._tcp, backlog=backlog))
-        self._unix.publish()
-        where = self._addresses()
+            self._tcp_server = await loop.create_server(self._lanes[1], sock=self._tcp, backlog=daemon.BACKLOG)
+        await self._doorway.open(self._serve_unix)
+        where = self._doorway.addresses
         log.info("modelrunner %s serves unix://%s %s", __version__, where.socket, where.listen)
         parts = self._parts
         foresight = Foresight(parts.store, parts.resolver, parts.scheduler)
         self._background = [
             asyncio.create_task(parts.preloader.run(), name="preload"),
             asyncio.create_task(foresight.run(), name="foresight"),
+            asyncio.create_task(self._doorway.watch(self._serve_unix), name="doorway"),
         ]
 
     async def wait(self) -> None:
@@ -123,8 +140,9 @@ class Daemon:
             task.cancel()
         await asyncio.wait(self._background)
         await _drain(self._parts.scheduler, self.lifecycle, self._settings.drain_limit)
-        for server in self._servers:
-            server.close()
+        if self._tcp_server:
+            self._tcp_server.close()
+        self._doorway.close()
         for lane in self._lanes:
             lane.drain()
         await self._parts.installer.close()
@@ -143,13 +161,14 @@ class Daemon:
             EngineRoutes(parts.scheduler, parts.presence, parts.disk, parts.statuses, parts.installer),
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
             ResidencyRoutes(parts.presence, parts.preloader),
-            SystemRoutes(self._addresses(), lifecycle, parts, lambda: pipeline.active),
+            SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: pipeline.active),
         )
         app.add_routes([route for family in families for route in family.routes()])
         return app
 
-    def _addresses(self) -> Addresses:
-        return Addresses(self._settings.socket, daemon.address(self._tcp), self._settings.data_dir)
+    async def _serve_unix(self, unix: daemon.UnixListener) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        return await loop.create_unix_server(self._lanes[0], sock=unix.socket, backlog=daemon.BACKLOG)
 
 
 async def _drain(scheduler: Scheduler, lifecycle: daemon.Lifecycle, limit: float) -> None:

@@ -5,9 +5,9 @@ import asyncio
 import errno
 import fcntl
 import ipaddress
-import json
 import logging
 import os
+import re
 import resource
 import signal
 import socket
@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from modelrunner import lockfile
 from modelrunner.errors import ModelRunnerError
 from modelrunner.locations import MAX_SOCKET_PATH, ConfigurationError
+from modelrunner.processtree import become_subreaper
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ _PROBE_TIMEOUT = 1.0
 BACKLOG = 1024
 """Clients that may wait to be accepted; one more waits a second until its system tries again."""
 _MOST_DESCRIPTORS = 1 << 16
+_RUNTIME = re.compile(r"modelrunner-(\d+-)?[0-9a-f]{8}")
 
 
 class AlreadyRunning(ModelRunnerError):
@@ -64,26 +67,32 @@ class Lifecycle:
             self.on_reload()
 
     @contextmanager
-    def on_signals(self) -> Iterator[None]:
-        """TERM and INT (Ctrl-C) ask to stop."""
+    def on_signals(self, *, last: bool = False) -> Iterator[None]:
+        """TERM and INT (Ctrl-C) ask to stop. With `last` the process ends after the block: signals that come then are
+        ignored, so that its exit status is its own."""
         loop = asyncio.get_running_loop()
-        handlers = {
+        asked = {
             signal.SIGTERM: self.request_stop,
             signal.SIGINT: self.request_stop,
             signal.SIGHUP: self.hang_up,
         }
-        for number, handler in handlers.items():
-            loop.add_signal_handler(number, handler)
+
+        def handle(number: int, _: object) -> None:
+            loop.call_soon_threadsafe(asked[signal.Signals(number)])
+
+        before = {number: signal.signal(number, handle) for number in asked}
         try:
             yield
         finally:
-            for number in handlers:
-                loop.remove_signal_handler(number)
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_IGN if last else handler)
 
 
 def prepare_process() -> None:
-    """Descriptors 0 to 2 are taken, so that no socket or file of ours becomes some library's stdout; as many others may
-    be had as the system grants; and a thread that looks at files gets on while the event loop is busy."""
+    """Takes descriptors 0 to 2, so that no socket or file of ours becomes some library's stdout; allows as many others
+    as the system grants; lets a thread that looks at files get on while the event loop is busy; and adopts what a
+    killed guardian leaves."""
+    become_subreaper()
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -94,20 +103,32 @@ def prepare_process() -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL)
 
 
+Announce = Callable[[Path, str], None]
+
+
 @contextmanager
-def hold(data: Path, socket_path: Path) -> Iterator[None]:
-    """The lock of the data directory, for as long as the block lasts; it ends with the process, however that ends. One
-    that is just starting or ending is waited for. Raises `AlreadyRunning` that says who holds it."""
+def hold(data: Path, socket_path: Path) -> Iterator[Announce]:
+    """Holds the lock of the data directory for as long as the block lasts; it ends with the process, however that ends.
+    A daemon that is just starting or ending is waited for. Gives a function that writes the daemon's addresses (the
+    path of its socket, and its TCP address or "") into the lock file. Raises `AlreadyRunning`, which names the holder,
+    and `ConfigurationError`."""
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(data / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        lock = os.open(data / lockfile.NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise ConfigurationError(f"the data directory {data} cannot be used: {error.strerror}") from error
+        raise ConfigurationError(
+            f"the data directory {data} cannot be used: {error.strerror}; make it writable, or set another "
+            "with MODELRUNNER_DATA_DIR"
+        ) from error
+
+    def announce(path: Path, listen: str) -> None:
+        with suppress(OSError):  # a full disk: what was written before is still there
+            lockfile.write(lock, lockfile.Holder(os.getpid(), str(path), listen))
+
     try:
         _lock(lock, data)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, json.dumps({"pid": os.getpid(), "socket": str(socket_path)}).encode(), 0)
-        yield
+        announce(socket_path, "")
+        yield announce
         os.ftruncate(lock, 0)
     finally:
         os.close(lock)
@@ -119,21 +140,13 @@ def _lock(lock: int, data: Path) -> None:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid, path = _holder(lock)
-            if time.monotonic() > end or (path and answers(Path(path))):
-                where = f"process {pid}, listening on unix://{path}" if pid else "another process"
+            other = lockfile.read(lock)
+            if time.monotonic() > end or (other and answers(Path(other.socket))):
+                where = f"process {other.pid}, listening on unix://{other.socket}" if other else "another process"
                 raise AlreadyRunning(
                     f"a daemon already serves {data}: {where}; stop it with `modelrunner shutdown`"
                 ) from None
             time.sleep(_POLL)
-
-
-def _holder(lock: int) -> tuple[int, str]:
-    try:
-        found = json.loads(os.pread(lock, 4096, 0))
-        return int(found["pid"]), str(found["socket"])
-    except (ValueError, KeyError, TypeError):  # not written yet, or no more
-        return 0, ""
 
 
 def answers(path: Path) -> bool:
@@ -147,6 +160,20 @@ def answers(path: Path) -> bool:
         except OSError:
             return False
         return True
+
+
+def remove_abandoned(runtime: Path) -> None:
+    """Removes the folders beside `runtime` that belong to no daemon any more: of the same kind and user, where nobody
+    listens and nothing has changed for a day. Their data directories may have been deleted."""
+    yesterday = time.time() - 24 * 3600
+    for folder in runtime.parent.glob("modelrunner-*"):
+        with suppress(OSError):
+            found = folder.lstat()
+            ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and _RUNTIME.fullmatch(folder.name)
+            if ours and folder != runtime and found.st_mtime < yesterday:
+                remove_dead_sockets(folder)
+                folder.rmdir()
+                log.info("removed %s, whose daemon is gone", folder)
 
 
 def remove_dead_sockets(runtime: Path) -> None:
@@ -166,7 +193,8 @@ class UnixListener:
         """Raises `AlreadyRunning` where somebody listens on `path`, `ConfigurationError` where no socket can be."""
         if len(os.fsencode(path)) > MAX_SOCKET_PATH:
             raise ConfigurationError(
-                f"the socket path {path} is longer than {MAX_SOCKET_PATH} bytes: set a shorter one"
+                f"the socket path {path} is longer than {MAX_SOCKET_PATH} bytes: set a shorter one with "
+                "MODELRUNNER_RUNTIME_DIR or --socket"
             )
         if answers(path):
             raise AlreadyRunning(f"another program listens on {path}: stop it, or set another `socket`")
@@ -181,7 +209,10 @@ class UnixListener:
             self.socket.bind(os.fspath(self._temporary))
         except OSError as error:
             self.socket.close()
-            raise ConfigurationError(f"no socket can be made at {path}: {error.strerror or error}") from error
+            raise ConfigurationError(
+                f"no socket can be made at {path}: {error.strerror or error}; set another place with "
+                "MODELRUNNER_RUNTIME_DIR or --socket"
+            ) from error
         finally:
             os.umask(mask)
         self._identity = self._temporary.lstat()
@@ -190,11 +221,18 @@ class UnixListener:
         """Once it listens."""
         self._temporary.rename(self._path)
 
+    def is_published(self) -> bool:
+        """False once its name was removed, or belongs to another socket."""
+        try:
+            return os.path.samestat(self._path.lstat(), self._identity)
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Takes the socket away, unless its name is another's by then."""
         self.socket.close()
         for path in (self._temporary, self._path):
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, NotADirectoryError):
                 if os.path.samestat(path.lstat(), self._identity):
                     path.unlink()
 

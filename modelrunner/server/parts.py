@@ -27,7 +27,7 @@ from modelrunner.proxy.pipeline import Pipeline
 from modelrunner.pull import Puller
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
-from modelrunner.server import logs
+from modelrunner.server import logs, shapes
 from modelrunner.store import Reference, Store
 
 
@@ -75,7 +75,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
     check_tables(file_settings(settings), store, configurations.settings, validator)
     probe = MemoryProbe(settings.memory_budget, settings.memory_reserve)
     make_runner = RunnerFactory(
-        registry, settings.runtime_dir, stall_limit=settings.stall_limit, wedge_limit=settings.wedge_limit
+        registry, settings.runtime_folder, stall_limit=settings.stall_limit, wedge_limit=settings.wedge_limit
     )
     scheduler = Scheduler(
         registry,
@@ -88,6 +88,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
     )
     puller = Puller(store)
     configurator = Configurator(store, scheduler, configurations, resolver, validator)
+    shapes.prime()
     return Parts(
         store=store,
         registry=registry,

@@ -18,13 +18,15 @@ from modelrunner.server.messages import check_query, json_response, query_flag
 from modelrunner.server.parts import Parts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Addresses:
-    """`listen` is "" without a TCP listener."""
+    """Where the daemon is reached. `listen` is "" without a TCP listener. The socket may move while the daemon runs;
+    `trouble` says why it cannot be reached there, "" while it can."""
 
     socket: Path
     listen: str
     data: Path
+    trouble: str = ""
 
 
 class SystemRoutes:
@@ -66,7 +68,7 @@ class SystemRoutes:
         pinned nor preloaded, is named with 200: the others are served."""
         health, insight = self._health(), self._scheduler.insight
         ending = health.status == "shutting_down"
-        trouble = "the daemon is shutting down" if ending else await insight.trouble()
+        trouble = "the daemon is shutting down" if ending else self._addresses.trouble or await insight.trouble()
         failing = insight.failing({model.id: model.name for model in self._library})
         unready = bool(trouble) or any(map(self._is_needed, failing))
         reason = "; ".join(filter(None, [trouble, *failing.values()]))

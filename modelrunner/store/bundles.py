@@ -20,6 +20,7 @@ from modelrunner.store.manifests import Contents, StoredFile
 from modelrunner.types import Bundle, ModelHeader
 
 _HEADER = "header"
+_DECODER = msgspec.msgpack.Decoder(ModelHeader)
 log = logging.getLogger(__name__)
 
 
@@ -110,7 +111,7 @@ class Bundles:
         if hashlib.sha256(data).digest() != digest:
             return None
         try:
-            return msgspec.msgpack.decode(data, type=ModelHeader)
+            return _DECODER.decode(data)
         except msgspec.MsgspecError:  # of another release
             return None
 

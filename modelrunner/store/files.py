@@ -1,39 +1,13 @@
-"""File helpers: open regular files only, translate disk errors, keep a reserve for deletions."""
+"""File helpers of the store: open regular files only, measure them, keep a reserve for deletions."""
 
 import contextlib
-import errno
 import os
-import shutil
 import stat
-from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
 from modelrunner import durable
-from modelrunner.errors import BadRequest, InsufficientDisk, StorageFailed
-from modelrunner.units import format_bytes
-
-_FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
-
-
-@contextlib.contextmanager
-def translated(what: str, folder: Path) -> Iterator[None]:
-    """Turns an `OSError` of the block into `InsufficientDisk` or `StorageFailed`."""
-    try:
-        yield
-    except OSError as error:
-        if is_full(error):
-            free = shutil.disk_usage(folder).free
-            raise InsufficientDisk(
-                f"{what} failed: the disk is full. At least {format_bytes(Reserve.SIZE)} are needed and "
-                f"{format_bytes(free)} free in {folder}: make room, for example with `modelrunner rm MODEL`"
-            ) from error
-        mend = "; let the daemon's user write there, or set another data_dir" if error.errno in _FORBIDDEN else ""
-        raise StorageFailed(f"{what} failed: {error.strerror or error} ({error.filename or folder}){mend}") from error
-
-
-def is_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+from modelrunner.errors import BadRequest
 
 
 def open_regular(path: Path) -> FileIO:

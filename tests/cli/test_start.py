@@ -2,12 +2,19 @@
 
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from modelrunner import lockfile
 from modelrunner.cli.start import ensure_running
 from modelrunner.client import Client
 from modelrunner.locations import Locations
@@ -95,6 +102,100 @@ def test_one_that_is_shutting_down_is_waited_for(folders: Path) -> None:
             Text(json.dumps({**READY, "status": status}).encode()) for status in ("shutting_down", "ready")
         )
         daemon.answers["GET /health"] = [ending, ending, ready]
-        locations = Locations.find()
-        ensure_running(locations, Client(locations.host))
+        ensure_running(Locations.find(), Client)
         assert len(daemon.requests) == 3
+
+
+def test_a_daemon_is_found_wherever_it_listens(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its socket lies where this environment would not look: the lock of the data directory knows."""
+    assert Cli.process("list").code == 0
+    monkeypatch.setenv("MODELRUNNER_RUNTIME_DIR", str(home / "elsewhere"))
+    status = json.loads(Cli.process("status", "--json").out)
+    assert status["socket"] == str(home / "run" / "modelrunner.sock")
+    assert Cli.process("list").err == ""
+    assert Cli.process("shutdown").code == 0
+    assert daemons(home / "data") == []
+
+
+@pytest.fixture
+def xdg(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime directory of the user's, with a path that is short enough for sockets."""
+    monkeypatch.delenv("MODELRUNNER_RUNTIME_DIR")
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
+        Cli.process("shutdown")
+
+
+def socket_of_the_daemon() -> Path:
+    assert Cli.process("list").code == 0
+    return Path(json.loads(Cli.process("status", "--json").out)["socket"])
+
+
+def test_sockets_lie_in_the_runtime_directory_of_the_user(xdg: Path) -> None:
+    assert socket_of_the_daemon().parent.parent == xdg
+    assert Cli.process("shutdown").code == 0
+    assert list(xdg.iterdir()) == [], "an empty folder of the daemon's own is not left"
+
+
+def test_a_folder_that_another_has_taken_is_passed_over(xdg: Path) -> None:
+    """A file stands for it: nothing that is not a folder of ours is used."""
+    Locations.find().runtime.touch()
+    assert socket_of_the_daemon().parent in Locations.find().runtimes[1:]
+
+
+def test_a_daemon_outlives_the_runtime_directory_of_its_user(home: Path, xdg: Path) -> None:
+    """systemd removes it at the logout."""
+    assert socket_of_the_daemon().parent.parent == xdg
+    before = daemons(home / "data")
+    shutil.rmtree(xdg)
+    xdg.touch()  # root could make the folder again
+    assert socket_of_the_daemon().parent.parent != xdg
+    assert daemons(home / "data") == before
+    xdg.unlink()
+    xdg.mkdir()
+
+
+def test_a_removed_socket_comes_back(home: Path) -> None:
+    assert Cli.process("list").code == 0
+    before = daemons(home / "data")
+    for remove in (lambda: (home / "run" / "modelrunner.sock").unlink(), lambda: shutil.rmtree(home / "run")):
+        remove()
+        assert Cli.process("list").err == ""
+    assert daemons(home / "data") == before
+
+
+def test_a_data_directory_that_cannot_be_used_is_named(home: Path) -> None:
+    (home / "data").touch()
+    result = Cli.process("list")
+    assert result.code == 1
+    assert str(home / "data") in result.err
+    assert "MODELRUNNER_DATA_DIR" in result.err
+    (home / "data").unlink()
+
+
+def test_however_often_it_is_interrupted_a_daemon_ends_well(home: Path) -> None:
+    with Cli.start("serve") as daemon:
+        while (holder := lockfile.holder(home / "data")) is None or not Path(holder.socket).exists():
+            assert daemon.poll() is None
+            time.sleep(0.01)
+        while daemon.poll() is None:
+            daemon.send_signal(signal.SIGINT)
+        assert daemon.returncode == 0
+
+
+def test_a_daemon_adopts_what_its_guardians_leave() -> None:
+    """An orphan's parent is the daemon's process then, and not that of the system or of this test."""
+    orphan = "import os\nif os.fork() == 0:\n    os.read(0, 1)\n    print(os.getppid(), flush=True)"
+    script = f"""
+import os, subprocess, sys
+from modelrunner.server.daemon import prepare_process
+prepare_process()
+child = subprocess.Popen([sys.executable, "-I", "-S", "-c", {orphan!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child.wait()
+child.stdin.write(b"x")
+child.stdin.close()
+assert int(child.stdout.readline()) == os.getpid()
+os.wait()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,6 +1,7 @@
 """The daemon is killed with SIGKILL: no engine, and nothing that an engine started, is left."""
 
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -27,9 +28,10 @@ def living() -> list[psutil.Process]:
     return found
 
 
-def survivors(seconds: float) -> list[list[str]]:
-    """The command lines of what still lives after so many seconds; returns as soon as nothing does."""
-    deadline = time.monotonic() + seconds
+def survivors() -> list[list[str]]:
+    """The command lines of what lives on after a minute; what nobody ends lives for an hour. Returns as soon as nothing
+    is left."""
+    deadline = time.monotonic() + 60
     while (found := living()) and time.monotonic() < deadline:
         psutil.wait_procs(found, timeout=0.01)
     return [process.cmdline() for process in found]
@@ -45,7 +47,7 @@ def start_daemon(tmp_path: Path, *arguments: str, knobs: Sequence[str] = STUBBOR
 def test_nothing_survives(tmp_path, milliseconds):
     """From before the guardian runs, over the engine's exec and its start, to when it serves."""
     assert start_daemon(tmp_path, str(milliseconds / 1000), "daemon").wait() == -signal.SIGKILL
-    assert not survivors(3)
+    assert not survivors()
 
 
 def test_survivors_of_a_killed_guardian_are_swept_by_the_next_daemon(tmp_path):
@@ -53,17 +55,16 @@ def test_survivors_of_a_killed_guardian_are_swept_by_the_next_daemon(tmp_path):
     they belong to nobody any more."""
     assert start_daemon(tmp_path, "0.3", "all").wait() == -signal.SIGKILL
     sweep_orphans()
-    assert not survivors(3)
+    assert not survivors()
 
 
-def test_the_sweep_spares_the_engines_of_living_daemons(tmp_path):
-    daemon = start_daemon(tmp_path, "60", "daemon", knobs=[])
-    while not (tmp_path / "e.sock").exists():
-        assert daemon.poll() is None
-        time.sleep(0.01)
-    before = {process.pid for process in living()}
-    sweep_orphans()
-    assert {process.pid for process in living()} == before
-    daemon.kill()
-    daemon.wait()
-    assert not survivors(3)
+@pytest.mark.parametrize("stepped", [0.0, 3600.0, -3600.0])
+def test_the_sweep_spares_the_engines_of_living_daemons(tmp_path, stepped):
+    """Whatever was done to the clock since they began. In process IDs of its own: a sweep that is wrong would end the
+    engines of every daemon on this machine."""
+    isolated = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*isolated, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no process namespace can be made here")
+    script = [sys.executable, "-m", "tests.processes.stepped_clock", str(stepped), str(tmp_path)]
+    done = subprocess.run([*isolated, *script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "swept 0 of a living daemon, 1 of a dead one\n"), done.stderr

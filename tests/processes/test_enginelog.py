@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelrunner.enginelog import EngineLog
+from tests.fakes import FakeClock
 
 NOWHERE = Path("/dev/null")
 
@@ -69,7 +70,7 @@ def test_a_symbolic_link_is_not_followed(tmp_path, caplog):
     log.feed(b"hello\n")
     log.close()
     assert not (tmp_path / "precious").exists()
-    assert "no longer written" in caplog.text
+    assert "not written for now" in caplog.text
 
 
 def test_a_full_disk_costs_the_file_alone(caplog):
@@ -80,4 +81,22 @@ def test_a_full_disk_costs_the_file_alone(caplog):
     log.feed(b"one\ntwo\n")
     log.close()
     assert (lines, log.tail()) == (["one", "two"], "one\ntwo\n")
-    assert caplog.text.count("no longer written") == 1
+    assert caplog.text.count("not written for now") == 1
+
+
+def test_a_log_that_could_not_be_written_is_tried_again(tmp_path, caplog):
+    """A file in place of its folder stands for a disk that is full for a while."""
+    clock = FakeClock()
+    folder = tmp_path / "logs"
+    folder.touch()
+    log = EngineLog(folder / "e.log", 1 << 20, None, clock)
+    log.feed(b"lost\n")
+    folder.unlink()
+    log.feed(b"lost too\n")
+    clock.advance(10)
+    log.feed(b"kept\n")
+    log.feed(b"and this\n")
+    log.close()
+    assert (folder / "e.log").read_bytes() == b"kept\nand this\n"
+    assert log.tail() == "lost\nlost too\nkept\nand this\n"
+    assert caplog.text.count("is not written for now") == 1

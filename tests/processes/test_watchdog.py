@@ -256,6 +256,17 @@ async def test_a_processor_that_spins_without_any_counted_work_is_one(keep, tmp_
     assert looks > 20, "processor time counts for much longer than none"
 
 
+async def test_an_engine_that_does_not_tell_about_its_work_is_asked_often_all_the_same(keep, tmp_path) -> None:
+    """Each question waits for a part of the limit, not for seconds of its own."""
+
+    class Mute(Counting):
+        async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    assert await looks_until_the_end(keep, lambda looks: 0.0, Mute(tmp_path)) > 3
+
+
 async def test_counted_work_is_a_sign_of_life(keep, tmp_path) -> None:
     backend = Counting(tmp_path)
     backend.figures = itertools.chain(range(40), itertools.repeat(40))

@@ -247,6 +247,8 @@ class FakeScheduler:
 class FakeResolver:
     """Knows the models m and other; m is known from the start, other after `prepare`."""
 
+    stage = "queued"
+
     def __init__(self) -> None:
         self.prepared = {"m"}
 

@@ -24,7 +24,7 @@ def make(folder: Path, backend: FakeBackend, **settings: Any) -> Scheduler:
     registry = BackendRegistry({backend.name: backend})
     return Scheduler(
         registry,
-        RunnerFactory(registry, folder),
+        RunnerFactory(registry, lambda: folder),
         probe=MemoryProbe(100 * MIB),
         ledger=Ledger(folder / "memory.json"),
         **settings,

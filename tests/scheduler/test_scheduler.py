@@ -221,6 +221,7 @@ async def test_requests_inside_the_engine_are_bounded_too_and_the_pause_is_measu
     with pytest.raises(QueueFull) as caught:
         await scheduler.acquire(target("a", parallel=2))
     assert caught.value.retry_after == pytest.approx(6.0)
+    assert caught.value.message.startswith("2 requests wait for a, as many as `max_queue` allows")
     leases.pop().release()
     (await fourth).release()
     (await scheduler.acquire(target("a", parallel=2))).release()

@@ -109,6 +109,21 @@ def test_leftovers_of_a_killed_daemon_go_and_live_ones_stay(tmp_path: Path) -> N
         assert sorted(os.listdir(tmp_path)) == ["live.sock", "start.lock"]
 
 
+def test_runtime_folders_that_were_abandoned_go(tmp_path: Path) -> None:
+    """Their data directories may be gone. What is in use, new, or something else, stays."""
+    names = ["modelrunner-00000001", "modelrunner-1000-00000002", "modelrunner-00000003", "modelrunner-other"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    with listening(tmp_path / names[0] / "dead.sock"):
+        pass
+    with listening(tmp_path / names[2] / "live.sock"):
+        for name in names:
+            os.utime(tmp_path / name, (0, 0))
+        (tmp_path / "modelrunner-00000004").mkdir()
+        daemon.remove_abandoned(tmp_path / "modelrunner-00000005")
+    assert sorted(os.listdir(tmp_path)) == ["modelrunner-00000003", "modelrunner-00000004", "modelrunner-other"]
+
+
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", ":0", "192.0.2.1:80", "example.com:80", "*:80"])
 def test_only_loopback_is_listened_on(listen: str) -> None:
     with pytest.raises(ConfigurationError, match="would open the daemon to others"):

@@ -37,7 +37,7 @@ class World:
         self.backend = Slow(folder)
         registry = BackendRegistry({"fake": self.backend})
         self.changes = 0
-        self.scheduler = Scheduler(registry, RunnerFactory(registry, folder))
+        self.scheduler = Scheduler(registry, RunnerFactory(registry, lambda: folder))
         self.installer = Installer(registry, self.scheduler, self.changed)
         self.seen: list[list[str]] = []
 

@@ -3,13 +3,14 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from modelrunner.api import Progress
-from modelrunner.errors import ModelNotFound, SourceFailed
+from modelrunner.errors import ModelNotFound, NotFound, SourceFailed
 from modelrunner.server.middleware import envelope, finish_head
 from modelrunner.server.streaming import Work, stream_progress
 from modelrunner.types import FileProgress, ProgressReport, WorkProgress
@@ -131,3 +132,32 @@ async def test_a_bug_of_ours_tells_nothing_and_never_looks_like_success(
             assert "secret" not in text
             assert json.loads(text)["request_id"] in caplog.text
     assert "secret of ours" in caplog.text
+
+
+async def test_a_refusal_never_stands_inside_an_answer_that_has_begun(tmp_path: Path) -> None:
+    """It would be read as a part of the body: the connection is cut instead."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"the beginning")
+        raise {"ours": NotFound("gone"), "aiohttp's": web.HTTPNotFound()}[request.match_info["whose"]]
+
+    app = web.Application(middlewares=[envelope(lambda: False)])
+    app.on_response_prepare.append(finish_head)
+    app.router.add_get("/{whose}", handle)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "s")).start()
+    try:
+        for whose in ("ours", "aiohttp's"):
+            reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+            writer.write(f"GET /{whose} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            async with asyncio.timeout(60):
+                answer = await reader.read()
+            writer.close()
+            await writer.wait_closed()
+            assert answer.count(b"HTTP/1.1 ") == 1
+            assert answer.endswith(b"the beginning\r\n")
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,49 @@
+"""The lock of a data directory: which process holds it, and where that daemon listens. Light, since every command
+looks here first."""
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+NAME = "daemon.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A daemon: its process ID, the path of its Unix socket, and its TCP address (`http://127.0.0.1:12434`, or "")."""
+
+    pid: int
+    socket: str
+    listen: str = ""
+
+
+def holder(data: Path) -> Holder | None:
+    """The daemon that holds the data directory `data`. None if none does, or if it has only just begun."""
+    try:
+        lock = os.open(data / NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return read(lock)
+    finally:
+        os.close(lock)
+    return None
+
+
+def read(lock: int) -> Holder | None:
+    """What the open lock file says; None where it says nothing."""
+    try:
+        found = json.loads(os.pread(lock, 4096, 0))
+        return Holder(int(found["pid"]), str(found["socket"]), str(found["listen"]))
+    except (ValueError, KeyError, TypeError):  # not written yet, or no more
+        return None
+
+
+def write(lock: int, holder: Holder) -> None:
+    text = json.dumps(asdict(holder)).encode()
+    os.pwrite(lock, text, 0)
+    os.ftruncate(lock, len(text))

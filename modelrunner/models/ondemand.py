@@ -1,0 +1,35 @@
+"""Installs an engine for the first request that needs it, where the backend is small enough for that."""
+
+from modelrunner.models.installs import Installer
+from modelrunner.models.resolve import BeingInstalled, EngineMissing, Resolver
+from modelrunner.scheduler import Target
+from modelrunner.types import Mode, WorkProgress
+
+
+class InstallOnDemand:
+    """Resolves the models of requests as `Resolver` does. `stage` is what requests wait for that are not resolved."""
+
+    def __init__(self, resolver: Resolver, installer: Installer) -> None:
+        self._resolver = resolver
+        self._installer = installer
+        self.stage = "queued"
+        self.known, self.endpoints = resolver.known, resolver.endpoints
+
+    def __call__(self, backend: str | None, model: str, mode: Mode) -> Target:
+        return self._resolver(backend, model, mode)
+
+    async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
+        """Raises as `Resolver.prepare` does, and what an installation raises."""
+        try:
+            await self._resolver.prepare(backend, model, mode)
+        except (EngineMissing, BeingInstalled) as error:
+            if not error.backend.installs_on_demand:
+                raise
+            try:
+                await self._installer.need(error.backend.name, self._watch)
+            finally:
+                self.stage = "queued"
+            await self._resolver.prepare(backend, model, mode)
+
+    def _watch(self, progress: WorkProgress) -> None:
+        self.stage = progress.message

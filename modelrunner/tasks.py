@@ -1,0 +1,20 @@
+"""Ending a task of asyncio for certain."""
+
+import asyncio
+from typing import Any
+
+
+async def stopped(task: "asyncio.Task[Any]", patience: float | None = None) -> None:
+    """Cancels `task` and waits for its end. A cancellation of the caller is passed on to it, and raised afterwards.
+    After `patience` seconds without an end it is cancelled once more, which ends an engine at once."""
+    cancelled = False
+    while not task.done():
+        task.cancel()
+        try:
+            await asyncio.wait([task], timeout=patience)
+        except asyncio.CancelledError:
+            cancelled = True
+    if not task.cancelled():
+        task.exception()
+    if cancelled:
+        raise asyncio.CancelledError
