@@ -27,12 +27,14 @@ _PULL_NAMES = {"from_": "from", "bearer_token": "bearer-token", "trust_remote_co
 
 
 class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknown_fields=True):
-    """`POST /models/create`. `trust_remote_code` takes a model that carries code, code that its engine will run."""
+    """`POST /models/create`. `trust_remote_code` takes a model that carries code, code that its engine will run;
+    `verify` reads every byte of a model that is here already."""
 
     from_: str
     bearer_token: str | None = None
     name: str | None = None
     trust_remote_code: bool = False
+    verify: bool = False
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -57,6 +59,12 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     rate: float = 0.0
     error: dict[str, Any] | None = None
     model: str | None = None
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """`POST /models/prune`. Bytes."""
+
+    freed: int
 
 
 class Memory(msgspec.Struct, frozen=True):

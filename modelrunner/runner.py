@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from modelrunner.backend import Backend
 from modelrunner.errors import BackendExited, EngineFailed, Misdirected, ModelRunnerError, OutOfMemory, TimedOut
 from modelrunner.lastwords import is_echo, last_words
+from modelrunner.plugins.isolation import asked
 from modelrunner.processtree import memory_of, oom_kills
 from modelrunner.readiness import PortTaken, Readiness, is_free
 from modelrunner.tasks import stopped
@@ -77,7 +78,7 @@ class Runner:
         self.names = (*spec.bundle.references, spec.model_id) if backend.checks_model else None
         self.upstream = UpstreamPool(endpoint)
         self.endpoints = backend.endpoints
-        self.request_error = backend.request_error
+        self.sleep_level = 0  # as of `Backend.sleep_level`, once it is ready
         self._backend = backend
         self._clock = clock
         self._oom_kills = oom_kills
@@ -138,7 +139,7 @@ class Runner:
         except Exception as error:  # whatever a backend raises, this runner has failed with it
             if engine.done() and self.state is RunnerState.STARTING and not is_free(self.endpoint):
                 raise PortTaken(f"port {self.endpoint.port} is taken by another process: try again") from error
-            self.failure = self._explained(error)
+            self.failure = await self._explained(error)
             if self.failure is error:
                 raise
             raise self.failure from error
@@ -154,14 +155,13 @@ class Runner:
                 param="model",
             )
 
-    def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
+    async def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
         """As `Backend.check_request`."""
-        return tuple(self._backend.check_request(self.spec, path, fields))
+        return tuple(await asked(self._backend.check_request, self.spec, path, fields))
 
-    @property
-    def sleep_level(self) -> int:
-        """As of `Backend.sleep_level`."""
-        return self._backend.sleep_level(self.spec)
+    async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+        """As `Backend.request_error`."""
+        return await asked(self._backend.request_error, status, message, fields)
 
     async def sleep(self) -> None:
         """Has a ready engine without requests give back what it can. Raises `ModelRunnerError` where it fails or takes
@@ -182,7 +182,7 @@ class Runner:
         except TimeoutError:
             raise EngineFailed(f"the engine did not {what} within {limit:g} seconds") from None
         except Exception as error:  # as in `run`
-            raise EngineFailed(f"the engine did not {what}: {self._explained(error)}") from error
+            raise EngineFailed(f"the engine did not {what}: {await self._explained(error)}") from error
 
     def mark_stopping(self) -> None:
         """The decision to stop it has been made; its task is cancelled next."""
@@ -208,6 +208,7 @@ class Runner:
         finally:
             await stopped(ready)
         await self._exchange(self._backend.after_ready, "did not prepare")
+        self.sleep_level = await self._how_deep_it_sleeps()
         if self.state is RunnerState.STARTING and not engine.done():
             self.ready_at, self.stage = self._clock(), ""
             self._move(RunnerState.READY)
@@ -234,26 +235,33 @@ class Runner:
             why = str(error) or "it took too long"
             log.warning("runner %s: %s %s its engine: %s", self.id, self.key.backend, failed, why)
 
-    def _explained(self, error: Exception) -> ModelRunnerError:
+    async def _how_deep_it_sleeps(self) -> int:
+        try:
+            return await asked(self._backend.sleep_level, self.spec)
+        except Exception as error:  # a fault of the backend's: an engine that never sleeps serves as well
+            log.error("the backend %s failed in sleep_level", self.key.backend, exc_info=error)
+            return 0
+
+    async def _explained(self, error: Exception) -> ModelRunnerError:
         """`error`, with what the engine said about it."""
         match error:
             case BackendExited():
                 killed = error.returncode == -signal.SIGKILL and self._oom_kills() > self._oom_kills_before
                 what = "the engine was killed by the system because memory ran out" if killed else error.message
-                starved = killed or self._backend.ran_out_of_memory(error.tail)
+                starved = killed or await asked(self._backend.ran_out_of_memory, error.tail)
                 kind = OutOfMemory if starved else type(error)
-                return kind(error.returncode, error.tail, message=self._message(what, error.tail))
+                return kind(error.returncode, error.tail, message=await self._message(what, error.tail))
             case TimedOut():
-                return TimedOut(self._message(error.message, "\n".join(self._lines)))
+                return TimedOut(await self._message(error.message, "\n".join(self._lines)))
             case ModelRunnerError():
                 return error
             case _:
                 log.error("backend %s failed", self.key.backend, exc_info=error)
                 return EngineFailed(f"the backend {self.key.backend} failed: {type(error).__name__}: {error}")
 
-    def _message(self, what: str, tail: str) -> str:
+    async def _message(self, what: str, tail: str) -> str:
         when = f" while it was {self.stage}" if self.stage else ""
-        reason = self._backend.explain(tail) or last_words(tail)
+        reason = await asked(self._backend.explain, tail) or last_words(tail)
         return f"{what}{when}: {reason}" if reason else f"{what}{when}, without a word"
 
     def _process_started(self, pid: int) -> None:

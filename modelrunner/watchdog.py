@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from modelrunner.backend import Backend
 from modelrunner.errors import EngineFailed, EngineProtocolError, ModelRunnerError
+from modelrunner.plugins.isolation import asked
 from modelrunner.processtree import Activity, activity_of
 from modelrunner.types import RunSpec
 from modelrunner.upstream import UpstreamPool
@@ -154,7 +155,7 @@ class Watchdog:
     async def _completes_a_token(self) -> bool:
         """True too for a backend that has no probe. An engine all of whose sequences are taken lets a probe wait: that
         alone proves nothing, and the caller looks again."""
-        probe = self._backend.probe(self._spec)
+        probe = await asked(self._backend.probe, self._spec)
         if probe is None:
             return True
         path, body = probe

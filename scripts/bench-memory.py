@@ -115,7 +115,7 @@ async def row(name: str, backend: LlamaCppBackend, spec: RunSpec, folder: Path) 
     told = await backend.dry_run(spec)
     async with serving(backend, spec, folder / "engine.sock") as runner:
         loaded = await held(runner)
-        after = ledger.record(backend, spec, loaded, fresh=True)
+        after = await ledger.record(backend, spec, loaded, fresh=True)
         await fill(folder / "engine.sock", spec)
         full = (await held(runner)).ram
 

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "modelrunner"
 
 # The values, errors and helpers that everybody may use.
-SHARED = {"modelrunner", "errors", "types", "units", "locations", "durable", "schema"}
+SHARED = {"modelrunner", "errors", "types", "units", "locations", "durable", "schema", "threads", "joint"}
 # Part -> what else it may use. A part is a subpackage or a module of the package.
 ALLOWED = {
     "__init__": {"backend"},
@@ -29,21 +29,32 @@ ALLOWED = {
     "flags": set(),
     "guardian": set(),
     "http1": set(),
+    "joint": set(),
     "lastwords": set(),
     "locations": {"tomlplaces"},
     "lockfile": set(),
     "modelconfig": set(),
     "plugins": {"backend", "processtree"},
     # The daemon's operations: no HTTP and no wire structs, so that every front end can stand on them.
-    "models": {"backend", "modelconfig", "pull", "registry", "scheduler", "store"},
+    "models": {"backend", "modelconfig", "plugins", "pull", "registry", "scheduler", "store"},
     "process": {"enginelog", "guardian", "processtree"},
     "processtree": set(),
     "proxy": {"scheduler", "runner", "upstream", "http1"},
-    "pull": {"store", "process"},  # pip is a child process like any other
-    "registry": {"backend"},
+    "registry": {"backend", "plugins"},
+    "pull": {"store"},
     "readiness": {"backend", "processtree", "upstream"},
-    "runner": {"backend", "lastwords", "process", "processtree", "readiness", "tasks", "upstream", "watchdog"},
-    "scheduler": {"runner", "backend", "registry", "processtree"},
+    "runner": {
+        "backend",
+        "lastwords",
+        "plugins",
+        "process",
+        "processtree",
+        "readiness",
+        "tasks",
+        "upstream",
+        "watchdog",
+    },
+    "scheduler": {"runner", "backend", "plugins", "registry", "processtree"},
     "schema": set(),
     "server": {
         "api",
@@ -60,13 +71,14 @@ ALLOWED = {
     },  # config: see below
     "steps": {"process"},
     "store": set(),
+    "threads": set(),
     "tasks": set(),
     "testing": {"backend", "process", "processtree", "runner", "upstream"},
     "tomlplaces": set(),
     "types": set(),
     "units": set(),
     "upstream": {"collecting", "http1"},
-    "watchdog": {"backend", "processtree", "upstream"},
+    "watchdog": {"backend", "plugins", "processtree", "upstream"},
 }
 # What a backend may use.
 PUBLIC = {

@@ -20,6 +20,7 @@ SECTIONS = {
         "package": ("models:package", "Make a model of a file or a folder"),
         "fit": ("insight:fit", "Say whether a model fits into memory and on the disk"),
         "df": ("models:disk_usage", "Show how much disk models and engines use"),
+        "prune": ("models:prune", "Remove what downloads and damage left over"),
     },
     "Runners": {
         "ps": ("runners:list_runners", "List the models that are loaded"),

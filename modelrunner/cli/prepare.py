@@ -25,9 +25,9 @@ def prepare(client: Client, model: str, *, backend: str | None, context_size: in
     return model
 
 
-def pull(client: Client, source: str, *, name: str | None = None, trust: bool = False) -> str:
+def pull(client: Client, source: str, *, name: str | None = None, trust: bool = False, verify: bool = False) -> str:
     """Downloads (or packages) with progress; returns the model's name."""
-    wanted = api.PullRequest(from_=source, name=name, trust_remote_code=trust)
+    wanted = api.PullRequest(from_=source, name=name, trust_remote_code=trust, verify=verify)
     try:
         last = follow(client.progress("/models/create", wanted))
     except KeyboardInterrupt:

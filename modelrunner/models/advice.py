@@ -1,12 +1,14 @@
 """Why a model waits, and whether a model would fit."""
 
 import asyncio
+import contextlib
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from modelrunner.errors import BackendUnavailable, BadRequest, ModelNotFound, Unavailable
+from modelrunner.errors import BackendUnavailable, BadRequest, ModelNotFound, ModelRunnerError, Unavailable
+from modelrunner.models.configurations import ModelSettings
 from modelrunner.models.resolve import Resolver, main_mode
-from modelrunner.pull import Puller
+from modelrunner.pull import Preview, Puller
 from modelrunner.scheduler import Explanation, FitForecast, Obstacle, Scheduler, Target
 from modelrunner.store import Store
 from modelrunner.types import Mode
@@ -45,14 +47,26 @@ class Advisor:
         return await insight.why(target)
 
     async def fit(self, reference: str) -> FitAdvice:
-        """Whether the model would get its memory now. A model that is not here is judged by the size of its files.
-        Raises as `why`, and `NotImplementedHere` where a source cannot say how large its model is."""
+        """Whether the model would get its memory now. A model that is not here is estimated from its header, if its
+        source lets a part of the file be read; else by the size of its files, which the forecast's reason says. Raises
+        as `why`, and `NotImplementedHere` where a source cannot say how large its model is."""
         free = (await asyncio.to_thread(shutil.disk_usage, self._store.data)).free
         try:
             return FitAdvice(await self._scheduler.insight.fit(await self._target(reference, None)), 0, free)
         except ModelNotFound:
-            size = await self._puller.size(reference)
-            return FitAdvice(self._scheduler.insight.fit_bytes(reference, size), size, free)
+            preview = await self._puller.preview(reference)
+            return FitAdvice(await self._fit_unseen(reference, preview), preview.size, free)
+
+    async def _fit_unseen(self, reference: str, preview: Preview) -> FitForecast:
+        if preview.bundle is not None:
+            with contextlib.suppress(ModelRunnerError):  # no engine for it is installed
+                bundle, mode = preview.bundle, main_mode(preview.bundle)
+                backend = await asyncio.to_thread(self._resolver.backend_of, None, bundle, mode)
+                target = self._resolver.target(backend, bundle, mode, ModelSettings({}))
+                return await self._scheduler.insight.fit(target)
+        found = self._scheduler.insight.fit_bytes(reference, preview.size)
+        told = f"{found.reason}. This counts the files alone: a context needs more, which is known once it is pulled"
+        return replace(found, reason=told)
 
     async def _target(self, reference: str, mode: str | None) -> Target:
         if mode is not None and mode not in list(Mode):

@@ -22,7 +22,7 @@ def backend_options(backend: Backend, settings: ModelConfiguration) -> dict[str,
     return _read(backend.options_model, settings.options.get(table, {}), backend.name, (table,)).model_dump()
 
 
-def check_settings(backend: type[Backend], table: Mapping[str, Any], place: Callable[..., str]) -> None:
+def check_settings(backend: Backend | type[Backend], table: Mapping[str, Any], place: Callable[..., str]) -> None:
     """Raises `ConfigurationError` with the place of the first key that the backend does not take."""
     try:
         _read(backend.settings_model, table, backend.name)
@@ -37,7 +37,7 @@ def check_backends(tables: Mapping[str, Any], registry: BackendRegistry, place: 
     for name in tables.keys() - known:
         raise ConfigurationError(f"{place('backends', name)}: there is no backend {name!r}{nearest(name, known)}")
     for backend in registry:
-        check_settings(type(backend), tables.get(backend.name, {}), place)
+        check_settings(backend, tables.get(backend.name, {}), place)
 
 
 def _read(kind: type[Kind], table: Mapping[str, Any], backend: str, under: tuple[str, ...] = ()) -> Kind:

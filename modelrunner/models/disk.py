@@ -1,11 +1,15 @@
 """How much disk models and engines use."""
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from modelrunner.errors import ModelRunnerError
 from modelrunner.registry import BackendRegistry
 from modelrunner.store import Store, StoreUsage
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,12 @@ class DiskMeter:
         for backend in self._registry:
             version = await asyncio.to_thread(backend.version)
             state = await asyncio.to_thread(_size, self._state / backend.name)
-            engines.append(EngineSize(backend.name, version, await backend.disk_usage(), state))
+            try:
+                size = await backend.disk_usage()
+            except ModelRunnerError as error:  # the other engines are shown all the same
+                log.warning("the size of the engine of %s is not known: %s", backend.name, error)
+                size = 0
+            engines.append(EngineSize(backend.name, version, size, state))
         return DiskReport(store, tuple(engines))
 
 

@@ -4,30 +4,18 @@ goes on when the client that asked for it leaves."""
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from modelrunner.backend import Backend, BackendState, InstallProgress, ProgressCallback
 from modelrunner.durable import translated
 from modelrunner.errors import Conflict, ModelRunnerError
+from modelrunner.joint import JointWork
+from modelrunner.plugins.isolation import asked
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
 from modelrunner.types import ProgressReport, WorkProgress
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Work:
-    what: tuple[str, tuple[tuple[str, Any], ...]]
-    watchers: list[ProgressReport] = field(default_factory=list)
-    last: WorkProgress | None = None
-    task: "asyncio.Task[str] | None" = None
-
-    def report(self, step: InstallProgress) -> None:
-        self.last = WorkProgress(step.message, self.what[0], step.total, step.current)
-        for watcher in self.watchers:
-            watcher(self.last)
 
 
 class Installer:
@@ -37,49 +25,44 @@ class Installer:
         self._registry = registry
         self._scheduler = scheduler
         self._changed = changed
-        self._running: dict[str, _Work] = {}
+        self._running: dict[str, tuple[tuple[Any, ...], JointWork[WorkProgress, str]]] = {}
 
     async def run(self, action: str, name: str, options: dict[str, Any], watcher: ProgressReport) -> str:
         """Does `action` ("install", "update", "uninstall") or joins the one under way; returns a closing sentence.
         `options` go to the backend. Raises `BackendNotFound`, `Conflict` (another action of the same backend is under
         way, or the engine is in use), and what the backend raises."""
         backend = self._registry.get(name)
-        work = self._running.get(name)
-        if work is None:
-            work = self._start(action, backend, options)
-        elif work.what != (action, tuple(options.items())):
-            raise Conflict(f"{work.what[0]} of {name} is under way: wait for it to end")
-        if work.last is not None:
-            watcher(work.last)
-        work.watchers.append(watcher)
-        assert work.task is not None
-        try:
-            return await asyncio.shield(work.task)
-        finally:
-            work.watchers.remove(watcher)
+        asked = (action, *options.items())
+        what, work = self._running.get(name) or (asked, self._start(action, backend, options))
+        if what != asked:
+            raise Conflict(f"{what[0]} of {name} is under way: wait for it to end")
+        return await work.follow(watcher)
 
     async def need(self, name: str, watcher: ProgressReport) -> None:
         """Installs the engine of the backend `name` if it is missing, or waits for what is under way with it. Raises as
         `run` does."""
         status = await asyncio.to_thread(self._registry.get(name).status)
-        work = self._running.get(name)
-        if work or status.state is not BackendState.RUNNING:
-            action, options = work.what if work else ("install", ())
-            await self.run(action, name, dict(options), watcher)
+        if running := self._running.get(name):
+            await running[1].follow(watcher)
+        elif status.state is not BackendState.RUNNING:
+            await self.run("install", name, {}, watcher)
 
     async def close(self) -> None:
         """Cancels what is under way; a backend leaves nothing half-installed behind."""
-        tasks = [work.task for work in self._running.values() if work.task]
+        tasks = [work.task for _, work in self._running.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start(self, action: str, backend: Backend, options: dict[str, Any]) -> _Work:
-        work = _Work((action, tuple(options.items())))
-        self._running[backend.name] = work
-        work.task = asyncio.create_task(
-            self._do(action, backend, options, work.report), name=f"{action} {backend.name}"
-        )
+    def _start(self, action: str, backend: Backend, options: dict[str, Any]) -> JointWork[WorkProgress, str]:
+        async def do(report: ProgressReport) -> str:
+            def told(step: InstallProgress) -> None:
+                report(WorkProgress(step.message, action, step.total, step.current))
+
+            return await self._do(action, backend, options, told)
+
+        work: JointWork[WorkProgress, str] = JointWork(do, stops_alone=False, name=f"{action} {backend.name}")
+        self._running[backend.name] = (action, *options.items()), work
         work.task.add_done_callback(lambda task: self._ended(backend.name, task))
         return work
 
@@ -95,8 +78,9 @@ class Installer:
                     await self._free(backend)
                     await backend.uninstall()
         log.info("%s of %s done", action, backend.name)
-        self._scheduler.events.emit("install", reason=f"{action} of {backend.name}", status=str(backend.status()))
-        return f"{backend.name}: {backend.status()}"
+        status = await asked(backend.status)
+        self._scheduler.events.emit("install", reason=f"{action} of {backend.name}", status=str(status))
+        return f"{backend.name}: {status}"
 
     async def _free(self, backend: Backend) -> None:
         """Stops the backend's idle runners. Raises `Conflict` if one is in use."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from modelrunner.errors import BadRequest, Conflict, InsufficientDisk, ModelRunnerError, StorageFailed
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.resolve import Resolver
-from modelrunner.pull import Puller
+from modelrunner.pull import Pulled, Puller
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
-from modelrunner.store import Reference, Removed, Store, StoredModel
+from modelrunner.store import Leftover, Removed, Store, StoredModel
 from modelrunner.types import ProgressReport
 
 log = logging.getLogger(__name__)
@@ -21,26 +21,18 @@ log = logging.getLogger(__name__)
 class PullOrder:
     """What to pull: `source` is a reference, or `file:///path` of a file or folder to package. `name` is the name that
     the model gets, by default its reference. `token` goes to the source and nowhere else. `trust` takes a model that
-    carries code, code that its engine will run."""
+    carries code, code that its engine will run. `verify` reads every byte of a model that is here."""
 
     source: str
     name: str | None = None
     token: str | None = None
     trust: bool = False
+    verify: bool = False
 
     @property
     def is_local(self) -> bool:
         """True for a file or folder of this machine."""
         return self.source.strip().lower().startswith("file:")
-
-
-@dataclass(frozen=True, slots=True)
-class PulledModel:
-    """`name` is the name that the pull gave the model, in its short form: one of several, where the same files were
-    here under another name."""
-
-    model: StoredModel
-    name: str
 
 
 class Library:
@@ -75,20 +67,25 @@ class Library:
         """Raises `ModelNotFound`, `InvalidReference`, `InvalidModel` for a damaged model."""
         return self._store.get(reference)
 
-    async def pull(self, order: PullOrder, report: ProgressReport) -> PulledModel:
+    async def pull(self, order: PullOrder, report: ProgressReport) -> Pulled:
         """Downloads or packages a model; `report` is called from the event loop's thread. Raises what `Puller.pull`
         raises."""
         if not order.source.strip():
             raise BadRequest("from names no model", param="from")
         events = self._scheduler.events
         try:
-            model = await self._puller.pull(order.source, report, token=order.token, name=order.name, trust=order.trust)
+            pulled = await self._puller.pull(
+                order.source, report, token=order.token, name=order.name, trust=order.trust, verify=order.verify
+            )
         except ModelRunnerError as error:
             events.emit("pull", model=order.name or order.source, reason=f"failed: {error}")
             raise
-        name = Reference.parse(order.name or order.source).short
-        events.emit("pull", model=name, reason=f"pulled from {order.source}")
-        return PulledModel(model, name)
+        events.emit("pull", model=pulled.name, reason=f"pulled from {order.source}")
+        return pulled
+
+    async def prune(self) -> tuple[Leftover, ...]:
+        """Removes what `Store.prune` removes, and returns it. Pulls go on meanwhile. Raises `StorageFailed`."""
+        return await self._puller.prune()
 
     async def tag(self, reference: str, name: str) -> None:
         """Gives the model one more name, which another model that has it loses. Raises as `Store.whole`, and
@@ -114,8 +111,12 @@ class Library:
             await self._forget(model)
             self._scheduler.resume(model.id)
             await self._scheduler.unload(model_ids=[model.id], force=force)  # one may have come up in between
+            await asyncio.to_thread(self._registry.forget, model.id)
             for backend in self._registry:
-                await backend.forget(model.id)
+                try:
+                    await backend.forget(model.id)
+                except ModelRunnerError as error:  # the model is gone all the same
+                    log.warning("what %s kept of %s may still be there: %s", backend.name, model.name, error)
         return removed
 
     async def _forget(self, model: StoredModel) -> None:

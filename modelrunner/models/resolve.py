@@ -7,6 +7,7 @@ the order of docs/api.md: 404, 412, 421, 501.
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from modelrunner.backend import Backend, BackendState
@@ -25,7 +26,8 @@ from modelrunner.models.backendtables import backend_options
 from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Target
-from modelrunner.store import Store, vocabulary
+from modelrunner.store import Reference, Store, vocabulary
+from modelrunner.store.references import how_to_get
 from modelrunner.types import Bundle, KeepAlive, Mode, ProcessOptions, RunnerKey, RunSpec
 
 _MOST_REMEMBERED = 4096
@@ -77,6 +79,8 @@ class Resolver:
         self._keep_alive = keep_alive
         self._stop_grace = stop_grace
         self.known: dict[tuple[str | None, str, Mode], Target] = {}
+        self._changes = 0
+        self._lock = Lock()
         self._drafting: set[tuple[str, str]] = set()  # model and draft, by ID, of one vocabulary
         store.watchers.append(self.forget)
         configurations.watchers.append(self.forget)
@@ -84,14 +88,7 @@ class Resolver:
     def __call__(self, backend: str | None, model: str, mode: Mode) -> Target:
         """Raises `BackendNotFound`, `ModelNotFound`, `InvalidReference`, `BackendUnavailable`, `Unavailable` (being
         installed), `Misdirected`, `UnsupportedModel`, `NotImplementedHere`, `BadRequest`."""
-        known = self.known  # a change meanwhile puts another in its place
-        target = known.get((backend, model, mode))
-        if target is None:
-            target = self._target(backend, model, mode)
-            if len(known) >= _MOST_REMEMBERED:
-                known.clear()
-            known[backend, model, mode] = target
-        return target
+        return self.known.get((backend, model, mode)) or self._resolved(backend, model, mode)
 
     def endpoints(self, target: Target) -> frozenset[str]:
         """As of `Backend.endpoints`, of the target's backend. Raises `BackendNotFound`."""
@@ -101,11 +98,13 @@ class Resolver:
         """Does the slow part of a first call (reading a model's files, looking for an engine) off the event loop.
         Raises as a call does."""
         if (backend, model, mode) not in self.known:
-            await asyncio.to_thread(self._target, backend, model, mode)
+            await asyncio.to_thread(self._resolved, backend, model, mode)
 
     def forget(self) -> None:
         """Forgets all targets: a model, a configuration or a backend was changed. Any thread may call this."""
-        self.known = {}
+        with self._lock:
+            self._changes += 1
+            self.known.clear()
 
     def set_keep_alive(self, keep_alive: KeepAlive) -> None:
         """For the models that have no keep-alive of their own."""
@@ -170,6 +169,17 @@ class Resolver:
         spec = self._spec(backend, bundle, mode, configuration, key)
         return Target(key, spec, self.keep_alive(configuration), bool(configuration.pin))
 
+    def _resolved(self, backend: str | None, model: str, mode: Mode) -> Target:
+        """Resolves, in any thread, and remembers the target unless something was changed meanwhile."""
+        changes = self._changes
+        target = self._target(backend, model, mode)
+        with self._lock:
+            if len(self.known) >= _MOST_REMEMBERED:
+                self.known.clear()
+            if changes == self._changes:
+                self.known[backend, model, mode] = target
+        return target
+
     def _target(self, name: str | None, model: str, mode: Mode) -> Target:
         if name is not None:
             self._registry.get(name)
@@ -206,7 +216,7 @@ class Resolver:
             draft = self._store.bundle(name)
         except ModelNotFound:
             raise ModelNotFound(
-                f"the draft model {name} is not here: get it with `modelrunner pull {name}`, or do without it with "
+                f"the draft model {name} is not here: {how_to_get(Reference.parse(name))}; or do without it with "
                 f"`modelrunner configure {bundle.name} --draft-model default`",
                 param="speculative.draft_model",
             ) from None

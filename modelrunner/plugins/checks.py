@@ -30,6 +30,12 @@ def nothing(value: Any) -> None:
     """What a method returns that is called for its effect does not matter."""
 
 
+def words(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise ValueError("it must be a sequence of texts")
+    return tuple([instance(str)(word) for word in value])
+
+
 def byte_count(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= _MOST_BYTES:
         raise ValueError("it must be a whole number of bytes, 0 or more")
@@ -59,6 +65,8 @@ def memory(value: Any) -> RequiredMemory:
     figures = (found.ram, found.shared, *instance(tuple)(found.vram))
     for figure in figures:
         byte_count(figure)
+    if found.shared > found.ram:
+        raise ValueError("`shared` is a part of `ram`")
     return found
 
 
@@ -86,4 +94,4 @@ def folded(value: Any) -> tuple[Mapping[str, int | None], tuple[str, ...]]:
         if name not in _FOLDED:
             raise ValueError(f"{name!r} is not one of {', '.join(_FOLDED)}")
         optional(instance(int))(number)
-    return fields, tuple(instance(str)(word) for word in rest)
+    return fields, words(rest)

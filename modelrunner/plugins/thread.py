@@ -4,6 +4,7 @@ A backend that blocks its thread blocks only its own calls: the caller's loop wa
 """
 
 import asyncio
+import concurrent.futures
 import logging
 import threading
 import time
@@ -30,6 +31,8 @@ class BackendThread:
     def __init__(self, name: str) -> None:
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._stuck_since: float | None = None
 
     async def run(
@@ -46,9 +49,7 @@ class BackendThread:
         When the caller is cancelled, so is the work, again for each further cancellation. It has `patience` seconds to
         end; then `abandon` is called and the work is left alone.
         """
-        if self._stuck_since is not None:
-            since = time.monotonic() - self._stuck_since
-            raise Late(f"cannot run: the backend has been stuck in an earlier call for {since:.0f} s")
+        self._refuse_if_stuck()
         call = _Call(work, self._started())
         try:
             async with asyncio.timeout(limit):
@@ -66,17 +67,44 @@ class BackendThread:
             await self._see_off(call, patience, abandon)
             raise
 
-    def stop(self) -> None:
-        """The thread ends after what it does now. One that is stuck ends with the process."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._loop = None
+    def wait_for(self, work: Work[T], limit: float) -> T:
+        """As `run`, for a caller that is a thread."""
+        self._refuse_if_stuck()
+        loop = self._started()
+        future = asyncio.run_coroutine_threadsafe(_contained(work), loop)
+        try:
+            return future.result(limit)
+        except concurrent.futures.CancelledError:
+            raise CallCancelled("the call was cancelled") from None
+        except TimeoutError:
+            if future.done():  # the work itself raised it
+                raise
+            future.cancel()
+            self._stuck_since = time.monotonic()
+            loop.call_soon_threadsafe(self._unstick)
+            raise Late(f"did not return within {limit:g} s") from None
+
+    def _refuse_if_stuck(self) -> None:
+        if self._stuck_since is not None:
+            since = time.monotonic() - self._stuck_since
+            raise Late(f"cannot run: the backend has been stuck in an earlier call for {since:.0f} s")
+
+    def stop(self, patience: float) -> None:
+        """Cancels what is under way; the thread ends once that has ended, and is waited for at most `patience`
+        seconds. A thread that is stuck ends with the process."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(lambda: _ending.add(loop.create_task(_end())))
+        if self._thread is not None:
+            self._thread.join(patience)
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=_serve, args=(self._loop,), name=self._name, daemon=True).start()
-        return self._loop
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_serve, args=(self._loop,), name=self._name, daemon=True)
+                self._thread.start()
+            return self._loop
 
     async def _see_off(self, call: "_Call[Any]", patience: float, abandon: Callable[[], None]) -> None:
         """Until the cancelled work has ended, through further cancellations."""
@@ -153,6 +181,22 @@ async def _contained(work: Work[T]) -> T:
         return await work()
     except (SystemExit, KeyboardInterrupt) as error:  # would end the thread
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+_ending: set[asyncio.Task[None]] = set()
+
+
+async def _end() -> None:
+    """Ends the loop that it runs on, after its tasks."""
+    this = asyncio.current_task()
+    assert this is not None
+    others = asyncio.all_tasks() - {this}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others)
+    _ending.discard(this)
+    asyncio.get_running_loop().stop()
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

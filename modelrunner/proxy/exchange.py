@@ -139,7 +139,7 @@ class Exchange:
     def _framed(self, data: bytes) -> bytes:
         return chunk(data) if self._sink.takes_chunks and data else data
 
-    def _begin(self, lease: Lease, *, fresh: bool = False) -> None:
+    def _begin(self, lease: Lease, *, fresh: bool = False, checked: bool = False) -> None:
         if self._signs is not None:
             self._signs.cancel()
         self._lease = lease
@@ -153,13 +153,20 @@ class Exchange:
         if path not in runner.endpoints:
             check_endpoint(path, runner.endpoints, runner.key.backend)
         fields = ask.fields
-        if fields.tools or fields.dimensions or fields.return_documents:
-            self._ignored = runner.check_request(path, fields.watched())
+        if not checked and (fields.tools or fields.dimensions or fields.return_documents):
+            self._do(self._check(lease, path, fresh=fresh))
+            return
         if self._pipeline.quarantine.alert:
             self._pipeline.quarantine.check(runner.key, ask)
         if self._end_turn is not None:
             asyncio.get_running_loop().call_later(_TURN, self._end_turn)
         self._upstream = runner.upstream.send(build_request("POST", path, body, self._id_line), self, fresh=fresh)
+
+    async def _check(self, lease: Lease, path: str, *, fresh: bool) -> None:
+        """For a request with fields that its engine may ignore."""
+        self._ignored = await lease.runner.check_request(path, self._ask.fields.watched())
+        if not self._over:
+            self._begin(lease, fresh=fresh, checked=True)
 
     # modelrunner.upstream.Receiver
 
@@ -204,7 +211,7 @@ class Exchange:
             self._pipeline.quarantine.answered(self._lease.runner.key, self._ask)
         if self._refusal is not None:
             assert self._lease is not None
-            self._refuse(self._refusal.error(self._lease.runner.request_error))
+            self._do(self._refuse_as_the_engine(self._refusal, self._lease))
             return
         try:
             if self._passage is not None:
@@ -239,6 +246,9 @@ class Exchange:
             await self._wait()
         else:
             raise failure
+
+    async def _refuse_as_the_engine(self, refusal: EngineRefusal, lease: Lease) -> None:
+        self._refuse(await refusal.error(lease.runner.request_error))
 
     async def _break_off(self, error: OSError | EngineProtocolError, whole: bool) -> None:
         """Ends an answer in its middle. `whole` is True if its last event is complete."""

@@ -3,7 +3,7 @@
 import itertools
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -90,8 +90,8 @@ def own_headers(variant: str, ignored: tuple[str, ...] = ()) -> tuple[Header, ..
     return headers
 
 
-RequestError = Callable[[int, str, Mapping[str, Any]], ModelRunnerError | None]
-"""As `Backend.request_error`."""
+RequestError = Callable[[int, str, Mapping[str, Any]], Awaitable[ModelRunnerError | None]]
+"""As `Runner.request_error`."""
 
 
 class EngineRefusal:
@@ -107,14 +107,14 @@ class EngineRefusal:
         if len(self._body) > ERROR_BODY_LIMIT:
             raise EngineProtocolError("the engine's error is too large to pass on")
 
-    def error(self, request_error: RequestError) -> ModelRunnerError:
+    async def error(self, request_error: RequestError) -> ModelRunnerError:
         """An error of ours with the engine's message. The backend's `request_error` is asked first. What is wrong with
         the engine rather than with the request becomes 502: 500 would be a fault of ours."""
         status, fields = self._status, _fields(bytes(self._body))
         if status < 400:
             return EngineFailed(f"the engine answered with status {status}, which is no answer to this request")
         message = _message(fields) or f"the engine answered with status {status}"
-        if (found := request_error(status, message, fields)) is not None:
+        if (found := await request_error(status, message, fields)) is not None:
             return found
         if status in (401, 403, 407) or (status >= 500 and status not in _OF_STATUS):
             return EngineFailed(message)

@@ -1,6 +1,14 @@
 """Where models come from."""
 
-from modelrunner.pull.puller import Puller
-from modelrunner.pull.source import Fetched, Report, Source
+from modelrunner.pull.puller import Pulled, Puller
+from modelrunner.pull.source import Context, Fetched, Preview, Source, Wanted
 
-__all__ = ["Fetched", "Puller", "Report", "Source"]
+__all__ = [
+    "Context",
+    "Fetched",
+    "Preview",
+    "Pulled",
+    "Puller",
+    "Source",
+    "Wanted",
+]

@@ -1,8 +1,8 @@
-"""One file over HTTP whose size and digest are known beforehand: resumed after a cut, never trusted before its digest
-matches.
+"""Downloads one file whose size and digest are known beforehand. A download that was cut is resumed; a file is never
+trusted before its digest matches.
 
-The digest is in the name of the partial file, so a file that changed at its source starts anew, and no sidecar is
-needed. Ranges and their failures as RFC 9110, 14 and 15.5.17.
+The name of the partial file comes from the digest, so a file that changed at its source starts anew. Ranges and their
+failures follow RFC 9110, sections 14 and 15.5.17.
 """
 
 import asyncio
@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from modelrunner.durable import discard
 from modelrunner.errors import ModelNotFound, SourceFailed
-from modelrunner.pull.source import discard, in_thread
+from modelrunner.pull.http import explain, retry_after
+from modelrunner.threads import in_thread
 
 if TYPE_CHECKING:
     import httpx
@@ -26,14 +28,15 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 _ATTEMPTS = 5
 _LONGEST_PAUSE = 60.0
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+_SLOWEST = 1 << 18  # bytes that must come within `patience`
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """`size` in bytes. `digest` in hex: a sha256, or, where there are 40 digits, git's name of the content
-    (gitformat-loose: SHA-1 of a header and the content), which is all that a hub has for small files. `name` is for
-    messages."""
+    """`size` in bytes. `digest` in hex: a sha256 (64 digits); or git's name of the content (40 digits; gitformat-loose:
+    SHA-1 of a header and the content), which is all that a hub has for small files; or "" where the source names none,
+    and the caller checks the content. `name` is for messages."""
 
     name: str
     url: str
@@ -44,14 +47,19 @@ class RemoteFile:
     def sha256(self) -> str | None:
         return self.digest if len(self.digest) == 64 else None
 
+    @property
+    def partial_name(self) -> str:
+        """The name of its partial file."""
+        return self.digest or hashlib.sha256(f"{self.url} {self.size}".encode()).hexdigest()
+
     def new_hash(self) -> "hashlib._Hash":
-        if self.sha256 is not None:
+        if len(self.digest) != 40:
             return hashlib.sha256()
         return hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
 
 
 class _Interrupted(Exception):
-    """This attempt is over and another may go better; `pause` is what the server asked for, in seconds."""
+    """This attempt failed and another may succeed; `pause` is what the server asked for, in seconds."""
 
     def __init__(self, reason: str, pause: float | None = None) -> None:
         super().__init__(reason)
@@ -62,8 +70,8 @@ class PartialFile:
     """The beginning of `file` on disk, and its hash. Its methods block."""
 
     def __init__(self, path: Path, file: RemoteFile) -> None:
-        """Opens what lies at `path`. What cannot be the beginning of the file (longer, a link, no regular file) is
-        thrown away."""
+        """Opens the file at `path`. Something that cannot be the beginning of the file (longer, a link, no regular
+        file) is deleted first."""
         if not _is_beginning(path, file.size):
             discard(path)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -72,13 +80,13 @@ class PartialFile:
         self.length = 0
 
     def read_through(self, stop: threading.Event) -> None:
-        """Takes what is there into account, once, before anything is appended."""
+        """Hashes the bytes on disk. Call it once, before `append`."""
         while not stop.is_set() and (chunk := os.read(self._descriptor, _CHUNK)):
             self._hash.update(chunk)
             self.length += len(chunk)
 
     def append(self, data: bytes | bytearray) -> None:
-        """What goes beyond the file's size is not kept."""
+        """Writes `data`, but nothing beyond the file's size."""
         view = memoryview(data)[: self._file.size - self.length]
         while view:
             written = os.write(self._descriptor, view)
@@ -109,7 +117,8 @@ def _is_beginning(path: Path, limit: int) -> bool:
 
 class Downloader:
     """Fetches `RemoteFile`s into partial files. `headers` (the credentials among them) go to the origin of each URL
-    and are dropped at a redirect to another one."""
+    and are dropped at a redirect to another one. An attempt that brings less than 256 KiB in `patience` seconds is
+    given up; five attempts in a row that bring less than 1 MiB end the download."""
 
     def __init__(
         self,
@@ -117,22 +126,24 @@ class Downloader:
         headers: Mapping[str, str],
         *,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        patience: float = 60.0,
     ) -> None:
         self._client = client
+        self._patience = patience
         self._headers = {**headers, "Accept-Encoding": "identity"}
         self._pause = pause
 
     async def fetch(self, file: RemoteFile, path: Path, advanced: Callable[[int], None]) -> None:
-        """Returns when `path` holds the file and its digest matches. `advanced` is told the bytes that are there.
+        """Returns when `path` holds the file and its digest matches. `advanced` is told how many bytes are on disk.
         Raises `SourceFailed`, `ModelNotFound`, and `OSError` for `path`."""
-        for _ in range(2):  # a partial file with wrong bytes, or a flipped bit: once more from the start
+        for _ in range(2):  # a partial file with wrong bytes, or a flipped bit: download again from the start
             partial = PartialFile(path, file)
             try:
                 await in_thread(partial.read_through)
                 await self._fill(partial, file, advanced)
             finally:
                 partial.close()
-            if partial.digest == file.digest:
+            if file.digest in ("", partial.digest):
                 return
             path.unlink()
         raise SourceFailed(f"{file.name} arrived damaged twice (its digest is not {file.digest}); pull again later")
@@ -140,18 +151,18 @@ class Downloader:
     async def _fill(self, partial: PartialFile, file: RemoteFile, advanced: Callable[[int], None]) -> None:
         import httpx
 
-        failures = 0
+        failures, furthest = 0, partial.length
         advanced(partial.length)
         while partial.length < file.size:
-            before = partial.length
             try:
                 await self._attempt(partial, file, advanced)
-            except (httpx.HTTPError, httpx.InvalidURL, _Interrupted) as error:
-                # A server that gives a few bytes each time must not hold us for ever.
-                failures = 0 if partial.length >= before + _CHUNK else failures + 1
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError, _Interrupted) as error:
+                # Bytes that came before and were thrown away are no progress: a server could give them for ever.
+                failures = 0 if partial.length >= furthest + _CHUNK else failures + 1
+                furthest = max(furthest, partial.length)
                 asked = error.pause if isinstance(error, _Interrupted) else None
                 if failures >= _ATTEMPTS or (asked or 0) > _LONGEST_PAUSE:
-                    why = str(error) or type(error).__name__
+                    why = str(error) if isinstance(error, _Interrupted) else explain(error, file.url)
                     raise SourceFailed(
                         f"{file.name} could not be fetched: {why}; what has come is kept, pull again to go on",
                         retry_after=asked,
@@ -162,27 +173,46 @@ class Downloader:
         headers = dict(self._headers)
         if partial.length:
             headers["Range"] = f"bytes={partial.length}-"
-        async with self._client.stream("GET", file.url, headers=headers) as response:
-            _check_status(response, file)
-            if not _continues(response, partial.length, file.size):
-                partial.restart()
-                if response.status_code != 200:
-                    raise _Interrupted("it sent another range than the one asked for", pause=0.0)
-            await _receive(response, partial, file.size, advanced)
+        try:
+            async with (
+                asyncio.timeout(self._patience) as deadline,
+                self._client.stream("GET", file.url, headers=headers) as response,
+            ):
+                _check_status(response, file)
+                if not _continues(response, partial.length, file):
+                    partial.restart()
+                    if response.status_code != 200:
+                        raise _Interrupted("it sent another range than the one asked for", pause=0.0)
+
+                def arrived() -> None:
+                    deadline.reschedule(asyncio.get_running_loop().time() + self._patience)
+
+                await _receive(response, partial, file.size, advanced, arrived)
+        except TimeoutError:
+            raise _Interrupted(f"it sent less than {_SLOWEST >> 10} KiB in {self._patience:.0f} s") from None
         if partial.length < file.size:
             raise _Interrupted(f"it ended after {partial.length} of {file.size} bytes")
 
 
 async def _receive(
-    response: "httpx.Response", partial: PartialFile, size: int, advanced: Callable[[int], None]
+    response: "httpx.Response",
+    partial: PartialFile,
+    size: int,
+    advanced: Callable[[int], None],
+    arrived: Callable[[], None],
 ) -> None:
-    """Writes in large pieces and in a thread, but loses none of what has come when it is cut short."""
+    """Writes in large pieces and in a thread, but loses none of what has come when it is cut short. `arrived` is called
+    after every 256 KiB."""
     body = cast("AsyncGenerator[bytes, None]", response.aiter_raw())  # closed by us: left early, it would linger
-    pending = bytearray()
+    pending, unmarked = bytearray(), 0
     try:
         async with contextlib.aclosing(body):
             async for data in body:
                 pending += data
+                unmarked += len(data)
+                if unmarked >= _SLOWEST:
+                    arrived()
+                    unmarked = 0
                 if len(pending) >= _CHUNK:
                     full, pending = pending, bytearray()
                     await in_thread(lambda stop, full=full: partial.append(full))  # type: ignore[misc]
@@ -194,11 +224,22 @@ async def _receive(
         advanced(partial.length)
 
 
-def _continues(response: "httpx.Response", offset: int, size: int) -> bool:
-    if response.status_code != 206:
-        return False
-    match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-    return match is not None and (int(match[1]), int(match[2])) == (offset, size)
+def _continues(response: "httpx.Response", offset: int, file: RemoteFile) -> bool:
+    """True if the answer goes on at `offset`. Raises `SourceFailed` if the file has another size than announced."""
+    found: int | None = None
+    match = None
+    if response.status_code == 206:
+        match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        found = int(match[2]) if match else None
+    elif response.status_code == 200 and "Content-Encoding" not in response.headers:
+        length = response.headers.get("Content-Length", "")
+        found = int(length) if re.fullmatch("[0-9]{1,18}", length) else None
+    if found is not None and found != file.size:
+        raise SourceFailed(
+            f"{file.name} has {found} bytes at its source, where {file.size} were announced: it is being changed, or"
+            " damaged there; pull again later"
+        )
+    return match is not None and int(match[1]) == offset
 
 
 def _check_status(response: "httpx.Response", file: RemoteFile) -> None:
@@ -206,17 +247,19 @@ def _check_status(response: "httpx.Response", file: RemoteFile) -> None:
         case 200 | 206 | 416:
             return
         case 401 | 403:
-            raise SourceFailed(
-                f"{file.name}: access refused ({response.status_code}); the token is missing, wrong or expired"
-            )
+            raise refused(file.name, response.headers)
         case 404 | 410:
             raise ModelNotFound(f"{file.name} is no longer there; pull again to see what is")
-        case 408 | 429 | 500 | 502 | 503 | 504:
-            raise _Interrupted(f"the source answered {response.status_code}", _retry_after(response))
+        case 408 | 429 | 500 | 502 | 503 | 504 as status:
+            pause = retry_after(response.headers.get("Retry-After"))
+            raise _Interrupted(f"the source answered {status}", pause)
         case status:
             raise SourceFailed(f"{file.name}: the source answered {status}")
 
 
-def _retry_after(response: "httpx.Response") -> float | None:
-    text = response.headers.get("Retry-After", "")
-    return float(text) if text.isdecimal() else None
+def refused(name: str, headers: Mapping[str, str]) -> SourceFailed:
+    """The error for an answer with status 401 or 403."""
+    if headers.get("x-error-code") == "GatedRepo":
+        reason = "is gated: accept its terms on its page, and set HF_TOKEN or give a token that may read it"
+        return SourceFailed(f"{name} {reason}")
+    return SourceFailed(f"{name}: access refused; the token is missing, wrong or expired")

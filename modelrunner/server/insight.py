@@ -58,7 +58,7 @@ class InsightRoutes:
         return json_response(wireforms.why(await self._advisor.why(reference, request.query.get("mode"))))
 
     async def fit(self, request: web.Request) -> web.Response:
-        """A model that is not here is judged by the size of its files, if its source can say that."""
+        """A model that is not here is judged by its header or the size of its files, if its source can say that."""
         reference = reference_in_path(request, "/models/").removesuffix("/fit")
         return json_response(wireforms.fit(await self._advisor.fit(reference)))
 

@@ -39,6 +39,7 @@ class ModelRoutes:
         return [
             web.get("/models", self.list),
             web.post("/models/create", self.create),
+            web.post("/models/prune", self.prune),
             web.get("/models/{ref:.+}", self.get),
             web.delete("/models/{ref:.+}", self.delete),
             web.post("/models/{ref:.+}", self.act),
@@ -56,7 +57,9 @@ class ModelRoutes:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         wanted = await read_json(request, api.PullRequest)
-        order = PullOrder(wanted.from_, wanted.name, wanted.bearer_token, wanted.trust_remote_code)
+        order = PullOrder(
+            wanted.from_, wanted.name, wanted.bearer_token, trust=wanted.trust_remote_code, verify=wanted.verify
+        )
         if order.is_local and not is_local(request):
             raise Forbidden("a file of this machine is packaged only over the Unix socket", param="from")
         if order.trust and not is_local(request):
@@ -67,6 +70,10 @@ class ModelRoutes:
             return api.Progress("success", f"{name} is here", model=name)
 
         return await stream_progress(request, pull, mode="pull")
+
+    async def prune(self, request: web.Request) -> web.Response:
+        check_query(request)
+        return json_response(api.Pruned(sum(leftover.size for leftover in await self._library.prune())))
 
     async def delete(self, request: web.Request) -> web.Response:
         check_query(request, "force")

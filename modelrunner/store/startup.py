@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from modelrunner.store.index import Record
 from modelrunner.store.references import Reference
 
 FORMAT = 1
+_OLD = 7 * 86_400.0  # seconds
 FOLDERS = ("", "manifests", "manifests/sha256", "blobs", "blobs/sha256", "bundles", "partial")
 log = logging.getLogger(__name__)
 
@@ -107,6 +109,7 @@ def sweep(catalog: Catalog, data: Path, manifest_folder: Path, blobs: Blobs, bun
             durable.discard(path)
     with _tidying(data / "partial"):
         _sweep_shared(data / "partial")
+        _sweep_old(data / "partial")
 
 
 def unnamed(catalog: Catalog, manifest_folder: Path, blobs: Blobs) -> list[Path]:
@@ -133,3 +136,12 @@ def _sweep_shared(partial: Path) -> None:
         found = os.lstat(path)
         if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
             path.unlink()
+
+
+def _sweep_old(partial: Path) -> None:
+    """Removes the unfinished downloads that nothing was written to for a week."""
+    for path in partial.iterdir():
+        newest = max(os.lstat(place).st_mtime for place in (path, *path.rglob("*")))
+        if time.time() - newest > _OLD:
+            log.info("removing an unfinished download of a week ago: %s", path)
+            durable.discard(path)

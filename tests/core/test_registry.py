@@ -87,6 +87,7 @@ def test_a_broken_plug_in_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
         registry.get("gone")
     with pytest.raises(BackendNotFound, match="plain"):
         registry.get("nothing")
+    registry.close()
 
 
 def test_what_a_plug_in_was_wrongly_given_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,10 +163,10 @@ class FakeRunner:
 
     endpoints = FAKE_ENDPOINTS
 
-    def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+    async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         return BadRequest(message) if "too large to process" in message else None
 
-    def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
+    async def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(name for name in fields if name == "return_documents")
 
     def check_model(self, model_id: str) -> None:

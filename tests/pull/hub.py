@@ -10,12 +10,12 @@ import functools
 import hashlib
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
-_RANGE = re.compile(r"bytes=(\d+)-")
+_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 _PIECE = 64 << 10
 _SMALL = (".json", ".txt", ".py", ".md")
 
@@ -24,7 +24,8 @@ _SMALL = (".json", ".txt", ".py", ".md")
 class Fault:
     """What goes wrong with one request for a file's content. `status` answers nothing else; `cut` closes the connection
     after so many bytes; `flip` changes the byte at that place of the file; `shift` begins so many bytes too late;
-    `whole` ignores the Range header; `hold` waits for the event after half of the content."""
+    `whole` ignores the Range header; `hold` waits for the event after half of the content. `short` leaves out the last
+    bytes and says so; `trickle` sends a byte now and then after the first piece; `chunked` says nothing of a length."""
 
     status: int | None = None
     retry_after: str | None = None
@@ -33,6 +34,9 @@ class Fault:
     shift: int = 0
     whole: bool = False
     hold: asyncio.Event | None = None
+    short: int = 0
+    trickle: bool = False
+    chunked: bool = False
 
 
 @dataclass(slots=True)
@@ -60,12 +64,15 @@ def git_blob(data: bytes) -> str:
 
 class Hub:
     """`contents` logs the requests for files' contents as (headers, bytes sent); `faults` are used up one for each.
-    `status` answers every request for metadata. `held` is set when a fault begins to hold."""
+    `status` answers every request for metadata, `listing` those for a list of files. `knows_blobs`: the list has sizes
+    and digests. `held` is set when a fault begins to hold."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.faults: deque[Fault] = deque()
         self.status: int | None = None
+        self.listing: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
+        self.knows_blobs = True
         self.lookups: list[Mapping[str, str]] = []
         self.contents: list[_Content] = []
         self.held = asyncio.Event()
@@ -98,10 +105,20 @@ class Hub:
             raise web.HTTPUnauthorized(headers={"X-Error-Code": code})
         return found
 
-    async def _info(self, request: web.Request) -> web.Response:
+    async def _info(self, request: web.Request) -> web.StreamResponse:
         repository, name = self._repository(request), request.match_info["repository"]
-        siblings = [{"rfilename": path} for path in repository.files]
+        if self.listing is not None:
+            return await self.listing(request)
+        siblings = [self._sibling(repository, path) for path in repository.files]
         return web.json_response({"id": name, "modelId": name, "sha": repository.commit, "siblings": siblings})
+
+    def _sibling(self, repository: Repository, path: str) -> dict[str, object]:
+        if not self.knows_blobs:
+            return {"rfilename": path}
+        data = repository.files[path]
+        size = repository.declared.get(path, len(data))
+        large = {} if path.endswith(_SMALL) else {"lfs": {"sha256": sha256(data), "size": size, "pointerSize": 134}}
+        return {"rfilename": path, "size": size, "blobId": git_blob(data), **large}
 
     async def _resolve(self, request: web.Request) -> web.Response:
         repository, path = self._repository(request), request.match_info["path"]
@@ -121,7 +138,7 @@ class Hub:
 
     async def _content(self, request: web.Request) -> web.StreamResponse:
         fault = self.faults.popleft() if self.faults else Fault()
-        self.contents.append(content := _Content(request.headers))
+        self.contents.append(content := _Content(request.headers, request.match_info["digest"]))
         if fault.status is not None:
             raise _status(fault.status, fault.retry_after)
         data = next(
@@ -130,15 +147,22 @@ class Hub:
             for data in repository.files.values()
             if sha256(data) == request.match_info["digest"]
         )
+        data = data[: len(data) - fault.short]
         match = None if fault.whole else _RANGE.fullmatch(request.headers.get("Range", ""))
         start = int(match[1]) + fault.shift if match else 0
+        end = min(int(match[2] or len(data) - 1) + 1, len(data)) if match else len(data)
+        if match and start >= len(data):
+            raise _status(416)
         response = web.StreamResponse(status=206 if match else 200)
         if match:
-            response.headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
         if fault.flip is not None:
             data = data[: fault.flip] + bytes([data[fault.flip] ^ 1]) + data[fault.flip + 1 :]
-        body = data[start:]
-        response.content_length = len(body)
+        body = data[start:end]
+        if fault.chunked:
+            response.enable_chunked_encoding()
+        else:
+            response.content_length = len(body)
         await response.prepare(request)
         await self._send(request, response, body, fault, content)
         return response
@@ -154,6 +178,9 @@ class Hub:
             piece = body[position : min(position + _PIECE, end)]
             await response.write(piece)
             content.sent += len(piece)
+            while fault.trickle:
+                await asyncio.sleep(0.01)
+                await response.write(b"x")
         if fault.cut is not None and request.transport is not None:
             request.transport.close()  # after what is buffered, unlike abort()
 
@@ -161,6 +188,7 @@ class Hub:
 @dataclass(slots=True)
 class _Content:
     headers: Mapping[str, str]
+    digest: str
     sent: int = 0
 
 

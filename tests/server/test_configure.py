@@ -57,7 +57,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"mode": "dancing"}, 400, "invalid enum value"),
     ({"mode": "reranking", "context-size": 9}, 400, "does not offer reranking"),
     ({"apply": "tomorrow"}, 400, "invalid enum value"),
-    ({"speculative": {"draft_model": "tiny"}}, 404, "modelrunner pull tiny"),
+    ({"speculative": {"draft_model": "tiny"}}, 404, "the draft model tiny is not here: `modelrunner list`"),
     ({"speculative": {"draft_model": "smol", "num_tokens": 0}}, 400, "speculative.num_tokens"),
     ({"speculative": {"draft_model": "other"}}, 400, "another vocabulary (400 words, not 16)"),
     ({"speculative": {"draft_model": "words"}}, 400, "word 7 is 'seven', not 'token7'"),

@@ -14,8 +14,9 @@ import pytest
 from modelrunner.backend import BackendState, BackendStatus, InstallProgress, ProgressCallback
 from modelrunner.types import RequiredMemory
 from tests.fakes import FakeBackend
-from tests.pull.models import wheel
-from tests.pull.test_pypi import Index
+from tests.pull.hub import Hub, Repository
+from tests.pull.index import Index
+from tests.pull.models import gguf, wheel
 from tests.server.conftest import Daemon, StartDaemon
 from tests.store.samples import write_gguf
 
@@ -136,14 +137,16 @@ async def test_why_and_fit(start_daemon: StartDaemon) -> None:
 async def test_a_model_that_is_elsewhere(
     start_daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wheel(tmp_path, "llm-big", {"llm_big/m.gguf": os.urandom(3 << 20)})
+    path = wheel(tmp_path, "llm-big", {"llm_big/m.gguf": os.urandom(3 << 20)})
     daemon = await start_daemon(memory_budget=1 << 20)
-    async with Index(tmp_path).running() as url:
-        for name, value in {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": url, "PIP_FIND_LINKS": ""}.items():
+    async with Index(tmp_path).running() as index:
+        index.hold = asyncio.Event()
+        for name, value in {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index.url, "PIP_FIND_LINKS": ""}.items():
             monkeypatch.setenv(name, value)
         fit = await get(daemon, "/models/pypi%3Allm-big/fit")
         assert fit["fits"] == "never"
-        assert fit["needed"]["ram"] == fit["disk"]["needed"] == pytest.approx(3 << 20, rel=0.05)
+        assert fit["needed"]["ram"] == fit["disk"]["needed"] == path.stat().st_size
+        assert "counts the files alone" in fit["reason"]
         await get(daemon, "/engines/why?model=pypi:llm-big", 404)
         pull = asyncio.create_task(progress(daemon, "/models/create", {"from": "pypi:llm-big"}))
         async with asyncio.timeout(20):
@@ -152,6 +155,19 @@ async def test_a_model_that_is_elsewhere(
         assert (why["state"], why["waiting_for"]) == ("pulling", "pull")
         pull.cancel()
         await asyncio.wait([pull])
+
+
+async def test_a_model_at_a_hub_is_estimated_by_its_header(
+    start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = await start_daemon(memory_budget=100)
+    daemon.backend.memory = RequiredMemory(60)
+    async with Hub().running() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+        hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": gguf(5000)})
+        fit = await get(daemon, "/models/hf.co%2FOrg%2FTiny-GGUF/fit")
+    assert (fit["fits"], fit["needed"]["ram"], fit["disk"]["needed"]) == ("now", 60, len(gguf(5000)))
+    assert "files alone" not in fit["reason"]
 
 
 async def test_why_names_the_engine_that_is_missing(start_daemon: StartDaemon) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from modelrunner.errors import ModelNotFound
-from modelrunner.models.library import PulledModel, PullOrder
+from modelrunner.models.library import PullOrder
 from modelrunner.models.reload import Effect
 from modelrunner.proxy.access import Access
 from modelrunner.proxy.limits import Limits
 from modelrunner.proxy.pipeline import Pipeline
+from modelrunner.pull import Pulled
 from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Fitting, Phase
 from modelrunner.server.parts import Parts, build, make_reloader
@@ -38,7 +39,7 @@ def parts(folder: Path) -> Parts:
     return build(settings, BackendRegistry({backend.name: backend for backend in backends}))
 
 
-async def package(made: Parts, folder: Path, name: str) -> PulledModel:
+async def package(made: Parts, folder: Path, name: str) -> Pulled:
     file = folder / "model.gguf"
     write_gguf(file)
     steps: list[WorkProgress] = []
@@ -50,10 +51,10 @@ async def package(made: Parts, folder: Path, name: str) -> PulledModel:
 async def test_a_models_whole_life(tmp_path: Path) -> None:
     made = parts(tmp_path)
     pulled = await package(made, tmp_path, "smol")
-    assert pulled.model.size > (tmp_path / "model.gguf").stat().st_size  # bytes, with its configuration
     assert (await package(made, tmp_path, "mine")).name == "mine"
     (model,) = made.library
-    assert (model.id, model.tags) == (pulled.model.id, ["smol", "mine"])
+    assert model.size > (tmp_path / "model.gguf").stat().st_size  # bytes, with its configuration
+    assert (model.id, model.tags) == (pulled.id, ["smol", "mine"])
     assert await made.library.backends([model]) == ["fake"]
 
     shown = await made.configurator.change("mine", {"context-size": 512})

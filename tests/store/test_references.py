@@ -172,6 +172,36 @@ def test_many_names_are_searched_as_one_is(texts, part):
 
 
 @pytest.mark.parametrize(
+    ("pasted", "meant"),
+    [
+        ("https://huggingface.co/Org/Repo", "hf.co/org/repo"),
+        ("http://www.huggingface.co/Org/Repo/", "hf.co/org/repo"),
+        ("https://hf.co/Org/Repo?library=x#usage", "hf.co/org/repo"),
+        ("https://huggingface.co/Org/Repo/tree/main", "hf.co/org/repo"),
+        ("https://huggingface.co/Org/Repo/blob/main/sub/m-Q4_K_M.gguf", "hf.co/org/repo:M-Q4_K_M"),
+        ("https://huggingface.co/Org/Repo/resolve/main/m-Q8_0.gguf?download=true", "hf.co/org/repo:M-Q8_0"),
+        ("https://huggingface.co/Org/Repo/blob/main/README.md", "hf.co/org/repo"),
+    ],
+)
+def test_a_pasted_address_means_the_repository(pasted: str, meant: str) -> None:
+    assert Reference.parse(pasted).short == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("./x.gguf", "modelrunner package --gguf ./x.gguf NAME"),
+        ("/models/x.GGUF", "modelrunner package --gguf /models/x.GGUF NAME"),
+        ("https://example.org/x.gguf", "an address is no name"),
+        ("https://huggingface.co/Org", "hf.co/ORG/REPO"),
+    ],
+)
+def test_a_path_or_an_address_is_told_what_to_write(text: str, words: str) -> None:
+    with pytest.raises(InvalidReference, match=re.escape(words)):
+        Reference.parse(text)
+
+
+@pytest.mark.parametrize(
     ("text", "told"),
     [
         ("ol", "did you mean other/smol or smol?"),  # too short to stand for a name

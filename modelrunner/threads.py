@@ -1,0 +1,134 @@
+"""Threads for blocking work, in pools by purpose: work that may take minutes never keeps short work waiting."""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_CLOSING = 5.0
+_LATE = 5.0
+_pools: "WeakSet[Pool]" = WeakSet()
+
+
+class Pool(ThreadPoolExecutor):
+    """At most `threads` pieces of work at a time; a thread ends when nothing more waits. It is a `ThreadPoolExecutor`
+    because asyncio takes nothing else as its default executor. The threads are daemons: a call that hangs in the kernel
+    cannot keep the process from ending. `prompt` says that its work is short: a piece that waits long for a thread is
+    then a fault, which `stuck` tells."""
+
+    def __init__(
+        self, purpose: str, threads: int, *, prompt: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(1)  # it starts no thread, since `submit` is replaced
+        self.prompt = prompt
+        _pools.add(self)
+        self.purpose = purpose
+        self._limit = threads
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[float, Future[Any], Callable[[], Any]]] = deque()
+        self._running: set[Future[Any]] = set()
+        self._closed = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"the threads for {self.purpose} have ended")
+            self._waiting.append((self._clock(), future, partial(fn, *args, **kwargs)))
+            if len(self._running) >= self._limit:
+                return future
+            work = self._next()
+        if work is not None:
+            threading.Thread(target=self._work, args=work, name=self.purpose, daemon=True).start()
+        return future
+
+    def delay(self) -> float:
+        """Seconds that the oldest piece of work has waited for a thread; 0 if none waits."""
+        with self._lock:
+            return self._clock() - self._waiting[0][0] if self._waiting else 0.0
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Takes no more work, drops what waits, and with `wait` gives what runs 5 s to end."""
+        with self._lock:
+            self._closed = True
+            running = tuple(self._running)
+            for _, future, _ in self._waiting:
+                future.cancel()
+            self._waiting.clear()
+        ended = threading.Semaphore(0)
+        for future in running:
+            future.add_done_callback(lambda _: ended.release())
+        until = time.monotonic() + (_CLOSING if wait else 0.0)
+        for _ in running if wait else ():
+            ended.acquire(timeout=max(0.0, until - time.monotonic()))
+
+    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+        """The work that begins now. Call it with the lock held."""
+        while self._waiting:
+            _, future, call = self._waiting.popleft()
+            if future.set_running_or_notify_cancel():
+                self._running.add(future)
+                return future, call
+        return None
+
+    def _work(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        work: tuple[Future[Any], Callable[[], Any]] | None = (future, call)
+        while work is not None:
+            future, call = work
+            try:
+                result = call()
+            except BaseException as error:
+                settle = partial(future.set_exception, error)
+            else:
+                settle = partial(future.set_result, result)
+            with self._lock:
+                self._running.discard(future)
+                work = self._next()
+            settle()
+            del future, call, settle
+
+
+# Pieces of downloads that are written, and other short work of pulls.
+TRANSFERS = Pool("transfers", 4, prompt=True)
+# Reads large bodies of requests.
+BODIES = Pool("bodies", 2, prompt=True)
+# Copies, hashes and unpacks whole models: minutes.
+HASHING = Pool("hashing", 2, prompt=False)
+
+
+def stuck() -> str:
+    """Which short work has waited more than 5 s for a thread, as a sentence; "" if none has."""
+    for pool in tuple(_pools):
+        if pool.prompt and (delay := pool.delay()) > _LATE:
+            return f"the threads for {pool.purpose} are stuck: work has waited {delay:.0f} s for one"
+    return ""
+
+
+async def in_thread(work: Callable[[threading.Event], T], pool: Pool = TRANSFERS) -> T:
+    """Runs `work(stop)` in a thread of `pool`. Cancelled, it sets `stop`, which `work` looks at, and ends when `work`
+    has; work that has not begun is dropped."""
+    stop = threading.Event()
+    task = asyncio.wrap_future(begun := pool.submit(work, stop))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        stop.set()
+        if not begun.cancel():
+            await ended(task)
+        raise
+
+
+async def ended(task: asyncio.Future[Any]) -> None:
+    """Waits until the task has ended, however it ended."""
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # looked at, so that asyncio does not complain that nobody did
