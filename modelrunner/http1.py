@@ -22,6 +22,7 @@ _MOST_DIGITS = 15
 _HANDED_ON_ONCE = (b"content-type", b"content-language", b"retry-after")
 _END = re.compile(rb"\r\n0+(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n\r\n\Z")
 _LAST_CHUNK = b"0\r\n\r\n"
+_USUAL_END = b"\r\n" + _LAST_CHUNK
 _ENDS_KEPT = 64
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _LAST_EVENTS = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
@@ -231,7 +232,7 @@ class Spliced(_ChunkReader):
             return b""
         self._feed(data)
         self._last = data if len(data) > _ENDS_KEPT else self._last[-_ENDS_KEPT:] + data
-        if self.done and not _END.search(self._last):
+        if self.done and not self._last.endswith(_USUAL_END) and not _END.search(self._last):
             raise EngineProtocolError("the engine's answer has trailers, or bytes after its end")
         return data
 

@@ -99,6 +99,8 @@ class Pool(ThreadPoolExecutor):
 
 # Pieces of downloads that are written, and other short work of pulls.
 TRANSFERS = Pool("transfers", 4, prompt=True)
+# Reads large bodies of requests.
+BODIES = Pool("bodies", 2, prompt=True)
 # Copies, hashes and unpacks whole models: minutes.
 HASHING = Pool("hashing", 2, prompt=False)
 

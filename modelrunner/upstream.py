@@ -65,7 +65,8 @@ class UpstreamPool:
         self.begun += 1
         while self._idle and not fresh:
             connection = self._idle.pop()
-            if not connection.is_closing():
+            transport = connection._transport
+            if transport is not None and not transport.is_closing():  # uvloop's raise once they are closing
                 connection.reused = True
                 connection.start(request, receiver)
                 return connection
@@ -169,10 +170,6 @@ class UpstreamConnection(asyncio.Protocol):
             self._paused = False
             if self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
-
-    def is_closing(self) -> bool:
-        """True also before it is open. uvloop's transports raise in most methods once they are closing."""
-        return self._transport is None or self._transport.is_closing()
 
     def abort(self) -> None:
         """Closes the connection at once, and the engine stops generating. The receiver hears nothing more."""
@@ -292,7 +289,8 @@ class UpstreamConnection(asyncio.Protocol):
         if receiver is None:  # it left while it took the last bytes
             return
         idle = self._pool._idle
-        self.resume()  # the receiver paused it for its own client, and has all it wanted
+        if self._paused:  # the receiver paused it for its own client, and has all it wanted
+            self.resume()
         if self._keep and len(idle) < self._pool._max_idle and not self._pool._closed:
             idle.append(self)
         else:

@@ -20,10 +20,11 @@ import tempfile
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 import psutil
 
@@ -35,6 +36,7 @@ SHAPES = [
     ("16 connections, streams/s", 16, True),
 ]
 TARGETS = {SHAPES[0][0]: "<= 1.5", SHAPES[1][0]: ">= 0.6", SHAPES[2][0]: ">= 0.8"}
+LARGE = 30 << 20
 CHATS = 2000  # on one connection, after a GET or after another chat
 NGINX = """
 {user} worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.err; worker_rlimit_nofile 16384;
@@ -189,42 +191,97 @@ def closed_loop(all_subjects: list[Subject], rounds: int, seconds: int) -> None:
             print(f"  {subject.name:12} {statistics.median(mine):10,.0f}   {ratio:6.2f} of nginx{cpu}")
 
 
-def chats(subject: Subject, first: bytes, count: int) -> float:
-    """CPU time in microseconds of one of `count` chats on a connection that asked `first` before them."""
-    body = json.dumps(
-        {"model": "bench", "messages": [{"role": "user", "content": "Tell me about Paris. " * 20}]}
-    ).encode()
-    host = b"Host: 127.0.0.1:%d\r\n" % subject.port
-    chat = b"POST %b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (CHAT.encode(), host, len(body), body)
-    with socket.create_connection(("127.0.0.1", subject.port)) as connection, connection.makefile("rb") as answers:
+class Client:
+    """One connection that asks one thing after the other."""
 
-        def ask(data: bytes) -> None:
-            connection.sendall(data)
-            length = 0
-            if b" 200 " not in answers.readline():
-                raise SystemExit(f"{subject.name} failed")
-            while (line := answers.readline()) != b"\r\n":
-                if line.lower().startswith(b"content-length:"):
-                    length = int(line[15:])
-            answers.read(length)
+    def __init__(self, subject: Subject) -> None:
+        self._connection = socket.create_connection(("127.0.0.1", subject.port))
+        self._answers = self._connection.makefile("rb")
+        self._host = b"Host: 127.0.0.1:%d\r\n" % subject.port
 
-        ask(b"GET %b HTTP/1.1\r\n%b\r\n" % (first, host) if first else chat)
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._answers.close()
+        self._connection.close()
+
+    def get(self, path: str) -> None:
+        self._ask(b"GET %b HTTP/1.1\r\n%b\r\n" % (path.encode(), self._host))
+
+    def chat(self, text: str) -> None:
+        body = json.dumps({"model": "bench", "messages": [{"role": "user", "content": text}]}).encode()
+        head = b"POST %b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n" % (CHAT.encode(), self._host, len(body))
+        self._ask(head + body)
+
+    def _ask(self, data: bytes) -> None:
+        self._connection.sendall(data)
+        length = 0
+        if b" 200 " not in self._answers.readline():
+            raise SystemExit("a request failed")
+        while (line := self._answers.readline()) != b"\r\n":
+            if line.lower().startswith(b"content-length:"):
+                length = int(line[15:])
+        self._answers.read(length)
+
+
+def chats(subject: Subject, first: str, count: int) -> float:
+    """CPU time in microseconds of one of `count` chats on a connection that asked for the path `first` before them, or
+    chatted."""
+    question = "Tell me about Paris. " * 20
+    with Client(subject) as client:
+        if first:
+            client.get(first)
+        else:
+            client.chat(question)
         before = cpu_seconds(subject)
         for _ in range(count):
-            ask(chat)
+            client.chat(question)
         return (cpu_seconds(subject) - before) / count * 1e6
+
+
+def daemons(all_subjects: list[Subject]) -> list[Subject]:
+    return [s for s in all_subjects if s.process is not None and s.name not in ("nginx", "litellm")]
 
 
 def after_a_get(all_subjects: list[Subject], rounds: int) -> None:
     """A chat on a connection that asked for the models first, against one on a connection that only chats."""
     print(f"\n{CHATS} chats on one connection after GET /v1/models, against after a chat (target <= 1.1)")
-    for subject in all_subjects:
-        if subject.process is None or subject.name in ("nginx", "litellm"):
-            continue
-        pairs = [(chats(subject, b"", CHATS), chats(subject, b"/v1/models", CHATS)) for _ in range(rounds)]
+    for subject in daemons(all_subjects):
+        pairs = [(chats(subject, "", CHATS), chats(subject, "/v1/models", CHATS)) for _ in range(rounds)]
         ratio = statistics.median(get / chat for chat, get in pairs)
         base, mine = (statistics.median(column) for column in zip(*pairs, strict=True))
         print(f"  {subject.name:12} {mine:6.1f} us CPU, {ratio:5.2f} of {base:.1f} us")
+
+
+def longest_chat(subject: Subject, over: Callable[[], bool]) -> float:
+    """Seconds that the longest of many chats took, one after the other until `over`."""
+    longest = 0.0
+    with Client(subject) as client:
+        while not over():
+            began = time.perf_counter()
+            client.chat("hello")
+            longest = max(longest, time.perf_counter() - began)
+    return longest
+
+
+def beside_a_large_body(all_subjects: list[Subject], folder: Path, rounds: int) -> None:
+    """How long a chat takes at worst beside 200 streams, and while a large body comes, is read and is answered too."""
+    print(
+        f"\nThe longest chat beside 200 streams, in ms: as it is, and while a body of {LARGE >> 20} MiB is asked with"
+    )
+    for subject in daemons(all_subjects):
+        listening = (folder / "listen", subject.port, 200, 60 * rounds, "bench")
+        with running(*listening, stdout=subprocess.DEVNULL), Client(subject) as client:
+            time.sleep(2)
+            plain, beside = [], []
+            for _ in range(rounds):
+                until = time.perf_counter() + 1
+                plain.append(longest_chat(subject, lambda until=until: time.perf_counter() > until))
+                large = Thread(target=client.chat, args=("x" * LARGE,))
+                large.start()
+                beside.append(longest_chat(subject, lambda large=large: not large.is_alive()))
+        print(f"  {subject.name:12} {statistics.median(plain) * 1e3:6.1f} {statistics.median(beside) * 1e3:6.1f}")
 
 
 @dataclass(frozen=True)
@@ -296,6 +353,7 @@ def main() -> None:
     ):
         closed_loop(found, options.rounds, options.seconds)
         after_a_get(found, options.rounds)
+        beside_a_large_body(found, Path(name), options.rounds)
         for streams in filter(None, options.streams.split(",")):
             open_loop(
                 [s for s in found if s.name != "litellm"], Path(name), int(streams), options.rounds, options.seconds

@@ -92,8 +92,8 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Configurations:
-    """Owns the posted settings, in memory and in one file. `settings` are the current ones, `generation` changes with
-    them."""
+    """Owns the posted settings, in memory and in one file. `settings` are the current ones; after every change of them
+    each of `watchers` is called."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Configurations:
         other arguments are those of `ModelSettings`."""
         self._file = JsonFile(path, _File, check=_check)
         self._lock = asyncio.Lock()
-        self.generation = 0
+        self.watchers: list[Callable[[], None]] = []
         content = self._file.load() or _File(0, {})
         self._last_revision = content.last_revision
         self.settings = ModelSettings(content.models, tables or {}, model_id)
@@ -157,7 +157,8 @@ class Configurations:
 
     def _hold(self, settings: ModelSettings) -> None:
         self.settings = settings
-        self.generation += 1
+        for tell in self.watchers:
+            tell()
 
 
 def _key(model_id: str, mode: Mode | None) -> str:

@@ -7,6 +7,7 @@ order of docs/api.md: 404, 412, 421, 501.
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from modelrunner.backend import Backend, BackendState
@@ -59,7 +60,8 @@ class BeingInstalled(Unavailable):
 
 
 class Resolver:
-    """`keep_alive` is for models that have none of their own; `stop_grace` is in seconds."""
+    """`known` has the targets that were resolved and still hold. `keep_alive` is for models that have none of their
+    own; `stop_grace` is in seconds."""
 
     def __init__(
         self,
@@ -79,23 +81,17 @@ class Resolver:
         self._templates = templates
         self._keep_alive = keep_alive
         self._stop_grace = stop_grace
-        self._targets: dict[tuple[str | None, str, Mode], Target] = {}
+        self.known: dict[tuple[str | None, str, Mode], Target] = {}
+        self._changes = 0
+        self._lock = Lock()
         self._drafting: set[tuple[str, str]] = set()  # model and draft, by ID, of one vocabulary
-        self._seen = (-1, -1)
+        store.watchers.append(self.forget)
+        configurations.watchers.append(self.forget)
 
     def __call__(self, backend: str | None, model: str, mode: Mode) -> Target:
         """Raises `BackendNotFound`, `ModelNotFound`, `InvalidReference`, `BackendUnavailable`, `Unavailable` (being
         installed), `Misdirected`, `UnsupportedModel`, `NotImplementedHere`, `BadRequest`."""
-        known = self.known(backend, model, mode)
-        return known or self._remember(backend, model, mode, self._target(backend, model, mode))
-
-    def known(self, backend: str | None, model: str, mode: Mode) -> Target | None:
-        """The target that was resolved before, if it still holds; costs well under a microsecond."""
-        now = (self._store.generation, self._configurations.generation)
-        if now != self._seen:
-            self._targets.clear()
-            self._seen = now
-        return self._targets.get((backend, model, mode))
+        return self.known.get((backend, model, mode)) or self._resolved(backend, model, mode)
 
     def endpoints(self, target: Target) -> frozenset[str]:
         """Returns the `Backend.endpoints` of the target's backend. Raises `BackendNotFound`."""
@@ -104,21 +100,19 @@ class Resolver:
     async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
         """Does the slow part of a first call (reading a model's files, looking for an engine) off the event loop.
         Raises as a call does."""
-        if self.known(backend, model, mode) is None:
-            before = self._seen
-            target = await asyncio.to_thread(self._target, backend, model, mode)
-            self.known(backend, model, mode)  # notices a change meanwhile
-            if before == self._seen:
-                self._remember(backend, model, mode, target)
+        if (backend, model, mode) not in self.known:
+            await asyncio.to_thread(self._resolved, backend, model, mode)
 
     def forget(self) -> None:
-        """Forgets all targets: a backend was changed or removed."""
-        self._targets.clear()
+        """Forgets all targets: a model, a configuration or a backend was changed. Any thread may call this."""
+        with self._lock:
+            self._changes += 1
+            self.known.clear()
 
     def set_keep_alive(self, keep_alive: KeepAlive) -> None:
         """For the models that have no keep-alive of their own."""
         self._keep_alive = keep_alive
-        self._targets.clear()
+        self.forget()
 
     def keep_alive(self, settings: ModelConfiguration) -> KeepAlive:
         return KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
@@ -167,10 +161,15 @@ class Resolver:
         spec = self._spec(backend, bundle, mode, configuration, key)
         return Target(key, spec, self.keep_alive(configuration), bool(configuration.pin))
 
-    def _remember(self, backend: str | None, model: str, mode: Mode, target: Target) -> Target:
-        if len(self._targets) >= _MOST_REMEMBERED:
-            self._targets.clear()
-        self._targets[backend, model, mode] = target
+    def _resolved(self, backend: str | None, model: str, mode: Mode) -> Target:
+        """Resolves, in any thread, and remembers the target unless something was changed meanwhile."""
+        changes = self._changes
+        target = self._target(backend, model, mode)
+        with self._lock:
+            if len(self.known) >= _MOST_REMEMBERED:
+                self.known.clear()
+            if changes == self._changes:
+                self.known[backend, model, mode] = target
         return target
 
     def _target(self, name: str | None, model: str, mode: Mode) -> Target:

@@ -1,11 +1,17 @@
 """The writing half of a client's connection: answers, one after the other, at the pace of the client."""
 
 import asyncio
+from functools import lru_cache
+from http import HTTPStatus
+from time import time
 from typing import Protocol
+from wsgiref.handlers import format_date_time
 
 from modelrunner.proxy.limits import Limits
 from modelrunner.proxy.listener import unsent
-from modelrunner.proxy.wire import Header, cors, response_head
+from modelrunner.proxy.wire import Header, cors
+
+_STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 
 
 class Work(Protocol):
@@ -37,11 +43,17 @@ class Answers(asyncio.Protocol):
         self._taken_at = 0.0
 
     def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
-        http_1_0 = not self.takes_chunks
-        if length is None and http_1_0:
+        """Writes a head and `data`. `headers` are fields that many answers share, `own` the lines of this answer alone.
+        `length` is that of the body in bytes; None means chunks, or for HTTP/1.0 a body that ends with the
+        connection."""
+        if length is not None:
+            own += b"Content-Length: %d\r\n" % length
+        elif self.takes_chunks:
+            own += b"Transfer-Encoding: chunked\r\n"
+        else:
             self.keep_alive = False
-        headers += self._cors
-        self.write(response_head(status, headers, own, length, http_1_0, self.keep_alive) + data)
+        start = _start(status, headers, self._cors, not self.takes_chunks, self.keep_alive)
+        self.write(b"%b%b%b\r\n%b" % (start, _date(int(time())), own, data))
 
     def write(self, data: bytes) -> None:
         if data and not self._transport.is_closing():  # uvloop raises on one that broke and has not said so yet
@@ -73,3 +85,21 @@ class Answers(asyncio.Protocol):
         if waiting != self._unsent:
             self._unsent, self._taken_at = waiting, now
         return now > self._taken_at + self._limits.write_stall
+
+
+@lru_cache(maxsize=256)
+def _start(
+    status: int, headers: tuple[Header, ...], more: tuple[Header, ...], http_1_0: bool, keep_alive: bool
+) -> bytes:
+    lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status]
+    lines += [b"%b: %b\r\n" % header for header in headers + more]
+    if not keep_alive:
+        lines.append(b"Connection: close\r\n")
+    elif http_1_0:
+        lines.append(b"Connection: keep-alive\r\n")
+    return b"".join(lines)
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> bytes:
+    return b"Date: %b\r\n" % format_date_time(second).encode()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from modelrunner.errors import BadRequest, HeadersTooLarge, MethodNotAllowed, ModelRunnerError, Unavailable
+from modelrunner.http1 import part_length
 from modelrunner.proxy.answering import Answers
 from modelrunner.proxy.decode import LARGE, Decoding
 from modelrunner.proxy.dialects.dialect import Fields
@@ -29,9 +30,7 @@ class ClientConnection(Answers):
         self, pipeline: Pipeline, listener: Listener, judge: Judge, fallback: Callable[[], asyncio.Protocol]
     ) -> None:
         super().__init__(pipeline.limits)
-        self._pipeline = pipeline
-        self._listener = listener
-        self._judge = judge
+        self._pipeline, self._listener, self._judge = pipeline, listener, judge
         self._fallback = fallback
         self.peer = ""
         self._data = b""
@@ -41,8 +40,7 @@ class ClientConnection(Answers):
         self._deadline = _NEVER
         self._reading = True
         self._held = False  # aiohttp takes no more of the body
-        self._half_closed = False
-        self._lingering = False
+        self._half_closed = self._lingering = False
 
     # asyncio.Protocol
 
@@ -171,7 +169,9 @@ class ClientConnection(Answers):
         self._deadline = _NEVER
         self.keep_alive = False
         try:
-            judged, length = self._judge.read(data[:end])
+            before, after, length = part_length(data[:end])
+            judged = self._judge.read(before, after, self._pipeline.access.generation)
+            length = judged.length if length is None else length
             body = data[end : end + length] if 0 < length <= len(data) - end else b""  # whole, as most are
             if judged.terms is not None:
                 self._pipeline.buffer(len(body), 0 if judged.chunked else length)

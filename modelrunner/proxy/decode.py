@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from modelrunner.errors import BadRequest
 from modelrunner.proxy.dialects.dialect import Dialect, Fields
+from modelrunner.threads import BODIES
 
 LARGE = 512 << 10
 """Bytes of a body above which a thread looks at it: about the size that takes a millisecond."""
@@ -24,7 +25,7 @@ class Decoding:
         self._size = len(body)
         self._done = done
         self._given_up = given_up
-        self._found = asyncio.get_running_loop().run_in_executor(None, _decoded, dialect, body)
+        self._found = asyncio.get_running_loop().run_in_executor(BODIES, _decoded, dialect, body)
         self._found.add_done_callback(self._tell)
 
     def pause(self) -> None: ...

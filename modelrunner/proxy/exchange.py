@@ -74,7 +74,7 @@ class Exchange:
         pipeline, ask = self._pipeline, self._ask
         route = ask.terms.route
         try:
-            target = pipeline.resolve.known(route.backend, ask.fields.model, route.mode)
+            target = pipeline.resolve.known.get((route.backend, ask.fields.model, route.mode))
             if route.runner is not None:
                 lease = pipeline.lease_runner(ask, route.runner, target)
             else:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from modelrunner.errors import ModelRunnerError
-from modelrunner.http1 import part_length, with_length
+from modelrunner.http1 import with_length
 from modelrunner.proxy.head import RequestHead, RequestLine, names_of
 from modelrunner.proxy.inference import Terms
 from modelrunner.proxy.pipeline import HEADERS, Pipeline
@@ -39,17 +39,11 @@ class Judge:
     def __init__(self, pipeline: Pipeline, *, local: bool) -> None:
         self._pipeline = pipeline
         self._local = local
-        self._access = pipeline.access
-        self._remembered = lru_cache(maxsize=256)(self._judge)
+        self.read = lru_cache(maxsize=256)(self._read)
+        """The meaning of a head that `part_length` has parted. The rules of access are asked anew when their number
+        changes. Raises `ModelRunnerError`."""
 
-    def read(self, data: bytes) -> tuple[Judged, int]:
-        """The head's meaning, and its Content-Length in bytes, -1 for none. Raises `ModelRunnerError`."""
-        before, after, length = part_length(data)
-        judged = self._remembered(before, after, self._access.generation)
-        return judged, judged.length if length is None else length
-
-    def _judge(self, before: bytes, after: bytes, generation: int) -> Judged:
-        """`generation` is that of the access rules: when they change, cached heads are checked again."""
+    def _read(self, before: bytes, after: bytes, access_generation: int) -> Judged:
         head = self._parse(with_length(before, after))
         line, terms = head.line, None
         origin = self._pipeline.admit(head.get, line.authority, local=self._local)

@@ -1,7 +1,7 @@
 """Admission of a request: from its head and body to an exchange. Both lanes use it, so that they mean the same."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from time import perf_counter
 from typing import Any, Protocol
@@ -48,8 +48,9 @@ class Resolve(Protocol):
 
     stage: str
 
-    def known(self, backend: str | None, model: str, mode: Mode) -> Target | None:
-        """What was resolved before and still holds, at the cost of a look-up."""
+    @property
+    def known(self) -> Mapping[tuple[str | None, str, Mode], Target]:
+        """The targets that were resolved and still hold."""
 
     async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
         """Does off the event loop what a call would have to read from disk."""
@@ -194,7 +195,7 @@ class Pipeline:
 
     def progress(self, ask: Inference) -> dict[str, Any]:
         """What a waiting request waits for: `stage`, in a word or two, and how long, as far as that is known."""
-        target = self.resolve.known(ask.terms.route.backend, ask.fields.model, ask.terms.route.mode)
+        target = self.resolve.known.get((ask.terms.route.backend, ask.fields.model, ask.terms.route.mode))
         return {"stage": self.resolve.stage} if target is None else self.scheduler.insight.progress(target)
 
 

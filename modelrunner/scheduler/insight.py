@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from modelrunner.scheduler import failures, revisions, why
+from modelrunner.scheduler import failures, why
 from modelrunner.scheduler.events import Events
+from modelrunner.scheduler.queues import Queue
 from modelrunner.scheduler.reconciler import Reconciler
-from modelrunner.scheduler.slots import Queue, Target
+from modelrunner.scheduler.slots import Target
 from modelrunner.scheduler.state import Group, Phase
 from modelrunner.scheduler.why import Explanation, FitForecast, Obstacle
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
@@ -32,7 +33,7 @@ class Insight:
 
     async def why(self, target: Target) -> Explanation:
         """What the target's requests wait for, or the next one would. Raises what the backend's estimate raises."""
-        target = revisions.standing(self._table, target)
+        target = self._table.slots.standing(target)
         group = await self._group(target)
         slot = self._table.slots.get(target.key)
         stage, variant = (slot.runner.stage, slot.variant.label) if slot else ("", "")
@@ -49,7 +50,7 @@ class Insight:
 
     async def fit(self, target: Target) -> FitForecast:
         """Would the target's model get its memory now. Raises what the backend's estimate raises."""
-        target = revisions.standing(self._table, target)
+        target = self._table.slots.standing(target)
         return why.fit(self._table.state(), await self._group(target), self._names(), self._clock())
 
     def fit_bytes(self, name: str, size: int) -> FitForecast:
@@ -61,7 +62,8 @@ class Insight:
     def progress(self, target: Target) -> dict[str, Any]:
         """For a client that waits: `stage`, the `position` of its model among those that wait, and
         `expected_seconds`. Cheap enough to be asked for by every client every second."""
-        table, key = self._table, revisions.standing(self._table, target).key
+        table = self._table
+        key = table.slots.standing(target).key
         slot, queue = table.slots.get(key), table.queues.get(key)
         if key.model_id in table.paused:
             stage = "paused"

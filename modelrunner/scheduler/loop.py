@@ -10,14 +10,15 @@ log = logging.getLogger(__name__)
 
 
 class Alarm:
-    """Calls `ring` once, however often it was set before that. `clock` is in seconds."""
+    """Calls `ring` once, however often it was set before that. `clock` is in seconds; `rings_at` is the time of it for
+    which the alarm is set, infinity if it is not."""
 
     def __init__(self, ring: Callable[[], None], clock: Callable[[], float]) -> None:
         self._ring = ring
         self._clock = clock
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._at = math.inf  # when the timer rings
+        self.rings_at = math.inf
 
     def soon(self) -> None:
         """Rings in the loop's next turn."""
@@ -26,24 +27,24 @@ class Alarm:
 
     def at(self, time: float) -> None:
         """Rings at `time` of the clock, or at an earlier time that was set before."""
-        if time >= self._at:
+        if time >= self.rings_at:
             return
         self.cancel()
-        self._at = time
+        self.rings_at = time
         self._timer = asyncio.get_running_loop().call_later(max(0.0, time - self._clock()), self._due)
 
     def cancel(self) -> None:
         """Cancels the timer set by `at`."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer, self._at = None, math.inf
+            self._timer, self.rings_at = None, math.inf
 
     def _now(self) -> None:
         self._soon = None
         self._ring()
 
     def _due(self) -> None:
-        self._timer, self._at = None, math.inf
+        self._timer, self.rings_at = None, math.inf
         self.soon()
 
 

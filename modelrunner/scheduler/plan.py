@@ -27,12 +27,6 @@ from modelrunner.types import RequiredMemory, RunnerKey
 _STAYING = (Phase.STARTING, Phase.READY, Phase.SLEEPING)
 
 
-def is_warm(phase: Phase, waiting: int, in_use: int, capacity: int) -> bool:
-    """True if a request gets the runner without queueing: it is ready, no other request waits for it, and fewer than
-    `capacity` requests hold it."""
-    return phase is Phase.READY and not waiting and in_use < capacity
-
-
 def is_full(waiting: int, in_use: int, parallel: int, max_queue: int) -> bool:
     """True if a model's queue is full. Requests beyond the engine's `parallel` sequences wait too, inside the
     engine."""

@@ -14,9 +14,10 @@ from modelrunner.scheduler.failures import is_past
 from modelrunner.scheduler.ledger import Account
 from modelrunner.scheduler.loop import Alarm, Background
 from modelrunner.scheduler.plan import plan
+from modelrunner.scheduler.queues import Queue, Queues, Ticket
 from modelrunner.scheduler.room import counted_once, whole
 from modelrunner.scheduler.sleeping import Sleeping
-from modelrunner.scheduler.slots import Lease, Queue, Queues, RunnerSlot, Target, Ticket
+from modelrunner.scheduler.slots import Lease, RunnerSlot, Slots, Target
 from modelrunner.scheduler.state import (
     Action,
     Drain,
@@ -39,8 +40,6 @@ from modelrunner.scheduler.turns import Line, note_turn
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
 
 log = logging.getLogger(__name__)
-# Seconds between two measurements of a runner in use.
-_MEASURED_AGE = 30.0
 
 
 class Reconciler:
@@ -56,8 +55,10 @@ class Reconciler:
         events: Events,
         clock: Callable[[], float],
     ) -> None:
-        self.slots: dict[RunnerKey, RunnerSlot] = {}
+        self._alarm = Alarm(self._reconcile, clock)
+        self._background = Background()
         self.queues = Queues()
+        self.slots = Slots(self.queues, self._alarm, clock, self._measure)
         self.closing = False
         self.paused: frozenset[str] = frozenset()
         self.stuck = False
@@ -70,8 +71,6 @@ class Reconciler:
         self._failures: dict[RunnerKey, Failure] = {}
         self._served: dict[Line, float] = {}
         self._ids = itertools.count(1)
-        self._alarm = Alarm(self._reconcile, clock)
-        self._background = Background()
         self._sleeping = Sleeping(account, events, self._background, self.changed, clock)
 
     def queue_up(self, target: Target, keep_alive: KeepAlive, caller: str = "", batch: bool = False) -> Ticket:
@@ -99,28 +98,6 @@ class Reconciler:
         else:
             self.queues.take([ticket.request.id], ticket.target.key)
             self.changed()
-
-    def lease(self, slot: RunnerSlot, keep_alive: KeepAlive, batch: bool = False, since: float | None = None) -> Lease:
-        """A new lease. `since` is when its request began to wait, None if it did not."""
-        now = self.time()
-        slot.lend(now, batch=batch)
-        if since is None or slot.ready_at is None:
-            return Lease(self, slot, keep_alive, now, batch=batch)
-        loaded = max(0.0, slot.ready_at - max(slot.load_began, since))
-        return Lease(self, slot, keep_alive, now, batch=batch, waited=now - since, loaded=loaded)
-
-    def lease_ended(self, lease: Lease) -> None:
-        """Called by the lease."""
-        slot, now = lease.slot, self.time()
-        slot.take_back(now, lease.keep_alive, now - lease.taken, batch=lease.batch)
-        ready = slot.phase is Phase.READY
-        if ready and now >= slot.measured_at + _MEASURED_AGE:
-            slot.measured_at = now
-            self._background.start(self._measure_now(slot))
-        if self.queues or not ready:
-            self.changed()
-        elif slot.leases == 0:
-            self._alarm.at(slot.expires)
 
     def drain(self, slot: RunnerSlot, reason: Reason, room_for: str = "") -> None:
         """The runner takes no new leases; a plan stops it after the last. Nothing for a runner that is ending
@@ -225,7 +202,7 @@ class Reconciler:
         for ticket in self.queues.take(requests, key):
             request = ticket.request
             note_turn(self._served, (request.caller, request.batch), now)
-            ticket.granted.set_result(self.lease(slot, ticket.keep_alive, request.batch, request.since))
+            ticket.granted.set_result(self.slots.lease(slot, ticket.keep_alive, request.batch, request.since))
 
     def _note_turn(self, key: RunnerKey) -> None:
         """Requests of the key got a lease, or lose their runner to another model: others come first now."""
@@ -288,11 +265,14 @@ class Reconciler:
         self._sleeping.add(slot)
         loaded = self.load_seconds[slot.target.key] = round(slot.load_seconds, 3)
         self._events.emit("ready", model=slot.target.name, runner=slot.runner.id, seconds=loaded)
-        self._background.start(self._measure_now(slot, fresh=True))
+        self._measure(slot, fresh=True)
 
-    async def _measure_now(self, slot: RunnerSlot, fresh: bool = False) -> None:
+    def _measure(self, slot: RunnerSlot, fresh: bool = False) -> None:
         """Measures a runner when it is loaded, after its first use and now and then while it is used: some engines grow
         with their requests."""
+        self._background.start(self._measure_now(slot, fresh))
+
+    async def _measure_now(self, slot: RunnerSlot, fresh: bool) -> None:
         if await self._account.measure(slot, fresh=fresh):
             self.changed()
 

@@ -7,31 +7,12 @@ the newer one. Only `retire`, the end of a restart, drains a loaded runner.
 from collections.abc import Iterator
 from dataclasses import replace
 
+from modelrunner.scheduler.queues import Queue
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.room import counted_once
-from modelrunner.scheduler.slots import Queue, RunnerSlot, Target
-from modelrunner.scheduler.state import Group, Phase, Reason
+from modelrunner.scheduler.slots import RunnerSlot, Target
+from modelrunner.scheduler.state import Group, Reason
 from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey
-
-
-def standing(table: Reconciler, target: Target) -> Target:
-    """The target whose runner a request for `target` shares: its own if that is there or waited for, otherwise the
-    newest other revision whose runner still accepts requests."""
-    if target.key in table.queues or takes_requests(table.slots.get(target.key)):
-        return target
-    others = [slot.target for slot in table.slots.values() if takes_requests(slot)]
-    others += [queue.target for queue in table.queues.values()]
-    same = _but_revision(target.key)
-    return max(
-        (other for other in others if _but_revision(other.key) == same),
-        key=lambda other: other.key.revision,
-        default=target,
-    )
-
-
-def takes_requests(slot: RunnerSlot | None) -> bool:
-    """True for a runner that is there and not on its way out."""
-    return slot is not None and slot.phase in (Phase.STARTING, Phase.READY, Phase.SLEEPING)
 
 
 def fits_beside(table: Reconciler, target: Target, need: RequiredMemory) -> bool:
@@ -61,10 +42,6 @@ def retain(table: Reconciler, model_id: str, mode: Mode, keep_alive: KeepAlive, 
         if (key.model_id, key.mode) == (model_id, mode):
             queue.target = replace(queue.target, keep_alive=keep_alive, pinned=pinned)
     table.changed()
-
-
-def _but_revision(key: RunnerKey) -> tuple[str, str, Mode]:
-    return key.backend, key.model_id, key.mode
 
 
 def _others(keys: dict[RunnerKey, RunnerSlot] | dict[RunnerKey, Queue], target: Target) -> Iterator[RunnerKey]:

@@ -14,9 +14,10 @@ from modelrunner.scheduler.factory import MakeRunner, Measure
 from modelrunner.scheduler.insight import Insight
 from modelrunner.scheduler.ledger import Account, Ledger
 from modelrunner.scheduler.memory import MemoryProbe, Probe
-from modelrunner.scheduler.plan import is_full, is_warm
+from modelrunner.scheduler.plan import is_full
+from modelrunner.scheduler.queues import Ticket
 from modelrunner.scheduler.reconciler import Reconciler
-from modelrunner.scheduler.slots import Lease, RunnerSlot, Target, Ticket
+from modelrunner.scheduler.slots import Lease, RunnerSlot, Target
 from modelrunner.scheduler.state import Phase, Policy, Reason
 from modelrunner.types import KeepAlive, Mode
 
@@ -32,7 +33,7 @@ class Scheduler:
     `make_runner` makes runners (`RunnerFactory`), `probe` gives the memory budget. `max_queue` bounds the requests that
     wait for one model, those inside the engine included; `max_wait` bounds the wait of one request. A request that
     waits for memory drains a busy runner after `patience` at the latest. `drain_limit` is how long `unload` waits for
-    leases to end.
+    leases to end. `warm` is that of `Slots`.
     """
 
     def __init__(
@@ -62,25 +63,13 @@ class Scheduler:
             clock=clock,
         )
         self.insight = Insight(self._table, self.events, clock)
+        self.warm = self._table.slots.warm
 
     def set_limits(self, *, max_queue: int, max_wait: float) -> None:
         """Sets the limits from now on, also for requests that wait already."""
         self._max_queue = max_queue
         self._table.policy = replace(self._table.policy, max_wait=max_wait)
         self._table.changed()
-
-    def warm(self, target: Target, keep_alive: KeepAlive | None = None, batch: bool = False) -> Lease | None:
-        """A lease at once if the runner is ready and no other request waits for it; otherwise None."""
-        table, key = self._table, target.key
-        slot = table.slots.get(key)
-        if slot is None:
-            key = revisions.standing(table, target).key
-            slot = table.slots.get(key)
-        if slot is None:
-            return None
-        if not is_warm(slot.phase, bool(table.queues) and key in table.queues, slot.leases, slot.capacity):
-            return None
-        return table.lease(slot, keep_alive or target.keep_alive, batch)
 
     async def acquire(
         self, target: Target, keep_alive: KeepAlive | None = None, caller: str = "", batch: bool = False
@@ -94,7 +83,7 @@ class Scheduler:
         lease = self.warm(target, keep_alive, batch)
         if lease is not None:
             return lease
-        keep_alive, target = keep_alive or target.keep_alive, revisions.standing(self._table, target)
+        keep_alive, target = keep_alive or target.keep_alive, self._table.slots.standing(target)
         self._check_open(target)
         log.debug("%s waits for %s", caller or "a request", target.name)
         return await self._granted(self._table.queue_up(target, keep_alive, caller, batch))
@@ -119,12 +108,13 @@ class Scheduler:
 
     def modes(self, model_id: str) -> set[Mode]:
         """The modes in which the model is loaded, or is waited for."""
-        keys = [key for key, slot in self._table.slots.items() if revisions.takes_requests(slot)]
+        keys = [key for key, slot in self._table.slots.items() if slot.takes_requests]
         return {key.mode for key in (*keys, *self._table.queues) if key.model_id == model_id}
 
     def has(self, target: Target) -> bool:
         """True if a runner of exactly this configuration takes requests, or will when it is loaded."""
-        return revisions.takes_requests(self._table.slots.get(target.key))
+        slot = self._table.slots.get(target.key)
+        return slot is not None and slot.takes_requests
 
     async def _granted(self, ticket: Ticket) -> Lease:
         try:
@@ -137,14 +127,14 @@ class Scheduler:
         """A lease of exactly that runner; nothing is ever loaded. Raises `RunnerNotFound`, `Unavailable` while the
         runner loads or sleeps, or `QueueFull`."""
         slot = next((s for s in self._table.slots.values() if s.runner.id == runner_id), None)
-        if slot is None or slot.phase not in (Phase.STARTING, Phase.READY, Phase.SLEEPING):
+        if slot is None or not slot.takes_requests:
             raise RunnerNotFound(f"there is no runner {runner_id} any more: ask for the model by its name instead")
         if slot.phase is Phase.SLEEPING:
             raise Unavailable(f"runner {runner_id} sleeps: ask for {slot.target.name} by its name, which wakes it")
         if slot.phase is Phase.STARTING:
             raise Unavailable(f"runner {runner_id} is still loading its model")
         self._check_open(slot.target)
-        return self._table.lease(slot, slot.keep_alive)
+        return self._table.slots.lease(slot, slot.keep_alive)
 
     def runners(self) -> list[views.RunnerView]:
         """Every runner whose process may still exist, oldest first."""

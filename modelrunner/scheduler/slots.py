@@ -1,12 +1,14 @@
-"""The scheduler's state: runners, queues, and leases."""
+"""The scheduler's runners, and the leases that requests have of them."""
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, Self
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
-from modelrunner.scheduler.state import Group, Phase, Reason, Request, Slot
+from modelrunner.scheduler.loop import Alarm
+from modelrunner.scheduler.queues import Queues
+from modelrunner.scheduler.state import Phase, Reason, Slot
 from modelrunner.scheduler.turns import capacity
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, RunSpec, Variant
 
@@ -40,6 +42,7 @@ _NEXT: Mapping[Phase, frozenset[Phase]] = {
     Phase.ENDED: frozenset(),
 }
 _KEPT_PHASES = 16
+_MEASURED_AGE = 30.0  # seconds between two measurements of a runner in use
 
 
 class RunnerSlot:
@@ -80,6 +83,11 @@ class RunnerSlot:
         return f"<RunnerSlot {self.target.name} {' -> '.join(self._history)}>"
 
     @property
+    def takes_requests(self) -> bool:
+        """True for a runner that is there and not on its way out."""
+        return self.phase in (Phase.STARTING, Phase.READY, Phase.SLEEPING)
+
+    @property
     def expires(self) -> float:
         """When the idle timer puts the runner to sleep or stops it if no request comes; infinity for never."""
         keep_alives = 2 if self.phase is Phase.SLEEPING else 1
@@ -108,17 +116,18 @@ class RunnerSlot:
         """Notes why the runner ends by itself; the first reason stays."""
         self.error = self.error or error
 
-    def lend(self, now: float, *, batch: bool) -> None:
-        """Counts a lease."""
+    def lend(self, lease: "Lease") -> None:
+        """Counts a lease that begins."""
         self.leases += 1
-        self.interactive += not batch
-        self.last_used = now
+        self.interactive += not lease.batch
+        self.last_used = lease.taken
 
-    def take_back(self, now: float, keep_alive: KeepAlive, held: float, *, batch: bool) -> None:
-        """A lease has ended after `held` seconds. Among concurrent requests the last to end decides the keep-alive."""
+    def take_back(self, lease: "Lease", now: float) -> None:
+        """Counts a lease that has ended."""
         self.leases -= 1
-        self.interactive -= not batch
-        self.last_used, self.keep_alive = now, keep_alive
+        self.interactive -= not lease.batch
+        self.last_used, self.keep_alive = now, lease.keep_alive
+        held = now - lease.taken
         self.held = held if self.held is None else 0.8 * self.held + 0.2 * held
 
     def count(self, memory: RequiredMemory, measured: RequiredMemory | None) -> None:
@@ -152,53 +161,64 @@ class RunnerSlot:
         )
 
 
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """A request in the queue. `granted` ends with its lease or its error."""
+class Slots(dict[RunnerKey, RunnerSlot]):
+    """The runners by their key. Gives leases of them, and takes them back. `queues` are the requests that wait, `alarm`
+    rings for the next plan, `clock` is in seconds; `measure` is called after a lease of a runner whose memory was
+    measured long ago."""
 
-    request: Request
-    target: Target
-    keep_alive: KeepAlive
-    granted: "asyncio.Future[Lease]"
+    def __init__(
+        self, queues: Queues, alarm: Alarm, clock: Callable[[], float], measure: Callable[[RunnerSlot], None]
+    ) -> None:
+        super().__init__()
+        self._queues = queues
+        self._alarm = alarm
+        self._clock = clock
+        self._measure = measure
 
+    def standing(self, target: Target) -> Target:
+        """The target whose runner a request for `target` shares: its own if that is there or waited for, otherwise the
+        newest other revision whose runner still accepts requests."""
+        slot = self.get(target.key)
+        if target.key in self._queues or (slot is not None and slot.takes_requests):
+            return target
+        others = [slot.target for slot in self.values() if slot.takes_requests]
+        others += [queue.target for queue in self._queues.values()]
+        same = [other for other in others if other.key._replace(revision=target.key.revision) == target.key]
+        return max(same, key=lambda other: other.key.revision, default=target)
 
-@dataclass(eq=False, slots=True)
-class Queue:
-    """The requests that wait for one key, oldest first. `variants` are the ways to run their model, empty until the
-    memory estimate is there. `turn` is when one of them last got a lease, or
-    the key's runner was evicted."""
+    def warm(self, target: Target, keep_alive: KeepAlive | None = None, batch: bool = False) -> "Lease | None":
+        """A lease at once if the runner is ready and no other request waits for it; otherwise None."""
+        slot = self.get(target.key)
+        if slot is None:
+            slot = self.get(self.standing(target).key)
+        if slot is None or slot.phase is not Phase.READY or slot.leases >= slot.capacity:
+            return None
+        if self._queues and slot.target.key in self._queues:
+            return None
+        return Lease(self, slot, keep_alive or target.keep_alive, self._clock(), batch)
 
-    target: Target
-    tickets: dict[int, Ticket] = field(default_factory=dict)
-    variants: Sequence[Variant] = ()
-    turn: float = float("-inf")
+    def lease(
+        self, slot: RunnerSlot, keep_alive: KeepAlive, batch: bool = False, since: float | None = None
+    ) -> "Lease":
+        """A lease of this runner. `since` is when its request began to wait, None if it did not."""
+        lease = Lease(self, slot, keep_alive, self._clock(), batch)
+        if since is not None and slot.ready_at is not None:
+            lease.waited = lease.taken - since
+            lease.loaded = max(0.0, slot.ready_at - max(slot.load_began, since))
+        return lease
 
-    def view(self, load_seconds: float = 0.0) -> Group:
-        """The queue as a plan sees it; `load_seconds` is how long the model's last load took."""
-        waiting = tuple([ticket.request for ticket in self.tickets.values()])
-        needs = tuple([variant.memory for variant in self.variants])
-        target = self.target
-        return Group(target.key, waiting, needs, target.name, target.pinned, load_seconds, self.turn)
-
-
-class Queues(dict[RunnerKey, Queue]):
-    """The queues by the key that they wait for. A queue is removed with its last ticket."""
-
-    def take(self, requests: Iterable[int], key: RunnerKey) -> list[Ticket]:
-        """Takes these requests out of the queue. Leaves out those that were cancelled in this very turn of the loop."""
-        queue = self.get(key)
-        if queue is None:
-            return []
-        taken = [ticket for id in requests if (ticket := queue.tickets.pop(id, None)) is not None]
-        if not queue.tickets:
-            del self[key]
-        return [ticket for ticket in taken if not ticket.granted.done()]
-
-
-class Leases(Protocol):
-    """Takes leases back."""
-
-    def lease_ended(self, lease: "Lease") -> None: ...
+    def take_back(self, lease: "Lease") -> None:
+        """Called by the lease at its end. Among concurrent requests the last to end decides the keep-alive."""
+        slot, now = lease.slot, self._clock()
+        slot.take_back(lease, now)
+        ready = slot.phase is Phase.READY
+        if ready and now >= slot.measured_at + _MEASURED_AGE:
+            slot.measured_at = now
+            self._measure(slot)
+        if self._queues or not ready:
+            self._alarm.soon()
+        elif slot.leases == 0 and slot.expires < self._alarm.rings_at:
+            self._alarm.at(slot.expires)
 
 
 class Lease:
@@ -209,28 +229,19 @@ class Lease:
 
     __slots__ = ("_owner", "batch", "keep_alive", "loaded", "runner", "slot", "taken", "variant", "waited")
 
-    def __init__(
-        self,
-        owner: Leases,
-        slot: RunnerSlot,
-        keep_alive: KeepAlive,
-        now: float,
-        *,
-        batch: bool = False,
-        waited: float = 0.0,
-        loaded: float = 0.0,
-    ) -> None:
+    def __init__(self, owner: Slots, slot: RunnerSlot, keep_alive: KeepAlive, now: float, batch: bool) -> None:
         self.runner = slot.runner
         self.variant = slot.variant.label
-        self.waited, self.loaded = waited, loaded
+        self.waited = self.loaded = 0.0
         self.slot, self.keep_alive, self.taken, self.batch = slot, keep_alive, now, batch
-        self._owner: Leases | None = owner
+        self._owner: Slots | None = owner
+        slot.lend(self)
 
     def release(self) -> None:
         """Gives the runner back; its keep-alive is from now on the one of this request. Safe to call again."""
         owner, self._owner = self._owner, None
         if owner is not None:
-            owner.lease_ended(self)
+            owner.take_back(self)
 
     async def engine_ended(self, within: float) -> bool:
         """Waits after a broken connection for the engine's process to end, at most `within` seconds. True if it ended;

@@ -71,7 +71,7 @@ class Store:
         """Opens the store in `data`, or makes it. Raises `StorageFailed` for the store of a newer release, which is
         left untouched, and for a disk that fails."""
         self.data = data
-        self.generation = 0
+        self.watchers: list[Callable[[], None]] = []
         self._manifests = data / "manifests" / "sha256"
         self._lock = threading.RLock()
         self._reserve = Reserve(data / "reserve")
@@ -308,7 +308,8 @@ class Store:
         size = self._index.save(entry.record for entry in catalog.entries.values())
         _ = catalog.names
         self._catalog = catalog
-        self.generation += 1
+        for tell in self.watchers:
+            tell()
         for entry in changed:
             self._index.note(entry.record)
         self._reserve.fill(size)

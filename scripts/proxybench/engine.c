@@ -120,15 +120,22 @@ static void *pace(void *unused) {
 static void *serve(void *argument) {
   int fd = (int)(long)argument;
   char *request = malloc(REQUEST);
-  size_t have = 0;
+  size_t have = 0, dropped = 0; /* of a body that does not fit */
   for (;;) {
     ssize_t got = recv(fd, request + have, REQUEST - 1 - have, 0);
     if (got <= 0) break;
     have += got;
     request[have] = 0;
     char *end = strstr(request, "\r\n\r\n"), *length = strcasestr(request, "content-length:");
-    if (!end || have < (size_t)(end + 4 - request) + (length && length < end ? atol(length + 15) : 0)) continue;
-    have = 0;
+    size_t head = end ? end + 4 - request : 0;
+    if (!end || have + dropped < head + (length && length < end ? atol(length + 15) : 0)) {
+      if (end && have == REQUEST - 1) {
+        dropped += have - head;
+        have = head;
+      }
+      continue;
+    }
+    have = dropped = 0;
     if (!strstr(end, "\"stream\":true")) {
       if (answer_plain(fd)) break;
     } else if (strstr(end, "\"user\":\"paced\"")) {

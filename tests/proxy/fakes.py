@@ -252,8 +252,12 @@ class FakeResolver:
     def __init__(self) -> None:
         self.prepared = {"m"}
 
-    def known(self, backend: str | None, model: str, mode: Mode) -> Any:
-        return self._target(backend, model, mode) if model in self.prepared else None
+    @property
+    def known(self) -> Any:
+        return self
+
+    def get(self, address: tuple[str | None, str, Mode]) -> Any:
+        return self._target(*address) if address[1] in self.prepared else None
 
     async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
         await asyncio.sleep(0)

@@ -2,8 +2,6 @@
 
 import math
 
-import pytest
-
 from modelrunner.errors import (
     BackendUnavailable,
     BackingOff,
@@ -13,7 +11,7 @@ from modelrunner.errors import (
     TimedOut,
 )
 from modelrunner.scheduler.failures import REMEMBERED, after, is_past
-from modelrunner.scheduler.plan import is_full, is_warm
+from modelrunner.scheduler.plan import is_full
 from modelrunner.scheduler.state import (
     Drain,
     Failure,
@@ -359,22 +357,7 @@ def test_closing_takes_no_drain_back() -> None:
     assert decide(slot("a", 6, Phase.DRAINING, leases=1, drain=Reason.ROOM), closing=True) == []
 
 
-# The two questions asked before queueing
-
-
-@pytest.mark.parametrize(
-    ("phase", "waiting", "in_use", "warm"),
-    [
-        (Phase.READY, 0, 3, True),
-        (Phase.READY, 1, 0, False),
-        (Phase.READY, 0, 4, False),
-        (Phase.STARTING, 0, 0, False),
-        (Phase.DRAINING, 0, 0, False),
-        (Phase.STOPPING, 0, 0, False),
-    ],
-)
-def test_warm_is_ready_unqueued_and_not_overrun(phase: Phase, waiting: int, in_use: int, warm: bool) -> None:
-    assert is_warm(phase, waiting, in_use, capacity=4) is warm
+# The question asked before queueing
 
 
 def test_requests_that_wait_inside_the_engine_count_as_waiting() -> None:

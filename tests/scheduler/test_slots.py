@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from modelrunner.scheduler.slots import RunnerSlot
+from modelrunner.scheduler.loop import Alarm
+from modelrunner.scheduler.queues import Queue, Queues
+from modelrunner.scheduler.slots import RunnerSlot, Slots
 from modelrunner.scheduler.state import Phase, Reason
 from modelrunner.types import RequiredMemory, Variant
 from tests.scheduler.fakes import target
@@ -61,3 +63,27 @@ def test_the_times_that_go_with_a_phase() -> None:
     found.become(DRAINING, 161.0, drain=Reason.ROOM, room_for="b")
     found.become(DRAINING, 162.0, drain=Reason.UNLOAD)
     assert (found.drain, found.room_for) == (Reason.UNLOAD, "")
+
+
+@pytest.mark.parametrize(
+    ("phase", "waiting", "in_use", "warm"),
+    [
+        (READY, False, 3, True),
+        (READY, True, 0, False),
+        (READY, False, 4, False),
+        (STARTING, False, 0, False),
+        (SLEEPING, False, 0, False),
+        (DRAINING, False, 0, False),
+        (STOPPING, False, 0, False),
+    ],
+)
+def test_warm_is_ready_unqueued_and_not_overrun(phase: Phase, waiting: bool, in_use: int, warm: bool) -> None:
+    found, queues = slot(*WAYS[phase]), Queues()
+    slots = Slots(queues, Alarm(lambda: None, lambda: 300.0), lambda: 300.0, lambda used: None)
+    slots[found.target.key] = found
+    found.capacity, found.leases = 4, in_use
+    if waiting:
+        queues[found.target.key] = Queue(found.target)
+    lease = slots.warm(found.target)
+    assert (lease is not None) is warm
+    assert found.leases == in_use + warm

@@ -178,3 +178,20 @@ async def test_preparing_leaves_nothing_to_do(world: World) -> None:
     assert world.resolve(None, "smol", Mode.COMPLETION)
     with pytest.raises(ModelNotFound):
         await world.resolve.prepare(None, "nope", Mode.COMPLETION)
+
+
+@pytest.mark.parametrize("prepare", [False, True])
+async def test_a_change_during_the_resolving_is_not_missed(world: World, prepare: bool) -> None:
+    status, old = world.fake.state, world.store.get("smol")
+
+    def moved() -> BackendStatus:
+        if world.store.get("smol").id == old.id:
+            world.store.tag(add_model(world.store, "new", seed=2).id, "smol")
+        return status
+
+    world.fake.status = moved  # type: ignore[method-assign]
+    if prepare:
+        await world.resolve.prepare("fake", "smol", Mode.COMPLETION)
+    else:
+        world.resolve("fake", "smol", Mode.COMPLETION)
+    assert world.resolve("fake", "smol", Mode.COMPLETION).key.model_id == world.store.get("smol").id != old.id

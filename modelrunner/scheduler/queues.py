@@ -1,0 +1,55 @@
+"""The requests that wait for a runner."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from modelrunner.scheduler.state import Group, Request
+from modelrunner.types import KeepAlive, RunnerKey, Variant
+
+if TYPE_CHECKING:
+    from modelrunner.scheduler.slots import Lease, Target
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A request in the queue. `granted` ends with its lease or its error."""
+
+    request: Request
+    target: "Target"
+    keep_alive: KeepAlive
+    granted: "asyncio.Future[Lease]"
+
+
+@dataclass(eq=False, slots=True)
+class Queue:
+    """The requests that wait for one key, oldest first. `variants` are the ways to run their model, empty until the
+    memory estimate is there. `turn` is when one of them last got a lease, or
+    the key's runner was evicted."""
+
+    target: "Target"
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    variants: Sequence[Variant] = ()
+    turn: float = float("-inf")
+
+    def view(self, load_seconds: float = 0.0) -> Group:
+        """The queue as a plan sees it; `load_seconds` is how long the model's last load took."""
+        waiting = tuple([ticket.request for ticket in self.tickets.values()])
+        needs = tuple([variant.memory for variant in self.variants])
+        target = self.target
+        return Group(target.key, waiting, needs, target.name, target.pinned, load_seconds, self.turn)
+
+
+class Queues(dict[RunnerKey, Queue]):
+    """The queues by the key that they wait for. A queue is removed with its last ticket."""
+
+    def take(self, requests: Iterable[int], key: RunnerKey) -> list[Ticket]:
+        """Takes these requests out of the queue. Leaves out those that were cancelled in this very turn of the loop."""
+        queue = self.get(key)
+        if queue is None:
+            return []
+        taken = [ticket for id in requests if (ticket := queue.tickets.pop(id, None)) is not None]
+        if not queue.tickets:
+            del self[key]
+        return [ticket for ticket in taken if not ticket.granted.done()]
