@@ -108,6 +108,11 @@ class Backend(ABC):
     checks_model: ClassVar[bool] = False
     """Its engine refuses a request whose `model` is neither of the bundle's references nor the model ID: what else a
     person may write (a part of a name, a tag of a minute ago) is then replaced on the way by the first of them."""
+    asked_as_streams: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """The endpoints at which its engine is asked for a stream also where the client wants its answer in one piece,
+    because the engine notices only in a stream, or sooner there, that a client has left. Each has the fields that are
+    set in the request: those that ask for the stream, and for all that the plain answer says. The proxy puts the answer
+    together (proxy/dialects/assembly.py)."""
     settings_model: ClassVar[type[BaseModel]] = NoSettings
     options_model: ClassVar[type[BaseModel]] = NoSettings
     """What can be set per model for this backend alone; `RunSpec.options` holds what it validated."""

@@ -74,6 +74,7 @@ class Runner:
         self.names = (*spec.bundle.references, spec.model_id) if backend.checks_model else None
         self.upstream = UpstreamPool(endpoint)
         self.endpoints = backend.endpoints
+        self.asked_as_streams = backend.asked_as_streams
         self.request_error = backend.request_error
         self._backend = backend
         self._clock = clock
