@@ -7,7 +7,6 @@ from typing import Any
 
 from modelrunner import BadRequest, RunSpec
 
-
 # llama.cpp's server waits for a plain answer in steps of one second without a result of anybody, and looks only then
 # whether the client is still there: never, beside a stream. In a stream it looks at every token, and, where it tells
 # the progress of the prompt, at every batch (`server_response_reader` in tools/server/server-queue.cpp).
