@@ -79,6 +79,7 @@ class Runner:
         self.upstream = UpstreamPool(endpoint)
         self.endpoints = backend.endpoints
         self.sleep_level = 0  # as of `Backend.sleep_level`, once it is ready
+        self.asked_as_streams = backend.asked_as_streams
         self._backend = backend
         self._clock = clock
         self._oom_kills = oom_kills

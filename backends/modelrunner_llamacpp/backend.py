@@ -62,6 +62,7 @@ class LlamaCppBackend(Backend):
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
     installs_on_demand: ClassVar[bool] = True
     endpoints: ClassVar[frozenset[str]] = Backend.endpoints | {"/v1/messages", "/v1/messages/count_tokens"}
+    asked_as_streams = requests.AS_STREAMS
     settings_model = LlamaCppSettings
     options_model = LlamaCppOptions
     settings: LlamaCppSettings

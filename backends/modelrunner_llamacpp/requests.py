@@ -1,9 +1,20 @@
-"""Requests whose fields llama.cpp's server ignores."""
+"""How requests are put to llama.cpp's server, and which of their fields it ignores."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modelrunner import BadRequest, RunSpec
+
+# llama.cpp's server waits for a plain answer in steps of one second without a result of anybody, and looks only then
+# whether the client is still there: never, beside a stream. In a stream it looks at every token, and, where it tells
+# the progress of the prompt, at every batch (`server_response_reader` in tools/server/server-queue.cpp).
+_STREAM = {"stream": True, "stream_options": {"include_usage": True}, "return_progress": True}
+AS_STREAMS: Mapping[str, Mapping[str, Any]] = {
+    "/v1/chat/completions": _STREAM,
+    "/v1/completions": _STREAM,
+    "/v1/messages": {"stream": True},
+}
+"""As `Backend.asked_as_streams`."""
 
 
 def ignored(spec: RunSpec, fields: Mapping[str, Any]) -> Sequence[str]:

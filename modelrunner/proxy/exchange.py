@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from modelrunner.errors import EngineProtocolError, ModelRunnerError
-from modelrunner.proxy.dialects.dialect import JSON
+from modelrunner.proxy.dialects.dialect import JSON, Translation
 from modelrunner.proxy.inference import Inference, Sink
 from modelrunner.proxy.passage import Passage
 from modelrunner.proxy.record import record_of
@@ -43,7 +43,7 @@ class Exchange:
     __slots__ = (
         *("_ask", "_asked_at", "_bare", "_dialect", "_end_turn", "_error", "_id_line"),
         *("_ignored", "_lease", "_meter", "_over", "_passage", "_passed", "_pipeline", "_refusal", "_responded"),
-        *("_retried", "_signs", "_sink", "_status", "_task", "_upstream", "on_data"),
+        *("_retried", "_signs", "_sink", "_status", "_task", "_translation", "_upstream", "on_data"),
     )
 
     def __init__(self, pipeline: "Pipeline", ask: Inference, sink: Sink) -> None:
@@ -59,13 +59,14 @@ class Exchange:
         self._signs: asyncio.TimerHandle | None = None  # the next sign of life while the request waits
         self._end_turn: Callable[[], None] | None = None  # of a suspect that is asked again
         self._refusal: EngineRefusal | None = None  # an engine's error while it arrives
+        self._translation: Translation | None = None
         self._passage: Passage | None = None  # None where the answer goes to the sink just as it comes
         self._error: ModelRunnerError | None = None
         self._ignored: tuple[str, ...] = ()  # fields of the request that the engine does nothing with
         self._responded = False  # the client has its head
         self._passed = False  # the engine's answer began to go to the client
         self._retried = self._over = False
-        self._bare = self._dialect.translate is not None or (self._meter is not None and self._meter.limit > 0)
+        self._bare = self._meter is not None and self._meter.limit > 0
         self._asked_at = 0.0
         self._status = 0
         self.on_data: Callable[[bytes], None] = sink.write
@@ -152,6 +153,8 @@ class Exchange:
         path, body = self._dialect.request(ask, runner)
         if path not in runner.endpoints:
             check_endpoint(path, runner.endpoints, runner.key.backend)
+        self._translation = self._dialect.translate(ask, runner)
+        self._bare = self._bare or self._translation is not None
         fields = ask.fields
         if not checked and (fields.tools or fields.dimensions or fields.return_documents):
             self._do(self._check(lease, path, fresh=fresh))
@@ -188,12 +191,16 @@ class Exchange:
     def _answer(self, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
         """Begins the client's answer with the engine's."""
         assert self._lease is not None
+        translation = self._translation
+        if translation is not None and translation.whole:
+            self.on_data = self._keep
+            self._keep(data)
+            return
         self._passed = True
         if self._meter is None and not self._bare and not self._responded:
             self.on_data = self._sink.write
             self._respond(200, engine_headers(headers, self._lease.variant, self._ignored), length, data)
             return
-        translation = self._dialect.translate(self._ask) if self._dialect.translate is not None else None
         framing = self._sink.takes_chunks and (self._bare or (self._responded and length is not None))
         if not self._responded:  # else the client got its head while the request waited
             headers = engine_headers(headers, self._lease.variant, self._ignored)
@@ -204,6 +211,13 @@ class Exchange:
         self._passage = Passage(self._sink, self._meter, translation, framing=framing)
         self.on_data = self._passage.write
         self.on_data(data)
+
+    def _keep(self, data: bytes) -> None:
+        """Takes a piece of an answer that goes to the client at its end."""
+        assert self._translation is not None
+        if self._meter is not None:
+            self._meter.add(data)
+        self._translation.piece(data)
 
     def on_end(self) -> None:
         self._upstream = None  # the next request may have it
@@ -216,6 +230,11 @@ class Exchange:
         try:
             if self._passage is not None:
                 self._passage.end()
+            elif self._translation is not None:
+                assert self._lease is not None
+                data = self._translation.end()
+                headers = (*self._translation.headers, *own_headers(self._lease.variant, self._ignored))
+                self._respond(200, headers, len(data), data)
         except ModelRunnerError as error:
             self._refuse(error)
             return
@@ -228,9 +247,9 @@ class Exchange:
         if upstream.reused and not upstream.answered:
             self._begin(lease, fresh=True)  # it had been idle, and closed just as it was used: nothing was lost
         elif self._passed:
-            self._do(self._break_off(error, self._dialect.translate is not None or upstream.at_event_boundary()))
+            self._do(self._break_off(error, self._translation is not None or upstream.at_event_boundary()))
         else:
-            self._do(self._recover(error, lease, untouched=not upstream.begun))
+            self._do(self._recover(error, lease, untouched=self._translation is not None or not upstream.begun))
 
     # when things go wrong
 

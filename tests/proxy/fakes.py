@@ -162,6 +162,7 @@ class FakeRunner:
         self.gone.set()
 
     endpoints = FAKE_ENDPOINTS
+    asked_as_streams: Mapping[str, Mapping[str, Any]] = {}
 
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         return BadRequest(message) if "too large to process" in message else None

@@ -184,7 +184,7 @@ class PlainText(Dialect):
         chat = {"model": ask.fields.model, "stream": True, "messages": [{"role": "user", "content": prompt}]}
         return CHAT, msgspec.json.encode(chat)
 
-    def translate(self, ask: Inference) -> "Words":
+    def translate(self, ask: Inference, runner: Runner) -> "Words":
         return Words()
 
     def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
@@ -201,6 +201,7 @@ class Words:
     """The text of each event's delta."""
 
     headers: tuple[Header, ...] = ((b"Content-Type", b"text/plain"),)
+    whole = False
 
     def __init__(self) -> None:
         self._rest = b""

@@ -15,7 +15,7 @@ KNOWN = ("docker.io/ai/smollm2:latest", "sha256:" + "a" * 64)
 
 
 def runner(names: tuple[str, ...] | None) -> Runner:
-    return cast("Runner", SimpleNamespace(names=names))
+    return cast("Runner", SimpleNamespace(names=names, asked_as_streams={}))
 
 
 def body_for(runner: Runner, model: str, body: bytes) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from modelrunner.errors import ModelRunnerError
+from modelrunner.proxy.dialects.anthropic_answer import AnthropicAnswer
 from modelrunner.proxy.dialects.bodies import JsonDialect
 from modelrunner.proxy.dialects.dialect import JSON, WITH_ENGINE, Call, refusal_headers
 from modelrunner.proxy.wire import Header
@@ -32,6 +33,7 @@ class Anthropic(JsonDialect):
         f"{_MESSAGES}/count_tokens": Call(Mode.COMPLETION, f"{_MESSAGES}/count_tokens"),
     }
     prefixes: ClassVar[tuple[str, ...]] = (*WITH_ENGINE, "/anthropic")
+    assembly = AnthropicAnswer
 
     def owns(self, path: str) -> bool:
         return path.startswith("/anthropic/") or f"{_MESSAGES}/" in f"{path}/"

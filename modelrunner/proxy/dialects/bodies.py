@@ -6,11 +6,12 @@ may take differently is refused."""
 import codecs
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from modelrunner.errors import BadRequest
+from modelrunner.proxy.dialects.assembly import Assembly
 from modelrunner.proxy.dialects.dialect import Dialect, Fields
 from modelrunner.schema import wrong_field
 
@@ -30,7 +31,10 @@ _MOST_TOKENS = 1_000_000  # half a second; only a body that says `"model"` more 
 
 
 class JsonDialect(Dialect):
-    """A family whose bodies are JSON objects with a `model`, and go to the engine's endpoint of the same kind."""
+    """A family whose bodies are JSON objects with a `model`, and go to the engine's endpoint of the same kind.
+    `assembly` puts an answer together that the engine streams and the client wants in one piece."""
+
+    assembly: ClassVar[type[Assembly]]
 
     def read(self, body: bytes) -> Fields:
         """Raises `BadRequest` for anything but one JSON object with one `model`, of bounded depth, numbers that a
@@ -61,14 +65,24 @@ class JsonDialect(Dialect):
         return fields
 
     def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes]:
-        """The body is the client's, byte for byte, unless the engine refuses the name that the client gave the model:
-        then it gets the engine's own name."""
-        names = runner.names
-        if names is None or ask.fields.model in names:
-            return ask.terms.route.path, ask.body
+        """The body is the client's, byte for byte, unless the engine refuses the name that the client gave the model,
+        or is asked for a stream where the client wants none: then these members are replaced."""
+        names, path = runner.names, ask.terms.route.path
+        replaced: dict[str, Any] = {}
+        if names is not None and ask.fields.model not in names:
+            replaced["model"] = names[0]
+        if path in runner.asked_as_streams and not ask.fields.stream:
+            replaced |= runner.asked_as_streams[path]
+        if not replaced:
+            return path, ask.body
         members = _MEMBERS.decode(ask.body)
-        members["model"] = msgspec.Raw(msgspec.json.encode(names[0]))
-        return ask.terms.route.path, msgspec.json.encode(members)
+        members |= {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in replaced.items()}
+        return path, msgspec.json.encode(members)
+
+    def translate(self, ask: "Inference", runner: "Runner") -> Assembly | None:
+        if ask.fields.stream or ask.terms.route.path not in runner.asked_as_streams:
+            return None
+        return self.assembly(runner.request_error)
 
 
 def _slices(body: bytes, length: int) -> Iterable[bytes]:

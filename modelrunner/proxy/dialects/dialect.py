@@ -1,7 +1,7 @@
 """How a family of APIs looks to its clients: what a dialect decides, and what most families have in common."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -60,9 +60,11 @@ _WATCHED = Fields.__struct_fields__[3:]
 
 class Translation(Protocol):
     """An engine's good answer on its way into a family's own form. It is made for one answer. Its methods may raise
-    `EngineProtocolError` for an answer that cannot be translated."""
+    `EngineProtocolError` for an answer that cannot be translated. `whole` is True where nothing of the answer goes to
+    the client before its end: `end` may then raise any `ModelRunnerError`, and the client gets the error's status."""
 
     headers: tuple[Header, ...]
+    whole: ClassVar[bool] = False
 
     def piece(self, data: bytes) -> bytes:
         """What the client gets for the next bytes of the engine's body; they may end anywhere."""
@@ -75,13 +77,11 @@ class Dialect(ABC):
     """One family. A single object serves all its requests, so it keeps nothing of any of them.
 
     `calls` has a `Call` for each path, which is found under each of `prefixes`. `{backend}` and `{runner}` in a prefix
-    stand for a name. `translate` makes the `Translation` of an answer; None in a family whose answers are the engine's,
-    byte for byte. `stream_headers` begin a streamed answer that still waits for its engine."""
+    stand for a name. `stream_headers` begin a streamed answer that still waits for its engine."""
 
     name: ClassVar[str]
     calls: ClassVar[Mapping[str, Call]]
     prefixes: ClassVar[tuple[str, ...]] = ("",)
-    translate: Callable[["Inference"], Translation] | None = None
     stream_headers: ClassVar[tuple[Header, ...]] = EVENT_STREAM
 
     def owns(self, path: str) -> bool:
@@ -95,6 +95,10 @@ class Dialect(ABC):
     @abstractmethod
     def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes]:
         """The engine's path and the body that it gets, once the runner is known. Raises `ModelRunnerError`."""
+
+    def translate(self, ask: "Inference", runner: "Runner") -> Translation | None:
+        """For the answer to that request; None where the engine's answer is the client's, byte for byte."""
+        return None
 
     @abstractmethod
     def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:

@@ -8,6 +8,7 @@ import msgspec
 from modelrunner.errors import ModelRunnerError
 from modelrunner.proxy.dialects.bodies import JsonDialect
 from modelrunner.proxy.dialects.dialect import JSON, WITH_ENGINE, Call, refusal_headers
+from modelrunner.proxy.dialects.openai_answer import OpenAIAnswer
 from modelrunner.proxy.wire import Header
 from modelrunner.types import Mode
 
@@ -29,6 +30,7 @@ class OpenAI(JsonDialect):
         "/v1/detokenize": Call(Mode.COMPLETION, "/detokenize"),
     }
     prefixes: ClassVar[tuple[str, ...]] = WITH_ENGINE
+    assembly = OpenAIAnswer
 
     def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
         return (JSON, *refusal_headers(error)), msgspec.json.encode(error.as_dict(request_id))
