@@ -150,10 +150,9 @@ class Exchange:
             self._respond(200, (JSON, *own_headers(lease.variant)), 2, b"{}")
             self._finish()
             return
-        path, body = self._dialect.request(ask, runner)
+        path, body, self._translation = self._dialect.request(ask, runner)
         if path not in runner.endpoints:
             check_endpoint(path, runner.endpoints, runner.key.backend)
-        self._translation = self._dialect.translate(ask, runner)
         self._bare = self._bare or self._translation is not None
         fields = ask.fields
         if not checked and (fields.tools or fields.dimensions or fields.return_documents):

@@ -179,13 +179,10 @@ class PlainText(Dialect):
             raise BadRequest("the first line names the model, the prompt follows")
         return Fields(model, stream=True)
 
-    def request(self, ask: Inference, runner: Runner) -> tuple[str, bytes]:
+    def request(self, ask: Inference, runner: Runner) -> "tuple[str, bytes, Words]":
         prompt = ask.body.decode().partition("\n")[2]
         chat = {"model": ask.fields.model, "stream": True, "messages": [{"role": "user", "content": prompt}]}
-        return CHAT, msgspec.json.encode(chat)
-
-    def translate(self, ask: Inference, runner: Runner) -> "Words":
-        return Words()
+        return CHAT, msgspec.json.encode(chat), Words()
 
     def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
         return ((b"Content-Type", b"text/plain"),), f"error: {error.message}".encode()

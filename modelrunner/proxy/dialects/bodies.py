@@ -64,25 +64,22 @@ class JsonDialect(Dialect):
             _check_one_model(body)
         return fields
 
-    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes]:
+    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Assembly | None]:
         """The body is the client's, byte for byte, unless the engine refuses the name that the client gave the model,
         or is asked for a stream where the client wants none: then these members are replaced."""
         names, path = runner.names, ask.terms.route.path
         replaced: dict[str, Any] = {}
+        assembly: Assembly | None = None
         if names is not None and ask.fields.model not in names:
             replaced["model"] = names[0]
         if path in runner.asked_as_streams and not ask.fields.stream:
             replaced |= runner.asked_as_streams[path]
+            assembly = self.assembly(runner.request_error)
         if not replaced:
-            return path, ask.body
+            return path, ask.body, None
         members = _MEMBERS.decode(ask.body)
         members |= {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in replaced.items()}
-        return path, msgspec.json.encode(members)
-
-    def translate(self, ask: "Inference", runner: "Runner") -> Assembly | None:
-        if ask.fields.stream or ask.terms.route.path not in runner.asked_as_streams:
-            return None
-        return self.assembly(runner.request_error)
+        return path, msgspec.json.encode(members), assembly
 
 
 def _slices(body: bytes, length: int) -> Iterable[bytes]:

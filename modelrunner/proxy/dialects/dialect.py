@@ -93,12 +93,9 @@ class Dialect(ABC):
         """Raises `BadRequest`."""
 
     @abstractmethod
-    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes]:
-        """The engine's path and the body that it gets, once the runner is known. Raises `ModelRunnerError`."""
-
-    def translate(self, ask: "Inference", runner: "Runner") -> Translation | None:
-        """For the answer to that request; None where the engine's answer is the client's, byte for byte."""
-        return None
+    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation | None]:
+        """The engine's path and the body that it gets, once the runner is known, and what its answer goes through; None
+        where that is the client's, byte for byte. Raises `ModelRunnerError`."""
 
     @abstractmethod
     def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
