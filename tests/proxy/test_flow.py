@@ -3,6 +3,7 @@ for a client that does not read is bounded. For every size around the buffers' l
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -305,6 +306,7 @@ async def test_who_leaves_while_a_large_body_is_decoded(folder: Path, kind: str)
         await client.leave()
         await until(lambda: served.pipeline.buffered == 0)
         assert served.engine.received == []
+        await until(lambda: all(thread.name != "bodies" for thread in threading.enumerate()))  # it reads to the end
 
 
 @pytest.mark.parametrize(
