@@ -111,8 +111,8 @@ class Backend(ABC):
     installs_on_demand: ClassVar[bool] = False
     """True if its engine is installed for the first request that needs it: tens of megabytes, not gigabytes."""
     asked_as_streams: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """The endpoints at which its engine is asked for a stream although the client wants a plain answer, since the engine
-    notices in a stream only (or sooner) that a client has left. Each endpoint has the fields that are set in the
+    """The endpoints at which its engine is asked for a stream although the client wants a plain answer, since the
+    engine notices in a stream only (or sooner) that a client has left. Each endpoint has the fields that are set in the
     request: they ask for the stream, and for everything that the plain answer says. The gateway assembles the answer
     (dialects/assembly.py)."""
     settings_model: ClassVar[type[BaseModel]] = NoSettings

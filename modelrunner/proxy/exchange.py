@@ -19,6 +19,7 @@ from modelrunner.proxy.render import (
     ID_LINE,
     WARM_TIMING,
     EngineRefusal,
+    EngineRefused,
     chunk,
     engine_headers,
     own_headers,
@@ -234,6 +235,10 @@ class Exchange:
                 data = self._translation.end()
                 headers = (*self._translation.headers, *own_headers(self._lease.variant, self._ignored))
                 self._respond(200, headers, len(data), data)
+        except EngineRefused as refused:
+            assert self._lease is not None
+            self._do(self._refuse_as_the_engine(refused.refusal, self._lease))
+            return
         except ModelRunnerError as error:
             self._refuse(error)
             return

@@ -94,6 +94,13 @@ RequestError = Callable[[int, str, Mapping[str, Any]], Awaitable[ModelRunnerErro
 """As `Runner.request_error`."""
 
 
+class EngineRefused(Exception):
+    """An engine's stream turned out to be an error."""
+
+    def __init__(self, refusal: "EngineRefusal") -> None:
+        self.refusal = refusal
+
+
 class EngineRefusal:
     """An engine's error answer while it arrives."""
 

@@ -14,6 +14,7 @@ from modelrunner.proxy.dialects import assembly
 from modelrunner.proxy.dialects.anthropic_answer import AnthropicAnswer
 from modelrunner.proxy.dialects.assembly import Assembly
 from modelrunner.proxy.dialects.openai_answer import OpenAIAnswer
+from modelrunner.proxy.render import EngineRefused
 from tests.proxy.fakes import SSE, Call, chunk
 from tests.proxy.harness import CHAT, Proxy, proxy, request
 
@@ -132,17 +133,13 @@ KINDS: list[tuple[str, type[Assembly], bytes, dict[str, Any]]] = [
 ]
 
 
-def usual(status: int, message: str, fields: Any) -> ModelRunnerError | None:
-    return None
-
-
 @given(st.sampled_from(KINDS), st.lists(st.integers(0, len(CHAT_EVENTS))), st.booleans())
 def test_any_cut_of_the_stream_gives_the_same_answer(kind: Any, cuts: list[int], crlf: bool) -> None:
     _, make, data, expected = kind
     data += b"data: [DONE]\n\n"
     if crlf:
         data = data.replace(b"\n", b"\r\n")
-    made = make(usual)
+    made = make()
     places = [0, *sorted(cuts), len(data)]
     for start, end in itertools.pairwise(places):
         assert made.piece(data[start:end]) == b""
@@ -153,7 +150,7 @@ def test_any_cut_of_the_stream_gives_the_same_answer(kind: Any, cuts: list[int],
 def test_a_stream_that_ends_too_early_is_no_answer(kind: Any, data: st.DataObject) -> None:
     _, make, stream, _ = kind
     last = stream.rindex(b'"message_stop"' if make is AnthropicAnswer else b'"finish_reason":"')
-    made = make(usual)
+    made = make()
     made.piece(stream[: data.draw(st.integers(0, last))])
     with pytest.raises(EngineProtocolError):
         made.end()
@@ -161,19 +158,19 @@ def test_a_stream_that_ends_too_early_is_no_answer(kind: Any, data: st.DataObjec
 
 @given(st.sampled_from(KINDS), st.lists(st.binary(max_size=40), max_size=8))
 def test_bytes_of_any_kind_are_an_answer_or_a_fault_of_the_engine(kind: Any, pieces: list[bytes]) -> None:
-    made = kind[1](usual)
+    made = kind[1]()
     try:
         for piece in pieces:
             made.piece(b"data: " + piece + b"\n")
         made.end()
-    except ModelRunnerError:
+    except (ModelRunnerError, EngineRefused):
         pass
 
 
 @pytest.mark.parametrize("lines", [True, False])
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch, lines: bool) -> None:
     monkeypatch.setattr(assembly, "LIMIT", 1000)
-    made = OpenAIAnswer(usual)
+    made = OpenAIAnswer()
     made.piece(events(part(content="x")))
     data = events(*[part(content="x" * 20)] * 100) if lines else b"x" * 2000
     with pytest.raises(EngineProtocolError, match="ask for it as a stream"):
@@ -261,8 +258,12 @@ async def test_a_refusal_before_the_stream_is_as_without_one(folder: Path, kind:
         assert (answer.status, answer.error["message"]) == (400, "no such template")
 
 
-def test_the_backend_is_asked_about_an_error_in_the_stream() -> None:
-    made = OpenAIAnswer(lambda status, message, fields: BadRequest(f"{status} {message} {fields['n_ctx']}"))
+async def test_the_backend_is_asked_about_an_error_in_the_stream() -> None:
+    async def asked(status: int, message: str, fields: Any) -> ModelRunnerError:
+        return BadRequest(f"{status} {message} {fields['n_ctx']}")
+
+    made = OpenAIAnswer()
     made.piece(events({"error": {"code": 500, "message": "full", "n_ctx": 8}}))
-    with pytest.raises(BadRequest, match="500 full 8"):
+    with pytest.raises(EngineRefused) as caught:
         made.end()
+    assert (await caught.value.refusal.error(asked)).message == "500 full 8"

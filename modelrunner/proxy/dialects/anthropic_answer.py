@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from modelrunner.proxy.dialects.assembly import Assembly, Event, finished, grow
-from modelrunner.proxy.render import RequestError
 
 _PARTIAL = "partial_json"
 _OWN = ("text", "thinking", "signature", _PARTIAL)  # of a delta: texts that grow
@@ -27,8 +26,8 @@ class _Delta(msgspec.Struct):
 
 
 class AnthropicAnswer(Assembly):
-    def __init__(self, request_error: RequestError) -> None:
-        super().__init__(request_error)
+    def __init__(self) -> None:
+        super().__init__()
         self._message: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
         self._stopped = False

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from modelrunner.errors import EngineProtocolError, ModelRunnerError
+from modelrunner.errors import EngineProtocolError
 from modelrunner.proxy.dialects.dialect import JSON
-from modelrunner.proxy.render import EngineRefusal, RequestError
+from modelrunner.proxy.render import EngineRefusal, EngineRefused
 from modelrunner.proxy.wire import Header
 
 LIMIT = 32 << 20
@@ -29,17 +29,16 @@ def is_null(raw: msgspec.Raw) -> bool:
 
 
 class Assembly(ABC):
-    """A `Translation` that says nothing before its end. `request_error` is the backend's, for an error in the stream:
-    the client has no head yet, so it gets the error's status."""
+    """A `Translation` that says nothing before its end. An error in the engine's stream becomes the whole answer: the
+    client has no head yet, so it gets the error's status."""
 
     headers: tuple[Header, ...] = (JSON,)
     whole: ClassVar[bool] = True
 
-    def __init__(self, request_error: RequestError) -> None:
-        self._request_error = request_error
+    def __init__(self) -> None:
         self._unfinished: list[bytes] = []  # of the last line
         self._kept = 0  # bytes
-        self._error: ModelRunnerError | None = None
+        self._refusal: EngineRefusal | None = None
 
     def piece(self, data: bytes) -> bytes:
         """Raises `EngineProtocolError` for an answer larger than `LIMIT`, and for one that cannot be read."""
@@ -54,10 +53,10 @@ class Assembly(ABC):
         return b""
 
     def end(self) -> bytes:
-        """The client's answer. Raises the engine's error where the stream had one, and `EngineProtocolError` where the
-        stream ended too early."""
-        if self._error is not None:
-            raise self._error
+        """The client's answer. Raises `EngineRefused` where the stream had an error, and `EngineProtocolError` where
+        the stream ended too early."""
+        if self._refusal is not None:
+            raise EngineRefused(self._refusal)
         if not self.complete():
             raise EngineProtocolError("the engine's stream ended before its answer was complete")
         return msgspec.json.encode(self.answer())
@@ -65,25 +64,18 @@ class Assembly(ABC):
     def _read(self, line: bytes) -> None:
         name, _, data = line.partition(b":")
         data = data.strip()
-        if name != b"data" or data == b"[DONE]" or self._error is not None:
+        if name != b"data" or data == b"[DONE]" or self._refusal is not None:
             return
         try:
             event = _event.decode(data)
             if "error" in event and not is_null(event["error"]):
-                self._error = self._refusal(event, data)
+                self._refusal = _refusal(event, data)
             else:
                 self._kept += self.add(event)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise EngineProtocolError(f"the engine's stream cannot be read: {error}") from None
         if self._kept > LIMIT:
             raise EngineProtocolError(_TOO_LARGE)
-
-    def _refusal(self, event: Event, data: bytes) -> ModelRunnerError:
-        told = msgspec.json.decode(event["error"])
-        code = told.get("code") if isinstance(told, dict) else None
-        refusal = EngineRefusal(code if isinstance(code, int) and 400 <= code < 600 else 500)
-        refusal.add(data)
-        return refusal.error(self._request_error)
 
     @abstractmethod
     def add(self, event: Event) -> int:
@@ -95,6 +87,14 @@ class Assembly(ABC):
 
     @abstractmethod
     def answer(self) -> Mapping[str, Any]: ...
+
+
+def _refusal(event: Event, data: bytes) -> EngineRefusal:
+    told = msgspec.json.decode(event["error"])
+    code = told.get("code") if isinstance(told, dict) else None
+    refusal = EngineRefusal(code if isinstance(code, int) and 400 <= code < 600 else 500)
+    refusal.add(data)
+    return refusal
 
 
 _TOO_LARGE = f"the engine's answer has more than {LIMIT >> 20} MiB: ask for it as a stream"

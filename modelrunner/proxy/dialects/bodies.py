@@ -74,7 +74,7 @@ class JsonDialect(Dialect):
             replaced["model"] = names[0]
         if path in runner.asked_as_streams and not ask.fields.stream:
             replaced |= runner.asked_as_streams[path]
-            assembly = self.assembly(runner.request_error)
+            assembly = self.assembly()
         if not replaced:
             return path, ask.body, None
         members = _MEMBERS.decode(ask.body)

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from modelrunner.proxy.dialects.assembly import Assembly, Event, finished, grow, is_null
-from modelrunner.proxy.render import RequestError
 
 _GROWING = frozenset(("content", "reasoning_content", "refusal", "arguments"))
 _STREAMED_ONLY = frozenset(("choices", "prompt_progress"))
@@ -25,8 +24,8 @@ class OpenAIAnswer(Assembly):
     """The fields beside the choices (`usage`, `timings`) are those of the choice with the index 0, as llama.cpp gives
     them for several choices."""
 
-    def __init__(self, request_error: RequestError) -> None:
-        super().__init__(request_error)
+    def __init__(self) -> None:
+        super().__init__()
         self._fields: Event = {}
         self._choices: dict[int, _Choice] = {}
         self._current = 0  # the choice of the last chunk: the usage comes after it, without an index
