@@ -307,6 +307,7 @@ class Parting(FakeBackend):
     hangs = False
 
     async def before_stop(self, spec: RunSpec, endpoint: Endpoint) -> None:
+        assert endpoint.path is not None
         self.parted = endpoint.path.exists()
         if self.hangs:
             await asyncio.Event().wait()

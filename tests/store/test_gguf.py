@@ -71,9 +71,9 @@ def test_tensor_and_file_types_are_those_of_the_reference():
     for kind, (block, size) in gguf.GGML_QUANT_SIZES.items():
         if kind.name != "Q8_1":  # never in a file; the Python package has the layout of an older ggml
             assert TENSOR_TYPES[kind.value] == (kind.name, block, size)
-    for kind in gguf.LlamaFileType:
-        if kind.name != "GUESSED":
-            assert FILE_TYPES[kind.value] == kind.name.removeprefix("ALL_").removeprefix("MOSTLY_")
+    for quantization in gguf.LlamaFileType:
+        if quantization.name != "GUESSED":
+            assert FILE_TYPES[quantization.value] == quantization.name.removeprefix("ALL_").removeprefix("MOSTLY_")
 
 
 def test_short_arrays_are_kept_and_long_ones_counted(tmp_path):
@@ -221,7 +221,7 @@ PATCHES = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PATCHES)
 @example([(8, struct.pack("<Q", 2**63))])
 @example([(16, struct.pack("<Q", 2**63))])

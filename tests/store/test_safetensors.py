@@ -174,7 +174,7 @@ PATCHES = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PATCHES)
 def test_a_changed_file_is_read_or_refused_and_nothing_else(tmp_path: Path, patches: list[tuple[int, bytes]]) -> None:
     content = weights("a", "b")
