@@ -17,6 +17,11 @@ from contextlib import suppress
 import psutil
 import pytest
 import uvloop
+from hypothesis import settings
+
+# An example that takes long on a busy machine is no failure of what it checks.
+settings.register_profile("modelrunner", deadline=None)
+settings.load_profile("modelrunner")
 
 PR_SET_CHILD_SUBREAPER = 36
 if sys.platform == "linux":

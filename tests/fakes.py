@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -56,7 +56,7 @@ class FakeBackend(Backend):
     endpoints = Backend.endpoints | {"/v1/messages", "/v1/messages/count_tokens"}
     settings_model = FakeSettings
     options_model = FakeOptions
-    executable: ClassVar[Sequence[str]] = (sys.executable, "-I", "-S", str(FAKE_ENGINE))
+    executable: Sequence[str] = (sys.executable, "-I", "-S", str(FAKE_ENGINE))
 
     def __init__(self, folder: Path, knobs: Sequence[str] = (), *, memory: RequiredMemory | None = None) -> None:
         super().__init__(BackendContext(engines=folder, cache=folder, logs=folder, settings={}))
@@ -182,7 +182,7 @@ class Observer:
         for line in self.lines:
             if match := re.search(pattern, line):
                 return match
-        found = asyncio.get_running_loop().create_future()
+        found: asyncio.Future[re.Match[str]] = asyncio.get_running_loop().create_future()
         self._waiting.append((re.compile(pattern), found))
         async with asyncio.timeout(timeout):
             return await found

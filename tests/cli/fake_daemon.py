@@ -170,7 +170,7 @@ class FakeDaemon:
 @contextmanager
 def fake_daemon(path: Path | None = None) -> Iterator[FakeDaemon]:
     """On the Unix socket `path`, or on a free TCP port."""
-    server = _Server(str(path), Handler) if path else _TcpServer(("127.0.0.1", 0), Handler)  # type: ignore[arg-type]
+    server: Any = _Server(str(path), Handler) if path else _TcpServer(("127.0.0.1", 0), Handler)  # type: ignore[arg-type]
     url = f"unix://{path}" if path else f"http://127.0.0.1:{server.server_address[1]}"
     server.daemon = FakeDaemon(url)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

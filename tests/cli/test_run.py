@@ -167,9 +167,10 @@ def test_stages_are_shown_on_a_terminal_and_leave_nothing(
     daemon.answers["POST /v1/chat/completions"] = answer
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
     assert cli("run", "m", "q").out == "Paris\n"
-    assert sys.stderr.getvalue() == "\r\x1b[K\x1b[2mloading weights\x1b[0m\r\x1b[K"  # type: ignore[attr-defined]
+    assert screen.getvalue() == "\r\x1b[K\x1b[2mloading weights\x1b[0m\r\x1b[K"
     assert daemon.requests[-1].headers["X-Progress"] == "events"
 
 

@@ -44,7 +44,7 @@ class Plain(Backend):
 
 class Better(Plain):
     name = "better"
-    rank = 2.0
+    rank: float | None = 2.0
 
 
 def context(backend: type[Backend] = Plain) -> BackendContext:

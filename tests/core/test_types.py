@@ -102,7 +102,7 @@ def test_an_endpoint_is_one_thing_or_the_other() -> None:
     assert str(Endpoint(host="127.0.0.1", port=80)) == "http://127.0.0.1:80"
     for wrong in ({}, {"host": "h"}, {"port": 1}):
         with pytest.raises(ValueError, match="an endpoint is"):
-            Endpoint(**wrong)  # type: ignore[arg-type]
+            Endpoint(**wrong)
 
 
 def test_memory_fits_device_by_device() -> None:

@@ -36,11 +36,11 @@ class Daemon:
             self.process = subprocess.Popen(
                 [*MODELRUNNER, "serve"], env=self.environment | self.settings, stdout=file, stderr=file
             )
-        until(self.answers, 20, lambda: log.read_text("utf-8", "replace")[-2000:])
+        while not self.answers():  # a busy machine may take long
+            assert self.process.poll() is None, f"the daemon ended: {log.read_text('utf-8', 'replace')[-2000:]}"
+            time.sleep(0.01)
 
     def answers(self) -> bool:
-        assert self.process is not None
-        assert self.process.poll() is None, "the daemon ended"
         with socket.socket(socket.AF_UNIX) as probe:  # httpx leaves a socket open that it could not connect
             if probe.connect_ex(str(self.socket)):
                 return False

@@ -60,8 +60,8 @@ def test_layers_with_linear_attention_keep_a_state_and_no_cache() -> None:
     fused = tuple(f"blk.{layer}.{name}.weight" for layer in range(3) for name in ("attn_qkv", "ssm_conv1d"))
     shapes = {"ssm__inner_size": 256, "ssm__state_size": 128, "ssm__conv_kernel": 4, "ssm__group_count": 2}
     state = (3 * (256 + 2 * 2 * 128) + 128 * 256) * 4
-    told = model("qwen3next", full_attention_interval=4, **shapes)
-    listed = model("qwen3next", attention__recurrent_layers=[True] * 3 + [False], **shapes)
+    told = model("qwen3next", (), full_attention_interval=4, **shapes)
+    listed = model("qwen3next", (), attention__recurrent_layers=[True] * 3 + [False], **shapes)
     seen = model("qwen3next", (*fused, "blk.3.attn_k.weight"), **shapes)
     for header_ in (told, listed, seen):
         assert kv_cache(header_, LONG) == full(1) + 3 * state
@@ -84,9 +84,9 @@ def test_states_of_delta_and_lightning_attention() -> None:
 def test_latent_attention_keeps_compressed_keys_only_where_the_file_was_made_for_it() -> None:
     lengths = {"attention__key_length": 576, "attention__value_length": 512, "attention__head_count_kv": 1}
     latent = {"attention__key_length_mla": 192, "attention__value_length_mla": 128, "attention__kv_lora_rank": 512}
-    assert kv_cache(model("deepseek2", **lengths, **latent), LONG) == 4 * (1 << 16) * 576 * 2
+    assert kv_cache(model("deepseek2", (), **lengths, **latent), LONG) == 4 * (1 << 16) * 576 * 2
     old = {"attention__key_length": 192, "attention__value_length": 128, "attention__kv_lora_rank": 512}
-    assert kv_cache(model("deepseek2", **old), LONG) == 4 * (1 << 16) * 2 * (192 + 128) * 2
+    assert kv_cache(model("deepseek2", (), **old), LONG) == 4 * (1 << 16) * 2 * (192 + 128) * 2
 
 
 def test_sparse_attention_keeps_keys_to_choose_by() -> None:

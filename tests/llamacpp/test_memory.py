@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modelrunner import InvalidModel, Mode, ModelHeader, RequiredMemory, RunSpec, Tensor
@@ -126,7 +126,6 @@ def test_checkpoints_are_copies_of_the_layers_that_slide() -> None:
     assert checkpoints(Header(header(SMOLLM2)), Shape(512, 1), 3) == 0
 
 
-@settings(deadline=None)
 @given(
     metadata=st.sampled_from([SMOLLM2, GEMMA3]),
     context=st.integers(256, 1 << 17),

@@ -200,8 +200,8 @@ async def test_a_slot_at_work_is_left_alone(make: Make, spec: RunSpec, saved: An
         await go_on(runner, long_text("mountain"))
         fetch = runner.upstream.fetch("POST", "/v1/completions", json.dumps(endless).encode(), timeout=60)
         task = asyncio.create_task(fetch)
-        computed = await backend.work_done(spec, runner.endpoint)
-        while await backend.work_done(spec, runner.endpoint) < computed + 5:  # the prompt is done, tokens come
+        computed = await backend.work_done(spec, runner.endpoint) or 0.0
+        while (await backend.work_done(spec, runner.endpoint) or 0.0) < computed + 5:  # the prompt is done, tokens come
             assert not task.done()
         began = time.monotonic()
     assert time.monotonic() - began < 5, "waiting for it takes the grace, and so does ending it"
@@ -249,7 +249,7 @@ def test_whatever_changes_is_another_key(tmp_path: Path) -> None:
     built_anew.touch()
     os.utime(built_anew, (1, 1))
     engine = replace(ENGINE, program=program)
-    runs = [run, *(replace(run, **change) for change in ({"context_size": 512}, {"parallel": 2}))]
+    runs = [run, replace(run, context_size=512), replace(run, parallel=2)]
     runs += [replace(run, flags=flags) for flags in (("-ctk", "q8_0"), ("-ctv", "q8_0"), ("--swa-full",))]
     keys = [key_of(engine, args.effective(one)) for one in runs]
     engines = [replace(engine, version="2"), replace(engine, kind=Kind.WHEEL), replace(engine, program=built_anew)]

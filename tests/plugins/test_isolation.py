@@ -68,7 +68,12 @@ class Unprintable:
 
 async def test_results_come_back_from_another_thread(isolated: Any, spec: RunSpec) -> None:
     seen: list[int] = []
-    backend = isolated(required_memory=lambda spec: seen.append(threading.get_ident()) or RequiredMemory(7))
+
+    def required_memory(spec: RunSpec) -> RequiredMemory:
+        seen.append(threading.get_ident())
+        return RequiredMemory(7)
+
+    backend = isolated(required_memory=required_memory)
     assert await backend.required_memory(spec) == RequiredMemory(7)
     assert seen != [threading.get_ident()]
 

@@ -17,7 +17,7 @@ def main(step: float, folder: Path) -> None:
     while not (folder / "e.sock").exists():
         assert daemon.poll() is None
         time.sleep(0.01)
-    psutil.Process.create_time = lambda process: create_time(process) + step  # type: ignore[method-assign]
+    psutil.Process.create_time = lambda process: create_time(process) + step  # type: ignore[method-assign, assignment]
     before = sweep_orphans()
     for process in [*daemon.children(), daemon]:  # the guardian first: the engine is killed by the kernel with it
         process.suspend()

@@ -5,12 +5,14 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
 from modelrunner import process
 from modelrunner.errors import BackendExited, BackendUnavailable, EngineFailed, Misdirected, OutOfMemory, TimedOut
 from modelrunner.lastwords import last_words
+from modelrunner.processtree import activity_of
 from modelrunner.readiness import pause
 from modelrunner.runner import Runner, RunnerState
 from modelrunner.types import Endpoint, ProcessOptions, RunSpec
@@ -197,9 +199,31 @@ async def test_a_start_that_only_goes_on_logging_is_given_up(watch):
         await watched.task
 
 
-@pytest.mark.parametrize("noise", [["--log-every", "0.05"], ["--spin"]])
-async def test_a_slow_start_that_makes_progress_is_no_stall(watch, noise):
-    watched = watch("--ready-after", "2.0", *noise, stall_limit=1.5)
+def lines_logged(pid: int, log: Path) -> float:
+    return log.read_text().count("loading weights")
+
+
+def processor_time(pid: int, log: Path) -> float:
+    return activity_of(pid).cpu
+
+
+@pytest.mark.parametrize(
+    ("noise", "progress", "least"), [(["--log-every", "0.01"], lines_logged, 1), (["--spin"], processor_time, 0.5)]
+)
+async def test_a_slow_start_that_makes_progress_is_no_stall(watch, tmp_path, noise, progress, least):
+    """The clock goes on by less than the stall limit, each time after so much progress, for three limits in all."""
+    clock, limit = FakeClock(), 2.0
+    watched = watch("--gate", str(tmp_path / "gate"), *noise, stall_limit=limit, clock=clock)
+    runner = await watched.until(lambda runner: runner.stage.startswith("loading"))
+    log = runner.spec.process.log_path
+    for _ in range(6):
+        before = progress(runner.pid, log)
+        async with asyncio.timeout(60):
+            while progress(runner.pid, log) < before + least:
+                assert not watched.task.done()
+                await asyncio.sleep(0.01)
+        clock.advance(limit / 2)
+    (tmp_path / "gate").touch()
     await watched.ready()
     await watched.stop()
 
@@ -307,6 +331,7 @@ class Parting(FakeBackend):
     hangs = False
 
     async def before_stop(self, spec: RunSpec, endpoint: Endpoint) -> None:
+        assert endpoint.path is not None
         self.parted = endpoint.path.exists()
         if self.hangs:
             await asyncio.Event().wait()

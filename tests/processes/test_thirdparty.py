@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the plug-in installed, without the network."""
     source = shutil.copytree(SOURCE, tmp_path_factory.mktemp("source") / "thirdparty")
     site = tmp_path_factory.mktemp("site")

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,9 @@ class Kept:
         """How often the watchdog asked."""
         lines = self.record.read_text().splitlines() if self.record.exists() else []
         bodies = [json.loads(line).get("body") for line in lines]
-        _, body = self.backend.probe(self.runner.spec)
+        probe = self.backend.probe(self.runner.spec)
+        assert probe is not None
+        _, body = probe
         return bodies.count(json.dumps(body))
 
     async def end(self) -> None:
@@ -215,7 +217,7 @@ async def test_it_can_be_switched_off(keep) -> None:
 class Counting(FakeBackend):
     """Tells of its work what `figures` say."""
 
-    figures: Any = itertools.repeat(7.0)
+    figures: Iterator[float] = itertools.repeat(7.0)
     asked = 0
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
@@ -238,6 +240,7 @@ async def looks_until_the_end(
 
     dog = Watchdog(kept.backend, runner.spec, pool, limit=0.2, clock=time.monotonic, activity=activity)
     request = asyncio.create_task(pool.fetch("POST", "/v1/completions", b"{}", timeout=60))
+    assert runner.pid is not None
     with pytest.raises(EngineFailed):
         async with asyncio.timeout(30):
             await dog.watch(runner.pid)

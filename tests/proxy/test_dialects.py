@@ -11,9 +11,10 @@ import pytest
 from modelrunner.errors import BadRequest, EngineProtocolError, ModelRunnerError, NotImplementedHere, Unavailable
 from modelrunner.proxy import routes
 from modelrunner.proxy.dialects.dialect import Call as EngineCall
-from modelrunner.proxy.dialects.dialect import Dialect, Fields, Header
+from modelrunner.proxy.dialects.dialect import Dialect, Fields
 from modelrunner.proxy.inference import Inference
 from modelrunner.proxy.limits import Limits
+from modelrunner.proxy.wire import Header
 from modelrunner.runner import Runner
 from modelrunner.types import Mode
 from tests.proxy.fakes import SSE, Call, event

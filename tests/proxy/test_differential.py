@@ -75,7 +75,8 @@ async def statuses(client: Client) -> list[int]:
     """Of the answers that come until the connection is closed."""
     client.writer.write_eof()
     raw = await client.closed()
-    parser, found = h11.Connection(h11.CLIENT), []
+    found: list[int] = []
+    parser = h11.Connection(h11.CLIENT)
     parser.send(h11.Request(method="POST", target="/", headers=[("Host", "x"), ("Content-Length", "0")]))
     parser.send(h11.EndOfMessage())
     parser.receive_data(raw)

@@ -248,6 +248,7 @@ async def test_a_half_closed_client_gets_all_that_it_asked_for(folder: Path, kin
 @BOTH
 async def test_a_slow_reader_is_served_and_a_deaf_one_is_not(folder: Path, kind: str, tcp: bool) -> None:
     """The buffers never drain; that something is taken is enough. The times are told, not waited for."""
+    sent = 0
 
     async def script(call: Call) -> None:
         nonlocal sent
@@ -256,7 +257,6 @@ async def test_a_slow_reader_is_served_and_a_deaf_one_is_not(folder: Path, kind:
             await call.send(event("x" * 10_000))
             sent += 1
 
-    sent = 0
     async with proxy(folder, kind, script, limits=Limits(check_every=1e6)) as served:
         client = await deaf(served, tcp=tcp)
         listener = served.lanes["tcp" if tcp else "unix"].listener

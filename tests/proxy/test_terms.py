@@ -2,6 +2,7 @@
 
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ KEY = sha256(b"secret").hexdigest()[:16]
     ],
 )
 async def test_the_scheduler_learns_who_asks_and_how_urgently(
-    folder: Path, kind: str, headers: dict[str, str], caller: str, batch: bool
+    folder: Path, kind: str, headers: dict[str, Any], caller: str, batch: bool
 ) -> None:
     async with proxy(folder, kind) as served:
         served.scheduler.is_warm = False

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ class Recorder:
 
     def __init__(self, decoded: bool = False) -> None:
         self.decoded = decoded
+        self.connection: Any = None
         self.head: tuple[int, dict[bytes, bytes], int | None] | None = None
         self.body = bytearray()
         self.error: Exception | None = None
@@ -25,7 +27,7 @@ class Recorder:
     def splices(self, status: int) -> bool:
         return not self.decoded
 
-    def on_head(self, status: int, headers: list[tuple[bytes, bytes]], length: int | None, data: bytes) -> None:
+    def on_head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], length: int | None, data: bytes) -> None:
         self.head = (status, dict(headers), length)
         self.body += data
         self.began.set()
@@ -50,7 +52,7 @@ REQUEST = build_request("POST", "/v1/chat/completions", b"{}")
 
 async def exchange(pool: UpstreamPool, *, decoded: bool = False) -> Recorder:
     recorder = Recorder(decoded)
-    recorder.connection = pool.send(REQUEST, recorder)  # type: ignore[attr-defined]
+    recorder.connection = pool.send(REQUEST, recorder)
     await recorder.wait()
     return recorder
 
@@ -113,7 +115,7 @@ async def test_a_connection_serves_again_after_a_sized_answer(socket_path: Path)
         first, second = await exchange(pool), await exchange(pool)
         assert first.body == second.body == b'{"ok":true}'
         assert first.head == (200, {b"content-type": b"application/json"}, 11)
-        assert (engine.connections, second.connection.reused) == (1, True)  # type: ignore[attr-defined]
+        assert (engine.connections, second.connection.reused) == (1, True)
         pool.close()
 
 
@@ -153,7 +155,7 @@ async def test_an_answer_may_be_cut_anywhere(socket_path: Path, cut: int) -> Non
 
     async with scripted_engine(socket_path, script) as engine:
         recorder = await exchange(UpstreamPool(engine.endpoint))
-        assert (recorder.error, recorder.body) == (None, whole[len(SSE) :])
+        assert (recorder.error, bytes(recorder.body)) == (None, whole[len(SSE) :])
 
 
 async def test_a_body_that_ends_with_the_connection_is_put_into_chunks(socket_path: Path) -> None:
@@ -224,7 +226,7 @@ async def test_a_connection_that_was_paused_to_the_end_serves_again(socket_path:
         pool = UpstreamPool(engine.endpoint)
         for _ in range(3):
             recorder = Recorder()
-            recorder.on_data = recorder.body.extend  # type: ignore[method-assign]
+            recorder.on_data = recorder.body.extend  # type: ignore[method-assign, assignment]
             connection = pool.send(REQUEST, recorder)
             taken = recorder.on_head
 
@@ -232,7 +234,7 @@ async def test_a_connection_that_was_paused_to_the_end_serves_again(socket_path:
                 connection.pause()
                 take(*answer)
 
-            recorder.on_head = pausing  # type: ignore[method-assign]
+            recorder.on_head = pausing  # type: ignore[method-assign, assignment]
             await recorder.wait()
         assert engine.connections == 1
         pool.close()
@@ -290,13 +292,13 @@ async def test_where_an_answer_was_cut_is_known(socket_path: Path, sent: bytes, 
     async with scripted_engine(socket_path, script_of(SSE, sent, close=True)) as engine:
         recorder = await exchange(UpstreamPool(engine.endpoint), decoded=decoded)
         assert isinstance(recorder.error, ConnectionResetError)
-        assert recorder.connection.at_event_boundary() is boundary  # type: ignore[attr-defined]
+        assert recorder.connection.at_event_boundary() is boundary
 
 
 async def test_a_chunk_that_looks_like_a_boundary_is_none(socket_path: Path) -> None:
     async with scripted_engine(socket_path, script_of(SSE, b"20\r\ndata: a\n\n\r\n", close=True)) as engine:
         recorder = await exchange(UpstreamPool(engine.endpoint))
-        assert recorder.connection.at_event_boundary() is False  # type: ignore[attr-defined]
+        assert recorder.connection.at_event_boundary() is False
 
 
 async def test_an_aborted_exchange_closes_the_connection_and_says_nothing(socket_path: Path) -> None:

@@ -20,7 +20,7 @@ def gguf(size: int = 4096, *, seed: int = 0, architecture: str = "llama", kind: 
 
 def shards(count: int, size: int = 4096) -> list[bytes]:
     """A model in `count` files, as llama-gguf-split makes them."""
-    common = {"general.architecture": "llama", "split.count": count}
+    common: dict[str, str | int] = {"general.architecture": "llama", "split.count": count}
     return [_file({**common, "split.no": number}, size, seed=number) for number in range(count)]
 
 

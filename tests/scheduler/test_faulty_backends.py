@@ -33,11 +33,11 @@ def raises(spec: RunSpec) -> list[Variant]:
         raises,
         lambda spec: None,
         lambda spec: [],
-        lambda spec: [Variant(spec, None)],
+        lambda spec: [Variant(spec, None)],  # type: ignore[arg-type]
         lambda spec: [Variant(spec, RequiredMemory(-5_000_000_000))],
-        lambda spec: [Variant(spec, RequiredMemory(1.5))],
+        lambda spec: [Variant(spec, RequiredMemory(1.5))],  # type: ignore[arg-type]
         lambda spec: [Variant(spec, RequiredMemory(5, (-1,)))],
-        lambda spec: [Variant(spec, RequiredMemory(5, None))],
+        lambda spec: [Variant(spec, RequiredMemory(5, None))],  # type: ignore[arg-type]
         lambda spec: [Variant(spec, RequiredMemory(5, (), 6))],
     ],
 )

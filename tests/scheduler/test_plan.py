@@ -301,6 +301,7 @@ def test_the_pauses_double_up_to_a_limit_and_are_forgotten() -> None:
         pauses.append(failure.until - now)
         now = failure.until
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert failure is not None
     assert not is_past(failure, now + REMEMBERED - 1)
     assert after(failure, ended("a", EngineFailed("x")), 1, now + REMEMBERED).count == 1
 

@@ -213,7 +213,7 @@ class PlanMachine(RuleBasedStateMachine):
         for id, waiting in self.waiting.items():
             request = Request(id, waiting.since, waiting.caller, waiting.batch)
             groups.setdefault(waiting.name, []).append(request)
-        slots, waiting = counted_once(
+        slots, counted = counted_once(
             self.slots.values(),
             [
                 Group(
@@ -229,7 +229,7 @@ class PlanMachine(RuleBasedStateMachine):
             ],
         )
         return State(
-            waiting,
+            counted,
             slots,
             BUDGET,
             self.failures,
@@ -446,4 +446,4 @@ def held(slots: Iterable[Slot]) -> RequiredMemory:
 
 
 TestPlan = PlanMachine.TestCase
-TestPlan.settings = settings(max_examples=170, stateful_step_count=60, deadline=None)
+TestPlan.settings = settings(max_examples=170, stateful_step_count=60)

@@ -40,7 +40,7 @@ def target(folder: Path, backend: FakeBackend, name: str, *flags: str) -> Target
 async def test_two_models_take_turns_under_a_budget_for_one(kind: type[FakeBackend], tmp_path: Path) -> None:
     backend = kind(tmp_path, memory=RequiredMemory(64 * MIB))
     scheduler = make(tmp_path, backend, measure=not_measured)
-    seen = set()
+    seen: set[int] = set()
     for name in ("one", "two", "one"):
         with await scheduler.acquire(target(tmp_path, backend, name)) as lease:
             assert (await lease.runner.upstream.fetch("GET", "/health", timeout=5.0))[0] == 200

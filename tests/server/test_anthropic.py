@@ -41,7 +41,7 @@ async def test_errors_before_an_engine_is_asked(client: Made) -> None:
     daemon, made = client
     with pytest.raises(anthropic.NotFoundError, match="not here") as unknown:
         await made.messages.create(**HELLO | {"model": "nope"})
-    assert unknown.value.body["type"] == "error"  # type: ignore[index,call-overload]
+    assert unknown.value.body["type"] == "error"  # type: ignore[index]
     with pytest.raises(anthropic.NotFoundError):
         await made.beta.messages.batches.retrieve("none")
     assert daemon.backend.runs == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from modelrunner.backend import InstallProgress, ProgressCallback
 from tests.server.conftest import Daemon, StartDaemon
@@ -108,7 +109,7 @@ async def test_every_error_has_one_shape(start_daemon: StartDaemon, subtests: py
     async with aiohttp.ClientSession(connector=connector) as client:
         for method, path, body, expected in FAULTS:
             with subtests.test(method=method, path=path, body=body and body[:80]):
-                url = aiohttp.client.URL(f"http://localhost{path}", encoded=True)
+                url = URL(f"http://localhost{path}", encoded=True)
                 async with client.request(method, url, data=body) as answer:
                     assert await fault(answer) == expected
 
@@ -202,7 +203,7 @@ async def test_models_by_any_name(start_daemon: StartDaemon) -> None:
         (model,) = await answer.json()
     assert model["tags"] == ["hf.co/org/repo:Q4_0"]
     for reference in ("hf.co/org/repo:Q4_0", "hf.co%2Forg%2Frepo%3AQ4_0", model["id"], model["id"][7:20], "repo"):
-        url = aiohttp.client.URL(f"http://localhost/models/{reference}", encoded=True)
+        url = URL(f"http://localhost/models/{reference}", encoded=True)
         async with daemon.unix.get(url.relative()) as answer:
             assert (await answer.json())["id"] == model["id"]
 
@@ -315,7 +316,11 @@ async def test_the_log_is_followed_until_the_end(start_daemon: StartDaemon) -> N
 async def test_the_window_is_the_one_that_a_request_may_have_now(start_daemon: StartDaemon) -> None:
     """Trained for 2,048 tokens."""
     daemon = await start_daemon(models={"smol": 0})
-    changes = [{"context-size": 512}, {"min-context-size": 256}, {"min-context-size": None, "context-size": -1}]
+    changes: list[dict[str, Any]] = [
+        {"context-size": 512},
+        {"min-context-size": 256},
+        {"min-context-size": None, "context-size": -1},
+    ]
     windows = []
     for change in changes:
         async with daemon.unix.post("/engines/_configure", json={"model": "smol", **change}) as answer:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import stat
 from collections.abc import Iterator
@@ -153,9 +154,9 @@ def test_a_busy_port_names_the_way_out() -> None:
 async def test_the_second_request_to_stop_does_not_wait() -> None:
     lifecycle = daemon.Lifecycle()
     with lifecycle.on_signals():
-        os.kill(os.getpid(), daemon.signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(10):
             await lifecycle.stop.wait()
             assert not lifecycle.hurry.is_set()
-            os.kill(os.getpid(), daemon.signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
             await lifecycle.hurry.wait()

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 async def test_a_folder_is_packaged_listed_and_asked(start_daemon: StartDaemon, folder: Path) -> None:
     daemon = await start_daemon()
-    daemon.backend.formats = frozenset(ModelFormat)
+    daemon.backend.formats = frozenset(ModelFormat)  # type: ignore[misc]
     status, last = await create(daemon.unix, folder.as_uri())
     assert (status, last["type"], last["model"]) == (200, "success", "mine")
     async with daemon.unix.get("/models") as answer:

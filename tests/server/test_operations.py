@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
+from yarl import URL
 
 from modelrunner.locations import ConfigurationError
 from modelrunner.modelconfig import NOTHING_SET
@@ -17,7 +17,7 @@ from tests.store.samples import add_model, write_gguf
 
 
 async def ask(daemon: Daemon, method: str, path: str, **options: Any) -> tuple[int, Any]:
-    url = aiohttp.client.URL(f"http://localhost{path}", encoded=True)
+    url = URL(f"http://localhost{path}", encoded=True)
     async with daemon.unix.request(method, url, **options) as answer:
         return answer.status, await answer.json()
 

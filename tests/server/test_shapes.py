@@ -54,7 +54,7 @@ def test_every_struct_is_prepared_before_the_daemon_serves() -> None:
 
 
 def test_the_daemon_prepares_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from modelrunner.server import app
+    from modelrunner.server import parts
     from tests.server.conftest import make_settings
 
     class Late(msgspec.Struct):
@@ -62,7 +62,7 @@ def test_the_daemon_prepares_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
     settings = make_settings(tmp_path)
     settings.data_dir.mkdir()
-    app.build(settings)
+    parts.build(settings)
     assert any(type(found).__name__ == "StructInfo" for found in gc.get_referents(Late))
     assert Late in set(shapes.structs())
 

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,7 +44,7 @@ def sweep(tmp_path, call: str, fault: str):
     return folders
 
 
-def check(folder) -> str:
+def check(folder: Path) -> str:
     """The report of one child, after its store was opened again and compared with it."""
     report = (folder / "report").read_text()
     store = Store(folder / "data")
@@ -123,5 +124,5 @@ def test_everything_is_synced_before_it_is_named_and_named_before_it_is_acknowle
                 assert unsynced_folders == {found[2].rpartition("/")[0]}, line
         elif '"done' in line:
             assert unsynced_folders == set(), line
-    kinds = [re.search(r"/(blobs|manifests|index)\b", path)[1] for path in renamed]
+    kinds = [re.findall(r"/(blobs|manifests|index)\b", path)[0] for path in renamed]
     assert kinds == ["blobs", "blobs", "manifests", *["index", "manifests"] * 3, "index"]

@@ -1,6 +1,6 @@
 import os
 import struct
-import time
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -12,6 +12,7 @@ from modelrunner.errors import InvalidModel
 from modelrunner.store import gguf_model
 from modelrunner.store.ggml import FILE_TYPES, TENSOR_TYPES
 from modelrunner.store.gguf import read_header
+from tests.cost import cost
 from tests.store.samples import PREAMBLE, write_gguf
 
 HOSTILE = [0, 1, 2**31 - 1, 2**32 - 1, 2**62, 2**63, 2**64 - 1]
@@ -36,10 +37,12 @@ def document(*parts: bytes, keys: int = 0, tensors: int = 0, version: int = 3, d
 
 def refused(path, content: bytes, match: str = "") -> None:
     path.write_bytes(content)
-    began = time.monotonic()
+    assert cost(lambda: refuse(path, match)) < 1000
+
+
+def refuse(path: Path, match: str = "") -> None:
     with pytest.raises(InvalidModel, match=f"^invalid model: .*{match}"):
         read_header(path)
-    assert time.monotonic() - began < 2
 
 
 def test_agrees_with_the_reference_reader(tmp_path):
@@ -71,9 +74,9 @@ def test_tensor_and_file_types_are_those_of_the_reference():
     for kind, (block, size) in gguf.GGML_QUANT_SIZES.items():
         if kind.name != "Q8_1":  # never in a file; the Python package has the layout of an older ggml
             assert TENSOR_TYPES[kind.value] == (kind.name, block, size)
-    for kind in gguf.LlamaFileType:
-        if kind.name != "GUESSED":
-            assert FILE_TYPES[kind.value] == kind.name.removeprefix("ALL_").removeprefix("MOSTLY_")
+    for quantization in gguf.LlamaFileType:
+        if quantization.name != "GUESSED":
+            assert FILE_TYPES[quantization.value] == quantization.name.removeprefix("ALL_").removeprefix("MOSTLY_")
 
 
 def test_short_arrays_are_kept_and_long_ones_counted(tmp_path):
@@ -168,19 +171,15 @@ def test_a_large_file_cannot_use_much_memory_or_time(tmp_path, parts):
     path = tmp_path / "m.gguf"
     path.write_bytes(document(*parts, keys=len(parts)))
     os.truncate(path, 1 << 40)  # sparse: room for any count
-    began = time.monotonic()
-    with pytest.raises(InvalidModel):
-        read_header(path)
-    assert time.monotonic() - began < 2
+    assert cost(lambda: refuse(path)) < 1000
 
 
 def test_large_vocabularies_are_skipped_quickly(tmp_path):
     path = tmp_path / "m.gguf"
     tokens = struct.pack("<IQ", 8, 500_000) + string("token") * 500_000
     path.write_bytes(document(entry("tokens", 9, tokens), keys=1))
-    began = time.monotonic()
     assert read_header(path).metadata == {"tokens.length": 500_000}
-    assert time.monotonic() - began < 1
+    assert cost(lambda: read_header(path)) < 100, "about what 20 empty steps for each entry take"
 
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
@@ -221,7 +220,7 @@ PATCHES = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PATCHES)
 @example([(8, struct.pack("<Q", 2**63))])
 @example([(16, struct.pack("<Q", 2**63))])

@@ -3,7 +3,6 @@
 import json
 import os
 import struct
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from modelrunner.errors import InvalidModel
 from modelrunner.store.safetensors import read_tensors
 from modelrunner.types import Tensor
+from tests.cost import cost
 from tests.store.folders import document, weights
 
 HOSTILE = [2**31 - 1, 2**32, 2**62, 2**63, 2**64 - 1]
@@ -27,10 +27,12 @@ def entry(shape: list[int], first: int, last: int, dtype: str = "F32") -> dict[s
 
 def refused(path: Path, content: bytes, match: str = "") -> None:
     path.write_bytes(content)
-    began = time.monotonic()
+    assert cost(lambda: refuse(path, match)) < 1000
+
+
+def refuse(path: Path, match: str = "") -> None:
     with pytest.raises(InvalidModel, match=f"^invalid model: .*{match}"):
         read_tensors(path)
-    assert time.monotonic() - began < 2
 
 
 def test_the_table_in_the_order_of_the_data(tmp_path: Path) -> None:
@@ -130,10 +132,7 @@ def test_a_huge_header_cannot_use_much_memory_or_time(tmp_path: Path, build: Cal
     path.write_bytes(document(build()[:CAP], 8))
     tracemalloc.start()
     try:
-        refused_within = time.process_time()
-        with pytest.raises(InvalidModel):
-            read_tensors(path)
-        assert time.process_time() - refused_within < 2
+        assert cost(lambda: refuse(path)) < 1000
         assert tracemalloc.get_traced_memory()[1] < CAP + (64 << 20)
     finally:
         tracemalloc.stop()
@@ -174,7 +173,7 @@ PATCHES = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PATCHES)
 def test_a_changed_file_is_read_or_refused_and_nothing_else(tmp_path: Path, patches: list[tuple[int, bytes]]) -> None:
     content = weights("a", "b")

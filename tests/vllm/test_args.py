@@ -11,7 +11,7 @@ from modelrunner import BadRequest, Endpoint, Mode, RunSpec
 from modelrunner_vllm import args, environment
 from modelrunner_vllm.adapters import find_adapters
 from modelrunner_vllm.engines import Engine
-from modelrunner_vllm.environment import Run
+from modelrunner_vllm.environment import Run, served_names
 from tests.vllm.models import MINILM, bundle, spec
 
 CPU = Engine(Path("/engine/bin/python"), "0.32.0", "cpu")
@@ -115,7 +115,7 @@ def test_adapters_that_are_none(tmp_path: Path) -> None:
 def test_the_environment_is_offline_and_tells_the_guard() -> None:
     run = spec(options={"executor": "ray", "ray-address": "head:6379"}, environment={"X": "1"})
     env = environment.variables(run, CPU, (), Path("/cache/compiled"), Run(Path("/tmp/scratch"), "mark"))
-    assert json.loads(env["MODELRUNNER_GUARD"]) == {"models": list(args.served_names(run)), "adapters": []}
+    assert json.loads(env["MODELRUNNER_GUARD"]) == {"models": list(served_names(run)), "adapters": []}
     assert (env["HF_HUB_OFFLINE"], env["VLLM_NO_USAGE_STATS"], env["VLLM_PLUGINS"]) == ("1", "1", "")
     assert (env["RAY_ADDRESS"], env["TMPDIR"]) == ("head:6379", "/tmp/scratch")
     assert env["VLLM_CACHE_ROOT"].startswith("/cache/compiled/")

@@ -116,4 +116,4 @@ def test_what_the_model_cannot_do_is_refused_before_it_starts(backend: VllmBacke
     backend.check(spec)
     for change in ({"context_size": 99_999}, {"options": {"sleep": 1}}, {"options": {"lora-adapters": ["x"]}}):
         with pytest.raises(BadRequest):
-            backend.check(replace(spec, **change))  # type: ignore[arg-type]
+            backend.check(replace(spec, **change))

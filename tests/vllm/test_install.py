@@ -120,9 +120,12 @@ async def test_installed_shared_and_removed(make_backend: MakeBackend, torch: Pa
 async def test_a_cut_installation_goes_on_where_it_was(make_backend: MakeBackend, torch: Path, tmp_path: Path) -> None:
     """Torch was fetched when it was cut; the second run needs its index no more."""
     backend = make_backend()
-    task = asyncio.create_task(
-        backend.install(lambda step: task.cancel() if step.message.startswith("fetching /") else None)
-    )
+
+    def cut(step: InstallProgress) -> None:
+        if step.message.startswith("fetching /"):
+            task.cancel()
+
+    task = asyncio.create_task(backend.install(cut))
     with pytest.raises(asyncio.CancelledError):
         await task
     assert backend.status().state is BackendState.NOT_INSTALLED

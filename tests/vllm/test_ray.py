@@ -40,7 +40,8 @@ def cluster(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         port = probe.getsockname()[1]
     address = f"{own_address()}:{port}"
     env = scrubbed_environment() | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(folder)}
-    command = [installed / "bin/python", "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", "--num-cpus=1"]
+    python = str(installed / "bin/python")
+    command = [python, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", "--num-cpus=1"]
     nodes = (
         ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"],
         [f"--address={address}"],

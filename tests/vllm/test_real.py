@@ -83,10 +83,11 @@ def test_the_command_line_packages_and_asks(daemon: Daemon, prepared: Path) -> N
 
 def test_the_official_client(daemon: Daemon) -> None:
     """With nothing but its base URL changed."""
+    import httpx2
     from openai import OpenAI
 
     messages: Any = [SYSTEM, {"role": "user", "content": "What is the capital of France?"}]
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(daemon.socket))) as http:
+    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(daemon.socket))) as http:
         client = OpenAI(base_url="http://localhost/engines/vllm/v1", api_key="unused", http_client=http)
         answer = client.chat.completions.create(model=SMOLLM2_SAFETENSORS, messages=messages, temperature=0)
         assert SMOLLM2_SAFETENSORS in [model.id for model in client.models.list()]
