@@ -94,7 +94,7 @@ class NoSettings(BaseModel):
 
 class Backend(ABC):
     """An adapter to one inference engine. It never sees an HTTP request; it makes command lines, and runs them with
-    `modelrunner.process.run`."""
+    `modelrunner.processes.process.run`."""
 
     name: ClassVar[str]
     formats: ClassVar[frozenset[ModelFormat]]

@@ -35,9 +35,9 @@ import psutil
 import pytest
 
 from modelrunner.backend import Backend, BackendState, BackendStatus
+from modelrunner.engine.runner import Runner, RunnerState
 from modelrunner.errors import BackendExited, BadRequest, Misdirected
-from modelrunner.processtree import process_tree
-from modelrunner.runner import Runner, RunnerState
+from modelrunner.processes.processtree import process_tree
 from modelrunner.types import Endpoint, Mode, RunnerKey, RunSpec
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")

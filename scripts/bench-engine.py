@@ -27,7 +27,7 @@ import psutil
 from streams import Target, exchange, get_json, healthy, stream
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from modelrunner.locations import Locations
+from modelrunner.config.locations import Locations
 from modelrunner.store import Store
 from tests.models.prepare import SMOLLM2_SAFETENSORS, prepared
 

@@ -22,11 +22,10 @@ from pathlib import Path
 
 from single import backends, serving, store_of, tested_models
 
-from modelrunner import Bundle, Mode, ProcessOptions, RunSpec
-from modelrunner.runner import Runner
+from modelrunner.engine.runner import Runner
 from modelrunner.scheduler import Ledger
 from modelrunner.scheduler.factory import measure
-from modelrunner.types import RequiredMemory
+from modelrunner.types import Bundle, Mode, ProcessOptions, RequiredMemory, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend
 from modelrunner_llamacpp.engines import Kind
 

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from modelrunner import BackendContext, Endpoint, RunSpec
-from modelrunner.locations import Locations
-from modelrunner.runner import Runner
+from modelrunner.backend import BackendContext
+from modelrunner.config.locations import Locations
+from modelrunner.engine.runner import Runner
 from modelrunner.store import Store
-from modelrunner.types import RunnerKey
+from modelrunner.types import Endpoint, RunnerKey, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend, engines
 from modelrunner_llamacpp.engines import Kind
 

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from modelrunner import process
 from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, ProgressCallback
 from modelrunner.errors import BadRequest
+from modelrunner.processes import process
 from modelrunner.types import (
     Bundle,
     Endpoint,

@@ -9,97 +9,43 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "modelrunner"
 
 # The values, errors and helpers that everybody may use.
-SHARED = {
-    "modelrunner",
-    "chattemplates",
-    "errors",
-    "types",
-    "units",
-    "locations",
-    "durable",
-    "schema",
-    "threads",
-    "joint",
-}
-# Part -> what else it may use. A part is a subpackage or a module of the package.
-ALLOWED = {
-    "__init__": {"backend"},
+SHARED = {"modelrunner", "concurrency", "durable", "errors", "schema", "types", "units"}
+# Part -> what else it may use, as docs/architecture.md draws it. A part is a subpackage or a module of the package.
+ALLOWED: dict[str, set[str]] = {
+    "__init__": set(),
     "__main__": {"cli"},
-    "api": set(),
+    "api": {"gateway", "http", "models", "plugins", "scheduler", "store", "wire"},
     "backend": set(),
-    "chattemplates": set(),
-    "cli": {"api", "client", "config", "lockfile", "server"},
-    "client": {"api"},
-    "collecting": set(),
-    "config": {"modelconfig"},
-    "control": {"upstream"},
-    "diagnosis": set(),
-    "durable": set(),
-    "enginecache": {"backend", "steps"},
-    "enginelog": set(),
-    "errors": set(),
-    "flags": set(),
-    "guardian": set(),
-    "http1": set(),
-    "joint": set(),
-    "lastwords": set(),
-    "locations": {"tomlplaces"},
-    "lockfile": set(),
-    "modelconfig": set(),
-    "plugins": {"backend", "processtree"},
-    # The daemon's operations: no HTTP and no wire structs, so that every front end can stand on them.
-    "models": {"backend", "modelconfig", "plugins", "pull", "registry", "scheduler", "store"},
-    "process": {"enginelog", "guardian", "processtree"},
-    "processtree": set(),
-    "proxy": {"scheduler", "runner", "upstream", "http1"},
-    "registry": {"backend", "plugins"},
-    "pull": {"store"},
-    "readiness": {"backend", "processtree", "upstream"},
-    "runner": {
-        "backend",
-        "lastwords",
-        "plugins",
-        "process",
-        "processtree",
-        "readiness",
-        "tasks",
-        "upstream",
-        "watchdog",
+    "cli": {"config", "daemon", "wire"},
+    "concurrency": set(),
+    "config": set(),
+    "daemon": {
+        *("api", "backend", "config", "gateway", "http", "models", "plugins", "processes", "pull", "scheduler"),
+        *("store", "wire"),
     },
-    "scheduler": {"runner", "backend", "plugins", "registry", "processtree"},
+    "durable": set(),
+    "engine": {"backend", "http", "plugins", "processes"},
+    "errors": set(),
+    "gateway": {"engine", "http", "scheduler"},
+    "http": set(),
+    # The daemon's operations: no HTTP and no wire structs, so that every front end can stand on them.
+    "models": {"backend", "config", "plugins", "pull", "scheduler", "store"},
+    "plugins": {"backend", "config", "processes"},
+    "processes": set(),
+    "pull": {"store"},
+    "scheduler": {"backend", "engine", "plugins", "processes"},
     "schema": set(),
-    "server": {
-        "api",
-        "models",
-        "scheduler",
-        "proxy",
-        "pull",
-        "store",
-        "backend",
-        "registry",
-        "config",
-        "lockfile",
-        "processtree",
-    },  # config: see below
-    "steps": {"process"},
+    "sdk": {"backend", "engine", "processes"},
     "store": set(),
-    "threads": set(),
-    "tasks": set(),
-    "testing": {"backend", "process", "processtree", "runner", "upstream"},
-    "tomlplaces": set(),
+    "testing": {"backend", "engine", "plugins", "processes", "store"},
     "types": set(),
     "units": set(),
-    "upstream": {"collecting", "http1"},
-    "watchdog": {"backend", "plugins", "processtree", "upstream"},
+    "wire": set(),
 }
+# Modules of config/ that other parts may use: values and names of places. The settings themselves are handed down.
+PLACES = {"modelrunner.config.locations", "modelrunner.config.lockfile", "modelrunner.config.modelconfig"}
 # What a backend may use.
-PUBLIC = {
-    "modelrunner",
-    *(
-        f"modelrunner.{name}"
-        for name in ("control", "diagnosis", "durable", "enginecache", "flags", "process", "steps", "units")
-    ),
-}
+PUBLIC = {"modelrunner.sdk", "modelrunner.durable", "modelrunner.units"}
 
 
 @cache
@@ -175,23 +121,41 @@ def test_the_plan_knows_nothing_but_values() -> None:
 
 
 def test_settings_are_read_by_the_command_line_and_where_the_daemon_is_made() -> None:
-    users = {name_of(file) for file in SOURCES if "config" in parts(file) and part_of(file) not in ("cli", "config")}
-    assert users == {"modelrunner/server/app.py", "modelrunner/server/parts.py"}
-
-
-def test_the_data_plane_and_the_scheduler_know_no_web_framework_but_at_the_edge() -> None:
     users = {
         name_of(file)
         for file in SOURCES
-        if part_of(file) != "server" and any(module.split(".")[0] == "aiohttp" for module, _ in imported(file))
+        if part_of(file) not in ("cli", "config")
+        for module, name in imported(file)
+        if module == "modelrunner.config.settings" or (module, name) == ("modelrunner.config", "settings")
     }
-    assert users == set()
+    assert users <= {"modelrunner/daemon/app.py", "modelrunner/daemon/parts.py"}
+    others = {
+        (name_of(file), f"{module}.{name}" if module == "modelrunner.config" else module)
+        for file in SOURCES
+        if part_of(file) not in ("cli", "config", "daemon")
+        for module, name in imported(file)
+        if module.startswith("modelrunner.config")
+    }
+    assert {module for _, module in others} <= PLACES
+
+
+def test_only_routes_and_the_daemon_know_a_web_framework() -> None:
+    users = {
+        part_of(file) for file in SOURCES if any(module.split(".")[0] == "aiohttp" for module, _ in imported(file))
+    }
+    assert users <= {"api", "daemon"}
 
 
 def test_backends_use_the_public_names() -> None:
-    used = {(name_of(file), module) for file in BACKENDS for module, _ in imported(file)}
-    ours = {(file, module) for file, module in used if module.split(".")[0] == "modelrunner"}
-    assert not {(file, module) for file, module in ours if module not in PUBLIC}
+    used = {
+        (name_of(file), f"{module}.{name}" if module == "modelrunner" else module)
+        for file in BACKENDS
+        for module, name in imported(file)
+        if module.split(".")[0] == "modelrunner"
+    }
+    assert not {
+        (file, module) for file, module in used if module not in PUBLIC and not module.startswith("modelrunner.sdk.")
+    }
 
 
 def test_nothing_imports_a_backend() -> None:

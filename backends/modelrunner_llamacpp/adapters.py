@@ -4,7 +4,7 @@ model's configuration names them, and can name nothing else on this machine."""
 from collections.abc import Iterable
 from pathlib import Path
 
-from modelrunner import BadRequest
+from modelrunner.sdk import BadRequest
 
 _MAGIC = b"GGUF"
 

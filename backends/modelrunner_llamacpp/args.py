@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from modelrunner import BadRequest, Bundle, Endpoint, Mode, RunSpec
-from modelrunner.flags import words_of
+from modelrunner.sdk import BadRequest, Bundle, Endpoint, Mode, RunSpec
+from modelrunner.sdk.flags import words_of
 from modelrunner_llamacpp import flags
 from modelrunner_llamacpp.engines import Engine, Kind
 from modelrunner_llamacpp.flags import OPTIONS

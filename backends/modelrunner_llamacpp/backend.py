@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from modelrunner import (
+from modelrunner.sdk import (
     Backend,
     BackendContext,
     BackendState,
@@ -25,8 +25,9 @@ from modelrunner import (
     RunSpec,
     Variant,
     enginecache,
+    run,
+    scrubbed_environment,
 )
-from modelrunner.process import run, scrubbed_environment
 from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, repack, requests, split
 from modelrunner_llamacpp.adapters import find_adapters
 from modelrunner_llamacpp.build import install_build

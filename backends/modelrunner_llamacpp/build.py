@@ -10,7 +10,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelrunner import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, steps
+from modelrunner.sdk import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, programs
 from modelrunner_llamacpp import engines
 from modelrunner_llamacpp.engines import SOURCE, SOURCE_SHA256, SOURCE_TREE, SOURCE_VERSION, Engine, Kind
 from modelrunner_llamacpp.install import compiler
@@ -89,7 +89,7 @@ class _Build:
         (folder / "bin").mkdir()
         for target in _TARGETS:
             shutil.copy2(work / "out/bin" / target, folder / "bin" / target)
-        await steps.execute([folder / "bin/llama-server", "--version"], log=self._log)
+        await programs.execute([folder / "bin/llama-server", "--version"], log=self._log)
         return Engine(Kind.NATIVE, folder / "bin/llama-server", SOURCE_VERSION, devices=self._device is not None)
 
     async def _tools(self, folder: Path) -> str:
@@ -98,9 +98,9 @@ class _Build:
         missing = [name for name in ("cmake", "ninja") if shutil.which(name) is None]
         if missing:
             self._progress(InstallProgress(f"fetching {' and '.join(missing)}"))
-            await steps.execute([sys.executable, "-m", "venv", "--without-pip", folder], log=self._log)
-            command = steps.pip("--python", folder / "bin/python", "install", "--only-binary", ":all:", *missing)
-            await steps.execute(command, log=self._log)
+            await programs.execute([sys.executable, "-m", "venv", "--without-pip", folder], log=self._log)
+            command = programs.pip("--python", folder / "bin/python", "install", "--only-binary", ":all:", *missing)
+            await programs.execute(command, log=self._log)
         return f"{folder / 'bin'}{os.pathsep}{path}"
 
     async def _source(self, work: Path) -> Path:
@@ -116,7 +116,7 @@ class _Build:
         options = [*_OPTIONS, *([self._device.option] if self._device else [])]
         env = {"PATH": path}
         configure = ["cmake", "-S", str(tree), "-B", str(out), "-G", "Ninja", *options]
-        await steps.execute(configure, log=self._log, env=env)
+        await programs.execute(configure, log=self._log, env=env)
 
         def tell(line: str) -> None:
             if step := _NINJA_STEP.match(line):
@@ -124,7 +124,7 @@ class _Build:
 
         jobs = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         command = ["cmake", "--build", str(out), "--parallel", jobs, "--target", *_TARGETS]
-        await steps.execute(command, log=self._log, on_line=tell, env=env)
+        await programs.execute(command, log=self._log, on_line=tell, env=env)
 
 
 async def fetch_source(folder: Path, log: Path) -> Path:
@@ -133,7 +133,7 @@ async def fetch_source(folder: Path, log: Path) -> Path:
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{SOURCE}=={SOURCE_VERSION} --hash=sha256:{SOURCE_SHA256}\n", "utf-8")
     options = ("--no-deps", "--no-binary", ":all:", "--require-hashes")
-    await steps.execute(steps.pip("download", *options, "-d", folder, "-r", requirements), log=log)
+    await programs.execute(programs.pip("download", *options, "-d", folder, "-r", requirements), log=log)
     return next(folder.glob("*.tar.gz"))
 
 

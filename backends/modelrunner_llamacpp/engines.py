@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from modelrunner import BackendContext, BackendUnavailable, Endpoint, ProgressCallback, control, enginecache
+from modelrunner.sdk import BackendContext, BackendUnavailable, Endpoint, ProgressCallback, calls, enginecache
 from modelrunner_llamacpp.settings import LlamaCppSettings
 
 # The prebuilt wheel: llama.cpp's server as a Python extension. The files of one version, one for each platform.
@@ -181,7 +181,7 @@ def _ask(*argv: str) -> str:
 async def batches(endpoint: Endpoint) -> float | None:
     """Returns how many batches the engine has computed, None if it does not count them. The loop that computes batches
     answers this request, too, so a stuck engine does not answer. Raises `OSError`, `ModelRunnerError`."""
-    status, text = await control.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)
+    status, text = await calls.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)
     found = _BATCHES.search(text) if status == 200 else None
     return float(found[1]) if found else None
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from modelrunner import BadRequest, ContextTooLong, ModelRunnerError
-from modelrunner.diagnosis import Cause, Diagnosis
+from modelrunner.sdk import BadRequest, ContextTooLong, ModelRunnerError
+from modelrunner.sdk.diagnosis import Cause, Diagnosis
 
 _LOCAL = "Its file is damaged or incomplete: remove the model and pull it again."
 _NO_DEVICE_MEMORY = (

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modelrunner import BackendUnavailable, Bundle, RequiredMemory, steps
+from modelrunner.sdk import BackendUnavailable, Bundle, RequiredMemory, programs
 from modelrunner_llamacpp import memory
 from modelrunner_llamacpp.engines import Engine, Kind
 from modelrunner_llamacpp.kvcache import Shape
@@ -42,7 +42,7 @@ async def told(engine: Engine, bundle: Bundle, options: Mapping[str, str], log: 
     nice = [found, "-n", "19"] if (found := shutil.which("nice")) else []
     try:
         async with asyncio.timeout(_LIMIT):
-            await steps.execute([*nice, *command(program, bundle, options)], log=log, on_line=lines.append)
+            await programs.execute([*nice, *command(program, bundle, options)], log=log, on_line=lines.append)
     except (BackendUnavailable, TimeoutError):
         return []  # its reason is in the log
     return parse(lines)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from modelrunner import flags
+from modelrunner.sdk import flags
 
 
 class Kind(flags.Kind, Protocol):

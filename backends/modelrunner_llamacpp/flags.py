@@ -4,7 +4,7 @@ each one is spelled for every engine. Names and ranges: common/arg.cpp of llama.
 
 from dataclasses import dataclass
 
-from modelrunner.flags import AllowList, Field
+from modelrunner.sdk.flags import AllowList, Field
 from modelrunner_llamacpp.flagkinds import (
     AllExperts,
     Choice,

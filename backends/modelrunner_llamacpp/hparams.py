@@ -7,7 +7,7 @@ import re
 from functools import cached_property
 from typing import Any
 
-from modelrunner import InvalidModel, ModelHeader
+from modelrunner.sdk import InvalidModel, ModelHeader
 
 _MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
 _MOST = (1 << 32) - 1  # llama.cpp reads these figures as 32-bit numbers

@@ -6,7 +6,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from modelrunner import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, steps
+from modelrunner.sdk import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, programs
 from modelrunner_llamacpp import engines
 from modelrunner_llamacpp.engines import WHEEL, WHEEL_SHA256, WHEEL_VERSION, Engine, Kind
 from modelrunner_llamacpp.settings import LlamaCppSettings
@@ -34,19 +34,19 @@ async def _make(folder: Path, log: Path, settings: LlamaCppSettings, progress: P
     progress(InstallProgress(f"installing {WHEEL} {version}"))
     base = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
     maker = base if base.exists() else Path(sys.executable)
-    await steps.execute([maker, "-m", "venv", "--without-pip", folder], log=log)
+    await programs.execute([maker, "-m", "venv", "--without-pip", folder], log=log)
     requirements = folder / "requirements.txt"
     requirements.write_text(_requirement(settings), "utf-8")
     try:
-        await steps.execute(
+        await programs.execute(
             _command(folder, requirements, settings), log=log, on_line=lambda line: _tell(line, progress)
         )
-    except steps.StepFailed as failed:
+    except programs.StepFailed as failed:
         if any(sign in line for line in failed.lines for sign in _NO_WHEEL):
             raise _no_wheel(version) from None
         raise
     progress(InstallProgress("trying the engine"))
-    await steps.execute([folder / "bin/python", "-I", "-c", f"import {WHEEL}"], log=log)
+    await programs.execute([folder / "bin/python", "-I", "-c", f"import {WHEEL}"], log=log)
     devices = settings.wheel_index is not None or sys.platform == "darwin"  # macOS wheels have Metal
     return Engine(Kind.WHEEL, folder / "bin/python", version, devices)
 
@@ -67,7 +67,7 @@ def _requirement(settings: LlamaCppSettings) -> str:
 
 
 def _command(folder: Path, requirements: Path, settings: LlamaCppSettings) -> list[str | Path]:
-    command = steps.pip("--python", folder / "bin/python", "install", "--no-deps", "--only-binary", ":all:")
+    command = programs.pip("--python", folder / "bin/python", "install", "--no-deps", "--only-binary", ":all:")
     index = ["--index-url", settings.wheel_index] if settings.wheel_index else []
     hashes = ["--require-hashes"] if _digests(settings) else []
     return [*command, *index, *hashes, "-r", requirements]

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from modelrunner import Bundle, RequiredMemory, RunSpec
+from modelrunner.sdk import Bundle, RequiredMemory, RunSpec
 from modelrunner_llamacpp import kvcache, repack, split
 from modelrunner_llamacpp.engines import Kind
 from modelrunner_llamacpp.hparams import Header

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Iterable
 from pathlib import Path
 
-from modelrunner import Tensor
+from modelrunner.sdk import Tensor
 
 # Types that each feature of a processor is used for, and of how many rows a matrix must be a multiple.
 _ROWS = {

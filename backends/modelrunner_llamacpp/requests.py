@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from modelrunner import BadRequest, RunSpec
+from modelrunner.sdk import BadRequest, RunSpec
 
 # llama.cpp's server waits for a plain answer in steps of one second without a result of anybody, and looks only then
 # whether the client is still there: never, beside a stream. In a stream it looks at every token, and, where it tells

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from modelrunner import BadRequest
+from modelrunner.sdk import BadRequest
 from modelrunner.units import parse_bytes
 
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modelrunner import Endpoint, Mode, RunSpec
-from modelrunner.control import ask
+from modelrunner.sdk import Endpoint, Mode, RunSpec
+from modelrunner.sdk.calls import ask
 from modelrunner_llamacpp import slotfiles
 from modelrunner_llamacpp.engines import Engine, Kind
 from modelrunner_llamacpp.model_options import LlamaCppOptions

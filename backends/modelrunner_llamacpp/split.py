@@ -7,7 +7,7 @@ order of their numbers, the output after the last (load_tensors of llama-model.c
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from modelrunner import RequiredMemory, RunSpec, Variant
+from modelrunner.sdk import RequiredMemory, RunSpec, Variant
 
 Placement = tuple[int, ...]  # layers on each device, the output counted as one
 

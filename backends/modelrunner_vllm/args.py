@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from modelrunner import BadRequest, Endpoint, Mode, RunSpec
-from modelrunner.flags import words_of
+from modelrunner.sdk import BadRequest, Endpoint, Mode, RunSpec
+from modelrunner.sdk.flags import words_of
 from modelrunner_vllm import flags, model
 from modelrunner_vllm.adapters import Adapter
 from modelrunner_vllm.engines import Engine

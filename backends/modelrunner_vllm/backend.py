@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from modelrunner import (
+from modelrunner.sdk import (
     Backend,
     BackendContext,
     BackendState,
@@ -22,10 +22,11 @@ from modelrunner import (
     ProgressCallback,
     RequiredMemory,
     RunSpec,
-    control,
+    calls,
     enginecache,
+    run,
+    scrubbed_environment,
 )
-from modelrunner.process import run, scrubbed_environment
 from modelrunner_vllm import args, engines, environment, errors, flags, install, memory
 from modelrunner_vllm.adapters import Adapter, find_adapters
 from modelrunner_vllm.engines import VERSION, Engine
@@ -163,7 +164,7 @@ class VllmBackend(Backend):
         await self._ask(endpoint, "/wake_up?tags=kv_cache")
 
     async def _ask(self, endpoint: Endpoint, path: str, body: object = None) -> None:
-        status, answer = await control.ask(endpoint, "POST", path, body, timeout=_WAKE_LIMIT)
+        status, answer = await calls.ask(endpoint, "POST", path, body, timeout=_WAKE_LIMIT)
         if status != 200:
             raise BackendUnavailable(f"vLLM refused {path} with {status}: {answer}")
 

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelrunner import BackendContext, Endpoint, control, enginecache
+from modelrunner.sdk import BackendContext, Endpoint, calls, enginecache
 
 # scripts/lock writes the locks, which pin everything else.
 VERSION = "0.32.0"
@@ -60,6 +60,6 @@ def usable(folder: Path) -> Engine | None:
 async def work(endpoint: Endpoint) -> float | None:
     """Returns a figure that changes with every batch, None if the engine has none. The API server answers this while
     another process computes, so a stuck engine reports the same figure again. Raises `OSError`, `ModelRunnerError`."""
-    status, text = await control.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)
+    status, text = await calls.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)
     found = _FIGURES.findall(text) if status == 200 else []
     return sum(map(float, found)) if found else None

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelrunner import BackendUnavailable, RunSpec
+from modelrunner.sdk import BackendUnavailable, RunSpec
 from modelrunner_vllm.adapters import Adapter
 from modelrunner_vllm.engines import Engine
 from modelrunner_vllm.model_options import VllmOptions

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from modelrunner import BadRequest, ContextTooLong, ModelRunnerError
-from modelrunner.diagnosis import Cause, Diagnosis
+from modelrunner.sdk import BadRequest, ContextTooLong, ModelRunnerError
+from modelrunner.sdk.diagnosis import Cause, Diagnosis
 
 _AGAIN = "install the engine again with `modelrunner install vllm`"
 # Only what vLLM reports as an error explains its end: not the figures and settings that it logs, and not the lines of

@@ -4,7 +4,7 @@ names it. Names: vllm/engine/arg_utils.py and vllm/entrypoints/launchers/cli_arg
 
 from dataclasses import dataclass
 
-from modelrunner.flags import AllowList, Choice, Field, Integer, Kind, Number, Switch
+from modelrunner.sdk.flags import AllowList, Choice, Field, Integer, Kind, Number, Switch
 from modelrunner_vllm.model_options import VllmOptions
 
 _TOKENS = 1 << 24

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from modelrunner import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, steps
+from modelrunner.sdk import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, programs
 from modelrunner_vllm.engines import VERSION, Engine, link, usable
 from modelrunner_vllm.machine import Build, Machine
 from modelrunner_vllm.settings import VllmSettings
@@ -77,7 +77,7 @@ class _Installation:
 
     async def make(self, folder: Path) -> dict[str, str]:
         self._progress(InstallProgress("making an environment for vLLM"))
-        await steps.execute([self._python.program, "-m", "venv", "--without-pip", folder], log=self._log)
+        await programs.execute([self._python.program, "-m", "venv", "--without-pip", folder], log=self._log)
         program = folder / "bin/python"
         self._parts.mkdir(exist_ok=True)
         if self._build.torch:
@@ -85,7 +85,7 @@ class _Installation:
         await self._fetch_rest(program)
         await self._install(program)
         self._progress(InstallProgress("trying the engine"))
-        await steps.execute([program, "-I", "-c", f"import {_MODULE}"], log=self._log)
+        await programs.execute([program, "-I", "-c", f"import {_MODULE}"], log=self._log)
         await asyncio.to_thread(shutil.rmtree, self._parts)
         return Engine(program, VERSION, self._build.kind).marker()
 
@@ -93,7 +93,7 @@ class _Installation:
         index = ["--index-url", self._settings.torch_index] if self._settings.torch_index else []
         try:
             await self._fetch(program, f"fetching {torch}", 0, *index, torch)
-        except steps.StepFailed as failed:
+        except programs.StepFailed as failed:
             if not any("No matching distribution found" in line for line in failed.lines):
                 raise
             raise BackendUnavailable(
@@ -108,18 +108,18 @@ class _Installation:
         await self._fetch(program, message, total, "--require-hashes", "-r", lock)
 
     async def _fetch(self, program: Path, message: str, total: int, *words: str | Path) -> None:
-        command = steps.pip(
+        command = programs.pip(
             "--python", program, "download", "--no-deps", "--only-binary", ":all:", "--progress-bar", "off"
         )
         command += ["-d", self._parts, "--find-links", self._parts, *words]
         self._progress(InstallProgress(message))
-        await steps.execute(command, log=self._log, on_line=self._teller(message, total))
+        await programs.execute(command, log=self._log, on_line=self._teller(message, total))
 
     async def _install(self, program: Path) -> None:
         wheels = sorted(self._parts.glob("*.whl"))
         self._progress(InstallProgress(f"installing {len(wheels)} packages; this takes a minute or two"))
-        command = steps.pip("--python", program, "install", "--no-deps", "--no-index", "--progress-bar", "off")
-        await steps.execute([*command, *wheels], log=self._log)
+        command = programs.pip("--python", program, "install", "--no-deps", "--no-index", "--progress-bar", "off")
+        await programs.execute([*command, *wheels], log=self._log)
 
     def _teller(self, message: str, total: int) -> Callable[[str], None]:
         """Returns an observer of pip's lines. pip prints one line for each requirement."""

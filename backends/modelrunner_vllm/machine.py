@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelrunner import BackendUnavailable
+from modelrunner.sdk import BackendUnavailable
 from modelrunner_vllm.engines import LOCKS, TORCH_CPU, VERSION
 
 _GIB = 1 << 30

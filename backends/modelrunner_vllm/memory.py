@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from modelrunner import Bundle, InvalidModel, Mode, ModelHeader, RequiredMemory, RunSpec
+from modelrunner.sdk import Bundle, InvalidModel, Mode, ModelHeader, RequiredMemory, RunSpec
 from modelrunner_vllm import flags
 from modelrunner_vllm.model_options import VllmOptions
 

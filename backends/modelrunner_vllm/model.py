@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from modelrunner import Bundle
+from modelrunner.sdk import Bundle
 
 TOOL_PARSERS = frozenset(
     (  # noqa: SIM905 (fifty quoted words would be harder to read)

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from modelrunner.cli.client import Client, decode, failure
 from modelrunner.cli.output import DIM, PLAIN, has_styles, is_terminal, moves_cursor, note, shown, styled, width
 from modelrunner.cli.terminal import Wrapper, no_echo, repeats
-from modelrunner.client import Client, decode, failure
 from modelrunner.errors import AnswerBroken
 from modelrunner.units import format_duration
 

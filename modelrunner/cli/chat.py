@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 from prompt_toolkit import PromptSession
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
-from modelrunner import api
+from modelrunner import wire
 from modelrunner.cli.answer import Answer, Screen, show_end, show_timings, stream
+from modelrunner.cli.client import Client, path
 from modelrunner.cli.commands import meant
 from modelrunner.cli.output import fields, note, report, say
 from modelrunner.cli.request import Message, Parameters, user_message
-from modelrunner.client import Client, path
+from modelrunner.config.locations import ConfigurationError, Locations
 from modelrunner.errors import BadRequest, ModelRunnerError
-from modelrunner.locations import ConfigurationError, Locations
 from modelrunner.types import KeepAlive
 
 HELP = '''\
@@ -126,7 +126,7 @@ class Chat:
 
     def _show_model(self, rest: str) -> None:
         try:
-            found = self._client.call("GET", path("models", self.parameters.model), api.Model)
+            found = self._client.call("GET", path("models", self.parameters.model), wire.Model)
         except ModelRunnerError as error:
             report(error.message)
             return
@@ -193,7 +193,7 @@ def load_ahead(client: Client, model: str) -> None:
     def load() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C has to interrupt the main thread's read
         with suppress(ModelRunnerError):
-            client.fetch("POST", "/engines/preload", api.ModelName(model), timeout=None)
+            client.fetch("POST", "/engines/preload", wire.ModelName(model), timeout=None)
 
     threading.Thread(target=load, daemon=True).start()
 

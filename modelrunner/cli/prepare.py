@@ -1,9 +1,9 @@
 """Makes a model ready to be asked: pulls the model, installs its engine, and sets its configuration."""
 
-from modelrunner import api
+from modelrunner import wire
+from modelrunner.cli.client import Client, path
 from modelrunner.cli.output import note
 from modelrunner.cli.progress import follow
-from modelrunner.client import Client, path
 from modelrunner.errors import ModelNotFound, ModelRunnerError
 
 
@@ -36,7 +36,7 @@ def pull(
     chat_template: str | None = None,
 ) -> str:
     """Downloads (or packages) with progress; returns the model's name."""
-    wanted = api.PullRequest(source, None, name, trust, verify, mmproj, chat_template)
+    wanted = wire.PullRequest(source, None, name, trust, verify, mmproj, chat_template)
     try:
         last = follow(client.progress("/models/create", wanted))
     except KeyboardInterrupt:
@@ -49,7 +49,7 @@ def pull(
 
 def install(client: Client, backend: str, *, build: bool = False, action: str = "install") -> str:
     """Installs, updates or uninstalls an engine with progress; returns the daemon's closing sentence."""
-    body = api.InstallRequest(backend, build)
+    body = wire.InstallRequest(backend, build)
     last = follow(client.progress(f"/engines/{action}-backend", body), f"{action} {backend}")
     if last is None or last.type != "success":
         raise ModelRunnerError(f"the {action} of {backend} ended without a result; see `modelrunner logs`")

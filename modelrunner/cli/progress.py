@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from modelrunner.api import Progress
 from modelrunner.cli.output import is_terminal, note, shown
 from modelrunner.units import format_bytes, format_duration
+from modelrunner.wire import Progress
 
 _BETWEEN_LINES = 5.0  # seconds
 _FEWEST_BYTES = 1000  # a smaller total counts steps

@@ -8,10 +8,10 @@ import click
 
 from modelrunner.cli import output
 from modelrunner.cli.answer import Answer, Screen, show_end, show_timings, stream
-from modelrunner.cli.options import json_option, with_client
+from modelrunner.cli.client import Client
+from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.prepare import prepare
 from modelrunner.cli.request import SYSTEM, Parameters, user_message
-from modelrunner.client import Client
 
 
 @click.command()

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from modelrunner import api, lockfile
+from modelrunner import wire
+from modelrunner.cli.client import Client
 from modelrunner.cli.output import note
-from modelrunner.client import Client
+from modelrunner.config import lockfile
+from modelrunner.config.locations import Locations
 from modelrunner.errors import AnswerBroken, DaemonUnreachable, StorageFailed
-from modelrunner.locations import Locations
 
 START_LIMIT = 60.0  # seconds until a daemon must answer; it looks through its store first
 _COMES_BACK = 3.0  # seconds; the daemon publishes a removed socket again within one
@@ -52,7 +53,7 @@ def _living(locations: Locations, connect: Connect) -> Client | None:
     while time.monotonic() < end:
         client = connect(address(locations))
         try:
-            health = client.call("GET", "/health", api.Health)
+            health = client.call("GET", "/health", wire.Health)
         except (DaemonUnreachable, AnswerBroken):
             return None
         if health.status != "shutting_down":

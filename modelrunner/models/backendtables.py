@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from modelrunner.backend import Backend
+from modelrunner.config.locations import ConfigurationError
+from modelrunner.config.modelconfig import ModelConfiguration, table_name
 from modelrunner.errors import BadRequest
-from modelrunner.locations import ConfigurationError
-from modelrunner.modelconfig import ModelConfiguration, table_name
-from modelrunner.registry import BackendRegistry
+from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.schema import nearest
 
 Kind = TypeVar("Kind", bound=BaseModel)

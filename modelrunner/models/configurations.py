@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
+from modelrunner.config.modelconfig import NOTHING_SET, ModelConfiguration
 from modelrunner.durable import JsonFile, translated
 from modelrunner.errors import Conflict
-from modelrunner.modelconfig import NOTHING_SET, ModelConfiguration
 from modelrunner.types import Mode
 
 # The `[models."REFERENCE"]` tables of the configuration file.

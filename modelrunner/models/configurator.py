@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from modelrunner.config.modelconfig import ModelConfiguration, with_raw_flags
 from modelrunner.errors import ModelRunnerError
-from modelrunner.modelconfig import ModelConfiguration, with_raw_flags
 from modelrunner.models.configurations import Configurations, ModelSettings, PostedConfiguration
 from modelrunner.models.resolve import Resolver, folded, in_effect, main_mode
 from modelrunner.models.validation import Validator

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelrunner.errors import ModelRunnerError
-from modelrunner.registry import BackendRegistry
+from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.store import Store, StoreUsage
 
 log = logging.getLogger(__name__)

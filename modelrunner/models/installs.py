@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from modelrunner.backend import Backend, BackendState, InstallProgress, ProgressCallback
+from modelrunner.concurrency.joint import JointWork
 from modelrunner.durable import translated
 from modelrunner.errors import Conflict, ModelRunnerError
-from modelrunner.joint import JointWork
 from modelrunner.plugins.isolation import asked
-from modelrunner.registry import BackendRegistry
+from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
 from modelrunner.types import ProgressReport, WorkProgress
 

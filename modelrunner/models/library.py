@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import (
     BadRequest,
     Conflict,
@@ -20,12 +21,11 @@ from modelrunner.errors import (
 from modelrunner.models.abilities import Abilities, abilities_of
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.resolve import Resolver
+from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import Pulled, Puller
 from modelrunner.pull.file import with_parts
-from modelrunner.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, Removed, Store, StoredModel
-from modelrunner.threads import HASHING, in_thread
 from modelrunner.types import ProgressReport, WorkProgress
 
 log = logging.getLogger(__name__)

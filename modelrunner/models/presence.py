@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from modelrunner.errors import BadRequest
 from modelrunner.models.configurator import Configurator
-from modelrunner.registry import BackendRegistry
+from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Phase, Scheduler, Unloaded
 from modelrunner.store import Store, StoredModel
 

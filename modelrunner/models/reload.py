@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from modelrunner.config.locations import ConfigurationError
+from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.errors import BackendNotFound, BadRequest, InvalidReference, ModelRunnerError
-from modelrunner.locations import ConfigurationError
-from modelrunner.modelconfig import ModelConfiguration
 from modelrunner.models.configurations import Configurations, ModelSettings, Tables
 from modelrunner.models.configurator import retain
 from modelrunner.models.resolve import Resolver, main_mode

@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Any
 
 from modelrunner.backend import Backend, BackendState
+from modelrunner.config.modelconfig import NOTHING_SET, TRAINED, ModelConfiguration
 from modelrunner.errors import (
     BackendNotFound,
     BackendUnavailable,
@@ -21,11 +22,10 @@ from modelrunner.errors import (
     NotImplementedHere,
     Unavailable,
 )
-from modelrunner.modelconfig import NOTHING_SET, TRAINED, ModelConfiguration
 from modelrunner.models.backendtables import backend_options
 from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.templates import TemplateFiles
-from modelrunner.registry import BackendRegistry
+from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Target
 from modelrunner.store import Reference, Store, vocabulary
 from modelrunner.store.references import how_to_get

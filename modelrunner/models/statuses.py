@@ -4,7 +4,7 @@ once for all callers at the same moment."""
 import asyncio
 
 from modelrunner.backend import BackendStatus
-from modelrunner.registry import BackendRegistry
+from modelrunner.plugins.registry import BackendRegistry
 
 
 class Statuses:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from modelrunner.backend import Backend
+from modelrunner.config.modelconfig import ModelConfiguration, table_name, unknown
 from modelrunner.errors import Misdirected
-from modelrunner.modelconfig import ModelConfiguration, table_name, unknown
 from modelrunner.models.backendtables import backend_options, check_backends
 from modelrunner.models.configurations import ModelSettings
 from modelrunner.models.resolve import Resolver
-from modelrunner.registry import BackendRegistry
+from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Target
 from modelrunner.types import Bundle, Mode, RunSpec
 

@@ -20,7 +20,7 @@ from modelrunner.backend import Backend, BackendState, BackendStatus, InstallPro
 from modelrunner.errors import BackendFaulty, ModelRunnerError
 from modelrunner.plugins import checks
 from modelrunner.plugins.thread import BackendThread, Late
-from modelrunner.processtree import process_tree
+from modelrunner.processes.processtree import process_tree
 from modelrunner.types import Bundle, Endpoint, Mode, ProcessObserver, RequiredMemory, RunSpec, Variant
 
 log = logging.getLogger(__name__)

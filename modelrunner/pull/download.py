@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from modelrunner.concurrency.threads import in_thread
 from modelrunner.durable import discard
 from modelrunner.errors import ModelNotFound, SourceFailed
-from modelrunner.pull.http import explain, retry_after
-from modelrunner.threads import in_thread
+from modelrunner.pull.session import explain, retry_after
 
 if TYPE_CHECKING:
     import httpx

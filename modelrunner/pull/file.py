@@ -13,11 +13,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound, UnsupportedModel
 from modelrunner.pull.selection import folder_files, with_shards
 from modelrunner.pull.source import Context, Fetched, Source, Wanted, make_way, require_space
 from modelrunner.store.names import PROJECTOR, TEMPLATE, is_code
-from modelrunner.threads import HASHING, in_thread
 from modelrunner.types import FileProgress, WorkProgress
 
 _MAGIC = b"GGUF"

@@ -17,13 +17,13 @@ from urllib.parse import quote
 import msgspec
 
 from modelrunner import __version__
+from modelrunner.concurrency.threads import in_thread
 from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound, SourceFailed
 from modelrunner.pull.download import RemoteFile, refused
-from modelrunner.pull.http import Answer, ask, new_client, retry_after
 from modelrunner.pull.selection import choose, folder_files
+from modelrunner.pull.session import HubAnswer, ask, new_client, retry_after
 from modelrunner.store.gguf import read_header
 from modelrunner.store.references import DEFAULT_TAG, Reference
-from modelrunner.threads import in_thread
 from modelrunner.types import ModelHeader
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _select(names: list[str], wanted: str | None, place: str, trust: bool) -> di
     return {name: name for name in folder} or choose(names, wanted, place)
 
 
-def _require_found(answer: Answer, place: str) -> None:
+def _require_found(answer: HubAnswer, place: str) -> None:
     """Raises what a status other than 200 means."""
     code = answer.headers.get("x-error-code")
     match answer.status:

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modelrunner.concurrency.threads import in_thread
 from modelrunner.pull.download import Downloader, RemoteFile
-from modelrunner.pull.http import LOOK_UP_LIMIT
 from modelrunner.pull.hub import Hub
+from modelrunner.pull.session import LOOK_UP_LIMIT
 from modelrunner.pull.source import (
     Context,
     Fetched,
@@ -25,7 +26,6 @@ from modelrunner.store import gguf_model
 from modelrunner.store.names import WEIGHTS
 from modelrunner.store.references import Reference
 from modelrunner.store.safetensors_model import require_no_code
-from modelrunner.threads import in_thread
 from modelrunner.types import Bundle, FileProgress, ModelFormat, ModelHeader, ProgressReport, WorkProgress
 
 if TYPE_CHECKING:

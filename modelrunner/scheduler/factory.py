@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from modelrunner.processtree import process_tree
-from modelrunner.registry import BackendRegistry
-from modelrunner.runner import Runner
+from modelrunner.engine.runner import Runner
+from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.processes.processtree import process_tree
 from modelrunner.scheduler.devices import devices, held_by
 from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec
 

@@ -15,7 +15,7 @@ from modelrunner.backend import Backend
 from modelrunner.durable import JsonFile
 from modelrunner.errors import EngineFailed, ModelRunnerError
 from modelrunner.plugins.isolation import asked
-from modelrunner.registry import BackendRegistry
+from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler.factory import Measure
 from modelrunner.scheduler.memory import Probe
 from modelrunner.scheduler.slots import RunnerSlot, Target

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import psutil
 
-from modelrunner.processtree import process_tree
+from modelrunner.processes.processtree import process_tree
 from modelrunner.scheduler.devices import DeviceMemory, devices
 from modelrunner.types import RequiredMemory
 

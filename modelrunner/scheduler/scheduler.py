@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from modelrunner.errors import QueueFull, RunnerNotFound, Unavailable
-from modelrunner.registry import BackendRegistry
+from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import factory, failures, revisions, views
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.factory import MakeRunner, Measure

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from modelrunner.engine.runner import LAST_CHANCE
 from modelrunner.errors import ModelRunnerError
-from modelrunner.runner import LAST_CHANCE
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.ledger import Account
 from modelrunner.scheduler.loop import Background

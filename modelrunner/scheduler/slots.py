@@ -13,7 +13,7 @@ from modelrunner.scheduler.turns import capacity
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, RunSpec, Variant
 
 if TYPE_CHECKING:
-    from modelrunner.runner import Runner
+    from modelrunner.engine.runner import Runner
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound
 from modelrunner.store.digests import Digest
-from modelrunner.store.index import Record
+from modelrunner.store.index import IndexEntry
 from modelrunner.store.manifests import Contents
 from modelrunner.store.references import Reference, how_to_get, split_part
 
@@ -69,8 +69,8 @@ class Entry:
         return self.contents
 
     @property
-    def record(self) -> Record:
-        return Record(str(self.id), [str(tag) for tag in self.tags], self.created)
+    def record(self) -> IndexEntry:
+        return IndexEntry(str(self.id), [str(tag) for tag in self.tags], self.created)
 
     @property
     def names(self) -> list[str]:

@@ -20,7 +20,7 @@ _NAMES = ".names"
 log = logging.getLogger(__name__)
 
 
-class Record(msgspec.Struct, frozen=True):
+class IndexEntry(msgspec.Struct, frozen=True):
     """`tags` are normal forms; `created` is when the model came here, in Unix seconds."""
 
     id: str
@@ -31,7 +31,7 @@ class Record(msgspec.Struct, frozen=True):
 class _File(msgspec.Struct, frozen=True):
     """`complete` is False from the time that something damaged was met until a person prunes the store."""
 
-    models: list[Record]
+    models: list[IndexEntry]
     complete: bool = True
 
 
@@ -47,7 +47,7 @@ class Index:
         self._manifests = manifests
         self.complete = True
 
-    def load(self, *, new: bool) -> list[Record]:
+    def load(self, *, new: bool) -> list[IndexEntry]:
         """The records, oldest first. A store that is not `new` has an index, or has lost it. Raises `OSError`."""
         content = self._file.load()
         records = content.models if content is not None else []
@@ -55,11 +55,11 @@ class Index:
         self.complete = not lost and (new if content is None else content.complete)
         return sorted([*records, *lost], key=lambda record: record.created) if lost else records
 
-    def save(self, records: Iterable[Record]) -> int:
+    def save(self, records: Iterable[IndexEntry]) -> int:
         """Returns the size of the file in bytes. Raises `OSError`; then the file is as before."""
         return self._file.save(_File(list(records), self.complete))
 
-    def note(self, record: Record) -> None:
+    def note(self, record: IndexEntry) -> None:
         """Writes the second copy of a record. A failure is only logged, since the index holds the record as well."""
         try:
             self._copy(Digest.parse(record.id)).save(record)
@@ -75,10 +75,10 @@ class Index:
         """The files of the second copies, by model ID."""
         return {Digest(path.stem): path for path in self._manifests.glob(f"{'[0-9a-f]' * 64}{_NAMES}")}
 
-    def _copy(self, id: Digest) -> JsonFile[Record]:
-        return JsonFile(self._manifests / f"{id.hex}{_NAMES}", Record)
+    def _copy(self, id: Digest) -> JsonFile[IndexEntry]:
+        return JsonFile(self._manifests / f"{id.hex}{_NAMES}", IndexEntry)
 
-    def _beyond(self, known: set[str], *, named: bool) -> list[Record]:
+    def _beyond(self, known: set[str], *, named: bool) -> list[IndexEntry]:
         """The models that the index does not know, from their second copies, and unless `named` also those that have
         only a manifest. A name that two of them have belongs to the one whose copy is newer."""
         copies = {id: path for id, path in self.copies().items() if str(id) not in known}
@@ -93,13 +93,13 @@ class Index:
             log.error("the index has lost the model %s (%s): it is taken in again", record.id, ", ".join(record.tags))
         return lost
 
-    def _recovered(self, id: Digest) -> Record:
+    def _recovered(self, id: Digest) -> IndexEntry:
         record = self._copy(id).load()
         return record if record is not None and record.id == str(id) else self._nameless(id)
 
-    def _nameless(self, id: Digest) -> Record:
+    def _nameless(self, id: Digest) -> IndexEntry:
         try:
             created = int(os.lstat(id.within(self._manifests)).st_mtime)
         except FileNotFoundError:
             created = 0
-        return Record(str(id), [], created)
+        return IndexEntry(str(id), [], created)

@@ -17,7 +17,7 @@ from modelrunner.store.blobs import Blobs
 from modelrunner.store.bundles import Bundles
 from modelrunner.store.catalog import Catalog, Entry
 from modelrunner.store.digests import Digest
-from modelrunner.store.index import Record
+from modelrunner.store.index import IndexEntry
 from modelrunner.store.references import Reference
 
 FORMAT = 1
@@ -47,7 +47,7 @@ def make_folders(data: Path) -> bool:
     return any(displaced)
 
 
-def load(records: list[Record], manifest_folder: Path, blobs: Blobs) -> tuple[Catalog, bool]:
+def load(records: list[IndexEntry], manifest_folder: Path, blobs: Blobs) -> tuple[Catalog, bool]:
     """The models of the records. True beside it if all records make sense."""
     entries = []
     taken: set[Reference] = set()
@@ -64,7 +64,7 @@ def load(records: list[Record], manifest_folder: Path, blobs: Blobs) -> tuple[Ca
     return Catalog(entries), sound
 
 
-def _id(record: Record) -> Digest | None:
+def _id(record: IndexEntry) -> Digest | None:
     try:
         return Digest.parse(record.id)
     except InvalidReference as error:
@@ -72,7 +72,7 @@ def _id(record: Record) -> Digest | None:
         return None
 
 
-def _tags(record: Record) -> list[Reference]:
+def _tags(record: IndexEntry) -> list[Reference]:
     tags = []
     for text in record.tags:
         try:

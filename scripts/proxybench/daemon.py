@@ -7,12 +7,12 @@ from typing import Any, NoReturn
 
 import uvloop
 
-from modelrunner import process
 from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, ProgressCallback
-from modelrunner.config import Settings
-from modelrunner.locations import Locations
-from modelrunner.registry import BackendRegistry
-from modelrunner.server.app import serve
+from modelrunner.config.locations import Locations
+from modelrunner.config.settings import Settings
+from modelrunner.daemon.app import serve
+from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.processes import process
 from modelrunner.store import Store
 from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, RequiredMemory, RunSpec
 

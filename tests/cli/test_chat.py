@@ -16,8 +16,8 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from modelrunner.cli.chat import chat
+from modelrunner.cli.client import Client
 from modelrunner.cli.request import SYSTEM, Parameters
-from modelrunner.client import Client
 from tests.cli.fake_daemon import FakeDaemon, Handler, Status, words
 from tests.terminal import Terminal
 

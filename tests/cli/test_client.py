@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner import api
-from modelrunner.client import Client, Event, path
+from modelrunner import wire
+from modelrunner.cli.client import Client, ServerEvent, path
 from modelrunner.errors import (
     AnswerBroken,
     BadRequest,
@@ -25,14 +25,16 @@ def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeDaemo
         yield daemon
 
 
-def events(client: Client) -> list[Event]:
+def events(client: Client) -> list[ServerEvent]:
     with client.open("POST", "/events", {}) as response:
         return list(client.events(response))
 
 
 def test_a_call_sends_json_and_the_key_and_decodes_the_answer(daemon: FakeDaemon) -> None:
     daemon.answers["POST /x"] = {"status": "ready", "uptime_seconds": 1, "active_requests": 2, "version": "3"}
-    assert Client(daemon.url, key="secret").call("POST", "/x", api.Health, {"a": [1]}) == api.Health("ready", 1, 2, "3")
+    assert Client(daemon.url, key="secret").call("POST", "/x", wire.Health, {"a": [1]}) == wire.Health(
+        "ready", 1, 2, "3"
+    )
     [request] = daemon.requests
     assert request.body == {"a": [1]}
     assert request.headers["Content-Type"] == "application/json"
@@ -58,7 +60,7 @@ def test_without_a_key_none_is_sent(daemon: FakeDaemon) -> None:
 def test_refusals_become_errors(daemon: FakeDaemon, answer: object, kind: type[ModelRunnerError], message: str) -> None:
     daemon.answers["GET /x"] = answer
     with pytest.raises(kind, match=message):
-        Client(daemon.url).call("GET", "/x", api.Health)
+        Client(daemon.url).call("GET", "/x", wire.Health)
 
 
 def test_retry_after_is_kept(daemon: FakeDaemon) -> None:
@@ -89,7 +91,7 @@ def test_an_address_of_another_kind_is_refused(host: str) -> None:
 
 def test_events_are_put_together_from_any_pieces(daemon: FakeDaemon) -> None:
     whole = ': hello\r\n\ndata: 1\n\nevent: stage\ndata:a\ndata: b\n\ndata: "ä"\r\n\r\n'.encode()
-    expected = [Event("message", "1"), Event("stage", "a\nb"), Event("message", '"ä"')]
+    expected = [ServerEvent("message", "1"), ServerEvent("stage", "a\nb"), ServerEvent("message", '"ä"')]
     for size in (1, 3, len(whole)):
         daemon.answers["POST /events"] = Stream([whole[i : i + size] for i in range(0, len(whole), size)])
         assert events(Client(daemon.url)) == expected
@@ -105,7 +107,7 @@ def test_leaving_the_block_closes_the_connection(daemon: FakeDaemon) -> None:
     daemon.answers["POST /events"] = Stream([b"data: 1\n\n"], hold=Handler.wait_for_client_to_leave)
     client = Client(daemon.url)
     with client.open("POST", "/events", {}) as response:
-        assert next(client.events(response)) == Event("message", "1")
+        assert next(client.events(response)) == ServerEvent("message", "1")
     assert daemon.left.wait(5)
 
 

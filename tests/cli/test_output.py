@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelrunner.api import Progress
 from modelrunner.cli import output
 from modelrunner.cli.progress import amount, follow
 from modelrunner.cli.times import relative
 from modelrunner.errors import ModelRunnerError
+from modelrunner.wire import Progress
 
 
 class Terminal(io.StringIO):

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from modelrunner import lockfile
+from modelrunner.cli.client import Client
 from modelrunner.cli.start import ensure_running
-from modelrunner.client import Client
-from modelrunner.locations import Locations
+from modelrunner.config import lockfile
+from modelrunner.config.locations import Locations
 from tests.cli.conftest import Cli
 from tests.cli.fake_daemon import READY, Text, fake_daemon
 
@@ -189,7 +189,7 @@ def test_a_daemon_adopts_what_its_guardians_leave() -> None:
     orphan = "import os\nif os.fork() == 0:\n    os.read(0, 1)\n    print(os.getppid(), flush=True)"
     script = f"""
 import os, subprocess, sys
-from modelrunner.server.daemon import prepare_process
+from modelrunner.daemon.instance import prepare_process
 prepare_process()
 child = subprocess.Popen([sys.executable, "-I", "-S", "-c", {orphan!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 child.wait()

@@ -1,6 +1,6 @@
 """What a backend's author may use to explain an engine's log."""
 
-from modelrunner.diagnosis import Cause, Diagnosis
+from modelrunner.sdk.diagnosis import Cause, Diagnosis
 
 DIAGNOSIS = Diagnosis(
     [

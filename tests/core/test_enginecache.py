@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner import InstallProgress, InsufficientDisk, enginecache
-from modelrunner.errors import StorageFailed
-from modelrunner.steps import StepFailed
+from modelrunner.backend import InstallProgress
+from modelrunner.errors import InsufficientDisk, StorageFailed
+from modelrunner.sdk import enginecache
+from modelrunner.sdk.programs import StepFailed
 
 NAME = enginecache.key("engine", "1.0", "-DX=1")
 PROGRAM = "bin/engine"

@@ -6,13 +6,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-import modelrunner
-import modelrunner.registry
-from modelrunner import Backend, BackendContext, BackendStatus, Bundle, ModelFormat, ModelHeader
-from modelrunner.backend import BackendState
+import modelrunner.plugins.registry
+from modelrunner import sdk
+from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus
+from modelrunner.config.locations import ConfigurationError
 from modelrunner.errors import BackendNotFound, BackendUnavailable, UnsupportedModel
-from modelrunner.locations import ConfigurationError
-from modelrunner.registry import BackendRegistry
+from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.types import Bundle, ModelFormat, ModelHeader
 
 
 class Plain(Backend):
@@ -56,7 +56,7 @@ def bundle(model_format: ModelFormat) -> Bundle:
 
 
 def entry(name: str, value: str) -> EntryPoint:
-    return EntryPoint(name, value, modelrunner.registry.ENTRY_POINT_GROUP)
+    return EntryPoint(name, value, modelrunner.plugins.registry.ENTRY_POINT_GROUP)
 
 
 def test_the_backend_of_the_highest_priority_is_chosen() -> None:
@@ -78,7 +78,7 @@ def test_a_broken_plug_in_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
         entry("gone", "no_such_module:X"),
         entry("misnamed", f"{__name__}:Better"),
     ]
-    monkeypatch.setattr(modelrunner.registry, "entry_points", lambda group: entries)
+    monkeypatch.setattr(modelrunner.plugins.registry, "entry_points", lambda group: entries)
     registry = BackendRegistry.discover(context)
     assert str(registry.statuses()["plain"]) == "Running: plain 1"
     assert registry.statuses()["gone"].state is BackendState.ERROR
@@ -94,13 +94,13 @@ def test_what_a_plug_in_was_wrongly_given_is_told(monkeypatch: pytest.MonkeyPatc
     def refuse(backend: type[Backend]) -> BackendContext:
         raise ConfigurationError(f"{backend.name} takes no such thing")
 
-    monkeypatch.setattr(modelrunner.registry, "entry_points", lambda group: [entry("plain", f"{__name__}:Plain")])
+    monkeypatch.setattr(
+        modelrunner.plugins.registry, "entry_points", lambda group: [entry("plain", f"{__name__}:Plain")]
+    )
     with pytest.raises(ConfigurationError, match="plain takes no such thing"):
         BackendRegistry.discover(refuse)
 
 
 def test_the_plug_in_api_is_whole() -> None:
-    for name in modelrunner.__all__:
-        assert getattr(modelrunner, name) is not None
-    with pytest.raises(AttributeError):
-        _ = modelrunner.nothing
+    for name in sdk.__all__:
+        assert getattr(sdk, name) is not None

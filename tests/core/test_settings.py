@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.config import Settings
-from modelrunner.locations import MAX_SOCKET_PATH, ConfigurationError, Locations, private_directory
+from modelrunner.config.locations import MAX_SOCKET_PATH, ConfigurationError, Locations, private_directory
+from modelrunner.config.settings import Settings
 from modelrunner.types import KeepAlive
 
 

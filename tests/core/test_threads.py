@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from modelrunner import threads
-from modelrunner.threads import Pool, in_thread
+from modelrunner.concurrency import threads
+from modelrunner.concurrency.threads import Pool, in_thread
 
 
 @pytest.fixture

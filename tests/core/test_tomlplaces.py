@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelrunner.tomlplaces import place
+from modelrunner.config.tomlplaces import place
 
 TEXT = """\
 # keep_alive = "no"

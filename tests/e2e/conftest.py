@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.locations import Locations
+from modelrunner.config.locations import Locations
 from tests.conftest import living_children
 from tests.e2e.daemons import Daemon, environment
 from tests.models import prepare

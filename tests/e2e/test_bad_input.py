@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.locations import Locations
+from modelrunner.config.locations import Locations
 from tests.e2e.conftest import BUILDS, PREPARED, SMOLLM2, StartDaemon
 from tests.e2e.daemons import Daemon
 

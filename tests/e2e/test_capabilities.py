@@ -1,6 +1,7 @@
 """What real models can do, and a chat template that shows tools to one of them."""
 
 from pathlib import Path
+from typing import Any
 
 from tests.e2e.conftest import GEMMA3, MINILM, SMOLLM2
 from tests.e2e.daemons import Daemon
@@ -46,7 +47,7 @@ def test_what_the_models_can_do(daemon: Daemon) -> None:
 def test_a_template_with_tools_shows_them_to_a_model(daemon: Daemon, tmp_path: Path) -> None:
     """A model as small as this one seldom calls a tool: what counts is that it was shown the tools."""
     (tmp_path / "tools.jinja").write_text(TEMPLATE)
-    tools = {"tools": [{"type": "function", "function": WEATHER}]}
+    tools: dict[str, Any] = {"tools": [{"type": "function", "function": WEATHER}]}
     refused = daemon.chat(SMOLLM2, max_tokens=1, tool_choice="required", **tools)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
     assert daemon.chat(SMOLLM2, max_tokens=1, **tools).headers["x-modelrunner-ignored"] == "tools"

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.locations import Locations
+from modelrunner.config.locations import Locations
 from modelrunner.store import Store
 from tests.e2e.conftest import SMOLLM2
 from tests.terminal import Terminal

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from modelrunner import BackendContext, Bundle
-from modelrunner.locations import Locations
+from modelrunner.backend import BackendContext
+from modelrunner.config.locations import Locations
 from modelrunner.store import Store
+from modelrunner.types import Bundle
 from modelrunner_llamacpp import LlamaCppBackend, engines
 from modelrunner_llamacpp.engines import Kind
 from tests.e2e.conftest import GEMMA3, SMOLLM2, prepared

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from modelrunner import Bundle, Mode, ModelFormat, ModelHeader, ProcessOptions, RunSpec, Tensor
+from modelrunner.types import Bundle, Mode, ModelFormat, ModelHeader, ProcessOptions, RunSpec, Tensor
 
 SMOLLM2 = {
     "general.architecture": "llama",

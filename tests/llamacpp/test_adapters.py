@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner import BackendContext, BadRequest, Endpoint
+from modelrunner.backend import BackendContext
+from modelrunner.errors import BadRequest
+from modelrunner.types import Endpoint
 from modelrunner_llamacpp import LlamaCppBackend, args
 from modelrunner_llamacpp.adapters import find_adapters
 from modelrunner_llamacpp.engines import Engine, Kind

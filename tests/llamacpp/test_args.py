@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from modelrunner import BadRequest, Endpoint, Mode, RunSpec
+from modelrunner.errors import BadRequest
+from modelrunner.types import Endpoint, Mode, RunSpec
 from modelrunner_llamacpp import args
 from modelrunner_llamacpp.engines import Engine, Kind
 from tests.llamacpp.models import MINILM, SMOLLM2, bundle, spec

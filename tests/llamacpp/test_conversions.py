@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modelrunner import Bundle, Mode, ProcessOptions, RunSpec
 from modelrunner.store import Store
+from modelrunner.types import Bundle, Mode, ProcessOptions, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend
 from tests.llamacpp.test_real import ask, own_server, serving
 from tests.models.oracle import Bert

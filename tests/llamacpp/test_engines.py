@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner import BackendContext, BackendState, BackendUnavailable, BadRequest, Endpoint, Mode
-from modelrunner.enginecache import MARKER
+from modelrunner.backend import BackendContext, BackendState
+from modelrunner.errors import BackendUnavailable, BadRequest
+from modelrunner.sdk.enginecache import MARKER
+from modelrunner.types import Endpoint, Mode
 from modelrunner_llamacpp import LlamaCppBackend, engines
 from modelrunner_llamacpp.engines import Kind
 from tests.llamacpp.models import SMOLLM2, bundle, spec

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner import RequiredMemory
+from modelrunner.types import RequiredMemory
 from modelrunner_llamacpp import LlamaCppBackend, args, fit, memory
 from modelrunner_llamacpp.engines import Engine, Kind
 from modelrunner_llamacpp.fit import Row

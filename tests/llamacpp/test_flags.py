@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from modelrunner import BadRequest
-from modelrunner.flags import words_of
+from modelrunner.errors import BadRequest
+from modelrunner.sdk.flags import words_of
 from modelrunner_llamacpp import args, flags
 from modelrunner_llamacpp.flags import ALLOWED, OPTIONS, OWNED
 from modelrunner_llamacpp.model_options import LlamaCppOptions

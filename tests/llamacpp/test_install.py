@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from modelrunner import BackendContext, BackendState, BackendUnavailable, InstallProgress
+from modelrunner.backend import BackendContext, BackendState, InstallProgress
+from modelrunner.errors import BackendUnavailable
 from modelrunner_llamacpp import LlamaCppBackend
 from modelrunner_llamacpp.engines import SOURCE, WHEEL, WHEEL_VERSION
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from modelrunner import Bundle, ModelHeader, RunSpec, Tensor
 from modelrunner.store import Store
+from modelrunner.types import Bundle, ModelHeader, RunSpec, Tensor
 from modelrunner_llamacpp import LlamaCppBackend
 from modelrunner_llamacpp.hparams import Header
 from modelrunner_llamacpp.kvcache import Shape, kv_cache

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelrunner import InvalidModel, Mode, ModelHeader, RequiredMemory, RunSpec, Tensor
+from modelrunner.errors import InvalidModel
+from modelrunner.types import Mode, ModelHeader, RequiredMemory, RunSpec, Tensor
 from modelrunner_llamacpp import args, memory
 from modelrunner_llamacpp.engines import Kind
 from modelrunner_llamacpp.hparams import Header

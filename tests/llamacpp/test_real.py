@@ -14,9 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
-from modelrunner import BackendExited, BadRequest, Bundle, Mode, ProcessOptions, RunSpec
-from modelrunner.runner import Runner
+from modelrunner.engine.runner import Runner
+from modelrunner.errors import BackendExited, BadRequest
 from modelrunner.testing import BackendContract, running
+from modelrunner.types import Bundle, Mode, ProcessOptions, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend
 
 pytestmark = pytest.mark.engine

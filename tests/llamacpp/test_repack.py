@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner import Bundle, Tensor
+from modelrunner.types import Bundle, Tensor
 from modelrunner_llamacpp import args, fit, memory, repack
 from modelrunner_llamacpp.engines import Kind
 from modelrunner_llamacpp.fit import Row

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from modelrunner import BadRequest, Mode, RunSpec, chattemplates
+from modelrunner import chattemplates
+from modelrunner.errors import BadRequest
+from modelrunner.types import Mode, RunSpec
 from modelrunner_llamacpp.requests import ignored
 from tests.llamacpp.models import SMOLLM2, bundle, spec
 

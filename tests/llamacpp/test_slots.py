@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from modelrunner import BackendContext, Bundle, Mode, ProcessOptions, RunSpec
-from modelrunner.runner import Runner
+from modelrunner.backend import BackendContext
+from modelrunner.engine.runner import Runner
 from modelrunner.testing import running
+from modelrunner.types import Bundle, Mode, ProcessOptions, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend, args
 from modelrunner_llamacpp.engines import Engine, Kind
 from modelrunner_llamacpp.slots import can_be_kept, key_of

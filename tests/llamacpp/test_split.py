@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelrunner import BackendContext, ModelHeader, RequiredMemory, RunSpec, Tensor, Variant
+from modelrunner.backend import BackendContext
+from modelrunner.types import ModelHeader, RequiredMemory, RunSpec, Tensor, Variant
 from modelrunner_llamacpp import LlamaCppBackend, args, memory, split
 from modelrunner_llamacpp.engines import Kind
 from modelrunner_llamacpp.hparams import Header

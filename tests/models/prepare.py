@@ -6,7 +6,7 @@ import fcntl
 import tempfile
 from pathlib import Path
 
-from modelrunner.locations import Locations
+from modelrunner.config.locations import Locations
 from modelrunner.pull import Puller
 from modelrunner.store import Store
 from modelrunner.types import WorkProgress

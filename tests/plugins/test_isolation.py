@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 import psutil
 import pytest
 
-from modelrunner import process
 from modelrunner.backend import BackendState, InstallProgress
 from modelrunner.errors import BackendExited, BackendFaulty, BadRequest
 from modelrunner.plugins.isolation import IsolatedBackend, asked
+from modelrunner.processes import process
 from modelrunner.types import Endpoint, Mode, RequiredMemory, RunSpec, Variant
 from tests.fakes import FakeBackend, fake_spec
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from modelrunner import process
+from modelrunner.processes import process
 from modelrunner.types import ProcessOptions
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from modelrunner.processtree import sweep_orphans
+from modelrunner.processes.processtree import sweep_orphans
 from tests.processes.test_daemon_killed import start_daemon
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from modelrunner.processtree import sweep_orphans
+from modelrunner.processes.processtree import sweep_orphans
 from tests.fakes import FAKE_ENGINE
 
 ROOT = Path(__file__).parents[2]

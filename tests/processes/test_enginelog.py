@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelrunner.enginelog import EngineLog
+from modelrunner.processes.log import EngineLog
 from tests.fakes import FakeClock
 
 NOWHERE = Path("/dev/null")

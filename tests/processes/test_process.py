@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from modelrunner import process
 from modelrunner.errors import BackendExited, BackendUnavailable, Unavailable
+from modelrunner.processes import process
 from modelrunner.types import ProcessOptions
 from tests.fakes import FAKE_ENGINE, Observer
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner import process
+from modelrunner.engine.lastwords import last_words
+from modelrunner.engine.readiness import pause
+from modelrunner.engine.runner import Runner, RunnerState
 from modelrunner.errors import BackendExited, BackendUnavailable, EngineFailed, Misdirected, OutOfMemory, TimedOut
-from modelrunner.lastwords import last_words
-from modelrunner.processtree import activity_of
-from modelrunner.readiness import pause
-from modelrunner.runner import Runner, RunnerState
+from modelrunner.processes import process
+from modelrunner.processes.processtree import activity_of
 from modelrunner.types import Endpoint, ProcessOptions, RunSpec
 from tests.fakes import FakeBackend, FakeClock, FakeTcpBackend, Observer, fake_key, fake_spec
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from modelrunner import api
-from modelrunner.client import Client
+from modelrunner import wire
+from modelrunner.cli.client import Client
 from modelrunner.errors import ModelRunnerError
 
 DESCRIPTORS = 1024
@@ -66,8 +66,8 @@ def serving(folder: Path) -> Iterator[tuple[psutil.Popen, Client]]:
         assert process.wait(30) == 0
 
 
-def status(client: Client) -> api.Status:
-    return client.call("GET", "/version", api.Status)
+def status(client: Client) -> wire.Status:
+    return client.call("GET", "/version", wire.Status)
 
 
 def asks(client: Client) -> bool:

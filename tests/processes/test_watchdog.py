@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from modelrunner.engine.connections import UpstreamPool
+from modelrunner.engine.runner import Runner, RunnerState
+from modelrunner.engine.watchdog import Look, Silence, Watchdog, after
 from modelrunner.errors import EngineFailed
-from modelrunner.processtree import Activity
-from modelrunner.runner import Runner, RunnerState
+from modelrunner.processes.processtree import Activity
 from modelrunner.testing import alive, tree
 from modelrunner.types import Endpoint, RunSpec
-from modelrunner.upstream import UpstreamPool
-from modelrunner.watchdog import Look, Silence, Watchdog, after
 from tests.fakes import FakeBackend, fake_key, fake_spec
 
 LIMIT = 0.3

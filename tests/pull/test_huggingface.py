@@ -12,8 +12,8 @@ import pytest
 from modelrunner.errors import InsufficientDisk, InvalidReference, ModelNotFound, SourceFailed, UnsupportedModel
 from modelrunner.pull import Pulled, Puller
 from modelrunner.pull.download import Downloader, RemoteFile
-from modelrunner.pull.http import new_client
 from modelrunner.pull.huggingface import HuggingFaceSource
+from modelrunner.pull.session import new_client
 from modelrunner.store import Store
 from modelrunner.types import FileProgress, WorkProgress
 from tests.pull.hub import Fault, Hub, Repository, sha256

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus
 from modelrunner.errors import EngineFailed, OutOfMemory
-from modelrunner.registry import BackendRegistry
+from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler, Target
 from modelrunner.types import (
     Bundle,

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from modelrunner.errors import BackingOff, EngineFailed
-from modelrunner.registry import BackendRegistry
+from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler, Target
 from modelrunner.types import KeepAlive, RequiredMemory
 from tests.fakes import FakeBackend, FakeTcpBackend, fake_key, fake_spec

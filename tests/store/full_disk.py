@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.errors import InsufficientDisk
-from modelrunner.modelconfig import ModelConfiguration
 from modelrunner.models.configurations import Configurations, PostedConfiguration
 from modelrunner.store import Store
 from tests.store.samples import add_model, files_under, ingest

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from modelrunner_fake import FakeBackend
 
-from modelrunner import BackendContext, Bundle, ModelFormat, ModelHeader, ProcessOptions, RunSpec
+from modelrunner.backend import BackendContext
 from modelrunner.testing import BackendContract
-from modelrunner.types import Mode
+from modelrunner.types import Bundle, Mode, ModelFormat, ModelHeader, ProcessOptions, RunSpec
 
 
 class TestFake(BackendContract):

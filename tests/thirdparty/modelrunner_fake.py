@@ -6,18 +6,10 @@ from typing import Any, NoReturn
 
 from pydantic import BaseModel
 
-from modelrunner import (
-    Backend,
-    BackendState,
-    BackendStatus,
-    BackendUnavailable,
-    Endpoint,
-    ModelFormat,
-    ProgressCallback,
-    RequiredMemory,
-    RunSpec,
-    process,
-)
+from modelrunner.backend import Backend, BackendState, BackendStatus, ProgressCallback
+from modelrunner.errors import BackendUnavailable
+from modelrunner.processes import process
+from modelrunner.types import Endpoint, ModelFormat, RequiredMemory, RunSpec
 
 
 class FakeSettings(BaseModel):

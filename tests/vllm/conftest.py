@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner import BackendContext, Bundle, Mode, ProcessOptions, RunSpec
-from modelrunner.locations import Locations
+from modelrunner.backend import BackendContext
+from modelrunner.config.locations import Locations
 from modelrunner.store import Store
+from modelrunner.types import Bundle, Mode, ProcessOptions, RunSpec
 from modelrunner_vllm import VllmBackend, engines
 from tests.e2e.conftest import make_daemon, no_process_left, prepared
 from tests.models.prepare import SMOLLM2_SAFETENSORS

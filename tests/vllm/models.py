@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modelrunner import Bundle, Mode, ModelFormat, ModelHeader, ProcessOptions, RunSpec, Tensor
+from modelrunner.types import Bundle, Mode, ModelFormat, ModelHeader, ProcessOptions, RunSpec, Tensor
 
 SMOLLM2: dict[str, Any] = {
     "general.architecture": "LlamaForCausalLM",

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from modelrunner import BadRequest, Endpoint, Mode, RunSpec
+from modelrunner.errors import BadRequest
+from modelrunner.types import Endpoint, Mode, RunSpec
 from modelrunner_vllm import args, environment
 from modelrunner_vllm.adapters import find_adapters
 from modelrunner_vllm.engines import Engine

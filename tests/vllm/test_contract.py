@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from modelrunner import BackendExited, BackendUnavailable, BadRequest, Bundle, Mode, RunSpec
+from modelrunner.errors import BackendExited, BackendUnavailable, BadRequest
 from modelrunner.testing import BackendContract, alive, running, tree
+from modelrunner.types import Bundle, Mode, RunSpec
 from modelrunner_vllm import VllmBackend
 from tests.models.prepare import MINILM_SAFETENSORS
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner import BackendContext, BackendState, BackendUnavailable, BadRequest, InstallProgress, InsufficientDisk
+from modelrunner.backend import BackendContext, BackendState, InstallProgress
+from modelrunner.errors import BackendUnavailable, BadRequest, InsufficientDisk
 from modelrunner_vllm import VllmBackend, engines, install, machine
 from modelrunner_vllm.engines import VERSION
 from modelrunner_vllm.machine import Build

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner import BackendUnavailable
+from modelrunner.errors import BackendUnavailable
 from modelrunner_vllm.engines import TORCH_CPU, VERSION
 from modelrunner_vllm.machine import CPU, CUDA, Build, Machine, has_cuda
 

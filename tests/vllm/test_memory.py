@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from modelrunner import InvalidModel, Mode, Tensor
+from modelrunner.errors import InvalidModel
+from modelrunner.types import Mode, Tensor
 from modelrunner_vllm import memory
 from tests.vllm.models import MINILM, MINILM_ELEMENTS, SMOLLM2, SMOLLM2_ELEMENTS, bundle, spec
 

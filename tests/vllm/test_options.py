@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from modelrunner import BadRequest
+from modelrunner.errors import BadRequest
 from modelrunner_vllm import flags, model
 from modelrunner_vllm.model_options import VllmOptions
 

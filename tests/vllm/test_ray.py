@@ -11,9 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from modelrunner import BackendExited, RunSpec
-from modelrunner.process import scrubbed_environment
+from modelrunner.errors import BackendExited
+from modelrunner.processes.process import scrubbed_environment
 from modelrunner.testing import running
+from modelrunner.types import RunSpec
 from modelrunner_vllm import VllmBackend
 
 pytestmark = pytest.mark.engine

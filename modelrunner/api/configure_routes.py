@@ -1,0 +1,64 @@
+"""/engines/_configure and /engines/reload: how each model is run."""
+
+from typing import Any
+
+from aiohttp import web
+
+from modelrunner import wire
+from modelrunner.api import wireforms
+from modelrunner.api.messages import check_query, checked, json_response, read_json
+from modelrunner.errors import BadRequest
+from modelrunner.models.configurator import Configurator
+from modelrunner.models.reload import Reloader
+from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.types import Mode
+
+
+class ConfigurationRoutes:
+    def __init__(self, configurator: Configurator, reloader: Reloader, registry: BackendRegistry) -> None:
+        self._configurator = configurator
+        self._reloader = reloader
+        self._registry = registry
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/engines/reload", self.reload),
+            *(
+                route
+                for path in ("/engines/_configure", "/engines/{backend}/_configure")
+                for route in (web.post(path, self.configure), web.get(path, self.show))
+            ),
+        ]
+
+    async def configure(self, request: web.Request) -> web.Response:
+        body = await read_json(request, dict[str, Any])
+        wanted = checked(body, wire.ConfigureRequest)
+        patch = {name: value for name, value in body.items() if name not in wire.ConfigureRequest.__struct_fields__}
+        patch = _with_backend(patch, request.match_info.get("backend"))
+        mode = Mode(wanted.mode) if wanted.mode else None
+        restart = wanted.apply == "restart"
+        shown = await self._configurator.change(wanted.model, patch, mode, restart=restart)
+        return json_response(wireforms.configuration(shown), status=202)
+
+    async def show(self, request: web.Request) -> web.Response:
+        """`?model=` for one of them; without it, all for which something is set."""
+        check_query(request, "model")
+        backend = request.match_info.get("backend")
+        if backend is not None:
+            self._registry.get(backend)
+        found = await self._configurator.show(request.query.get("model"), backend)
+        return json_response([wireforms.configuration(shown) for shown in found])
+
+    async def reload(self, request: web.Request) -> web.Response:
+        wanted = await read_json(request, wire.ReloadRequest) if request.can_read_body else wire.ReloadRequest()
+        changes = await self._reloader.reload(dry_run=wanted.dry_run)
+        return json_response(wire.Reloaded(wanted.dry_run, [wireforms.change(change) for change in changes]))
+
+
+def _with_backend(patch: dict[str, Any], in_path: str | None) -> dict[str, Any]:
+    """The backend of the path counts as one in the body. Raises `BadRequest` where they differ."""
+    if in_path is None:
+        return patch
+    if patch.get("backend", in_path) != in_path:
+        raise BadRequest(f"the path says backend {in_path}, the body {patch['backend']}", param="backend")
+    return patch | {"backend": in_path}

@@ -1,0 +1,81 @@
+"""The feed of events, why a model waits, and whether a model would fit."""
+
+from contextlib import aclosing
+
+import msgspec
+from aiohttp import web
+
+from modelrunner.api import wireforms
+from modelrunner.api.messages import check_query, json_response, reference_in_path
+from modelrunner.errors import BadRequest
+from modelrunner.models.advice import Advisor
+from modelrunner.models.library import Library
+from modelrunner.scheduler import EventRecord
+from modelrunner.scheduler.events import Events
+
+_ALIVE = 15.0  # seconds of silence after which a feed sends a comment
+_LONGEST_ID = 18
+
+
+class InsightRoutes:
+    def __init__(self, library: Library, advisor: Advisor, events: Events) -> None:
+        self._library = library
+        self._advisor = advisor
+        self._events = events
+
+    def routes(self) -> list[web.RouteDef]:
+        """To be added before the other routes of models, which take what follows `/models/` for a reference."""
+        return [
+            web.get("/engines/events", self.events),
+            web.get("/engines/why", self.why),
+            web.get("/models/{ref:.+}/fit", self.fit),
+        ]
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) from now on; from
+        `Last-Event-ID` or `?since=ID` on where one is given, 0 for all that are kept; with `?model=` of one model."""
+        check_query(request, "model", "since")
+        after = _event_id(request)
+        names = self._names(request.query["model"]) if "model" in request.query else None
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        async with aclosing(self._events.subscribe(after, idle=_ALIVE)) as feed:
+            async for event in feed:
+                if event is None:
+                    await response.write(b": alive\n\n")
+                elif names is None or event.model in names:
+                    await response.write(_sent(event))
+        await response.write_eof()
+        return response
+
+    async def why(self, request: web.Request) -> web.Response:
+        """`?model=`, and `?mode=` for another mode than the model's main one."""
+        check_query(request, "model", "mode")
+        reference = request.query.get("model", "")
+        if not reference:
+            raise BadRequest("say which model: ?model=REF", param="model")
+        return json_response(wireforms.why(await self._advisor.why(reference, request.query.get("mode"))))
+
+    async def fit(self, request: web.Request) -> web.Response:
+        """A model that is not here is estimated from its header or the size of its files."""
+        reference = reference_in_path(request, "/models/").removesuffix("/fit")
+        return json_response(wireforms.fit(await self._advisor.fit(reference)))
+
+    def _names(self, reference: str) -> set[str]:
+        model = self._library.get(reference)
+        return {model.id, *model.tags}
+
+
+def _event_id(request: web.Request) -> int | None:
+    given = request.headers.get("Last-Event-ID") or request.query.get("since")
+    if given is None:
+        return None
+    if not given.isascii() or not given.isdecimal() or len(given) > _LONGEST_ID:
+        raise BadRequest(f"{given!r} is no ID of an event: give the last one that was seen, or 0", param="since")
+    return int(given)
+
+
+def _sent(record: EventRecord) -> bytes:
+    data = msgspec.json.encode(wireforms.event(record))
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (record.id, record.event.encode(), data)

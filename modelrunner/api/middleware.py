@@ -1,0 +1,219 @@
+"""The common parts of every answer of the control plane: a request ID, errors in one shape, the CORS fields, and the
+end of the answer, after which the client's connection goes on without aiohttp. The fast lane has admitted the request:
+its framing, method, Host and Origin need no second check."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from modelrunner.errors import (
+    BadRequest,
+    ExpectationFailed,
+    MethodNotAllowed,
+    ModelRunnerError,
+    PayloadTooLarge,
+    RouteNotFound,
+    ShuttingDown,
+    UnsupportedMediaType,
+)
+from modelrunner.gateway.handover import HandedOver
+from modelrunner.gateway.render import new_request_id
+from modelrunner.gateway.routes import dialect_of, match, variants
+from modelrunner.http.answers import Header, cors
+from modelrunner.http.limits import Limits
+
+log = logging.getLogger(__name__)
+
+_REQUEST_ID = web.RequestKey("request_id", str)
+_HANDED_OVER: web.RequestKey[HandedOver | None] = web.RequestKey("handed_over")
+_STARTED = web.RequestKey("started", bool)
+
+_LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
+_CORS_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
+_OF_STATUS: dict[int, type[ModelRunnerError]] = {
+    404: RouteNotFound,
+    405: MethodNotAllowed,
+    413: PayloadTooLarge,
+    415: UnsupportedMediaType,
+    417: ExpectationFailed,
+}
+
+
+def _handed_over(request: web.BaseRequest) -> HandedOver | None:
+    """The way back to the client; None for a server without the fast lane, as tests have it."""
+    if _HANDED_OVER not in request:
+        transport = request.transport
+        request[_HANDED_OVER] = transport if isinstance(transport, HandedOver) else None
+    return request[_HANDED_OVER]
+
+
+def request_id_of(request: web.BaseRequest) -> str:
+    """The client's own where it sent a harmless one, else a new one; the same for the whole request."""
+    if _REQUEST_ID not in request:
+        handed_over = _handed_over(request)
+        request[_REQUEST_ID] = (handed_over and handed_over.judged.request_id) or new_request_id()
+    return request[_REQUEST_ID]
+
+
+def is_local(request: web.BaseRequest) -> bool:
+    """True for a request that came over the Unix socket."""
+    handed_over = _handed_over(request)
+    return handed_over is not None and handed_over.local
+
+
+def error_response(error: ModelRunnerError, request: web.BaseRequest) -> web.Response:
+    """Renders an error in the shape of the path's family."""
+    request_id = request_id_of(request)
+    headers, body = dialect_of(request.path).error(error, request_id)
+    return web.Response(status=error.status, headers={**_text(headers), "X-Request-ID": request_id}, body=body)
+
+
+def _text(headers: Iterable[Header]) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+
+
+def translated(error: web.HTTPException, request: web.BaseRequest) -> ModelRunnerError:
+    """Returns aiohttp's own refusals as errors of ours."""
+    match error:
+        case web.HTTPNotFound():
+            return RouteNotFound(f"there is no {request.method} {request.path}{_hint(request)}")
+        case web.HTTPMethodNotAllowed():
+            return MethodNotAllowed(f"{request.path} takes {', '.join(sorted(error.allowed_methods))}")
+        case web.HTTPRequestEntityTooLarge():
+            return PayloadTooLarge("the body is larger than body_limit allows")
+        case _:
+            return _OF_STATUS.get(error.status, BadRequest)(error.text or error.reason)
+
+
+def _hint(request: web.BaseRequest) -> str:
+    """Names the path that was probably meant, if there is one."""
+    resources = list(request.app.router.resources()) if isinstance(request, web.Request) else []
+    for path in variants(request.path):
+        if path != request.path and (match(path) or any(_leads_to(resource, path) for resource in resources)):
+            return f": ask {path}"
+    return ""
+
+
+def _leads_to(resource: web.AbstractResource, path: str) -> bool:
+    found = resource.get_info()
+    pattern = found.get("pattern")
+    return found.get("path") == path or (pattern is not None and pattern.fullmatch(path) is not None)
+
+
+def envelope(is_ending: Callable[[], bool]) -> Middleware:
+    """The outermost middleware. While the daemon ends, requests that look are answered, and those that begin something
+    are refused."""
+
+    @web.middleware
+    async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            request_id_of(request)  # while the transport is there to tell
+            if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
+                return _preflight(request)
+            if match(request.raw_path.partition("?")[0]) is not None:  # POST was the fast lane's
+                raise web.HTTPMethodNotAllowed(request.method, ["POST"])
+            if is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
+                raise ShuttingDown("the daemon is shutting down")
+            return await handler(request)
+        except web.HTTPException as error:
+            response = error_response(translated(error, request), request)
+            if "Allow" in error.headers:
+                response.headers["Allow"] = error.headers["Allow"]
+        except ModelRunnerError as error:
+            if error.status == 500:
+                log.exception("request %s: %s %s", request_id_of(request), request.method, request.path)
+            response = error_response(error, request)
+        except ConnectionError:
+            raise  # the client left; aiohttp closes the connection
+        except Exception as fault:  # a bug of ours: logged with its request ID, and not a word of it to the client
+            log.exception("request %s: %s %s", request_id_of(request), request.method, request.path)
+            response = error_response(_internal(request), request)
+            if request.get(_STARTED):
+                raise ConnectionAbortedError from fault
+        if request.get(_STARTED):  # a second head would be read as part of the body: cut instead
+            raise ConnectionAbortedError
+        return response
+
+    return handle
+
+
+async def finish_head(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """For `on_response_prepare`: every head passes here, those of streams inside their handler. aiohttp is to close its
+    end after each answer; the client is told about its own connection."""
+    request[_STARTED] = True
+    handed_over = _handed_over(request)
+    response.force_close()
+    response.headers.pop("Connection", None)
+    if handed_over is not None and not handed_over.keep_alive:
+        response.headers["Connection"] = "close"
+    response.headers["Server"] = "modelrunner"
+    response.headers.setdefault("X-Request-ID", request_id_of(request))
+    response.headers.update(_text(handed_over.judged.cors if handed_over is not None else cors(None)))
+
+
+def connections(server: web.Server, limits: Limits) -> Callable[[], web.RequestHandler]:
+    """A factory of `server`'s protocols, each for one request that was handed over."""
+    loop = asyncio.get_running_loop()
+    return lambda: _OneRequest(
+        server,
+        loop=loop,
+        access_log=None,  # type: ignore[arg-type]  # None is how aiohttp is told to keep none
+        keepalive_timeout=0.0,
+        tcp_keepalive=False,
+        lingering_time=0.0,
+        max_line_size=limits.head,
+        max_field_size=limits.head,
+        max_headers=limits.header_count,
+    )
+
+
+class _OneRequest(web.RequestHandler):
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """For what no handler sees: a target that is no URL, or a fault in aiohttp."""
+        if request.writer.output_size > 0:
+            raise ConnectionAbortedError("the answer had begun")
+        if status >= 500:
+            log.error("request %s failed", request_id_of(request), exc_info=exc)
+            error = _internal(request)
+        else:
+            first_line = (message or "").strip().partition("\n")[0].rstrip(":")
+            error = BadRequest(f"not a valid HTTP request: {first_line or 'it cannot be parsed'}")
+        response = error_response(error, request)
+        response.headers["Connection"] = "close"
+        if (handed_over := _handed_over(request)) is not None:
+            handed_over.close_after()
+        return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        handed_over = _handed_over(request)
+        resp, reset = await super().finish_response(request, resp, start_time)
+        if handed_over is not None and not reset:
+            handed_over.answered = True
+        return resp, reset
+
+
+def _internal(request: web.BaseRequest) -> ModelRunnerError:
+    return ModelRunnerError(f"this is a fault of modelrunner; its log has more under {request_id_of(request)}")
+
+
+def _preflight(request: web.Request) -> web.Response:
+    wanted = request.headers.get("Access-Control-Request-Headers", "Content-Type, Authorization, X-API-Key")
+    headers = {
+        "Access-Control-Allow-Methods": _CORS_METHODS,
+        "Access-Control-Allow-Headers": wanted,
+        "Access-Control-Max-Age": "600",
+    }
+    return web.Response(status=204, headers=headers)

@@ -1,0 +1,145 @@
+"""/models, and the OpenAI list of models: listing, pulling, verifying, tagging and removing models."""
+
+from aiohttp import web
+
+from modelrunner import wire
+from modelrunner.api import wireforms
+from modelrunner.api.messages import (
+    check_query,
+    json_response,
+    query_flag,
+    read_json,
+    reference_and_action,
+    reference_in_path,
+)
+from modelrunner.api.middleware import is_local
+from modelrunner.api.streaming import stream_progress
+from modelrunner.errors import BadRequest, Forbidden, ModelNotFound, NotImplementedHere, RouteNotFound
+from modelrunner.models.library import Library, PullOrder
+from modelrunner.store import StoredModel
+from modelrunner.types import ProgressReport
+
+
+class ModelRoutes:
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def routes(self) -> list[web.RouteDef]:
+        openai = [
+            route
+            for prefix in ("", "/engines", "/engines/{backend}")
+            for route in (
+                web.get(prefix + "/v1/models", self.list_openai),
+                web.get(prefix + "/v1/models/{ref:.+}", self.get_openai),
+                web.delete(prefix + "/v1/models/{ref:.+}", self.delete_openai),
+            )
+        ]
+        return [
+            web.get("/models", self.list),
+            web.post("/models/create", self.create),
+            web.post("/models/prune", self.prune),
+            web.get("/models/{ref:.+}", self.get),
+            web.delete("/models/{ref:.+}", self.delete),
+            web.post("/models/{ref:.+}", self.act),
+            *openai,
+        ]
+
+    async def list(self, request: web.Request) -> web.Response:
+        models = (*self._library, *self._library.damaged())
+        abilities = await self._library.abilities(models)
+        return json_response([wireforms.model(*found) for found in zip(models, abilities, strict=True)])
+
+    async def get(self, request: web.Request) -> web.Response:
+        check_query(request, "remote")
+        if query_flag(request, "remote"):
+            raise NotImplementedHere("a model can be shown here once it was pulled: leave `remote` out", param="remote")
+        model = self._library.get(reference_in_path(request, "/models/"))
+        (abilities,) = await self._library.abilities([model])
+        return json_response(wireforms.model(model, abilities))
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        wanted = await read_json(request, wire.PullRequest)
+        order = PullOrder(
+            wanted.from_,
+            wanted.name,
+            wanted.bearer_token,
+            trust=wanted.trust_remote_code,
+            verify=wanted.verify,
+            mmproj=wanted.mmproj,
+            chat_template=wanted.chat_template,
+        )
+        if order.is_local and not is_local(request):
+            raise Forbidden("a file of this machine is packaged only over the Unix socket", param="from")
+        if order.trust and not is_local(request):
+            raise Forbidden("a model's code can be trusted only over the Unix socket", param="trust-remote-code")
+
+        async def pull(report: ProgressReport) -> wire.Progress:
+            name = (await self._library.pull(order, report)).name
+            return wire.Progress("success", f"{name} is here", model=name)
+
+        return await stream_progress(request, pull, mode="pull")
+
+    async def prune(self, request: web.Request) -> web.Response:
+        check_query(request)
+        return json_response(wire.Pruned(sum(leftover.size for leftover in await self._library.prune())))
+
+    async def delete(self, request: web.Request) -> web.Response:
+        check_query(request, "force")
+        reference = reference_in_path(request, "/models/")
+        removed = await self._library.remove(reference, force=query_flag(request, "force"))
+        return json_response(wireforms.removed(removed))
+
+    async def act(self, request: web.Request) -> web.StreamResponse:
+        reference, action = reference_and_action(request, "/models/")
+        match action:
+            case "tag":
+                return await self._tag(request, reference)
+            case "verify":
+                return await self._verify(request, reference)
+        raise RouteNotFound(f"there is no action {action!r} for a model")
+
+    async def _verify(self, request: web.Request, reference: str) -> web.StreamResponse:
+        check_query(request)
+
+        async def verify(report: ProgressReport) -> wire.Progress:
+            name = await self._library.verify(reference, report)
+            return wire.Progress("success", f"{name} is intact", model=name)
+
+        return await stream_progress(request, verify, mode="verify")
+
+    async def _tag(self, request: web.Request, reference: str) -> web.Response:
+        check_query(request, "repo", "tag")
+        repository, tag = request.query.get("repo", ""), request.query.get("tag", "")
+        if not repository:
+            raise BadRequest("repo names no repository: ?repo=NAME&tag=TAG", param="repo")
+        target = f"{repository}:{tag}" if tag else repository
+        await self._library.tag(reference, target)
+        return json_response({"message": f"{reference} is tagged {target}", "target": target}, status=201)
+
+    async def list_openai(self, request: web.Request) -> web.Response:
+        """Each name of a model is an entry: clients choose among names."""
+        models = [model for model in self._library if self._is_served(request, model)]
+        data = [
+            wireforms.openai_model(name, model, abilities)
+            for model, abilities in zip(models, await self._library.abilities(models), strict=True)
+            for name in model.tags or [model.id]
+        ]
+        return json_response({"object": "list", "data": data})
+
+    async def get_openai(self, request: web.Request) -> web.Response:
+        model, name = self._library.named(reference_in_path(request, "/v1/models/"))
+        if not self._is_served(request, model):
+            raise ModelNotFound(f"{request.match_info['backend']} cannot serve {name}", param="model")
+        (abilities,) = await self._library.abilities([model])
+        return json_response(wireforms.openai_model(name, model, abilities))
+
+    async def delete_openai(self, request: web.Request) -> web.Response:
+        check_query(request, "force")
+        reference = reference_in_path(request, "/v1/models/")
+        await self._library.remove(reference, force=query_flag(request, "force"))
+        return json_response({"id": reference, "object": "model", "deleted": True})
+
+    def _is_served(self, request: web.Request, model: StoredModel) -> bool:
+        """True unless the path names a backend that cannot serve the model."""
+        backend = request.match_info.get("backend")
+        return backend is None or self._library.serves(backend, model)

@@ -1,0 +1,48 @@
+"""The routes for an operator's decisions about a model's memory: preload, pin, pause."""
+
+from aiohttp import web
+
+from modelrunner import wire
+from modelrunner.api import wireforms
+from modelrunner.api.messages import json_response, read_json
+from modelrunner.api.streaming import stream_progress
+from modelrunner.models.preload import Preloader
+from modelrunner.models.presence import Presence
+from modelrunner.types import ProgressReport
+
+
+class ResidencyRoutes:
+    def __init__(self, presence: Presence, preloader: Preloader) -> None:
+        self._presence = presence
+        self._preloader = preloader
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/engines/preload", self.preload),
+            web.post("/engines/{action:pin|unpin}", self.pin),
+            web.post("/engines/pause", self.pause),
+            web.post("/engines/resume", self.resume),
+        ]
+
+    async def preload(self, request: web.Request) -> web.StreamResponse:
+        wanted = await read_json(request, wire.ModelName)
+
+        async def load(report: ProgressReport) -> wire.Progress:
+            name = await self._preloader.load(wanted.model, report)
+            return wire.Progress("success", f"{name} is loaded", model=name)
+
+        return await stream_progress(request, load, mode="preload")
+
+    async def pin(self, request: web.Request) -> web.Response:
+        model, pin = (await read_json(request, wire.ModelName)).model, request.match_info["action"] == "pin"
+        presence = await self._presence.pin(model, pin=pin)
+        what = "is never evicted" if pin else "is evicted where another model needs the memory"
+        return json_response(wireforms.model_state(presence, what))
+
+    async def pause(self, request: web.Request) -> web.Response:
+        presence = await self._presence.pause((await read_json(request, wire.ModelName)).model)
+        return json_response(wireforms.model_state(presence, "is paused: its requests wait for `modelrunner resume`"))
+
+    async def resume(self, request: web.Request) -> web.Response:
+        presence = self._presence.resume((await read_json(request, wire.ModelName)).model)
+        return json_response(wireforms.model_state(presence, "answers again: its next request loads it"))

@@ -1,0 +1,91 @@
+"""Reports long pieces of work line by line: NDJSON for programs, plain lines for people."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from modelrunner.api import wireforms
+from modelrunner.api.middleware import request_id_of
+from modelrunner.errors import ModelRunnerError
+from modelrunner.types import ProgressReport
+from modelrunner.wire import Progress
+
+Work = Callable[[ProgressReport], Awaitable[Progress]]
+
+
+class _Mailbox:
+    """Keeps the newest line of each kind, in the order in which the kinds first came: for a slow client, figures are
+    skipped instead of piling up in the daemon."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Any, Progress] = {}
+        self._filled = asyncio.Event()
+
+    def put(self, line: Progress) -> None:
+        kind = line.layer.id if line.layer else (line.type, line.phase, line.message if not line.total else "")
+        self._lines[kind] = line
+        self._filled.set()
+
+    async def take(self) -> list[Progress]:
+        await self._filled.wait()
+        self._filled.clear()
+        lines, self._lines = list(self._lines.values()), {}
+        return lines
+
+
+async def stream_progress(request: web.Request, work: Work, *, mode: str) -> web.StreamResponse:
+    """Runs `work` and sends its progress; its result is the last line. Lines without a mode get `mode` ("pull",
+    "install"). An error before the first line is an ordinary error answer; a later one is a line of type error with the
+    same object. The work is cancelled when the client leaves."""
+    mailbox = _Mailbox()
+    answer = _Lines(request, mode)
+    task = asyncio.ensure_future(work(lambda step: mailbox.put(wireforms.progress(step))))
+    taking = asyncio.ensure_future(mailbox.take())
+    try:
+        while not task.done():
+            await asyncio.wait((task, taking), return_when=asyncio.FIRST_COMPLETED)
+            if taking.done():
+                for line in taking.result():
+                    await answer.send(line)
+                taking = asyncio.ensure_future(mailbox.take())
+        await answer.finish(task)
+    finally:
+        for left in (task, taking):
+            left.cancel()
+        await asyncio.gather(task, taking, return_exceptions=True)
+    return answer.response
+
+
+class _Lines:
+    """The answer. Its head is sent with the first line."""
+
+    def __init__(self, request: web.Request, mode: str) -> None:
+        self._request = request
+        self._mode = mode
+        self._json = "application/json" in request.headers.get("Accept", "")
+        kind = "application/x-ndjson" if self._json else "text/plain; charset=utf-8"
+        self.response = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-store"})
+
+    async def send(self, line: Progress) -> None:
+        if not self.response.prepared:
+            await self.response.prepare(self._request)
+        line = line if line.mode else msgspec.structs.replace(line, mode=self._mode)
+        await self.response.write(msgspec.json.encode(line) + b"\n" if self._json else _text(line))
+
+    async def finish(self, task: "asyncio.Future[Progress]") -> None:
+        try:
+            await self.send(task.result())
+        except ModelRunnerError as error:
+            if not self.response.prepared:
+                raise
+            body = error.as_dict(request_id_of(self._request))["error"]
+            await self.send(Progress("error", error.message, error=body))
+        await self.response.write_eof()
+
+
+def _text(line: Progress) -> bytes:
+    amount = f" {line.current * 100 // line.total}%" if line.total else ""
+    return f"{line.type}: {line.message}{amount}\n".encode()

@@ -1,0 +1,197 @@
+"""From the values of the daemon to the wire structs of api.py: times become RFC 3339 in UTC, enums text."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+from modelrunner import wire
+from modelrunner.models.abilities import Abilities
+from modelrunner.models.advice import FitAdvice
+from modelrunner.models.configurator import ShownConfiguration
+from modelrunner.models.disk import DiskReport
+from modelrunner.models.presence import ModelPresence
+from modelrunner.models.reload import SettingChange
+from modelrunner.scheduler import EventRecord, Explanation, RunnerView, Unloaded
+from modelrunner.store import Removed, StoredModel
+from modelrunner.types import RequiredMemory, WorkProgress
+
+_LONGEST_CHANGE = 200  # characters of one value
+
+
+def model(found: StoredModel, abilities: Abilities) -> wire.Model:
+    return wire.Model(
+        found.id,
+        found.tags,
+        found.created,
+        dict(found.config),
+        found.damage,
+        list(abilities.capabilities),
+        abilities.window,
+    )
+
+
+def openai_model(name: str, found: StoredModel, abilities: Abilities) -> dict[str, Any]:
+    """An entry of OpenAI's list of models, with more fields than theirs."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": found.created,
+        "owned_by": "modelrunner",
+        "architecture": found.config.get("architecture"),
+        "context_window": abilities.window or found.config.get("context_size"),
+        "capabilities": abilities.capabilities,
+        "backend": abilities.backend,
+    }
+
+
+def removed(done: Removed) -> list[wire.Untagged | wire.Deleted]:
+    untagged = [wire.Untagged(name) for name in done.names]
+    return [*untagged, wire.Deleted(done.deleted)] if done.deleted else [*untagged]
+
+
+def progress(step: WorkProgress) -> wire.Progress:
+    layer = wire.Layer(step.file.id, step.file.size, step.file.current) if step.file else None
+    kind: Literal["progress", "warning"] = "warning" if step.warning else "progress"
+    return wire.Progress(kind, step.message, step.total, step.current, layer, phase=step.phase, rate=step.rate)
+
+
+def runner(view: RunnerView) -> wire.RunnerStatus:
+    measured = view.memory.measured
+    return wire.RunnerStatus(
+        id=view.id,
+        backend_name=view.backend_name,
+        model_name=view.model_name,
+        model_id=view.model_id,
+        mode=view.mode,
+        state=view.state,
+        stage=view.stage,
+        pid=view.pid,
+        endpoint=str(view.endpoint),
+        context_size=view.context_size,
+        parallel=view.parallel,
+        memory=wire.RunnerMemory(_memory(view.memory.estimated), _memory(measured) if measured else None),
+        leases=view.leases,
+        queued=view.queued,
+        started_at=_time(view.started_at),
+        last_used=None if view.last_used is None else _time(view.last_used),
+        expires_at=None if view.expires_at is None else _time(view.expires_at),
+        keep_alive=str(view.keep_alive),
+        pinned=view.pinned,
+        in_use=view.leases > 0,
+        loading=view.state == "starting",
+        variant=view.variant,
+    )
+
+
+def unloaded(done: Unloaded) -> wire.UnloadResponse:
+    kept = [wire.Kept(each.id, each.reason) for each in done.kept]
+    return wire.UnloadResponse(len(done.models), list(done.models), kept)
+
+
+def event(record: EventRecord) -> wire.Event:
+    return wire.Event(
+        record.id,
+        record.event,
+        _time(record.time),
+        record.runner,
+        record.model,
+        record.reason,
+        dict(record.details),
+    )
+
+
+def why(found: Explanation) -> wire.Why:
+    figures = found.figures
+    return wire.Why(
+        found.model,
+        found.state,
+        found.position,
+        found.waiting_for,
+        _memory(figures.needed) if figures.needed else None,
+        _memory(figures.free),
+        _memory(figures.budget),
+        found.victims,
+        found.expected_seconds,
+        found.reason,
+        [event(record) for record in found.events],
+    )
+
+
+def fit(advice: FitAdvice) -> wire.Fit:
+    found, figures = advice.forecast, advice.forecast.figures
+    return wire.Fit(
+        found.fits,
+        _memory(figures.needed) if figures.needed else None,
+        _memory(figures.free),
+        _memory(figures.budget),
+        found.would_evict,
+        found.reason,
+        wire.Disk(advice.disk_needed, advice.disk_free),
+    )
+
+
+def disk_usage(found: DiskReport) -> wire.DiskUsage:
+    models = [
+        wire.ModelUsage(each.model.id, each.model.tags, each.size, each.shared, each.reclaimable)
+        for each in found.store.models
+    ]
+    backends = [wire.BackendUsage(each.name, each.version, each.engine, each.state) for each in found.engines]
+    engines = sum(each.engine for each in found.engines)
+    return wire.DiskUsage(models, backends, found.store.total, engines, found.store.partial)
+
+
+def model_state(presence: ModelPresence, what: str) -> wire.ModelState:
+    name = presence.model.name
+    return wire.ModelState(name, presence.state or "stopped", f"{name} {what}")
+
+
+def configuration(shown: ShownConfiguration) -> wire.Configuration:
+    effect = None
+    if shown.effect:
+        own = {
+            "backend": shown.effect.backend,
+            "context-size": shown.effect.context_size,
+            "parallel": shown.effect.parallel,
+        }
+        effect = shown.effect.configuration.as_dict() | own
+    posted = shown.posted
+    return wire.Configuration(
+        model=shown.model.name,
+        mode=shown.mode,
+        revision=posted.revision,
+        config=posted.configuration.as_dict(),
+        file=shown.file.as_dict(),
+        effective=effect,
+        problem=shown.problem,
+    )
+
+
+def change(found: SettingChange) -> wire.Change:
+    if not found.of_model:
+        return wire.Change(found.name, _json(found.before), _json(found.after), found.effect)
+    return wire.Change(f'models."{found.name}"', _fields(found.before), _fields(found.after), found.effect)
+
+
+def _fields(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {_cut(_json(value))}" for name, value in fields.items())
+
+
+def _cut(text: str) -> str:
+    """A chat template is pages of text."""
+    return text if len(text) <= _LONGEST_CHANGE else f"{text[:_LONGEST_CHANGE]}..."
+
+
+def _json(value: Any) -> str:
+    # At its top level, msgspec would write a dataclass such as KeepAlive as an object.
+    plain = value if value is None or isinstance(value, bool | int | float | str | list | tuple | dict) else str(value)
+    return msgspec.json.encode(plain, enc_hook=str).decode()
+
+
+def _memory(memory: RequiredMemory) -> wire.Memory:
+    return wire.Memory(memory.ram, list(memory.vram))
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,51 @@
+"""The options that commands share, and the way from `--host` to a client."""
+
+import os
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+
+from modelrunner.cli.client import Client
+from modelrunner.cli.start import address, ensure_running
+from modelrunner.config.locations import Locations
+from modelrunner.errors import BadRequest
+
+Command = Callable[..., Any]
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def with_client(*, start: bool = True) -> Callable[[Command], Command]:
+    """Adds `--host` and passes the command a `Client` as its first argument. With `start`, the daemon of this data
+    directory is started if it does not run; a daemon that `--host` or MODELRUNNER_HOST names is never started."""
+
+    def decorate(command: Command) -> Command:
+        @click.option("--host", metavar="URL", help="The daemon: unix:///path or http://host:port.")
+        @wraps(command)
+        def with_host(*args: Any, host: str | None, **options: Any) -> Any:
+            host = host or click.get_current_context().find_root().params.get("host")  # it may stand in front, too
+            return command(connect(host, start=start), *args, **options)
+
+        return with_host
+
+    return decorate
+
+
+def connect(host: str | None, *, start: bool) -> Client:
+    """Returns a client of the daemon at `host`, by default the daemon that the environment or the configuration
+    names."""
+
+    def client_of(address: str) -> Client:
+        try:
+            return Client(address, key=os.environ.get("MODELRUNNER_API_KEY"))
+        except BadRequest as error:
+            raise click.UsageError(error.message) from None
+
+    if host:
+        return client_of(host)
+    locations = Locations.find()
+    if locations.host != f"unix://{locations.socket}":
+        return client_of(locations.host)  # somebody else's daemon
+    return ensure_running(locations, client_of) if start else client_of(address(locations))

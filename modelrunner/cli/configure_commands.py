@@ -1,0 +1,185 @@
+"""The commands that set how models are run, and that read the configuration file again."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from modelrunner import wire
+from modelrunner.cli import output
+from modelrunner.cli.client import Client, decode, path
+from modelrunner.cli.common_options import json_option, with_client
+
+_NUMBERS = ("context_size", "min_context_size", "parallel", "gpu_layers", "draft_tokens")
+# Where a value goes whose option is not called as the field is; a dot leads into a table.
+_FIELDS = {
+    "keep_alive": "keep_alive",
+    "runtime_flags": "raw-runtime-flags",
+    "draft_model": "speculative.draft_model",
+    "draft_tokens": "speculative.num_tokens",
+    "draft_min_acceptance": "speculative.min_acceptance_rate",
+}
+_WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
+
+
+@click.command()
+@click.argument("model")
+@click.argument("flags", nargs=-1, metavar="[-- FLAG]...")
+@click.option(
+    "--context-size",
+    metavar="N",
+    help="Tokens of one sequence, prompt and answer; -1 for what the model was trained for.",
+)
+@click.option("--min-context-size", metavar="N", help="Take less context where memory is short, down to this.")
+@click.option("--parallel", metavar="N", help="Sequences that are worked on at once, each with a context of its own.")
+@click.option("--gpu-layers", metavar="N", help="Layers that go to GPUs; by default as many as fit.")
+@click.option("--keep-alive", metavar="DURATION", help="How long it stays loaded unused: 5m, 0, or -1 for ever.")
+@click.option("--runtime-flags", metavar="FLAGS", help="Flags of the engine, as one argument; or give them after --.")
+@click.option("--backend", metavar="NAME", help="The inference engine.")
+@click.option(
+    "--chat-template", metavar="FILE", help="A chat template in Jinja, instead of the model's own; for tools, or roles."
+)
+@click.option("--draft-model", metavar="MODEL", help="A small model that proposes tokens.")
+@click.option("--draft-tokens", metavar="N", help="So many tokens at once.")
+@click.option("--draft-min-acceptance", metavar="P", help="Only tokens of this probability.")
+@click.option("--pin", metavar="on|off", help="Never evict it for another model.")
+@click.option("--preload", metavar="on|off", help="Load it when the daemon starts.")
+@click.option(
+    "--set",
+    "tables",
+    multiple=True,
+    metavar="TABLE.KEY=VALUE",
+    help="An engine's own setting: llamacpp.save-slots=false.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["completion", "embedding", "reranking", "image-generation"]),
+    help="Change it for this kind of request alone.",
+)
+@click.option(
+    "--restart", is_flag=True, help="Now, with a new runner before the old one ends; else from its next load."
+)
+@json_option
+@with_client()
+def configure(
+    client: Client,
+    model: str,
+    flags: tuple[str, ...],
+    tables: tuple[str, ...],
+    mode: str | None,
+    restart: bool,
+    as_json: bool,
+    **options: str | None,
+) -> None:
+    """Show or change how a model is run.
+
+    "default" takes a value back. Without an option the configuration is shown.
+    """
+    changes: dict[str, Any] = {}
+    for name, text in options.items():
+        if text is not None:
+            _put(changes, _FIELDS.get(name, name.replace("_", "-")), _value(name, text))
+    if options["draft_model"] == "default":
+        changes["speculative"] = None
+    for given in tables:
+        name, equals, text = given.partition("=")
+        if not equals or "." not in name:
+            raise click.UsageError(f"--set takes TABLE.KEY=VALUE, not {given!r}")
+        _put(changes, name, None if text == "default" else _json(text))
+    if flags:
+        changes["runtime-flags"] = list(flags)
+    if changes or restart:
+        how = ({"mode": mode} if mode else {}) | ({"apply": "restart"} if restart else {})
+        client.fetch("POST", "/engines/_configure", {"model": model, **how, **changes}, timeout=None)
+    _show(client, model, as_json)
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only say what it would do.")
+@json_option
+@with_client(start=False)
+def reload(client: Client, dry_run: bool, as_json: bool) -> None:
+    """Read the configuration file again.
+
+    A runner whose model's settings changed ends after its last request, and the next request starts a new one. Other
+    runners go on.
+    """
+    raw = client.fetch("POST", "/engines/reload", wire.ReloadRequest(dry_run), timeout=None)
+    done = decode(raw, wire.Reloaded)
+    if as_json:
+        output.json(raw)
+    elif done.changes:
+        output.table(("SETTING", "WAS", "IS", "EFFECT"), [(c.what, c.from_, c.to, c.effect) for c in done.changes])
+    else:
+        output.note("nothing has changed")
+
+
+def _show(client: Client, model: str, as_json: bool) -> None:
+    raw = client.fetch("GET", path("engines", "_configure", model=model))
+    if as_json:
+        output.json(raw)
+        return
+    configurations = decode(raw, list[wire.Configuration])
+    for found in configurations:
+        if found is not configurations[0]:
+            output.say("")
+        output.fields([("model", found.model), ("mode", found.mode or "all"), ("revision", str(found.revision))])
+        effect = found.effective or {}
+        rows = [
+            (
+                name,
+                *(
+                    _shown(name, values[name]) if name in values else ""
+                    for values in (found.config, found.file, effect)
+                ),
+            )
+            for name in {**effect, **found.config, **found.file}
+        ]
+        output.table(("SETTING", "CONFIGURED", "CONFIG.TOML", "IN EFFECT"), rows)
+        if found.problem:
+            output.note(f"{found.model} cannot be run so: {found.problem}")
+
+
+def _put(changes: dict[str, Any], name: str, value: Any) -> None:
+    *tables, key = name.split(".")
+    for table in tables:
+        changes = changes.setdefault(table, {})
+    changes[key] = value
+
+
+def _value(name: str, text: str) -> Any:
+    if text == "default":
+        return None
+    if name == "chat_template":
+        return _template(text)
+    if name in _NUMBERS:
+        if not text.isascii() or not text.isdecimal():
+            raise click.UsageError(f"--{name.replace('_', '-')} is a number, or default")
+        return int(text)
+    if name in ("pin", "preload"):
+        if text.lower() not in _WORDS:
+            raise click.UsageError(f"--{name} is on, off, or default")
+        return _WORDS[text.lower()]
+    return _json(text) if name == "draft_min_acceptance" else text
+
+
+def _template(name: str) -> str:
+    try:
+        return Path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"--chat-template is a file of text, or default; {name}: {error}") from None
+
+
+def _json(text: str) -> Any:
+    """Returns the JSON value of the text (a number, true, a list), else the text itself."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _shown(name: str, value: Any) -> str:
+    if name == "chat-template":  # pages of text
+        return f"{len(value)} characters"
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,0 +1,193 @@
+"""The commands about the daemon itself."""
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from platform import python_version
+
+import click
+import msgspec
+
+from modelrunner import __version__, wire
+from modelrunner.cli import output
+from modelrunner.cli.client import Client, decode, path
+from modelrunner.cli.common_options import json_option, with_client
+from modelrunner.errors import DaemonUnreachable, ModelRunnerError, NotFound
+from modelrunner.units import format_bytes
+
+STOP_LIMIT = 120.0  # seconds until a daemon that was asked to stop must be gone
+_POLL = 0.02
+_SHOWN_LINES = 200  # of a log, on a terminal
+
+
+class _LineCount(click.ParamType[str]):
+    name = "N|all"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value != "all" and not (value.isascii() and value.isdigit() and len(value) < 10):
+            self.fail(f"{value!r} is neither a number of lines nor `all`", param, ctx)
+        return value
+
+
+@click.command()
+@json_option
+@with_client(start=False)
+def status(client: Client, as_json: bool) -> None:
+    """Show the daemon, its engines and its memory.
+
+    The exit code is 3 where no daemon runs.
+    """
+    try:
+        raw = client.fetch("GET", "/version")
+    except DaemonUnreachable:
+        if as_json:
+            output.json(b'{"running": false}')
+        else:
+            output.fields([("running", "no"), ("looked at", client.host)])
+        raise
+    found = decode(raw, wire.Status)
+    if as_json:
+        output.json(raw)
+        return
+    output.fields(
+        [
+            ("running", f"process {found.pid}, version {found.version}"),
+            ("socket", found.socket),
+            ("listen", found.listen or "none"),
+            ("data", found.data_dir),
+            *((f"engine {name}", text) for name, text in found.backends.items()),
+            *((f"memory {name}", format_bytes(count)) for name, count in found.memory.items()),
+        ]
+    )
+
+
+@click.command()
+@click.argument("name", required=False, metavar="[MODEL|RUNNER]")
+@click.option("-f", "--follow", is_flag=True, help="Go on as it grows, until Ctrl-C.")
+@click.option(
+    "-n",
+    "--lines",
+    type=_LineCount(),
+    help=f"Show the last N lines, or `all`. Default: {_SHOWN_LINES} on a terminal, else all.",
+)
+@with_client(start=False)
+def logs(client: Client, name: str | None, follow: bool, lines: str | None) -> None:
+    """Show the log of the daemon or of a runner.
+
+    A runner is named by its model, or by its ID as `modelrunner ps` shows it.
+    """
+    if lines is None and output.is_terminal(sys.stdout):
+        lines = str(_SHOWN_LINES)
+    query = {"follow": "true" if follow else None, "lines": None if lines == "all" else lines}
+    if name is None:
+        return _print_log(client, path("logs", **query))
+    try:
+        _print_log(client, path("logs", runner=name, **query))
+    except NotFound:
+        _print_log(client, path("logs", model=name, **query))
+
+
+@click.command()
+@click.option("--listen", metavar="HOST:PORT", help="The TCP address; empty for none.")
+@click.option("--socket", metavar="PATH", help="The Unix socket.")
+def serve(listen: str | None, socket: str | None) -> None:
+    """Run the daemon in the foreground."""
+    from modelrunner.config.locations import Locations
+    from modelrunner.config.settings import Settings
+    from modelrunner.daemon.app import run
+
+    settings = Settings.load(Locations.find(), listen=listen, socket=os.path.abspath(socket) if socket else None)
+    run(settings)
+
+
+@click.command()
+@with_client(start=False)
+def shutdown(client: Client) -> None:
+    """Stop the daemon and everything that it runs.
+
+    Running answers may end first. The command returns when the daemon is gone.
+    """
+    pid = client.call("GET", "/version", wire.Status).pid if client.host.startswith("unix:") else None
+    with _process(pid) as has_ended:
+        client.fetch("POST", "/shutdown")
+        end = time.monotonic() + STOP_LIMIT
+        while _answers(client) or not has_ended():
+            if time.monotonic() > end:
+                raise ModelRunnerError(f"the daemon does not end (process {pid or 'unknown'}); see `modelrunner logs`")
+            time.sleep(_POLL)
+    output.note("the daemon has ended")
+
+
+@click.command()
+@json_option
+@with_client(start=False)
+def version(client: Client, as_json: bool) -> None:
+    """Show the versions of the command line and of the daemon."""
+    daemon = None
+    with suppress(DaemonUnreachable):
+        daemon = client.call("GET", "/version", wire.Status).version
+    if as_json:
+        output.json(msgspec.json.encode({"client": __version__, "daemon": daemon, "python": python_version()}))
+    else:
+        output.fields([("modelrunner", __version__), ("daemon", daemon or "none runs"), ("python", python_version())])
+
+
+@click.command(name="help")
+@click.argument("command", required=False)
+@click.pass_context
+def help_about(context: click.Context, command: str | None) -> None:
+    """Show what a command does."""
+    root = context.find_root()
+    if command is None:
+        output.say(root.get_help())
+        return
+    assert isinstance(root.command, click.Group)
+    name, found, _ = root.command.resolve_command(root, [command])
+    assert found is not None
+    output.say(found.get_help(click.Context(found, info_name=name, parent=root)))
+
+
+def _print_log(client: Client, where: str) -> None:
+    with client.open("GET", where) as response:
+        for line in client.lines(response):
+            sys.stdout.write(output.shown(line.decode("utf-8", "replace"), sys.stdout))
+            sys.stdout.flush()
+
+
+def _answers(client: Client) -> bool:
+    try:
+        client.fetch("GET", "/health")
+    except ModelRunnerError:
+        return False
+    return True
+
+
+@contextmanager
+def _process(pid: int | None) -> Iterator[Callable[[], bool]]:
+    """Yields a function that tells whether the process has ended. Without a pid, as for a daemon on another machine, it
+    returns True. A pidfd distinguishes a zombie from a living process, where the system has pidfds."""
+    if pid is None:
+        yield lambda: True
+    elif sys.platform == "linux":
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:  # it is in another process namespace
+            yield lambda: True
+            return
+        try:
+            yield lambda: bool(select.select([descriptor], [], [], 0)[0])
+        finally:
+            os.close(descriptor)
+    else:
+        yield lambda: not _exists(pid)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

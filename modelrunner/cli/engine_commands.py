@@ -1,0 +1,50 @@
+"""The commands about inference engines."""
+
+import click
+
+from modelrunner.cli import output
+from modelrunner.cli.client import Client
+from modelrunner.cli.common_options import with_client
+from modelrunner.cli.prepare import install as install_engine
+from modelrunner.cli.prepare import is_missing
+
+
+@click.command()
+@click.argument("backend", required=False)
+@click.option("--build", is_flag=True, help="Compile it here instead of taking a prebuilt one.")
+@with_client()
+def install(client: Client, backend: str | None, build: bool) -> None:
+    """Install an inference engine.
+
+    BACKEND may be left out where there is only one.
+    """
+    output.say(install_engine(client, backend or _meant(client, installed=False), build=build))
+
+
+@click.command()
+@click.argument("backend", required=False)
+@click.option("--build", is_flag=True, help="Compile it here instead of taking a prebuilt one.")
+@with_client()
+def update(client: Client, backend: str | None, build: bool) -> None:
+    """Bring an engine to the version that belongs to this release.
+
+    BACKEND may be left out where only one is installed.
+    """
+    output.say(install_engine(client, backend or _meant(client, installed=True), build=build, action="update"))
+
+
+@click.command()
+@click.argument("backend")
+@with_client()
+def uninstall(client: Client, backend: str) -> None:
+    """Remove an engine."""
+    output.say(install_engine(client, backend, action="uninstall"))
+
+
+def _meant(client: Client, *, installed: bool) -> str:
+    """Returns the backend that a command without a name means: the only one, or the only one that is installed."""
+    statuses = client.call("GET", "/engines/status", dict[str, str])
+    candidates = [name for name, status in statuses.items() if not (installed and is_missing(status))]
+    if len(candidates) == 1:
+        return candidates[0]
+    raise click.UsageError(f"say which backend: {', '.join(sorted(statuses)) or 'there is none here'}")

@@ -1,0 +1,113 @@
+"""The commands why, fit and events, which explain what the daemon does."""
+
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+
+import click
+
+from modelrunner import wire
+from modelrunner.cli import FAILED, output
+from modelrunner.cli.client import Client, decode, path
+from modelrunner.cli.common_options import json_option, with_client
+from modelrunner.units import format_bytes, format_duration
+
+_FITS = {
+    "now": "now",
+    "after_eviction": "after other models have made room",
+    "split": "in a smaller way than the one that was asked for",
+    "never": "no",
+}
+
+
+@click.command()
+@click.argument("model")
+@json_option
+@with_client(start=False)
+def why(client: Client, model: str, as_json: bool) -> None:
+    """Say what a model waits for.
+
+    Shows the last events about it, and about the models that were evicted for it.
+    """
+    raw = client.fetch("GET", path("engines", "why", model=model))
+    found = decode(raw, wire.Why)
+    if as_json:
+        output.json(raw)
+        return
+    seconds = found.expected_seconds
+    output.say(found.reason)
+    output.fields(
+        [
+            ("state", found.state),
+            *([("waits for", found.waiting_for)] if found.waiting_for else []),
+            *([("position", str(found.position))] if found.position else []),
+            *([("ready in", f"about {format_duration(round(seconds))}")] if seconds else []),
+            *([("makes room", ", ".join(found.victims))] if found.victims else []),
+            *_memory(found),
+            *((_clock(event), _told(event)) for event in found.events),
+        ]
+    )
+
+
+@click.command()
+@click.argument("model")
+@json_option
+@with_client()
+def fit(client: Client, model: str, as_json: bool) -> int:
+    """Say whether a model fits into memory and on the disk.
+
+    MODEL need not be here yet: hf.co/ORG/REPO[:QUANT] is looked up, not downloaded. The exit code is 1 for a model that
+    does not fit.
+    """
+    raw = client.fetch("GET", path("models", model, "fit"), timeout=None)
+    found = decode(raw, wire.Fit)
+    code = FAILED if found.fits == "never" else 0
+    if as_json:
+        output.json(raw)
+        return code
+    output.say(found.reason)
+    disk = found.disk
+    output.fields(
+        [
+            ("fits", _FITS[found.fits]),
+            *([("would evict", ", ".join(found.would_evict))] if found.would_evict else []),
+            *_memory(found),
+            *([("disk needed", format_bytes(disk.needed)), ("disk free", format_bytes(disk.free))] if disk else []),
+        ]
+    )
+    return code
+
+
+@click.command()
+@click.option("--model", metavar="MODEL", help="Only those about this model.")
+@click.option("--since", metavar="ID", help="From those after this one on; 0 for all that are kept.")
+@json_option
+@with_client(start=False)
+def events(client: Client, model: str | None, since: str | None, as_json: bool) -> None:
+    """Show what happens, as it happens.
+
+    Ends with Ctrl-C. With --json, prints one object a line.
+    """
+    if since is None and output.is_terminal(sys.stderr):
+        output.note("waiting for events; --since 0 shows the past ones too; Ctrl-C ends")
+    with client.open("GET", path("engines", "events", model=model, since=since)) as response:
+        for event in client.events(response):
+            found = decode(event.data, wire.Event)
+            told = event.data if as_json else f"{_clock(found)}  {found.event.ljust(9)}  {_told(found, kind=False)}"
+            output.say(told, flush=True)
+
+
+def _memory(found: wire.Why | wire.Fit) -> Iterator[tuple[str, str]]:
+    for name, memory in (("needed", found.needed), ("free", found.free), ("budget", found.budget)):
+        if memory is not None:
+            devices = [f"{format_bytes(count)} on device {i}" for i, count in enumerate(memory.vram)]
+            yield f"memory {name}", ", ".join([format_bytes(memory.ram), *devices])
+
+
+def _clock(event: wire.Event) -> str:
+    return datetime.fromisoformat(event.time).astimezone().strftime("%H:%M:%S")
+
+
+def _told(event: wire.Event, *, kind: bool = True) -> str:
+    what = " ".join(filter(None, [event.event if kind else "", event.model, event.runner and f"({event.runner})"]))
+    return ": ".join(filter(None, [what, event.reason]))

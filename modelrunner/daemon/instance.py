@@ -1,0 +1,288 @@
+"""The lock of the data directory, the listening sockets and signals of the daemon, and the clean-up after a daemon that
+was killed."""
+
+import asyncio
+import errno
+import fcntl
+import ipaddress
+import logging
+import os
+import re
+import resource
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from modelrunner.config import lockfile
+from modelrunner.config.locations import MAX_SOCKET_PATH, ConfigurationError
+from modelrunner.errors import ModelRunnerError
+from modelrunner.processes.processtree import become_subreaper
+
+log = logging.getLogger(__name__)
+
+# Seconds; Python's own are 0.005. A thread gives the interpreter away with each system call, and waits this long to get
+# it back from a busy loop: what looks at many files (`/version`) took 0.6 s beside a flood of requests, 0.25 with this.
+_SWITCH_INTERVAL = 0.001
+_HANDOVER = 10.0  # seconds that a new daemon gives one that is starting or ending
+_POLL = 0.05
+_PROBE_TIMEOUT = 1.0
+BACKLOG = 1024
+"""Clients that may wait to be accepted; one more waits a second until its system tries again."""
+_MOST_DESCRIPTORS = 1 << 16
+_RUNTIME = re.compile(r"modelrunner-(\d+-)?[0-9a-f]{8}")
+
+
+class AlreadyRunning(ModelRunnerError):
+    """Another daemon holds the data directory, or another program the address."""
+
+    code = "already_running"
+
+
+class Lifecycle:
+    """Set from signals and from `POST /shutdown`: the first request to stop drains, the second does not wait.
+    `on_reload`, once it is set, is called to read the configuration again."""
+
+    def __init__(self) -> None:
+        self.on_reload: Callable[[], None] | None = None
+        self._terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
+        self.started = time.monotonic()
+        self.stop = asyncio.Event()
+        self.hurry = asyncio.Event()
+
+    def request_stop(self) -> None:
+        (self.hurry if self.stop.is_set() else self.stop).set()
+
+    def hang_up(self) -> None:
+        """HUP asks a service to read its configuration again. To a program in a terminal it says that the terminal was
+        closed: the system has detached it from the terminal before it sends the signal."""
+        closed = any(not os.isatty(descriptor) for descriptor in self._terminals)
+        if closed or self.on_reload is None:
+            self.request_stop()
+        else:
+            self.on_reload()
+
+    @contextmanager
+    def on_signals(self, *, last: bool = False) -> Iterator[None]:
+        """TERM and INT (Ctrl-C) ask to stop. With `last` the process ends after the block: signals that come then are
+        ignored, so that its exit status is its own."""
+        loop = asyncio.get_running_loop()
+        asked = {
+            signal.SIGTERM: self.request_stop,
+            signal.SIGINT: self.request_stop,
+            signal.SIGHUP: self.hang_up,
+        }
+
+        def handle(number: int, _: object) -> None:
+            loop.call_soon_threadsafe(asked[signal.Signals(number)])
+
+        before = {number: signal.signal(number, handle) for number in asked}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_IGN if last else handler)
+
+
+def prepare_process() -> None:
+    """Takes descriptors 0 to 2, so that no socket or file of ours becomes some library's stdout; allows as many others
+    as the system grants; lets a thread that looks at files get on while the event loop is busy; and adopts what a
+    killed guardian leaves."""
+    become_subreaper()
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    sys.setswitchinterval(_SWITCH_INTERVAL)
+
+
+Announce = Callable[[Path, str], None]
+
+
+@contextmanager
+def hold(data: Path, socket_path: Path) -> Iterator[Announce]:
+    """Holds the lock of the data directory for as long as the block lasts; it ends with the process, however that ends.
+    A daemon that is just starting or ending is waited for. Gives a function that writes the daemon's addresses (the
+    path of its socket, and its TCP address or "") into the lock file. Raises `AlreadyRunning`, which names the holder,
+    and `ConfigurationError`."""
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(data / lockfile.NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the data directory {data} cannot be used: {error.strerror}; make it writable, or set another "
+            "with MODELRUNNER_DATA_DIR"
+        ) from error
+
+    def announce(path: Path, listen: str) -> None:
+        with suppress(OSError):  # a full disk: what was written before is still there
+            lockfile.write(lock, lockfile.Holder(os.getpid(), str(path), listen))
+
+    try:
+        _lock(lock, data)
+        announce(socket_path, "")
+        yield announce
+        os.ftruncate(lock, 0)
+    finally:
+        os.close(lock)
+
+
+def _lock(lock: int, data: Path) -> None:
+    end = time.monotonic() + _HANDOVER
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = lockfile.read(lock)
+            if time.monotonic() > end or (other and answers(Path(other.socket))):
+                where = f"process {other.pid}, listening on unix://{other.socket}" if other else "another process"
+                raise AlreadyRunning(
+                    f"a daemon already serves {data}: {where}; stop it with `modelrunner shutdown`"
+                ) from None
+            time.sleep(_POLL)
+
+
+def answers(path: Path) -> bool:
+    """Returns whether a process listens on this Unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_PROBE_TIMEOUT)
+        try:
+            probe.connect(os.fspath(path))
+        except TimeoutError:
+            return True  # its queue is full
+        except OSError:
+            return False
+        return True
+
+
+def remove_abandoned(runtime: Path) -> None:
+    """Removes the folders beside `runtime` of daemons that are gone: of the same kind and user, without a listener, and
+    unchanged for a day. Their data directories may have been deleted."""
+    yesterday = time.time() - 24 * 3600
+    for folder in runtime.parent.glob("modelrunner-*"):
+        with suppress(OSError):
+            found = folder.lstat()
+            ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and _RUNTIME.fullmatch(folder.name)
+            if ours and folder != runtime and found.st_mtime < yesterday:
+                remove_dead_sockets(folder)
+                folder.rmdir()
+                log.info("removed %s, whose daemon is gone", folder)
+
+
+def remove_dead_sockets(runtime: Path) -> None:
+    """Removes the sockets that a killed daemon left. A socket with a listener stays."""
+    for path in runtime.iterdir():
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(path.lstat().st_mode) and not answers(path):
+                path.unlink()
+                log.info("removed %s, which nobody listens on any more", path)
+
+
+class UnixListener:
+    """A listening socket of mode 0600 with a temporary name until it is published: so no client finds a socket that
+    does not answer, and asyncio, which removes whatever lies at a path that it binds, never sees the path."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `AlreadyRunning` if another program listens on `path`, `ConfigurationError` if no socket can be
+        made."""
+        if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+            raise ConfigurationError(
+                f"the socket path {path} is longer than {MAX_SOCKET_PATH} bytes: set a shorter one with "
+                "MODELRUNNER_RUNTIME_DIR or --socket"
+            )
+        if answers(path):
+            raise AlreadyRunning(f"another program listens on {path}: stop it, or set another `socket`")
+        if os.path.lexists(path) and not path.is_socket():
+            raise ConfigurationError(f"{path} is in the way and is no socket: move it, or set another `socket`")
+        self._path = path
+        self._temporary = path.with_name(f".{os.getpid()}.sock")
+        self.socket = socket.socket(socket.AF_UNIX)
+        mask = os.umask(0o177)  # the mode is right from the first moment
+        try:
+            self._temporary.unlink(missing_ok=True)
+            self.socket.bind(os.fspath(self._temporary))
+        except OSError as error:
+            self.socket.close()
+            raise ConfigurationError(
+                f"no socket can be made at {path}: {error.strerror or error}; set another place with "
+                "MODELRUNNER_RUNTIME_DIR or --socket"
+            ) from error
+        finally:
+            os.umask(mask)
+        self._identity = self._temporary.lstat()
+
+    def publish(self) -> None:
+        """Gives the socket its name. Call it once the socket listens."""
+        self._temporary.rename(self._path)
+
+    def is_published(self) -> bool:
+        """False once its name was removed, or belongs to another socket."""
+        try:
+            return os.path.samestat(self._path.lstat(), self._identity)
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Closes the socket and removes it, unless its name belongs to another socket by then."""
+        self.socket.close()
+        for path in (self._temporary, self._path):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                if os.path.samestat(path.lstat(), self._identity):
+                    path.unlink()
+
+
+def bind_tcp(listen: str) -> socket.socket | None:
+    """Makes a listener for an address such as `127.0.0.1:12434` or `[::1]:0`; None for "". Raises `ConfigurationError`
+    for an address that is not loopback, `AlreadyRunning` for a port that is taken."""
+    if not listen:
+        return None
+    host, port = _parse_address(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        # Now, not when the event loop is ready: with SO_REUSEADDR two may bind, but only one listens.
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise AlreadyRunning(
+                f"another program listens on {listen}: stop it, or set another address with --listen or "
+                "MODELRUNNER_LISTEN (empty for none)"
+            ) from None
+        raise ConfigurationError(f"listen = {listen!r} cannot be used: {error.strerror or error}") from error
+    return listener
+
+
+def address(listener: socket.socket | None) -> str:
+    """Returns the address in a client's form, `http://127.0.0.1:12434`; "" without a listener."""
+    if listener is None:
+        return ""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _parse_address(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise ConfigurationError(f"listen = {listen!r} is no address: write HOST:PORT such as 127.0.0.1:12434")
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+        loopback = address.is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ConfigurationError(
+            f"listen = {listen!r} would open the daemon to others, and it asks nobody for a key: use 127.0.0.1, and a "
+            "tunnel (`ssh -L`) from elsewhere"
+        )
+    return str(address), int(port)

@@ -1,0 +1,176 @@
+"""The parts of the daemon, made once from its settings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from modelrunner import durable
+from modelrunner.backend import Backend, BackendContext
+from modelrunner.config.locations import ConfigurationError
+from modelrunner.config.settings import Settings
+from modelrunner.daemon import logs, shapes
+from modelrunner.durable import JsonFile
+from modelrunner.errors import InvalidReference, ModelNotFound
+from modelrunner.gateway.access import host_names
+from modelrunner.gateway.pipeline import Pipeline
+from modelrunner.models.advice import Advisor
+from modelrunner.models.backendtables import check_settings
+from modelrunner.models.configurations import Configurations
+from modelrunner.models.configurator import Configurator
+from modelrunner.models.disk import DiskMeter
+from modelrunner.models.installs import Installer
+from modelrunner.models.library import Library
+from modelrunner.models.preload import Preloader
+from modelrunner.models.presence import Presence
+from modelrunner.models.reload import FileSettings, Reloader, Setter, check_tables
+from modelrunner.models.resolve import Resolver
+from modelrunner.models.statuses import Statuses
+from modelrunner.models.templates import TemplateFiles
+from modelrunner.models.validation import Validator
+from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.pull import Puller
+from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
+from modelrunner.store import Reference, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the daemon consists of; the operations, from `library` on, know no HTTP."""
+
+    store: Store
+    registry: BackendRegistry
+    configurations: Configurations
+    resolver: Resolver
+    validator: Validator
+    probe: MemoryProbe
+    scheduler: Scheduler
+    library: Library
+    configurator: Configurator
+    presence: Presence
+    advisor: Advisor
+    disk: DiskMeter
+    statuses: Statuses
+    installer: Installer
+    preloader: Preloader
+
+
+def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
+    """Opens the store and finds the backends; nothing runs yet. Raises `ConfigurationError`, `StorageFailed`."""
+    data = settings.data_dir
+    state = data / "state"
+    state.mkdir(mode=0o700, exist_ok=True)
+    durable.sweep_temporaries(state)
+    store = Store(data)
+    registry = registry or BackendRegistry.discover(
+        lambda backend: _context(settings, backend),
+        chosen=JsonFile(state / "choices.json", dict[str, str], cache=True),
+    )
+    configurations = Configurations(
+        state / "configurations.json", tables=settings.models, model_id=lambda reference: _id(store, reference)
+    )
+    resolver = Resolver(
+        store,
+        registry,
+        configurations,
+        logs=data / "logs",
+        templates=TemplateFiles(state / "templates"),
+        keep_alive=settings.keep_alive,
+        stop_grace=settings.stop_grace,
+    )
+    validator = Validator(registry, resolver)
+    check_tables(file_settings(settings), store, configurations.settings, validator)
+    probe = MemoryProbe(settings.memory_budget, settings.memory_reserve)
+    make_runner = RunnerFactory(
+        registry, settings.runtime_folder, stall_limit=settings.stall_limit, wedge_limit=settings.wedge_limit
+    )
+    scheduler = Scheduler(
+        registry,
+        make_runner,
+        probe=probe,
+        ledger=Ledger(state / "memory.json"),
+        max_queue=settings.max_queue,
+        max_wait=settings.max_wait,
+        drain_limit=settings.drain_limit,
+    )
+    puller = Puller(store)
+    configurator = Configurator(store, scheduler, configurations, resolver, validator)
+    shapes.prime()
+    return Parts(
+        store=store,
+        registry=registry,
+        configurations=configurations,
+        resolver=resolver,
+        validator=validator,
+        probe=probe,
+        scheduler=scheduler,
+        library=Library(store, puller, scheduler, registry, configurations, resolver),
+        configurator=configurator,
+        presence=Presence(store, scheduler, registry, configurator),
+        advisor=Advisor(store, resolver, scheduler, puller),
+        disk=DiskMeter(store, registry, state),
+        statuses=Statuses(registry),
+        installer=Installer(registry, scheduler, resolver.forget),
+        preloader=Preloader(store, resolver, scheduler),
+    )
+
+
+def _id(store: Store, reference: str) -> str | None:
+    try:
+        return store.whole(reference)[0].id
+    except (ModelNotFound, InvalidReference):
+        return None
+
+
+def _context(settings: Settings, backend: type[Backend]) -> BackendContext:
+    """Raises `ConfigurationError`."""
+    name = backend.name
+    table: dict[str, Any] = dict(settings.backends.get(name, {}))
+    check_settings(backend, table, settings.place)
+    if name == "llama.cpp" and settings.llama_server:  # MODELRUNNER_LLAMA_SERVER is short for this table's key
+        table["llama_server"] = settings.llama_server
+    data = settings.data_dir
+    return BackendContext(data / "engines", settings.cache_dir, data / "logs", table, data / "state" / name)
+
+
+def file_settings(settings: Settings) -> FileSettings:
+    """What a reload compares. Raises `ConfigurationError` for a table whose name is no reference."""
+    for reference in settings.models:
+        try:
+            Reference.parse(reference)
+        except InvalidReference as error:
+            raise ConfigurationError(f"{settings.place('models', reference)}: {error.message}") from None
+    values = {name: getattr(settings, name) for name in Settings.model_fields if name != "models"}
+    return FileSettings(values, settings.models, settings.place)
+
+
+def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, port: int) -> Reloader:
+    """With the settings that can be changed while the daemon runs, and the part that each of them belongs to."""
+    scheduler, access = parts.scheduler, pipeline.access
+
+    def set_log_level(changed: Mapping[str, Any]) -> None:
+        logs.set_level(changed["log_level"])
+        pipeline.log_requests(changed["log_level"] == "debug")
+
+    setters: dict[str, Setter] = {
+        **dict.fromkeys(("hosts", "origins"), lambda s: access.allow(host_names(port, s["hosts"]), s["origins"])),
+        **dict.fromkeys(
+            ("memory_budget", "memory_reserve"),
+            lambda s: parts.probe.set_limits(s["memory_budget"], s["memory_reserve"]),
+        ),
+        **dict.fromkeys(
+            ("max_queue", "max_wait"),
+            lambda s: scheduler.set_limits(max_queue=s["max_queue"], max_wait=s["max_wait"]),
+        ),
+        "keep_alive": lambda s: parts.resolver.set_keep_alive(s["keep_alive"]),
+        "log_level": set_log_level,
+    }
+    return Reloader(
+        file_settings(settings),
+        lambda: file_settings(settings.reread()),
+        setters,
+        store=parts.store,
+        scheduler=scheduler,
+        configurations=parts.configurations,
+        resolver=parts.resolver,
+        validator=parts.validator,
+    )

@@ -1,0 +1,139 @@
+"""The routes about the daemon itself: health, version, logs, shutdown."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from modelrunner import __version__, wire
+from modelrunner.api.messages import check_query, json_response, query_count, query_flag
+from modelrunner.concurrency.threads import stuck
+from modelrunner.daemon.instance import Lifecycle
+from modelrunner.daemon.logs import daemon_log, read_log
+from modelrunner.daemon.parts import Parts
+from modelrunner.errors import ModelNotFound, RunnerNotFound
+from modelrunner.scheduler import SchedulerHealth
+
+
+@dataclass(slots=True)
+class Addresses:
+    """Where the daemon is reached. `listen` is "" without a TCP listener. The socket may move while the daemon runs;
+    `trouble` says why it cannot be reached there, "" while it can."""
+
+    socket: Path
+    listen: str
+    data: Path
+    trouble: str = ""
+
+
+class SystemRoutes:
+    def __init__(
+        self,
+        addresses: Addresses,
+        lifecycle: Lifecycle,
+        parts: Parts,
+        active_requests: Callable[[], int],
+    ) -> None:
+        self._addresses = addresses
+        self._lifecycle = lifecycle
+        self._library = parts.library
+        self._statuses = parts.statuses
+        self._scheduler = parts.scheduler
+        self._preloader = parts.preloader
+        self._is_needed = parts.resolver.is_needed
+        self._active_requests = active_requests
+        self._logs = addresses.data / "logs"
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/", self.root),
+            web.get("/health", self.health),
+            web.get("/ready", self.ready),
+            web.get("/version", self.version),
+            web.get("/logs", self.logs),
+            web.post("/shutdown", self.shutdown),
+        ]
+
+    async def root(self, request: web.Request) -> web.Response:
+        return web.Response(text="modelrunner is running\n")
+
+    async def health(self, request: web.Request) -> web.Response:
+        return json_response(self._health())
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """503 with the reason while requests should not be sent here. A model that keeps failing, and that is neither
+        pinned nor preloaded, is named with 200: the others are served."""
+        health, insight = self._health(), self._scheduler.insight
+        ending = health.status == "shutting_down"
+        trouble = "the daemon is shutting down" if ending else self._addresses.trouble or stuck()
+        trouble = trouble or await insight.trouble()
+        failing = insight.failing({model.id: model.name for model in self._library})
+        unready = bool(trouble) or any(map(self._is_needed, failing))
+        reason = "; ".join(filter(None, [trouble, *failing.values()]))
+        status = "error" if unready and not ending else health.status
+        told = msgspec.structs.replace(health, status=status, reason=reason)
+        return json_response(told, status=503 if unready else 200)
+
+    async def version(self, request: web.Request) -> web.Response:
+        where = self._addresses
+        return json_response(
+            wire.Status(
+                pid=os.getpid(),
+                version=__version__,
+                socket=str(where.socket),
+                listen=where.listen,
+                data_dir=str(where.data),
+                backends={name: str(status) for name, status in (await self._statuses()).items()},
+                memory=self._scheduler.memory(),
+            )
+        )
+
+    async def logs(self, request: web.Request) -> web.StreamResponse:
+        """Sends an engine's log with `?runner=ID` or `?model=REF`, else the daemon's. `?lines=N` sends its last N
+        lines only, `?follow` goes on as the log grows."""
+        check_query(request, "runner", "model", "follow", "lines")
+        path, lines = self._log_of(request), query_count(request, "lines")
+        ending = self._lifecycle.stop if query_flag(request, "follow") else None
+        response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
+        await response.prepare(request)
+        async for chunk in read_log(path, ending, lines=lines):
+            await response.write(chunk)
+        await response.write_eof()
+        return response
+
+    async def shutdown(self, request: web.Request) -> web.Response:
+        self._lifecycle.request_stop()
+        return json_response({"message": "shutting down"}, status=202)
+
+    def _health(self) -> wire.Health:
+        status = self._scheduler.health()
+        if self._lifecycle.stop.is_set():
+            status = SchedulerHealth.SHUTTING_DOWN
+        starting = self._preloader.starting and status in (SchedulerHealth.READY, SchedulerHealth.BUSY)
+        uptime = round(time.monotonic() - self._lifecycle.started, 3)
+        return wire.Health("starting" if starting else status.value, uptime, self._active_requests(), __version__)
+
+    def _log_of(self, request: web.Request) -> Path:
+        if runner_id := request.query.get("runner"):
+            for runner in self._scheduler.runners():
+                if runner.id == runner_id:
+                    return self._newest(f"engine-{runner.backend_name}-{_digits(runner.model_id)}-{runner.mode}-*.log")
+            raise RunnerNotFound(f"there is no runner {runner_id}: `modelrunner ps` shows them", param="runner")
+        if reference := request.query.get("model"):
+            return self._newest(f"engine-*-{_digits(self._library.get(reference).id)}-*.log")
+        return daemon_log(self._logs)
+
+    def _newest(self, pattern: str) -> Path:
+        """The newest log of a runner: each revision of the model's configuration writes its own."""
+        found = max(self._logs.glob(pattern), key=lambda path: path.stat().st_mtime, default=None)
+        if found is None:
+            raise ModelNotFound("no engine has run with this model, so there is no log", param="model")
+        return found
+
+
+def _digits(model_id: str) -> str:
+    return model_id.removeprefix("sha256:")[:16]

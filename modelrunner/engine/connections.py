@@ -1,0 +1,298 @@
+"""Connections to one engine: HTTP/1.1 over its Unix socket or TCP port, one exchange at a time on each.
+
+An answer is handed on as it arrives, through the callbacks of a `Receiver`; nothing here waits, so that a warm request
+costs no task. The answer's head is parsed by llhttp and held back until the first byte of the body, so that an engine
+that dies before its first token has answered nothing. A chunked body is checked by llhttp and handed on byte for byte
+with its framing (or without it, for a receiver that wants the bare body).
+"""
+
+import asyncio
+from functools import lru_cache
+from typing import Protocol
+
+import httptools
+
+from modelrunner.engine.collecting import Collector
+from modelrunner.errors import EngineProtocolError
+from modelrunner.http.responses import HEAD_LIMIT, Body, ResponseHead, UntilEnd, parse_head
+from modelrunner.types import Endpoint
+
+_MOST_INTERIM = 16  # interim answers (1xx) before an answer
+
+
+class Receiver(Protocol):
+    """Takes an answer. The calls come in the order of the methods; `on_failure` may replace any of them and is the
+    last. All come from the event loop, none from inside `UpstreamPool.send`."""
+
+    def splices(self, status: int) -> bool:
+        """Asked once the status is known: True takes a body of unknown length with its chunk framing."""
+
+    def on_head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], length: int | None, data: bytes) -> None:
+        """`length` is None for a body of unknown length: then `data` is in chunks if `splices` said so. `headers`
+        have names in lower case, and no Content-Length. `data` is the first of the body, empty only if all of it is."""
+
+    def on_data(self, data: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_failure(self, error: OSError | EngineProtocolError) -> None: ...
+
+
+class UpstreamPool:
+    """The connections to `endpoint`. At most `max_idle` are kept open without an exchange. `begun` counts exchanges,
+    `answered` the portions of answers that came with a status below 500, `waiting` is how many exchanges are under
+    way."""
+
+    def __init__(self, endpoint: Endpoint, *, max_idle: int = 64) -> None:
+        self.endpoint = endpoint
+        self.begun = 0
+        self.answered = 0
+        self._max_idle = max_idle
+        self._idle: list[UpstreamConnection] = []
+        self._open: set[UpstreamConnection] = set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<UpstreamPool {self.endpoint}, {len(self._open)} open, {len(self._idle)} idle>"
+
+    @property
+    def waiting(self) -> int:
+        return len(self._open) - len(self._idle)
+
+    def send(self, request: bytes, receiver: Receiver, *, fresh: bool = False) -> "UpstreamConnection":
+        """Sends a whole request on an idle connection, or on a new one (always with `fresh`). Never raises: a failure
+        goes to the receiver."""
+        self.begun += 1
+        while self._idle and not fresh:
+            connection = self._idle.pop()
+            transport = connection._transport
+            if transport is not None and not transport.is_closing():  # uvloop's raise once they are closing
+                connection.reused = True
+                connection.start(request, receiver)
+                return connection
+        connection = UpstreamConnection(self)
+        self._open.add(connection)
+        connection.dial(self.endpoint)
+        connection.start(request, receiver)
+        return connection
+
+    async def fetch(self, method: str, path: str, body: bytes = b"", *, timeout: float) -> tuple[int, bytes]:
+        """One small control exchange on a connection of its own: status and body. `timeout` in seconds is for all of
+        it. Raises `OSError`, `TimeoutError` or `EngineProtocolError`."""
+        receiver = Collector()
+        connection = self.send(build_request(method, path, body), receiver, fresh=True)
+        try:
+            async with asyncio.timeout(timeout):
+                return await receiver.done
+        finally:
+            connection.abort()
+
+    def close(self) -> None:
+        """Closes every connection; an exchange under way fails with `ConnectionAbortedError`."""
+        self._closed = True
+        for connection in list(self._open):
+            connection.fail(ConnectionAbortedError("the connections to the engine were closed"))
+
+    def _forget(self, connection: "UpstreamConnection") -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+
+def build_request(method: str, path: str, body: bytes, headers: bytes = b"") -> bytes:
+    """Returns a request in the form that every engine accepts. `headers` are whole lines, each ended by CRLF."""
+    return b"%bContent-Length: %d\r\n%b\r\n%b" % (_request_start(method, path), len(body), headers, body)
+
+
+@lru_cache(maxsize=64)
+def _request_start(method: str, path: str) -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode("ascii")
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection, and the exchange on it. `reused` says that it had served before this exchange; `answered` that a
+    byte of the answer was seen; `begun` that the answer's head was handed on."""
+
+    def __init__(self, pool: UpstreamPool) -> None:
+        self._pool = pool
+        self._transport: asyncio.Transport | None = None
+        self._dialing: asyncio.Task[None] | None = None
+        self._receiver: Receiver | None = None
+        self._request = b""
+        self._head = b""  # what came of an unfinished head
+        self._interim = 0
+        self._held_back: tuple[ResponseHead, int | None] | None = None
+        self._body: Body | None = None
+        self._events = False  # the answer is an event stream
+        self._paused = False
+        self._keep = False
+        self._fault = False  # the answer is an error of the engine's own
+        self.reused = False
+        self.answered = False
+        self.begun = False
+
+    def dial(self, endpoint: Endpoint) -> None:
+        self._dialing = asyncio.get_running_loop().create_task(self._dial(endpoint))
+
+    async def _dial(self, endpoint: Endpoint) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            if endpoint.path is not None:
+                await loop.create_unix_connection(lambda: self, str(endpoint.path))
+            elif endpoint.host is not None and endpoint.port is not None:
+                await loop.create_connection(lambda: self, endpoint.host, endpoint.port)
+        except OSError as error:
+            self._dialing = None
+            self.fail(error)
+        self._dialing = None
+
+    def start(self, request: bytes, receiver: Receiver) -> None:
+        """Begins an exchange. The connection must have none."""
+        self._receiver = receiver
+        self._body = None
+        self._held_back = None
+        self._interim = 0
+        self.answered = self.begun = False
+        if self._transport is None:
+            self._request = request
+        else:
+            self._transport.write(request)
+
+    def pause(self) -> None:
+        """Takes no more of the answer until `resume`. Safe to call again, and before the connection is open."""
+        if not self._paused:
+            self._paused = True
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Closes the connection at once, and the engine stops generating. The receiver hears nothing more."""
+        self._receiver = None
+        self._pool._forget(self)
+        if self._dialing is not None:
+            self._dialing.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def at_event_boundary(self) -> bool:
+        """For `on_failure`: True if another server-sent event could follow what was handed on: an event stream, up to
+        the end of an event and of a chunk."""
+        return self._body is not None and self._events and self._body.at_event_boundary()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's transports are not asyncio.Transport
+        if self._receiver is None:
+            self._transport.abort()  # type: ignore[union-attr]
+        else:
+            self._transport.write(self._request)  # type: ignore[union-attr]
+            if self._paused:
+                self._transport.pause_reading()  # type: ignore[union-attr]
+        self._request = b""
+
+    def data_received(self, data: bytes) -> None:
+        receiver = self._receiver
+        if receiver is None:  # nobody asked: the connection is of no more use
+            self.abort()
+            return
+        self.answered = True
+        try:
+            body = self._body
+            if body is None:
+                self._read_head(receiver, data)
+            else:
+                if not self._fault:
+                    self._pool.answered += 1
+                data = body.take(data)
+                if self._held_back is not None:
+                    self._hand_on(receiver, body, data)
+                    return
+                receiver.on_data(data)
+                if body.done:
+                    self._finish()
+        except httptools.HttpParserError as error:
+            self.fail(EngineProtocolError(f"the engine's answer is not HTTP: {error}"))
+        except EngineProtocolError as error:
+            self.fail(error)
+
+    def eof_received(self) -> None:
+        receiver, body = self._receiver, self._body
+        if receiver is not None and isinstance(body, UntilEnd):
+            try:
+                self._hand_on(receiver, body, body.end())
+            except EngineProtocolError as error:
+                self.fail(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        when = "in the middle of its answer" if self.answered else "without an answer"
+        self.fail(ConnectionResetError(f"the engine closed the connection {when}"))
+
+    def fail(self, error: OSError | EngineProtocolError) -> None:
+        """Closes the connection and tells the receiver."""
+        receiver = self._receiver
+        self.abort()
+        if receiver is not None:
+            receiver.on_failure(error)
+
+    def _read_head(self, receiver: Receiver, data: bytes) -> None:
+        if self._head:
+            data = self._head + data
+        while True:
+            end = data.find(b"\r\n\r\n") + 4
+            if end > HEAD_LIMIT or (end < 4 and len(data) > HEAD_LIMIT):
+                raise EngineProtocolError("the head of the engine's answer is too large")
+            if end < 4:
+                self._head = data
+                return
+            head, length = parse_head(data[:end])
+            data = data[end:]
+            if head.status >= 200:
+                break
+            self._interim += 1
+            if self._interim > _MOST_INTERIM:
+                raise EngineProtocolError("the engine sent interim answers without end")
+        self._head = b""
+        self._keep = head.keep_alive and length is not None
+        self._fault = head.status >= 500
+        if not self._fault:
+            self._pool.answered += 1
+        if length == len(data):  # all of it in one piece, as short answers come
+            self.begun = True
+            receiver.on_head(head.status, head.fields, length, data)
+            self._finish()
+            return
+        self._events = head.kind == b"text/event-stream"
+        self._body = body = head.body(length, splice=receiver.splices(head.status))
+        self._held_back = (head, length)
+        self._hand_on(receiver, body, body.take(data))
+
+    def _hand_on(self, receiver: Receiver, body: Body, data: bytes) -> None:
+        if self._held_back is None:
+            receiver.on_data(data)
+        elif data or body.done:
+            (head, length), self._held_back = self._held_back, None
+            self.begun = True
+            receiver.on_head(head.status, head.fields, length, data)
+        if body.done:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Ends the exchange after its last byte. A connection that carried an answer of unknown length is not used
+        again: llama-server drops some of those."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is None:  # it left while it took the last bytes
+            return
+        idle = self._pool._idle
+        if self._paused:  # the receiver paused it for its own client, and has all it wanted
+            self.resume()
+        if self._keep and len(idle) < self._pool._max_idle and not self._pool._closed:
+            idle.append(self)
+        else:
+            self.abort()
+        receiver.on_end()

@@ -1,0 +1,113 @@
+"""Decides when a starting engine is ready, and when its start has stalled."""
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+from modelrunner.engine.connections import UpstreamPool
+from modelrunner.errors import EngineFailed, EngineProtocolError, TimedOut
+from modelrunner.processes.processtree import Activity, activity_of, strangers_on
+from modelrunner.types import Endpoint
+
+_HEALTH_TIMEOUT = 5.0
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds
+_LONGEST_START = 12  # stall limits, however busy the engine seems
+
+
+class PortTaken(EngineFailed):
+    """Another process listens on the TCP port that the engine was to have."""
+
+
+def is_free(endpoint: Endpoint) -> bool:
+    """Whether an engine could listen there; always true of a Unix socket, which lies in a folder of ours."""
+    if endpoint.host is None or endpoint.port is None:
+        return True
+    with socket.socket(socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended are in nobody's way
+        try:
+            probe.bind((endpoint.host, endpoint.port))
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True
+
+
+def pause(starting: float, silent: float) -> float:
+    """Seconds between two questions to an engine that has been `starting` for so long, and `silent` since its last
+    line: 0.01 at first, at most 0.25."""
+    return min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, min(starting / 100, silent / 10)))
+
+
+class Readiness:
+    """Watches one engine from its start. The runner reports the process (`pid`) and each logged line to it."""
+
+    def __init__(self, upstream: UpstreamPool, stall_limit: float, clock: Callable[[], float]) -> None:
+        self.pid: int | None = None
+        self._upstream = upstream
+        self._stall_limit = stall_limit
+        self._clock = clock
+        self._began = self._progressed = self._sampled = self._heard = clock()
+        self._activity = Activity(0.0, 0)
+        self._news = asyncio.Event()
+
+    def heard(self) -> None:
+        """The engine has logged something."""
+        self._progressed = self._heard = self._clock()
+        self._news.set()
+
+    async def wait(self) -> None:
+        """Returns once the engine answers `GET /health` with 200. Asks every 10 ms at first, and again after each line
+        that it logs, then ever more seldom, at most after a quarter of a second. Raises `TimedOut` after `stall_limit`
+        seconds without progress (a log line, processor time, reading from disk) or twelve times as long in all,
+        `PortTaken` if another process listens on its port."""
+        self._began = self._progressed = self._sampled = self._clock()
+        while not (await self._answers() and await self._is_ours()):
+            await self._pause()
+            await self._check_progress()
+
+    async def _pause(self) -> None:
+        """Waits until the next question, or the next log line: the last line before the engine serves may come after
+        half a minute of loading."""
+        now = self._clock()
+        seconds = pause(now - self._began, now - self._heard)
+        self._news.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+                await asyncio.sleep(_SHORTEST_PAUSE)  # a flood of lines is no flood of questions
+
+    async def _answers(self) -> bool:
+        if self.pid is None:
+            return False
+        try:
+            status, _ = await self._upstream.fetch("GET", "/health", timeout=_HEALTH_TIMEOUT)
+        except (OSError, EngineProtocolError):
+            return False
+        return status == 200
+
+    async def _is_ours(self) -> bool:
+        """Another program may answer on a TCP port; a Unix socket lies in a private folder."""
+        endpoint = self._upstream.endpoint
+        if endpoint.host is None or endpoint.port is None:
+            return True
+        if self.pid is None:
+            return False
+        strangers = await asyncio.to_thread(strangers_on, self.pid, endpoint.host, endpoint.port)
+        if strangers:
+            who = f"process {strangers[0]}" if strangers[0] else "another user's process"
+            raise PortTaken(f"port {endpoint.port} is taken by {who}, which is not this engine: stop it, or try again")
+        return strangers is not None
+
+    async def _check_progress(self) -> None:
+        now = self._clock()
+        passed = now - self._sampled
+        if self.pid is not None and passed >= self._stall_limit / 10:
+            activity = await asyncio.to_thread(activity_of, self.pid)
+            if activity.since(self._activity, passed):
+                self._progressed = now
+            self._activity, self._sampled = activity, now
+        if now - self._progressed >= self._stall_limit:
+            raise TimedOut(f"the engine made no progress for {self._stall_limit:g} seconds")
+        if now - self._began >= _LONGEST_START * self._stall_limit:
+            raise TimedOut(f"the engine was not ready after {now - self._began:.0f} seconds")

@@ -1,0 +1,309 @@
+"""One run of one backend with one model: its state, readiness, connections and end."""
+
+import asyncio
+import logging
+import signal
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any, NoReturn
+
+from modelrunner.backend import Backend
+from modelrunner.concurrency.tasks import stopped
+from modelrunner.engine.connections import UpstreamPool
+from modelrunner.engine.lastwords import is_echo, last_words
+from modelrunner.engine.readiness import PortTaken, Readiness, is_free
+from modelrunner.engine.watchdog import Watchdog
+from modelrunner.errors import BackendExited, EngineFailed, Misdirected, ModelRunnerError, OutOfMemory, TimedOut
+from modelrunner.plugins.isolation import asked
+from modelrunner.processes.processtree import memory_of, oom_kills
+from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec
+
+log = logging.getLogger(__name__)
+_Order = Callable[[RunSpec, Endpoint], Awaitable[None]]
+_KEPT_LINES = 50
+_OTHER_PORTS = 5  # that are tried when one is taken
+# Seconds that a failed engine gets to end by itself, so that its last words are seen: a process that crashes needs
+# milliseconds, one that writes a core dump longer. A broken connection waits a quarter of it (proxy/exchange.py): there
+# the client waits, and the usual end is at once.
+LAST_CHANCE = 1.0
+
+
+class RunnerState(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"  # its process ends, or has ended
+
+
+_NEXT = {
+    RunnerState.STARTING: {RunnerState.READY, RunnerState.STOPPING},
+    RunnerState.READY: {RunnerState.STOPPING},
+    RunnerState.STOPPING: set[RunnerState](),
+}
+
+
+class Runner:
+    """Made by the scheduler, run once. Others read `state`, `stage` (what it is doing while it starts), `pid` (None
+    without a process), `upstream`, `names` (those that its engine knows the model by, its own first; None if it takes
+    any), `started` and `ready_at` (of `clock`, in seconds) and, once it has ended by itself, `failure`, whose message
+    holds its explained last words."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        spec: RunSpec,
+        key: RunnerKey,
+        *,
+        id: str,
+        endpoint: Endpoint,
+        stall_limit: float = 300.0,
+        wedge_limit: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+        oom_kills: Callable[[], int] = oom_kills,
+        other_port: Callable[[], Endpoint] | None = None,
+    ) -> None:
+        """`other_port` chooses another endpoint when something else listens on that of an engine that starts."""
+        self.id = id
+        self.key = key
+        self.endpoint = endpoint
+        self.spec = replace(spec, process=replace(spec.process, observer=_Observer(self)))
+        self.state = RunnerState.STARTING
+        self.stage = "starting"
+        self.pid: int | None = None
+        self.started = clock()
+        self.ready_at: float | None = None
+        self.failure: ModelRunnerError | None = None
+        self.names = (*spec.bundle.references, spec.model_id) if backend.checks_model else None
+        self.upstream = UpstreamPool(endpoint)
+        self.endpoints = backend.endpoints
+        self.sleep_level = 0  # as of `Backend.sleep_level`, once it is ready
+        self.asked_as_streams = backend.asked_as_streams
+        self._backend = backend
+        self._clock = clock
+        self._oom_kills = oom_kills
+        self._oom_kills_before = 0
+        self._changed: Callable[[], None] = lambda: None
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._readiness = Readiness(self.upstream, stall_limit, clock)
+        self._stall_limit = stall_limit
+        self._watchdog = Watchdog(backend, self.spec, self.upstream, limit=wedge_limit, clock=clock)
+        self._is_watched = wedge_limit > 0
+        self._other_ports = [other_port] * _OTHER_PORTS if other_port else []
+
+    def __repr__(self) -> str:
+        return f"<Runner {self.id} {self.key} {self.state} pid={self.pid}>"
+
+    async def run(self, changed: Callable[[], None]) -> NoReturn:
+        """Starts the engine and keeps it until it ends or the caller is cancelled; `changed` is called after every
+        change of state or stage.
+
+        Raises `CancelledError` when stopped, `EngineFailed` when the engine ends by itself, or owes answers and shows
+        no sign of life for `wedge_limit` seconds (0: for ever), `TimedOut` when it made no progress for `stall_limit`
+        seconds while starting, `BackendUnavailable` when it could not be executed. Nothing
+        of it is left by then, the file of its socket included.
+        """
+        self._changed = changed
+        self.started = self._clock()
+        self._oom_kills_before = self._oom_kills()
+        self._remove_socket()
+        try:
+            while True:
+                try:
+                    await self._keep_engine()
+                except PortTaken as error:
+                    if not self._other_ports:
+                        self.failure = error
+                        raise
+                    self._move_to(self._other_ports.pop()())
+        finally:
+            self._end()
+
+    async def _keep_engine(self) -> NoReturn:
+        """Starts the engine once and keeps it until it ends. Raises as `run` does, and `PortTaken`."""
+        engine: asyncio.Task[Any]
+        engine = asyncio.create_task(self._backend.run(self.spec, self.endpoint), name=f"engine of runner {self.id}")
+        ended_by_itself = True
+        try:
+            await self._become_ready(engine)
+            await self._serve(engine)
+            await engine
+            raise EngineFailed(f"the backend {self.key.backend} returned instead of keeping its engine")
+        except asyncio.CancelledError:
+            ended_by_itself = False
+            if self.ready_at is not None and not engine.done():
+                await self._exchange(self._backend.before_stop, "was not done with")
+            raise
+        except PortTaken:
+            raise
+        except Exception as error:  # whatever a backend raises, this runner has failed with it
+            if engine.done() and self.state is RunnerState.STARTING and not is_free(self.endpoint):
+                raise PortTaken(f"port {self.endpoint.port} is taken by another process: try again") from error
+            self.failure = await self._explained(error)
+            if self.failure is error:
+                raise
+            raise self.failure from error
+        finally:
+            await stopped(engine, patience=LAST_CHANCE if ended_by_itself else None)
+
+    def check_model(self, model_id: str) -> None:
+        """The guard: raises `Misdirected` for any model but the one that this runner has loaded."""
+        if model_id != self.spec.model_id:
+            mine = self.spec.bundle.name
+            raise Misdirected(
+                f"runner {self.id} serves {mine} and no other model; ask /v1 without a runner for {model_id}",
+                param="model",
+            )
+
+    async def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
+        """See `Backend.check_request`."""
+        return tuple(await asked(self._backend.check_request, self.spec, path, fields))
+
+    async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+        """See `Backend.request_error`."""
+        return await asked(self._backend.request_error, status, message, fields)
+
+    async def sleep(self) -> None:
+        """Puts a ready engine without requests to sleep. Raises `ModelRunnerError` if that fails or takes longer than
+        the grace of a stop; the engine is unusable then."""
+        self._watchdog.resting = True
+        await self._ask("fall asleep", self._backend.sleep, self.spec.process.stop_grace)
+
+    async def wake(self) -> None:
+        """Wakes the engine. Raises as `sleep` does; the limit is `stall_limit`."""
+        self.stage = "waking up"
+        await self._ask("wake up", self._backend.wake, self._stall_limit)
+        self.stage, self._watchdog.resting = "", False
+
+    async def _ask(self, what: str, order: _Order, limit: float) -> None:
+        try:
+            async with asyncio.timeout(limit):
+                await order(self.spec, self.endpoint)
+        except TimeoutError:
+            raise EngineFailed(f"the engine did not {what} within {limit:g} seconds") from None
+        except Exception as error:  # as in `run`
+            raise EngineFailed(f"the engine did not {what}: {await self._explained(error)}") from error
+
+    def mark_stopping(self) -> None:
+        """Records the decision to stop it; the caller cancels its task next."""
+        if self.state is not RunnerState.STOPPING:
+            self._move(RunnerState.STOPPING)
+
+    def measured_memory(self) -> RequiredMemory | None:
+        """Returns the main memory of its processes; None without a process. Scans every process of the machine:
+        milliseconds. `shared` is the part that other runners of the model map too."""
+        if self.pid is None:
+            return None
+        memory = memory_of(self.pid)
+        return replace(memory, shared=min(memory.shared, self.spec.bundle.size))
+
+    async def _become_ready(self, engine: "asyncio.Task[Any]") -> None:
+        """Returns when the engine is ready or has ended."""
+        ready = asyncio.create_task(self._readiness.wait())
+        try:
+            await asyncio.wait([ready, engine], return_when=asyncio.FIRST_COMPLETED)
+            if engine.done():
+                return
+            await ready
+        finally:
+            await stopped(ready)
+        await self._exchange(self._backend.after_ready, "did not prepare")
+        self.sleep_level = await self._how_deep_it_sleeps()
+        if self.state is RunnerState.STARTING and not engine.done():
+            self.ready_at, self.stage = self._clock(), ""
+            self._move(RunnerState.READY)
+
+    async def _serve(self, engine: "asyncio.Task[Any]") -> None:
+        """Until the engine has ended. Raises `EngineFailed` once it has stopped serving."""
+        if self.pid is None or not self._is_watched:
+            await asyncio.wait([engine])
+            return
+        watch = asyncio.create_task(self._watchdog.watch(self.pid))
+        try:
+            await asyncio.wait([watch, engine], return_when=asyncio.FIRST_COMPLETED)
+            if not engine.done():
+                await watch
+        finally:
+            await stopped(watch)
+
+    async def _exchange(self, order: _Order, failed: str) -> None:
+        """Lets the backend speak with its living engine, within the grace that a stop has."""
+        try:
+            async with asyncio.timeout(self.spec.process.stop_grace):
+                await order(self.spec, self.endpoint)
+        except (OSError, ModelRunnerError) as error:  # a timeout is an OSError
+            why = str(error) or "it took too long"
+            log.warning("runner %s: %s %s its engine: %s", self.id, self.key.backend, failed, why)
+
+    async def _how_deep_it_sleeps(self) -> int:
+        try:
+            return await asked(self._backend.sleep_level, self.spec)
+        except Exception as error:  # a fault of the backend's: an engine that never sleeps serves as well
+            log.error("the backend %s failed in sleep_level", self.key.backend, exc_info=error)
+            return 0
+
+    async def _explained(self, error: Exception) -> ModelRunnerError:
+        """Returns `error` with the explanation of the engine's last words."""
+        match error:
+            case BackendExited():
+                killed = error.returncode == -signal.SIGKILL and self._oom_kills() > self._oom_kills_before
+                what = "the engine was killed by the system because memory ran out" if killed else error.message
+                starved = killed or await asked(self._backend.ran_out_of_memory, error.tail)
+                kind = OutOfMemory if starved else type(error)
+                return kind(error.returncode, error.tail, message=await self._message(what, error.tail))
+            case TimedOut():
+                return TimedOut(await self._message(error.message, "\n".join(self._lines)))
+            case ModelRunnerError():
+                return error
+            case _:
+                log.error("backend %s failed", self.key.backend, exc_info=error)
+                return EngineFailed(f"the backend {self.key.backend} failed: {type(error).__name__}: {error}")
+
+    async def _message(self, what: str, tail: str) -> str:
+        when = f" while it was {self.stage}" if self.stage else ""
+        reason = await asked(self._backend.explain, tail) or last_words(tail)
+        return f"{what}{when}: {reason}" if reason else f"{what}{when}, without a word"
+
+    def _process_started(self, pid: int) -> None:
+        self.pid = self._readiness.pid = pid
+        self._changed()
+
+    def _process_said(self, line: str) -> None:
+        if self.ready_at is not None or is_echo(line):
+            return
+        self._lines.append(line)
+        self._readiness.heard()
+        stage = self._backend.progress(line)
+        if stage is not None and stage != self.stage:
+            self.stage = stage
+            self._changed()
+
+    def _move_to(self, endpoint: Endpoint) -> None:
+        log.warning("runner %s: port %s is taken by another process: trying another", self.id, self.endpoint.port)
+        self.endpoint = self.upstream.endpoint = endpoint
+        self.pid = self._readiness.pid = None
+
+    def _move(self, state: RunnerState) -> None:
+        if state not in _NEXT[self.state]:
+            raise RuntimeError(f"{self!r} cannot become {state}")
+        self.state = state
+        self._changed()
+
+    def _end(self) -> None:
+        self.pid = None
+        self.upstream.close()
+        self._remove_socket()
+        self.mark_stopping()
+
+    def _remove_socket(self) -> None:
+        if self.endpoint.path:
+            self.endpoint.path.unlink(missing_ok=True)
+
+
+class _Observer:
+    """Keeps the runner's own callbacks out of its public names."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.started = runner._process_started
+        self.output = runner._process_said

@@ -1,0 +1,171 @@
+"""Decides whether a ready engine still serves. An engine that owes answers, shows no sign of life for a while, and then
+does not complete a single token has failed, whatever its `/health` says.
+
+A sign of life is a byte of an answer (of a status below 500), work that the backend can count, or processor time: a
+long prompt on a slow processor uses processor time for minutes before the first byte. An idle engine is not asked, and
+while answers flow only counters are read.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from modelrunner.backend import Backend
+from modelrunner.engine.connections import UpstreamPool
+from modelrunner.errors import EngineFailed, EngineProtocolError, ModelRunnerError
+from modelrunner.plugins.isolation import asked
+from modelrunner.processes.processtree import Activity, activity_of
+from modelrunner.types import RunSpec
+
+log = logging.getLogger(__name__)
+
+_LOOKS = 10  # in one limit
+# A share of one processor. Far above what our own looks cost, and far below what driving a GPU does.
+_BUSY = 0.01
+_BUSY_READING = 1 << 20  # bytes
+# An engine that waits for a hung GPU burns a processor for ever: after so many limits without a byte or any counted
+# work that is no excuse any more.
+_SPINNING = 10
+_ASK_LIMIT, _PROBE_LIMIT = 5.0, 15.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """An engine owes an answer. `quiet` is the time of its last sign of life, `silent` the time of its last sign other
+    than processor time, in seconds of a clock."""
+
+    quiet: float
+    silent: float
+
+    def suspicious(self, now: float, limit: float, *, counts_work: bool) -> bool:
+        """Returns whether to ask it for a token. An engine without a work counter is trusted as long as it uses the
+        processor."""
+        return now - self.quiet >= limit or (counts_work and now - self.silent >= _SPINNING * limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The changes since the last look. `waiting`: exchanges under way now; `begun`: there were new ones; `answered`:
+    bytes came; `worked`: counted work was done, None if the engine did not say; `busy`: it used the processor or the
+    disk."""
+
+    waiting: int
+    begun: bool
+    answered: bool
+    worked: bool | None
+    busy: bool
+
+
+def after(before: Silence | None, look: Look, now: float) -> Silence | None:
+    """Returns the silence after a look; None while no answer is owed. A request that its client gave up without a byte
+    of an answer is still owed: impatient clients must not hide an engine that serves no request. An engine that counts
+    its work, and has no request waiting, is well."""
+    if not look.waiting and (look.answered or look.worked is not None or not (before or look.begun)):
+        return None
+    if before is None or look.answered or look.worked:
+        return Silence(now, now)
+    return Silence(now, before.silent) if look.busy else before
+
+
+class Watchdog:
+    """Watches the engine of one runner. `upstream` are the connections that serve requests; the watchdog asks on
+    others."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        spec: RunSpec,
+        upstream: UpstreamPool,
+        *,
+        limit: float,
+        clock: Callable[[], float],
+        activity: Callable[[int], Activity] = activity_of,
+    ) -> None:
+        """`limit` is in seconds, above 0."""
+        self._backend = backend
+        self._spec = spec
+        self._served = upstream
+        self._limit = limit
+        self._probe_limit = min(_PROBE_LIMIT, limit)
+        self._ask_limit = min(_ASK_LIMIT, limit / _LOOKS)
+        self._clock = clock
+        self._activity_of = activity
+        self.resting = False  # it sleeps: nothing is owed, and nothing asked
+        self._silence: Silence | None = None
+        self._begun = self._answered = 0
+        self._work: float | None = None
+        self._activity, self._sampled = Activity(0.0, 0), clock()
+
+    async def watch(self, pid: int) -> NoReturn:
+        """Raises `EngineFailed` once the engine `pid` has stopped serving."""
+        self._begun, self._answered = self._served.begun, self._served.answered
+        while True:
+            await asyncio.sleep(self._limit / _LOOKS)
+            if self.resting:
+                self._silence = None
+                continue
+            await self._look(pid)
+            if self._is_suspicious() and not await self._completes_a_token():
+                await self._look(pid)  # it may have worked meanwhile, on what came before the probe
+                if self._is_suspicious():
+                    raise self._failure()
+
+    def _is_suspicious(self) -> bool:
+        counts = self._work is not None
+        return self._silence is not None and self._silence.suspicious(self._clock(), self._limit, counts_work=counts)
+
+    def _failure(self) -> EngineFailed:
+        assert self._silence is not None
+        waited = self._clock() - self._silence.silent
+        return EngineFailed(
+            f"the engine stopped answering: nothing came of it for {waited:.0f} seconds, and it did not complete a "
+            "single token when asked to"
+        )
+
+    async def _look(self, pid: int) -> None:
+        begun, answered = self._served.begun - self._begun, self._served.answered - self._answered
+        self._begun, self._answered = self._served.begun, self._served.answered
+        waiting = self._served.waiting
+        owing = bool(waiting or begun or self._silence) and not answered
+        worked, busy = await self._ask(pid) if owing else (None, False)
+        look = Look(waiting, begun > 0, answered > 0, worked, busy)
+        self._silence = after(self._silence, look, self._clock())
+
+    async def _ask(self, pid: int) -> tuple[bool | None, bool]:
+        """Returns whether it did counted work since the last call, and whether it used the processor or the disk."""
+        busy = self._is_busier(await asyncio.to_thread(self._activity_of, pid))
+        try:
+            async with asyncio.timeout(self._ask_limit):
+                work = await self._backend.work_done(self._spec, self._served.endpoint)
+        except (OSError, ModelRunnerError):
+            return None, busy
+        if work is None:
+            return None, busy
+        worked = self._work is not None and work != self._work
+        self._work = work
+        return worked, busy
+
+    def _is_busier(self, activity: Activity) -> bool:
+        before, self._activity = self._activity, activity
+        passed, self._sampled = self._clock() - self._sampled, self._clock()
+        return activity.cpu - before.cpu >= _BUSY * passed or activity.read - before.read >= _BUSY_READING
+
+    async def _completes_a_token(self) -> bool:
+        """True too for a backend that has no probe. An engine all of whose sequences are taken lets a probe wait: that
+        alone proves nothing, and the caller looks again."""
+        probe = await asked(self._backend.probe, self._spec)
+        if probe is None:
+            return True
+        path, body = probe
+        try:
+            own = UpstreamPool(self._served.endpoint)  # what is asked on it counts as no request
+            status, _ = await own.fetch("POST", path, json.dumps(body).encode(), timeout=self._probe_limit)
+        except (OSError, EngineProtocolError) as error:
+            log.warning("an engine did not complete a token when asked to: %s", str(error) or "it took too long")
+            return False
+        if status < 500:
+            self._silence = None
+        return status < 500

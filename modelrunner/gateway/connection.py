@@ -1,0 +1,299 @@
+"""A client's connection. Every request on it is read and admitted here, then answered by an engine or by aiohttp."""
+
+import asyncio
+from collections.abc import Callable
+
+from modelrunner.errors import BadRequest, HeadersTooLarge, MethodNotAllowed, ModelRunnerError, Unavailable
+from modelrunner.gateway.admission import Judge, Judged
+from modelrunner.gateway.answering import Answers
+from modelrunner.gateway.decode import LARGE, Decoding
+from modelrunner.gateway.dialects.dialect import Fields
+from modelrunner.gateway.handover import HandedOver
+from modelrunner.gateway.interfaces import Terms
+from modelrunner.gateway.pipeline import Pipeline
+from modelrunner.gateway.render import id_line, new_request_id
+from modelrunner.http.answers import cors
+from modelrunner.http.listener import Listener, hung_up, peer_of, sever
+from modelrunner.http.requests import RequestBody, check_unfinished, head_to_hand_over, path_of
+from modelrunner.http.responses import part_length
+
+_LINGER = 5.0  # seconds for a refused client to stop sending, so that it gets to read why
+_NEVER = float("inf")
+
+
+class ClientConnection(Answers):
+    """One client. It reads a head, then a body, then answers, one request after the other; after a refusal it lingers.
+    Requests that come early wait in `_data`, and begin only when the client has taken the answers before them: so what
+    one client can make the daemon keep is bounded."""
+
+    def __init__(
+        self, pipeline: Pipeline, listener: Listener, judge: Judge, fallback: Callable[[], asyncio.Protocol]
+    ) -> None:
+        super().__init__(pipeline.limits)
+        self._pipeline, self._listener, self._judge = pipeline, listener, judge
+        self._fallback = fallback
+        self.peer = ""
+        self._data = b""
+        self._judged: Judged | None = None
+        self._body: RequestBody | None = None  # one that has not come to its end
+        self._pieces: list[bytes] = []  # of an inference request's body
+        self._deadline = _NEVER
+        self._reading = True
+        self._held = False  # aiohttp takes no more of the body
+        self._half_closed = self._lingering = False
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's transports derive from nothing of asyncio's
+        self.peer = peer_of(transport)
+        self._deadline = self._loop.time() + self._limits.header_timeout
+        if not self._listener.enter(self) or self._listener.draining:
+            self._refuse(Unavailable("there are too many connections"), new_request_id())
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering:
+            return
+        if self._body is not None:
+            self._read_body(self._body, data)
+        else:
+            self._data = self._data + data if self._data else data
+            if self._work is None:
+                self._advance()
+        if self._data:
+            self._regulate()
+
+    def eof_received(self) -> bool:
+        """On TCP a client that stops sending is taken to be gone; on the Unix socket it may wait for its answers."""
+        if self._listener.local and self._body is None:
+            self._half_closed = True
+            self._advance()
+            return self._work is not None or (bool(self._data) and not self._transport.is_closing())
+        self._leave()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._listener.leave(self)
+        self._leave()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._work is None and self._data:
+            self._loop.call_soon(self._advance)
+
+    # the listener's side
+
+    def check(self, now: float) -> None:
+        if (self._half_closed or not self._reading) and hung_up(self._transport, half=not self._listener.local):
+            self.abort()
+        elif self._waits_for_client():
+            self._deadline = max(self._deadline, now + 2 * self._limits.check_every)  # its time begins after that
+            if self._is_deaf(now):
+                self.abort()
+        elif now > self._deadline and not self._held:
+            self.abort()
+
+    def due(self) -> float:
+        return self._deadline if self._work is None or self._body is not None else _NEVER
+
+    def abort(self) -> None:
+        self._leave()
+        self._transport.abort()
+
+    def drain(self) -> None:
+        self.keep_alive = False
+        if self._work is None and self._body is None and not self._data:
+            self._transport.close()
+
+    def _leave(self) -> None:
+        """The client is gone, or is given up; so is what it sent ahead."""
+        self._data = b""
+        self._drop_body()
+        work, self._work = self._work, None
+        if work is not None:
+            work.cancel()
+
+    def _drop_body(self) -> None:
+        self._pipeline.unbuffer(sum(map(len, self._pieces)))
+        self._body, self._pieces, self._held = None, [], False
+
+    # reading
+
+    def hold(self, held: bool) -> None:
+        self._held = held and self._body is not None
+        if self._body is not None:  # the client was made to wait: its time begins anew
+            self._deadline = self._loop.time() + self._limits.body_idle
+        self._regulate()
+
+    def _regulate(self) -> None:
+        """Reads as long as there is a use or a place for what comes."""
+        early = len(self._data) > max(self._limits.pipelined, self._limits.head)
+        reading = not early and not self._held
+        if reading != self._reading and not self._transport.is_closing():
+            self._reading = reading
+            if reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _advance(self) -> None:
+        """Takes the next request from what was read. The end of its answer calls this again."""
+        if self._work is not None or self._body is not None or self._lingering or self._transport.is_closing():
+            return
+        data = self._data
+        if self._full and data:
+            return
+        if data[:2] == b"\r\n":  # RFC 9112, 2.2: one empty line before a request is forgiven
+            data = data[2:]
+        end = data.find(b"\r\n\r\n") + 4
+        if 4 <= end <= self._limits.head:
+            self._read_head(data, end)
+        elif self._half_closed:  # what is missing will not come
+            self._leave()
+            self._transport.close()
+        elif data:
+            self._await_head(data)
+
+    def _await_head(self, data: bytes) -> None:
+        self._cors = cors(None)
+        try:
+            if len(data) > self._limits.head:
+                raise HeadersTooLarge(f"the head is larger than {self._limits.head} bytes")
+            check_unfinished(data)
+        except ModelRunnerError as error:
+            self._refuse(error, new_request_id(), path_of(data))
+        else:
+            self._deadline = min(self._deadline, self._loop.time() + self._limits.header_timeout)
+
+    def _read_head(self, data: bytes, end: int) -> None:
+        self._deadline = _NEVER
+        self.keep_alive = False
+        try:
+            before, after, length = part_length(data[:end])
+            judged = self._judge.read(before, after, self._pipeline.access.generation)
+            length = judged.length if length is None else length
+            body = data[end : end + length] if 0 < length <= len(data) - end else b""  # whole, as most are
+            if judged.terms is not None:
+                self._pipeline.buffer(len(body), 0 if judged.chunked else length)
+        except ModelRunnerError as error:
+            ask_id, origin = self._judge.who(data[:end])
+            self._cors = cors(origin)
+            self._refuse(error, ask_id, path_of(data))
+            return
+        self._judged = judged
+        self._cors = judged.cors
+        self.keep_alive = judged.keep_alive and not self._listener.draining
+        self.takes_chunks = not judged.line.http_1_0
+        if judged.terms is not None and body:
+            self._data = data[end + length :]
+            self._ask(judged.terms, body)
+        else:
+            self._begin_body(judged, None if judged.chunked else max(length, 0), data[:end], data[end:])
+
+    def _begin_body(self, judged: Judged, length: int | None, head: bytes, data: bytes) -> None:
+        self._data = b""
+        self._body = body = RequestBody(length)
+        if judged.expects and not body.done and not data:
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if judged.terms is None:
+            self._hand_over(judged, head)
+        self._read_body(body, data)
+
+    def _read_body(self, body: RequestBody, data: bytes) -> None:
+        judged, work = self._judged, self._work
+        assert judged is not None
+        try:
+            piece, rest = body.take(data)
+            if judged.terms is not None:
+                self._pipeline.buffer(len(piece), body.size if body.length is None else body.length)
+                self._pieces.append(piece)
+        except ModelRunnerError as error:
+            self._refuse_body(error, judged)
+            return
+        if body.done:
+            self._data, self._body, self._held = rest, None, False
+            self._deadline = _NEVER
+        else:
+            self._deadline = body.deadline(self._loop.time(), self._limits.body_idle)
+        if isinstance(work, HandedOver):
+            work.feed_body(piece, last=body.done)
+        elif body.done and judged.terms is not None:
+            pieces, self._pieces = self._pieces, []
+            self._ask(judged.terms, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    def _refuse_body(self, error: ModelRunnerError, judged: Judged) -> None:
+        if isinstance(self._work, HandedOver) and self._work.began:
+            self.abort()
+            return
+        self._leave()
+        self._refuse(error, judged.request_id or new_request_id(), judged.line.path)
+
+    # the work
+
+    def _ask(self, terms: Terms, body: bytes) -> None:
+        if len(body) > LARGE:
+            unbuffer = self._pipeline.unbuffer
+            self._work = Decoding(terms.route.dialect, body, lambda found: self._begin(terms, body, found), unbuffer)
+        else:
+            self._begin(terms, body, None)
+
+    def _begin(self, terms: Terms, body: bytes, found: Fields | BadRequest | None) -> None:
+        ask_id = terms.request_id or new_request_id()
+        try:
+            if isinstance(found, BadRequest):
+                raise found
+            exchange = self._pipeline.exchange(terms, body, ask_id, self, found)
+        except ModelRunnerError as error:
+            self._pipeline.unbuffer(len(body))
+            headers, answer = self._pipeline.refusal(error, ask_id, terms.route.pattern)
+            self.respond(error.status, headers, id_line(ask_id), len(answer), answer)
+            self.finish()
+        else:
+            self._work = exchange
+            exchange.start()
+
+    def _hand_over(self, judged: Judged, head: bytes) -> None:
+        self.keep_alive = self.keep_alive and not judged.line.http_1_0  # whose answers may have no length
+        self._work = work = HandedOver(self, judged, self._fallback(), local=self._listener.local)
+        work.start(head_to_hand_over(head, judged.line))
+
+    # the end of an answer
+
+    def finish(self) -> None:
+        self._work = None
+        now = self._loop.time()
+        if self._body is not None:  # it was answered before it had come: what follows cannot be told from it
+            self._linger()
+        elif not self.keep_alive or (self._half_closed and not self._data):
+            self._deadline = now + self._limits.write_stall
+            self._transport.close()
+        else:
+            self._deadline = now + self._limits.idle
+            if self._data:
+                self._loop.call_soon(self._advance)
+            if not self._reading:
+                self._regulate()
+
+    def cut(self) -> None:
+        self._work = None
+        self._deadline = self._loop.time() + self._limits.write_stall
+        sever(self._transport)
+
+    def _refuse(self, error: ModelRunnerError, ask_id: str, path: str = "") -> None:
+        """Answers, and closes: where the next request would begin cannot be known, or is not worth the reading."""
+        headers, body = self._pipeline.refusal(error, ask_id, path)
+        if isinstance(error, MethodNotAllowed):
+            headers += ((b"Allow", b"GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"),)
+        self.keep_alive = False
+        self.respond(error.status, headers, id_line(ask_id), len(body), body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Sends no more, and reads on for a while without looking: closing at once could cost the client the answer."""
+        self._data = b""
+        self._drop_body()
+        self._lingering = True
+        self._deadline = self._loop.time() + _LINGER
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+            self._regulate()

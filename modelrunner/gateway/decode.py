@@ -1,0 +1,48 @@
+"""Large bodies: a thread reads them, so that no other request waits."""
+
+import asyncio
+from collections.abc import Callable
+
+from modelrunner.concurrency.threads import BODIES
+from modelrunner.errors import BadRequest
+from modelrunner.gateway.dialects.dialect import Dialect, Fields
+
+LARGE = 512 << 10
+"""Bytes of a body above which a thread looks at it: about the size that takes a millisecond."""
+
+
+class Decoding:
+    """A large body while a thread reads it as the family does. Then `done` is called with its fields, or with the
+    error; or, if `cancel` came first, `given_up` with the number of its bytes."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        body: bytes,
+        done: Callable[[Fields | BadRequest], None],
+        given_up: Callable[[int], None],
+    ) -> None:
+        self._size = len(body)
+        self._done = done
+        self._given_up = given_up
+        self._found = asyncio.get_running_loop().run_in_executor(BODIES, _decoded, dialect, body)
+        self._found.add_done_callback(self._tell)
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def cancel(self) -> None:
+        self._found.remove_done_callback(self._tell)
+        self._found.cancel()
+        self._given_up(self._size)
+
+    def _tell(self, found: "asyncio.Future[Fields | BadRequest]") -> None:
+        self._done(found.result())
+
+
+def _decoded(dialect: Dialect, body: bytes) -> Fields | BadRequest:
+    try:
+        return dialect.read(body)
+    except BadRequest as error:
+        return error

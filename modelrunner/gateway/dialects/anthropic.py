@@ -1,0 +1,55 @@
+"""Anthropic's messages, for engines that serve them: requests and answers pass through, errors have Anthropic's shape.
+
+Source of the shapes: https://docs.claude.com/en/api/errors and https://docs.claude.com/en/docs/build-with-claude/streaming.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from modelrunner.errors import ModelRunnerError
+from modelrunner.gateway.dialects.anthropic_answer import AnthropicAnswer
+from modelrunner.gateway.dialects.bodies import JsonDialect
+from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, refusal_headers
+from modelrunner.http.answers import Header
+from modelrunner.types import Mode
+
+_MESSAGES = "/v1/messages"
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class Anthropic(JsonDialect):
+    name: ClassVar[str] = "anthropic"
+    calls: ClassVar[Mapping[str, Call]] = {
+        _MESSAGES: Call(Mode.COMPLETION, _MESSAGES),
+        f"{_MESSAGES}/count_tokens": Call(Mode.COMPLETION, f"{_MESSAGES}/count_tokens"),
+    }
+    prefixes: ClassVar[tuple[str, ...]] = (*WITH_ENGINE, "/anthropic")
+    assembly = AnthropicAnswer
+
+    def owns(self, path: str) -> bool:
+        return path.startswith("/anthropic/") or f"{_MESSAGES}/" in f"{path}/"
+
+    def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
+        return (JSON, *refusal_headers(error)), _encoded(error, request_id)
+
+    def error_event(self, error: ModelRunnerError, request_id: str) -> bytes:
+        return b"event: error\ndata: %b\n\n" % _encoded(error, request_id)
+
+    def waiting(self, progress: Mapping[str, Any] | None, waited: float) -> bytes:
+        """Clients pass over a ping wherever it comes."""
+        return b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+def _encoded(error: ModelRunnerError, request_id: str) -> bytes:
+    usual = "invalid_request_error" if error.status < 500 else "api_error"
+    told = {"type": _TYPES.get(error.status, usual), "message": error.message}
+    return msgspec.json.encode({"type": "error", "error": told, "request_id": request_id})

@@ -1,0 +1,125 @@
+"""Answers that an engine streams and that a client wants in one piece.
+
+An engine may notice only in a stream that a client has left (`Backend.asked_as_streams`). It is then asked for a
+stream, and an `Assembly` puts the answer together: the one that the engine would have given without the stream.
+
+Source of the events: https://html.spec.whatwg.org/multipage/server-sent-events.html; an event of these families is one
+line of data.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from modelrunner.errors import EngineProtocolError
+from modelrunner.gateway.dialects.dialect import JSON
+from modelrunner.gateway.render import EngineRefusal, EngineRefused
+from modelrunner.http.answers import Header
+
+LIMIT = 32 << 20
+"""Bytes of an answer, as the engine wrote them, that are kept until it is complete."""
+Event = dict[str, msgspec.Raw]
+_event = msgspec.json.Decoder(Event)
+
+
+def is_null(raw: msgspec.Raw) -> bool:
+    return bytes(raw) == b"null"
+
+
+class Assembly(ABC):
+    """A `Translation` that says nothing before its end. An error in the engine's stream becomes the whole answer: the
+    client has no head yet, so it gets the error's status."""
+
+    headers: tuple[Header, ...] = (JSON,)
+    whole: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._unfinished: list[bytes] = []  # of the last line
+        self._kept = 0  # bytes
+        self._refusal: EngineRefusal | None = None
+
+    def piece(self, data: bytes) -> bytes:
+        """Raises `EngineProtocolError` for an answer larger than `LIMIT`, and for one that cannot be read."""
+        self._unfinished.append(data)
+        if b"\n" in data:
+            *lines, rest = b"".join(self._unfinished).split(b"\n")
+            self._unfinished = [rest]
+            for line in lines:
+                self._read(line)
+        elif self._kept + sum(map(len, self._unfinished)) > LIMIT:
+            raise EngineProtocolError(_TOO_LARGE)
+        return b""
+
+    def end(self) -> bytes:
+        """The client's answer. Raises `EngineRefused` where the stream had an error, and `EngineProtocolError` where
+        the stream ended too early."""
+        if self._refusal is not None:
+            raise EngineRefused(self._refusal)
+        if not self.complete():
+            raise EngineProtocolError("the engine's stream ended before its answer was complete")
+        return msgspec.json.encode(self.answer())
+
+    def _read(self, line: bytes) -> None:
+        name, _, data = line.partition(b":")
+        data = data.strip()
+        if name != b"data" or data == b"[DONE]" or self._refusal is not None:
+            return
+        try:
+            event = _event.decode(data)
+            if "error" in event and not is_null(event["error"]):
+                self._refusal = _refusal(event, data)
+            else:
+                self._kept += self.add(event)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise EngineProtocolError(f"the engine's stream cannot be read: {error}") from None
+        if self._kept > LIMIT:
+            raise EngineProtocolError(_TOO_LARGE)
+
+    @abstractmethod
+    def add(self, event: Event) -> int:
+        """Returns how many bytes of the event are kept. Raises `msgspec.ValidationError` for an event that is not as
+        the family's."""
+
+    @abstractmethod
+    def complete(self) -> bool: ...
+
+    @abstractmethod
+    def answer(self) -> Mapping[str, Any]: ...
+
+
+def _refusal(event: Event, data: bytes) -> EngineRefusal:
+    told = msgspec.json.decode(event["error"])
+    code = told.get("code") if isinstance(told, dict) else None
+    refusal = EngineRefusal(code if isinstance(code, int) and 400 <= code < 600 else 500)
+    refusal.add(data)
+    return refusal
+
+
+_TOO_LARGE = f"the engine's answer has more than {LIMIT >> 20} MiB: ask for it as a stream"
+
+
+class TextPieces(list[str]):
+    """A text that comes in pieces."""
+
+
+def grow(fields: dict[str, Any], name: str, piece: str) -> None:
+    """Adds a piece to the text `name`, which may be missing, null, or a text that was given as a whole."""
+    text = fields.get(name)
+    if not isinstance(text, TextPieces):
+        fields[name] = text = TextPieces([text] if isinstance(text, str) else [])
+    text.append(piece)
+
+
+def finished(value: Any) -> Any:
+    """`value` with every `TextPieces` in it joined."""
+    match value:
+        case TextPieces():
+            return "".join(value)
+        case dict():
+            return {name: finished(inner) for name, inner in value.items()}
+        case list():
+            return [finished(inner) for inner in value]
+        case _:
+            return value

@@ -1,0 +1,137 @@
+"""JSON bodies that name a model: what the proxy must know of one, learned without building the rest of it.
+
+The body itself goes to the engine byte for byte, so both must read the same model from it: a body that two JSON readers
+may take differently is refused."""
+
+import codecs
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from modelrunner.errors import BadRequest
+from modelrunner.gateway.dialects.assembly import Assembly
+from modelrunner.gateway.dialects.dialect import Dialect, Fields
+from modelrunner.schema import wrong_field
+
+if TYPE_CHECKING:
+    from modelrunner.engine.runner import Runner
+    from modelrunner.gateway.interfaces import Inference
+
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SLICE = 1 << 20  # bytes that one call looks at: a call keeps every other thread waiting
+_MODEL = b'"model"'
+_decoder = msgspec.json.Decoder(Fields)
+_DIGITS_ONLY = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
+_LONGEST_NUMBER = b"0" * 309  # the digits of the largest double
+_NUMBER_OR_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"|([0-9]{309})', re.DOTALL)
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\],]', re.DOTALL)
+_MOST_TOKENS = 1_000_000  # half a second; only a body that says `"model"` more than once is looked at this way
+
+
+class JsonDialect(Dialect):
+    """A family whose bodies are JSON objects with a `model`, and go to the engine's endpoint of the same kind.
+    `assembly` puts an answer together that the engine streams and the client wants in one piece."""
+
+    assembly: ClassVar[type[Assembly]]
+
+    def read(self, body: bytes) -> Fields:
+        """Raises `BadRequest` for anything but one JSON object with one `model`, of bounded depth, numbers that a
+        double can hold, and text that is Unicode."""
+        try:
+            fields = _decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise _unlike_schema(error) from None
+        except msgspec.DecodeError as error:
+            raise BadRequest(f"the body is not valid JSON: {error}") from None
+        except (RecursionError, UnicodeDecodeError):
+            raise BadRequest("the body is not JSON that can be read: nested too deep, or not UTF-8") from None
+        if not body.isascii():
+            _check_utf8(body)
+        # A run of 309 digits cannot hide between the bytes 308, 617, ...: few bodies have a digit in such a place.
+        places = body[len(_LONGEST_NUMBER) - 1 :: len(_LONGEST_NUMBER)]
+        if places.translate(None, b"0123456789") != places and any(
+            _LONGEST_NUMBER in piece.translate(_DIGITS_ONLY) for piece in _slices(body, len(_LONGEST_NUMBER))
+        ):
+            _check_numbers(body)
+        # A key may be written with escapes: \u0064 to \u006f are the letters of "model".
+        small = len(body) <= _SLICE
+        count = body.count(_MODEL) if small else sum(piece.count(_MODEL) for piece in _slices(body, len(_MODEL)))
+        if count != 1 or (
+            b"\\" in body and any(b"\\u006" in piece for piece in ((body,) if small else _slices(body, 5)))
+        ):
+            _check_one_model(body)
+        return fields
+
+    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Assembly | None]:
+        """The body is the client's, byte for byte, unless the engine refuses the name that the client gave the model,
+        or is asked for a stream where the client wants none: then these members are replaced."""
+        names, path = runner.names, ask.terms.route.path
+        replaced: dict[str, Any] = {}
+        assembly: Assembly | None = None
+        if names is not None and ask.fields.model not in names:
+            replaced["model"] = names[0]
+        if path in runner.asked_as_streams and not ask.fields.stream:
+            replaced |= runner.asked_as_streams[path]
+            assembly = self.assembly()
+        if not replaced:
+            return path, ask.body, None
+        members = _MEMBERS.decode(ask.body)
+        members |= {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in replaced.items()}
+        return path, msgspec.json.encode(members), assembly
+
+
+def _slices(body: bytes, length: int) -> Iterable[bytes]:
+    """The body in pieces. A text of `length` bytes that the body holds is in one piece, and in one only."""
+    return (body[start : start + _SLICE + length - 1] for start in range(0, len(body), _SLICE))
+
+
+def _unlike_schema(error: msgspec.ValidationError) -> BadRequest:
+    wrong = wrong_field(error)
+    return wrong if wrong.param else BadRequest("the body must be a JSON object")
+
+
+def _check_utf8(body: bytes) -> None:
+    """In pieces: a decoded copy of the whole could take four times its size."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(body), 1 << 16):
+            decoder.decode(body[start : start + (1 << 16)])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        raise BadRequest("the body is not UTF-8") from None
+
+
+def _check_numbers(body: bytes) -> None:
+    if any(found[1] for found in _NUMBER_OR_STRING.finditer(body)):
+        raise BadRequest("the body has a number that is too large")
+
+
+def _check_one_model(body: bytes) -> None:
+    keys = [key for key in _top_level_keys(body) if key == b'"model"' or (b"\\" in key and _unescaped(key) == "model")]
+    if keys != [b'"model"']:
+        raise BadRequest("`model` must be given once, and written plainly", param="model")
+
+
+def _unescaped(key: bytes) -> str:
+    return msgspec.json.decode(key, type=str)
+
+
+def _top_level_keys(body: bytes) -> Iterator[bytes]:
+    """Of a body that is known to be a valid JSON object."""
+    depth, key_follows = 0, False
+    for count, token in enumerate(_TOKEN.finditer(body)):
+        if count > _MOST_TOKENS:
+            raise BadRequest("the body is too intricate to make sure of its `model`", param="model")
+        text = token[0]
+        if text in b"{[":
+            depth += 1
+            key_follows = depth == 1
+        elif text in b"}]":
+            depth -= 1
+        elif text == b",":
+            key_follows = depth == 1
+        elif key_follows:
+            key_follows = False
+            yield text

@@ -1,0 +1,46 @@
+"""OpenAI's family, and what vLLM and Jina added to it. Engines speak it, so requests and answers pass through."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from modelrunner.errors import ModelRunnerError
+from modelrunner.gateway.dialects.bodies import JsonDialect
+from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, refusal_headers
+from modelrunner.gateway.dialects.openai_answer import OpenAIAnswer
+from modelrunner.http.answers import Header
+from modelrunner.types import Mode
+
+_RERANK = Call(Mode.RERANKING, "/v1/rerank")
+_SCORE = Call(Mode.RERANKING, "/score")
+
+
+class OpenAI(JsonDialect):
+    name: ClassVar[str] = "openai"
+    calls: ClassVar[Mapping[str, Call]] = {
+        "/v1/chat/completions": Call(Mode.COMPLETION, "/v1/chat/completions"),
+        "/v1/completions": Call(Mode.COMPLETION, "/v1/completions"),
+        "/v1/embeddings": Call(Mode.EMBEDDING, "/v1/embeddings"),
+        "/v1/rerank": _RERANK,
+        "/rerank": _RERANK,
+        "/v1/score": _SCORE,
+        "/score": _SCORE,
+        "/v1/tokenize": Call(Mode.COMPLETION, "/tokenize"),  # neither llama.cpp nor vLLM has these two under /v1
+        "/v1/detokenize": Call(Mode.COMPLETION, "/detokenize"),
+    }
+    prefixes: ClassVar[tuple[str, ...]] = WITH_ENGINE
+    assembly = OpenAIAnswer
+
+    def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
+        return (JSON, *refusal_headers(error)), msgspec.json.encode(error.as_dict(request_id))
+
+    def error_event(self, error: ModelRunnerError, request_id: str) -> bytes:
+        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(error.as_dict(request_id))
+
+    def waiting(self, progress: Mapping[str, Any] | None, waited: float) -> bytes:
+        """A comment, which clients pass over, or the event `modelrunner.progress`."""
+        if progress is None:
+            return b": waiting for the model, %.0f s\n\n" % waited
+        news = msgspec.json.encode({**progress, "waited": round(waited, 3)})
+        return b"event: modelrunner.progress\ndata: %b\n\n" % news

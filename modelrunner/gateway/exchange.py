@@ -1,0 +1,332 @@
+"""One inference request from its decision to its last byte, whichever lane it came on.
+
+A warm request is callbacks only: `start` sends it to the engine, the engine's connection calls back, the sink writes.
+A task exists only while something is waited for: a runner, or the reason why an engine went away.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from modelrunner.engine.connections import UpstreamConnection, build_request
+from modelrunner.errors import EngineProtocolError, ModelRunnerError
+from modelrunner.gateway.dialects.dialect import JSON, Translation
+from modelrunner.gateway.interfaces import Inference, Sink
+from modelrunner.gateway.observers import record_of
+from modelrunner.gateway.passage import Passage
+from modelrunner.gateway.render import (
+    ID_LINE,
+    WARM_TIMING,
+    EngineRefusal,
+    EngineRefused,
+    chunk,
+    engine_headers,
+    own_headers,
+    server_timing,
+)
+from modelrunner.gateway.routes import check_endpoint
+from modelrunner.http.answers import Header
+from modelrunner.scheduler import Lease
+
+if TYPE_CHECKING:
+    from modelrunner.gateway.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
+
+_TURN = 5.0  # seconds after which a suspect that was asked again is no longer asked alone
+
+
+class Exchange:
+    """Made by `Pipeline.exchange`. `cancel` when the client is gone; `pause` and `resume` when it takes no more."""
+
+    __slots__ = (
+        *("_ask", "_asked_at", "_bare", "_dialect", "_end_turn", "_error", "_id_line"),
+        *("_ignored", "_lease", "_meter", "_over", "_passage", "_passed", "_pipeline", "_refusal", "_responded"),
+        *("_retried", "_signs", "_sink", "_status", "_task", "_translation", "_upstream", "on_data"),
+    )
+
+    def __init__(self, pipeline: "Pipeline", ask: Inference, sink: Sink) -> None:
+        self._pipeline = pipeline
+        self._ask = ask
+        self._sink = sink
+        self._dialect = ask.terms.route.dialect
+        self._id_line = ID_LINE % ask.request_id.encode()
+        self._meter = pipeline.meter() if pipeline.observers else None
+        self._lease: Lease | None = None
+        self._upstream: UpstreamConnection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._signs: asyncio.TimerHandle | None = None  # the next sign of life while the request waits
+        self._end_turn: Callable[[], None] | None = None  # of a suspect that is asked again
+        self._refusal: EngineRefusal | None = None  # an engine's error while it arrives
+        self._translation: Translation | None = None
+        self._passage: Passage | None = None  # None where the answer goes to the sink just as it comes
+        self._error: ModelRunnerError | None = None
+        self._ignored: tuple[str, ...] = ()  # fields of the request that the engine does nothing with
+        self._responded = False  # the client has its head
+        self._passed = False  # the engine's answer began to go to the client
+        self._retried = self._over = False
+        self._bare = self._meter is not None and self._meter.limit > 0
+        self._asked_at = 0.0
+        self._status = 0
+        self.on_data: Callable[[bytes], None] = sink.write
+
+    def start(self) -> None:
+        pipeline, ask = self._pipeline, self._ask
+        route = ask.terms.route
+        try:
+            target = pipeline.resolve.known.get((route.backend, ask.fields.model, route.mode))
+            if route.runner is not None:
+                lease = pipeline.lease_runner(ask, route.runner, target)
+            else:
+                lease = pipeline.scheduler.warm(target, ask.keep_alive, ask.terms.batch) if target is not None else None
+            if lease is not None:
+                self._begin(lease)
+        except ModelRunnerError as error:
+            self._refuse(error)
+            return
+        if lease is None:
+            self._do(self._wait())
+            if ask.fields.stream and not ask.terms.preload:
+                after = 0.0 if ask.terms.progress else pipeline.limits.progress_after
+                self._signs = asyncio.get_running_loop().call_later(after, self._hold_open)
+
+    def pause(self) -> None:
+        if self._upstream is not None:
+            self._upstream.pause()
+
+    def resume(self) -> None:
+        if self._upstream is not None:
+            self._upstream.resume()
+
+    def cancel(self) -> None:
+        """The client is gone: the engine's connection closes now, a place in the queue is given up."""
+        if not self._over:
+            self._status = 499
+            self._close()
+
+    # waiting for a runner
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._guarded(work))
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except ModelRunnerError as error:
+            self._refuse(error)
+        except Exception:  # the edge of this request: a fault of ours is logged, and answered as one
+            log.exception("request %s", self._ask.request_id)
+            self._refuse(ModelRunnerError("a fault of modelrunner; its log says more under this request's ID"))
+
+    async def _wait(self) -> None:
+        lease = await self._pipeline.lease(self._ask)
+        if self._over:
+            lease.release()
+        else:
+            self._begin(lease)
+
+    def _hold_open(self) -> None:
+        """Called again and again while the request waits."""
+        progress = self._pipeline.progress(self._ask) if self._ask.terms.progress else None
+        sign = self._dialect.waiting(progress, perf_counter() - self._ask.arrived)
+        if not self._responded:
+            self._respond(200, self._dialect.stream_headers, None, self._framed(sign))
+        else:
+            self._sink.write(self._framed(sign))
+        every = 1.0 if progress is not None else self._pipeline.limits.comment_every
+        self._signs = asyncio.get_running_loop().call_later(every, self._hold_open)
+
+    def _framed(self, data: bytes) -> bytes:
+        return chunk(data) if self._sink.takes_chunks and data else data
+
+    def _begin(self, lease: Lease, *, fresh: bool = False, checked: bool = False) -> None:
+        if self._signs is not None:
+            self._signs.cancel()
+        self._lease = lease
+        self._asked_at = perf_counter()
+        ask, runner = self._ask, lease.runner
+        if ask.terms.preload:
+            self._respond(200, (JSON, *own_headers(lease.variant)), 2, b"{}")
+            self._finish()
+            return
+        path, body, self._translation = self._dialect.request(ask, runner)
+        if path not in runner.endpoints:
+            check_endpoint(path, runner.endpoints, runner.key.backend)
+        self._bare = self._bare or self._translation is not None
+        fields = ask.fields
+        if not checked and (fields.tools or fields.dimensions or fields.return_documents):
+            self._do(self._check(lease, path, fresh=fresh))
+            return
+        if self._pipeline.quarantine.alert:
+            self._pipeline.quarantine.check(runner.key, ask)
+        if self._end_turn is not None:
+            asyncio.get_running_loop().call_later(_TURN, self._end_turn)
+        self._upstream = runner.upstream.send(build_request("POST", path, body, self._id_line), self, fresh=fresh)
+
+    async def _check(self, lease: Lease, path: str, *, fresh: bool) -> None:
+        """For a request with fields that its engine may ignore."""
+        self._ignored = await lease.runner.check_request(path, self._ask.fields.watched())
+        if not self._over:
+            self._begin(lease, fresh=fresh, checked=True)
+
+    # modelrunner.engine.connections.Receiver
+
+    def splices(self, status: int) -> bool:
+        return self._sink.takes_chunks and status == 200 and not self._bare
+
+    def on_head(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
+        if self._end_turn is not None:
+            self._end_turn()
+        if status == 200 and length == 0 and not any(name == b"content-type" for name, _ in headers):
+            raise EngineProtocolError("the engine's answer is empty")
+        if status != 200:
+            self._refusal = EngineRefusal(status)
+            self.on_data = self._refusal.add
+            self.on_data(data)
+        else:
+            self._answer(headers, length, data)
+
+    def _answer(self, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
+        """Begins the client's answer with the engine's."""
+        assert self._lease is not None
+        translation = self._translation
+        if translation is not None and translation.whole:
+            self.on_data = self._keep
+            self._keep(data)
+            return
+        self._passed = True
+        if self._meter is None and not self._bare and not self._responded:
+            self.on_data = self._sink.write
+            self._respond(200, engine_headers(headers, self._lease.variant, self._ignored), length, data)
+            return
+        framing = self._sink.takes_chunks and (self._bare or (self._responded and length is not None))
+        if not self._responded:  # else the client got its head while the request waited
+            headers = engine_headers(headers, self._lease.variant, self._ignored)
+            if translation is not None:
+                headers, length = (*translation.headers, *own_headers(self._lease.variant, self._ignored)), None
+            framing = framing and length is None
+            self._respond(200, headers, length, b"")
+        self._passage = Passage(self._sink, self._meter, translation, framing=framing)
+        self.on_data = self._passage.write
+        self.on_data(data)
+
+    def _keep(self, data: bytes) -> None:
+        """Takes a piece of an answer that goes to the client at its end."""
+        assert self._translation is not None
+        if self._meter is not None:
+            self._meter.add(data)
+        self._translation.piece(data)
+
+    def on_end(self) -> None:
+        self._upstream = None  # the next request may have it
+        if self._pipeline.quarantine.alert and self._lease is not None:
+            self._pipeline.quarantine.answered(self._lease.runner.key, self._ask)
+        if self._refusal is not None:
+            assert self._lease is not None
+            self._do(self._refuse_as_the_engine(self._refusal, self._lease))
+            return
+        try:
+            if self._passage is not None:
+                self._passage.end()
+            elif self._translation is not None:
+                assert self._lease is not None
+                data = self._translation.end()
+                headers = (*self._translation.headers, *own_headers(self._lease.variant, self._ignored))
+                self._respond(200, headers, len(data), data)
+        except EngineRefused as refused:
+            assert self._lease is not None
+            self._do(self._refuse_as_the_engine(refused.refusal, self._lease))
+            return
+        except ModelRunnerError as error:
+            self._refuse(error)
+            return
+        self._finish()
+
+    def on_failure(self, error: OSError | EngineProtocolError) -> None:
+        upstream, lease = self._upstream, self._lease
+        assert upstream is not None
+        assert lease is not None
+        if upstream.reused and not upstream.answered:
+            self._begin(lease, fresh=True)  # it had been idle, and closed just as it was used: nothing was lost
+        elif self._passed:
+            self._do(self._break_off(error, self._translation is not None or upstream.at_event_boundary()))
+        else:
+            self._do(self._recover(error, lease, untouched=self._translation is not None or not upstream.begun))
+
+    # when things go wrong
+
+    async def _recover(self, error: OSError | EngineProtocolError, lease: Lease, *, untouched: bool) -> None:
+        """Nothing of an answer went out. An engine that died before its first byte is asked once more, anew."""
+        failure = await self._pipeline.quarantine.blame(lease, self._ask, error)
+        lease.release()
+        self._lease = None
+        anywhere = self._ask.terms.route.runner is None
+        if untouched and anywhere and lease.runner.failure is not None and not self._retried:
+            self._retried = True
+            self._end_turn = await self._pipeline.quarantine.turn(lease.runner.key)
+            await self._wait()
+        else:
+            raise failure
+
+    async def _refuse_as_the_engine(self, refusal: EngineRefusal, lease: Lease) -> None:
+        self._refuse(await refusal.error(lease.runner.request_error))
+
+    async def _break_off(self, error: OSError | EngineProtocolError, whole: bool) -> None:
+        """Ends an answer in its middle. `whole` is True if its last event is complete."""
+        assert self._lease is not None
+        self._refuse(await self._pipeline.quarantine.blame(self._lease, self._ask, error), tell=whole)
+
+    def _refuse(self, error: ModelRunnerError, *, tell: bool = True) -> None:
+        """Ends the request with an error: as its status or, if the head of a stream is out, as an event."""
+        if self._over:
+            return
+        self._error = error
+        if self._responded:
+            if tell and self._ask.fields.stream:
+                self._sink.write(self._framed(self._dialect.error_event(error, self._ask.request_id)))
+            self._cut()
+            return
+        headers, body = self._dialect.error(error, self._ask.request_id)
+        self._respond(error.status, headers, len(body), body)
+        self._finish()
+
+    # the end
+
+    def _respond(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
+        self._responded = True
+        self._status = status
+        lease, arrived = self._lease, self._ask.arrived
+        timing = WARM_TIMING % ((self._asked_at - arrived) * 1e3)
+        if lease is None:
+            timing = server_timing(perf_counter() - arrived, 0.0, 0.0)
+        elif lease.waited:
+            timing = server_timing(lease.waited - lease.loaded, lease.loaded, self._asked_at - arrived - lease.waited)
+        self._sink.respond(status, headers, self._id_line + timing, length, data)
+
+    def _finish(self) -> None:
+        self._close()
+        self._sink.finish()
+
+    def _cut(self) -> None:
+        self._close()
+        self._sink.cut()
+
+    def _close(self) -> None:
+        """Gives back what the request held. Called once, by whoever ends it."""
+        self._over = True
+        if self._signs is not None:
+            self._signs.cancel()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        if self._upstream is not None:
+            self._upstream.abort()
+        if self._end_turn is not None:
+            self._end_turn()
+        if self._lease is not None:
+            self._lease.release()
+        self._pipeline.active -= 1
+        self._pipeline.buffered -= len(self._ask.body)
+        if self._meter is not None:
+            self._pipeline.tell(record_of(self._ask, self._lease, self._meter, self._status, self._error))

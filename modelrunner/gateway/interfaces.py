@@ -1,0 +1,54 @@
+"""What the data plane passes on: a request that was found good, and the client's side of its answer."""
+
+from typing import Protocol
+
+import msgspec
+
+from modelrunner.gateway.dialects.dialect import Fields
+from modelrunner.gateway.routes import Route
+from modelrunner.http.answers import Header
+from modelrunner.types import KeepAlive
+
+
+class Terms(msgspec.Struct, frozen=True, gc=False):
+    """What a request's head asks for, found good. It says nothing about the body, so requests with the same head share
+    it. `request_id` is the client's own, `origin` the page that sends it, if there is one; `caller` and `batch` are for
+    the scheduler's order."""
+
+    route: Route
+    origin: str | None
+    request_id: str | None
+    caller: str
+    batch: bool
+    preload: bool
+    progress: bool
+
+
+class Inference(msgspec.Struct, frozen=True, gc=False):
+    """A request that was found good. `body` is the client's. `arrived` is in seconds of `perf_counter`."""
+
+    terms: Terms
+    fields: Fields
+    keep_alive: KeepAlive | None
+    body: bytes
+    request_id: str
+    arrived: float
+
+
+class Sink(Protocol):
+    """Where an answer goes: a lane's side of the client's connection. None of its methods raises or waits."""
+
+    takes_chunks: bool
+    """True where a body of unknown length is written with its chunk framing."""
+
+    def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
+        """The head, and what there is of the body. `headers` are those that many answers have, `own` the lines that
+        only this one has, each with its CR LF. `length` is None if unknown."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def finish(self) -> None:
+        """The answer is complete."""
+
+    def cut(self) -> None:
+        """The answer ends here, and the client must notice: what was written goes out, then the connection closes."""

@@ -1,0 +1,29 @@
+"""The way of an answer that does not go to the client just as it comes: it is translated, measured, or framed anew."""
+
+from modelrunner.gateway.dialects.dialect import Translation
+from modelrunner.gateway.interfaces import Sink
+from modelrunner.gateway.observers import Meter
+from modelrunner.gateway.render import chunk
+
+
+class Passage:
+    """From the engine to `sink`. `framing` is True where the client's chunks are made here."""
+
+    def __init__(self, sink: Sink, meter: Meter | None, translation: Translation | None, *, framing: bool) -> None:
+        self._sink = sink
+        self._meter = meter
+        self._translation = translation
+        self._framing = framing
+
+    def write(self, data: bytes) -> None:
+        """Takes a piece of the engine's body. Raises `EngineProtocolError` where it cannot be translated."""
+        if self._meter is not None:
+            self._meter.add(data)
+        if self._translation is not None:
+            data = self._translation.piece(data)
+        self._sink.write(chunk(data) if self._framing and data else data)
+
+    def end(self) -> None:
+        """The engine's body is complete. Raises `EngineProtocolError`."""
+        data = self._translation.end() if self._translation is not None else b""
+        self._sink.write((chunk(data) if data else b"") + b"0\r\n\r\n" if self._framing else data)

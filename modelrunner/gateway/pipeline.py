@@ -1,0 +1,212 @@
+"""Admission of a request: from its head and body to an exchange. Both lanes use it, so that they mean the same."""
+
+import logging
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from time import perf_counter
+from typing import Any, Protocol
+
+from modelrunner.errors import (
+    ExpectationFailed,
+    LengthRequired,
+    Misdirected,
+    ModelRunnerError,
+    PayloadTooLarge,
+    Unavailable,
+    UnsupportedMediaType,
+)
+from modelrunner.gateway.access import Access
+from modelrunner.gateway.dialects.dialect import Fields
+from modelrunner.gateway.exchange import Exchange
+from modelrunner.gateway.interfaces import Inference, Sink, Terms
+from modelrunner.gateway.observers import AccessLog, Meter, Observer, RequestRecord
+from modelrunner.gateway.quarantine import Quarantine
+from modelrunner.gateway.render import harmless_id
+from modelrunner.gateway.routes import Route, check_endpoint, dialect_of
+from modelrunner.http.answers import Header
+from modelrunner.http.limits import Limits
+from modelrunner.scheduler import Lease, Scheduler, Target
+from modelrunner.types import KeepAlive, Mode
+
+log = logging.getLogger(__name__)
+
+HEADERS = frozenset(
+    (
+        *("host", "origin", "content-type", "content-encoding", "upgrade", "expect", "authorization"),
+        *("x-api-key", "x-caller", "x-preload-only", "x-priority", "x-progress", "x-request-id"),
+    )
+)
+"""What is asked of a request's head, in lower case. None of them may be given twice."""
+GetHeader = Callable[[str], str | None]
+"""One of these by its name in lower case, None where the request does not have it."""
+_LONGEST_CALLER = 64
+
+
+class Resolve(Protocol):
+    """From (backend or None, model as the client wrote it, mode) to what the scheduler is asked for. `stage` is what
+    requests wait for that are not resolved yet."""
+
+    stage: str
+
+    @property
+    def known(self) -> Mapping[tuple[str | None, str, Mode], Target]:
+        """The targets that were resolved and still hold."""
+
+    async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
+        """Does off the event loop what a call would have to read from disk."""
+
+    def __call__(self, backend: str | None, model: str, mode: Mode) -> Target: ...
+
+    def endpoints(self, target: Target) -> frozenset[str]:
+        """As of `Backend.endpoints`, of the target's backend."""
+
+
+class Pipeline:
+    """`active` counts the requests under way, `buffered` the bytes of their bodies. `observers` get the record of every
+    request."""
+
+    def __init__(self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits) -> None:
+        self.resolve = resolve
+        self.scheduler = scheduler
+        self.access = access
+        self.limits = limits
+        self.observers: tuple[Observer, ...] = ()
+        self._access_log = AccessLog()
+        self.quarantine = Quarantine()
+        self.active = 0
+        self.buffered = 0
+
+    # what a lane asks, in this order
+
+    def origin(self, header: GetHeader, authority: str | None, *, local: bool) -> str | None:
+        """The allowed Origin of the request, if it has one. `authority` is the host of an absolute target. Raises
+        `Forbidden`."""
+        return self.access.check(header("host"), header("origin"), authority, local=local)
+
+    def admit(self, header: GetHeader, authority: str | None, *, local: bool) -> str | None:
+        """Judges the head of any request: the allowed Origin, if it has one. Raises `Forbidden`, `ExpectationFailed`,
+        `UnsupportedMediaType`."""
+        origin = self.origin(header, authority, local=local)
+        if (header("expect") or "100-continue").lower() != "100-continue":
+            raise ExpectationFailed("only 100-continue can be expected here")
+        if header("content-encoding") not in (None, "identity"):
+            raise UnsupportedMediaType("compressed bodies are not taken: send the JSON as it is")
+        return origin
+
+    def terms(self, route: Route, header: GetHeader, origin: str | None) -> Terms:
+        """What the head of an admitted inference request asks for. Raises `UnsupportedMediaType`."""
+        # A page can send other types without asking first; programs (curl -d) say what they like.
+        if origin is not None and not _is_json(header("content-type")):
+            raise UnsupportedMediaType("send the body as application/json")
+        return Terms(
+            route,
+            origin,
+            harmless_id(header("x-request-id")),
+            _caller(header),
+            (header("x-priority") or "").lower() == "batch",
+            (header("x-preload-only") or "").lower() == "true",
+            header("x-progress") == "events",
+        )
+
+    def buffer(self, size: int, whole: int) -> None:
+        """Counts `size` more bytes of a body whose whole length is at least `whole`. Raises `LengthRequired` for a
+        negative one, `PayloadTooLarge`, and `Unavailable` if all bodies together are too large."""
+        if whole < 0:
+            raise LengthRequired("the request has no body: send JSON with a Content-Length")
+        if whole > self.limits.body:
+            raise PayloadTooLarge(f"the body has {whole} bytes; body_limit allows {self.limits.body}")
+        if self.buffered + size > self.limits.total_body:
+            raise Unavailable("too much is being sent at this moment; try again")
+        self.buffered += size
+
+    def unbuffer(self, size: int) -> None:
+        """Counts bytes of a body out that will not be asked with."""
+        self.buffered -= size
+
+    def exchange(
+        self, terms: Terms, body: bytes, request_id: str, sink: Sink, fields: Fields | None = None
+    ) -> Exchange:
+        """An exchange that the lane is to start. `fields` are those of the body where they are known already. The body
+        counts as buffered until the exchange is over. Raises `BadRequest`."""
+        arrived = perf_counter()
+        fields = fields or terms.route.dialect.read(body)
+        keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
+        self.active += 1
+        return Exchange(self, Inference(terms, fields, keep, body, request_id, arrived), sink)
+
+    def refusal(self, error: ModelRunnerError, request_id: str, path: str) -> tuple[tuple[Header, ...], bytes]:
+        """Headers and body of the answer to a request that gets no exchange, in the shape of the path's family."""
+        dialect = dialect_of(path)
+        if self.observers:
+            self.tell(RequestRecord(request_id, dialect.name, path, error.status, error.code))
+        return dialect.error(error, request_id)
+
+    # observers
+
+    def observe(self, observer: Observer) -> None:
+        """Adds an observer, which gets the record of every later request."""
+        self.observers = (*self.observers, observer)
+
+    def log_requests(self, wanted: bool) -> None:
+        """Switches the access log on or off."""
+        others = tuple(observer for observer in self.observers if observer is not self._access_log)
+        self.observers = (*others, self._access_log) if wanted else others
+
+    def meter(self) -> Meter | None:
+        """For a new answer; None without an observer."""
+        return Meter(max(observer.tail for observer in self.observers)) if self.observers else None
+
+    def tell(self, record: RequestRecord) -> None:
+        for observer in self.observers:
+            try:
+                observer.finished(record)
+            except Exception:  # an observer's fault is no request's
+                log.exception("request %s: %s failed", record.request_id, type(observer).__name__)
+
+    # what an exchange asks
+
+    async def lease(self, ask: Inference) -> Lease:
+        """Raises whatever resolving and scheduling raise."""
+        route = ask.terms.route
+        await self.resolve.prepare(route.backend, ask.fields.model, route.mode)
+        target = self.resolve(route.backend, ask.fields.model, route.mode)
+        if route.runner is not None:
+            lease = self.lease_runner(ask, route.runner, target)
+            assert lease is not None
+            return lease
+        check_endpoint(route.path, self.resolve.endpoints(target), target.key.backend)
+        return await self.scheduler.acquire(target, ask.keep_alive, ask.terms.caller, ask.terms.batch)
+
+    def lease_runner(self, ask: Inference, runner_id: str, target: Target | None) -> Lease | None:
+        """The one runner, if it serves the model; None while the model is not resolved."""
+        lease = self.scheduler.lease_runner(runner_id)
+        try:
+            key = lease.runner.key
+            if key.mode is not ask.terms.route.mode:
+                raise Misdirected(f"runner {runner_id} serves {key.mode}; ask /v1/ for {ask.terms.route.mode}")
+            if target is not None:
+                lease.runner.check_model(target.key.model_id)
+                return lease
+        except BaseException:
+            lease.release()
+            raise
+        lease.release()
+        return None
+
+    def progress(self, ask: Inference) -> dict[str, Any]:
+        """What a waiting request waits for: `stage`, in a word or two, and how long, as far as that is known."""
+        target = self.resolve.known.get((ask.terms.route.backend, ask.fields.model, ask.terms.route.mode))
+        return {"stage": self.resolve.stage} if target is None else self.scheduler.insight.progress(target)
+
+
+def _caller(header: GetHeader) -> str:
+    """Who asks: the owner of an API key, of which a part of the hash is enough to tell one from another; else whom the
+    client names."""
+    scheme, _, token = (header("authorization") or "").partition(" ")
+    key = header("x-api-key") or (token.strip() if scheme.lower() == "bearer" else "")
+    return sha256(key.encode()).hexdigest()[:16] if key else (header("x-caller") or "")[:_LONGEST_CALLER]
+
+
+def _is_json(content_type: str | None) -> bool:
+    kind = (content_type or "").partition(";")[0].strip().lower()
+    return kind == "application/json" or kind.endswith("+json")

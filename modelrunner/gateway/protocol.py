@@ -1,0 +1,28 @@
+"""The fast lane: a listening socket whose connections answer inference in callbacks of the event loop, without a task.
+Any other request is handed to aiohttp, that one alone, and the connection goes on here."""
+
+import asyncio
+from collections.abc import Callable
+
+from modelrunner.gateway.admission import Judge
+from modelrunner.gateway.connection import ClientConnection
+from modelrunner.gateway.pipeline import Pipeline
+from modelrunner.http.listener import Listener
+
+
+class FastLane:
+    """The protocol factory of a listening socket. `fallback` makes aiohttp's protocol for one request that is not
+    inference; `local` is True for the Unix socket."""
+
+    def __init__(self, pipeline: Pipeline, fallback: Callable[[], asyncio.Protocol], *, local: bool) -> None:
+        self.pipeline = pipeline
+        self.fallback = fallback
+        self.listener = Listener(pipeline.limits, local=local)
+        self.judge = Judge(pipeline, local=local)
+
+    def __call__(self) -> asyncio.Protocol:
+        return ClientConnection(self.pipeline, self.listener, self.judge, self.fallback)
+
+    def drain(self) -> None:
+        """Connections close as soon as they have nothing under way."""
+        self.listener.drain()

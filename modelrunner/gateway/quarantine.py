@@ -1,0 +1,83 @@
+"""Requests that were being answered when their engine died. A request in flight during one crash is asked again alone;
+after two crashes it is refused. So one request that crashes the engine each time costs the others a retry, and not the
+model."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from hashlib import sha256
+
+from modelrunner.errors import EngineFailed, EngineProtocolError, ModelRunnerError, Unavailable
+from modelrunner.gateway.interfaces import Inference
+from modelrunner.scheduler import Lease
+from modelrunner.types import RunnerKey
+
+_MOST = 1024  # bodies that are remembered, the longest unseen is forgotten first
+_TOO_MANY = 2  # engines that may die over one body before it is set aside
+_BLAME_WAIT = 0.25  # seconds for an engine whose connection broke to be found dead
+
+Suspect = tuple[RunnerKey, str, bytes]
+
+
+class Quarantine:
+    """Bodies are kept as digests, for one configuration of the model: another configuration is another chance. `alert`
+    is True while any request is suspected; otherwise a request need not be checked."""
+
+    def __init__(self) -> None:
+        self._deaths: OrderedDict[Suspect, set[str]] = OrderedDict()
+        self._turns: dict[RunnerKey, asyncio.Lock] = {}
+        self.alert = False
+
+    def check(self, key: RunnerKey, ask: Inference) -> None:
+        """Raises `EngineFailed` for a request that was set aside."""
+        deaths = len(self._deaths.get(_suspect(key, ask), ()))
+        if deaths >= _TOO_MANY:
+            raise EngineFailed(
+                f"this request was being answered when the engine died, {deaths} times, and is not tried again: "
+                "change the request, or the model's configuration"
+            )
+
+    async def blame(self, lease: Lease, ask: Inference, error: OSError | EngineProtocolError) -> ModelRunnerError:
+        """What to tell the client of a broken exchange: the engine's last words if it died, which makes the request a
+        suspect, else what happened to the connection."""
+        if await lease.engine_ended(_BLAME_WAIT):
+            failure = lease.runner.failure
+            if failure is not None:
+                self._died(lease.runner.key, lease.runner.id, ask)
+            return failure or Unavailable("the model was unloaded before it answered")
+        return error if isinstance(error, EngineProtocolError) else EngineFailed(f"the request failed: {error}")
+
+    def _died(self, key: RunnerKey, runner: str, ask: Inference) -> None:
+        """Other requests with the same body count as one."""
+        suspect = _suspect(key, ask)
+        self._deaths.setdefault(suspect, set()).add(runner)
+        self._deaths.move_to_end(suspect)
+        self.alert = True
+        if len(self._deaths) > _MOST:
+            self._deaths.popitem(last=False)
+
+    def answered(self, key: RunnerKey, ask: Inference) -> None:
+        """Clears a request that the engine survived."""
+        self._deaths.pop(_suspect(key, ask), None)
+        self.alert = bool(self._deaths)
+        if not self.alert:
+            self._turns.clear()
+
+    async def turn(self, key: RunnerKey) -> Callable[[], None]:
+        """Waits until no other suspect of this runner is being asked again, so that the next death shows which request
+        caused it. Returns a function that ends the turn; it may be called more than once."""
+        lock = self._turns.setdefault(key, asyncio.Lock())
+        await lock.acquire()
+        ended = False
+
+        def end() -> None:
+            nonlocal ended
+            if not ended:
+                ended = True
+                lock.release()
+
+        return end
+
+
+def _suspect(key: RunnerKey, ask: Inference) -> Suspect:
+    return key, ask.terms.route.path, sha256(ask.body).digest()

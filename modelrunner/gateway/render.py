@@ -1,0 +1,147 @@
+"""Bytes that the answers of every family have in common, and what an engine's own answer becomes."""
+
+import itertools
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from modelrunner.errors import (
+    BadRequest,
+    EngineFailed,
+    EngineProtocolError,
+    ModelRunnerError,
+    NotFound,
+    NotImplementedHere,
+    PayloadTooLarge,
+    QueueFull,
+    Unavailable,
+)
+from modelrunner.gateway.dialects.dialect import EVENT_STREAM
+from modelrunner.http.answers import Header
+
+_HANDED_ON = {
+    b"content-type": b"Content-Type",
+    b"retry-after": b"Retry-After",
+    b"content-language": b"Content-Language",
+}
+ERROR_BODY_LIMIT = 256 << 10
+"""Bytes of an engine's error answer."""
+_CLIENT_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+_OF_STATUS: dict[int, type[ModelRunnerError]] = {
+    404: NotFound,
+    413: PayloadTooLarge,
+    429: QueueFull,
+    501: NotImplementedHere,
+    503: Unavailable,
+}
+
+
+def harmless_id(given: str | None) -> str | None:
+    """The request ID that a client sent, if it can stand in logs and headers."""
+    return given if given is not None and _CLIENT_ID.fullmatch(given) else None
+
+
+new_request_id: Callable[[], str] = map((secrets.token_hex(6) + "{:010x}").format, itertools.count(1)).__next__
+"""Twelve random digits for the process, ten that count. An iterator's method, since it is called for each request."""
+ID_LINE = b"X-Request-ID: %b\r\n"
+"""Of an answer's head, and of the request to the engine."""
+
+
+def id_line(request_id: str) -> bytes:
+    return ID_LINE % request_id.encode()
+
+
+def server_timing(queue: float, load: float, proxy: float) -> bytes:
+    """The header's line; all in seconds."""
+    times = (queue * 1e3, load * 1e3, max(0.0, proxy) * 1e3)
+    return b"Server-Timing: queue;dur=%.1f, load;dur=%.1f, proxy;dur=%.3f\r\n" % times
+
+
+WARM_TIMING = b"Server-Timing: queue;dur=0.0, load;dur=0.0, proxy;dur=%.3f\r\n"
+"""The same for a request that waited for nothing; `proxy` in milliseconds."""
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@lru_cache(maxsize=256)
+def engine_headers(headers: tuple[Header, ...], variant: str, ignored: tuple[str, ...]) -> tuple[Header, ...]:
+    """Of an engine's answer, what the client may see, and our own: how the runner differs from what was configured,
+    and the request's fields that the engine ignores."""
+    found = [(_HANDED_ON[name], value) for name, value in headers if name in _HANDED_ON]
+    if any(value.startswith(b"text/event-stream") for _, value in found):
+        found += EVENT_STREAM[1:]
+    return (*found, *own_headers(variant, ignored))
+
+
+def own_headers(variant: str, ignored: tuple[str, ...] = ()) -> tuple[Header, ...]:
+    """`variant` is the runner's label, "" for none; `ignored` are names of fields."""
+    headers: tuple[Header, ...] = ()
+    if variant:
+        headers += ((b"X-Modelrunner-Variant", " ".join(variant.split()).encode("ascii", "replace")),)
+    if ignored:
+        headers += ((b"X-Modelrunner-Ignored", ", ".join(ignored).encode("ascii", "replace")),)
+    return headers
+
+
+RequestError = Callable[[int, str, Mapping[str, Any]], Awaitable[ModelRunnerError | None]]
+"""As `Runner.request_error`."""
+
+
+class EngineRefused(Exception):
+    """An engine's stream turned out to be an error."""
+
+    def __init__(self, refusal: "EngineRefusal") -> None:
+        self.refusal = refusal
+
+
+class EngineRefusal:
+    """An engine's error answer while it arrives."""
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+        self._body = bytearray()
+
+    def add(self, data: bytes) -> None:
+        """Raises `EngineProtocolError` for a body that is too large."""
+        self._body += data
+        if len(self._body) > ERROR_BODY_LIMIT:
+            raise EngineProtocolError("the engine's error is too large to pass on")
+
+    async def error(self, request_error: RequestError) -> ModelRunnerError:
+        """An error of ours with the engine's message. The backend's `request_error` is asked first. What is wrong with
+        the engine rather than with the request becomes 502: 500 would be a fault of ours."""
+        status, fields = self._status, _fields(bytes(self._body))
+        if status < 400:
+            return EngineFailed(f"the engine answered with status {status}, which is no answer to this request")
+        message = _message(fields) or f"the engine answered with status {status}"
+        if (found := await request_error(status, message, fields)) is not None:
+            return found
+        if status in (401, 403, 407) or (status >= 500 and status not in _OF_STATUS):
+            return EngineFailed(message)
+        kind = _OF_STATUS.get(status, BadRequest)
+        return kind(message, retry_after=1.0 if status in (429, 503) else None)
+
+
+def _fields(body: bytes) -> Mapping[str, Any]:
+    """The error object. llama.cpp, vLLM and OpenAI: `{"error": {"message", ...}}`; FastAPI `{"detail"}`; otherwise the
+    text is the message."""
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return {"message": body[:500].decode("utf-8", "replace").strip()}
+    if not isinstance(found, dict):
+        return {}
+    inner = found.get("error")
+    return inner if isinstance(inner, dict) else found
+
+
+def _message(fields: Mapping[str, Any]) -> str:
+    found = next((fields[key] for key in ("message", "detail", "error") if key in fields), "")
+    return found[:4000] if isinstance(found, str) else ""

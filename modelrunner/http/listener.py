@@ -1,0 +1,151 @@
+"""The connections of one listening socket: their number, and the clock that closes those that take too long. One timer
+looks at all of them, so that a request sets no timer of its own. Below, the questions that only a socket answers."""
+
+import asyncio
+import fcntl
+import math
+import select
+import socket
+import struct
+import sys
+import termios
+from collections import Counter, deque
+from typing import Protocol
+
+from modelrunner.http.limits import Limits
+
+_MOST_REFUSED = 32  # connections beyond the limit that are told so
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close sends RST
+
+
+class Connection(Protocol):
+    peer: str
+    """The address of the client, "" on a Unix socket."""
+
+    def check(self, now: float) -> None:
+        """Closes itself if a limit has passed. `now` is the loop's time."""
+
+    def due(self) -> float:
+        """The time at which it closes if the client does nothing more; infinity while a request is being answered."""
+
+    def abort(self) -> None: ...
+
+    def drain(self) -> None:
+        """Takes no further request; closes at once if it has none."""
+
+
+class Listener:
+    """When it is full, the client that has kept a place for nothing the longest gives it to the next one: clients that
+    only hold connections keep nobody out."""
+
+    def __init__(self, limits: Limits, *, local: bool) -> None:
+        self.limits = limits
+        self.local = local
+        self.draining = False
+        self._connections: set[Connection] = set()
+        self._peers: Counter[str] = Counter()
+        self._refused: deque[Connection] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def enter(self, connection: Connection) -> bool:
+        """False if there is no room: the connection may stay for its refusal, until too many others do so. `leave` is
+        to be called in both cases."""
+        room = self._make_room(connection.peer)
+        self._connections.add(connection)
+        self._peers[connection.peer] += 1
+        if not room:
+            self._refused.append(connection)
+            if len(self._refused) > _MOST_REFUSED:
+                self._remove(self._refused[0])
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.limits.check_every, self._sweep)
+        return room
+
+    def _make_room(self, peer: str) -> bool:
+        """Those that were refused count for nothing: they are few, and take no request."""
+        full = len(self._connections) - len(self._refused) >= self.limits.connections
+        if not full and (self.local or self._peers[peer] < self.limits.per_peer):
+            return True
+        others = self._connections.difference(self._refused)
+        if not full:
+            others = {connection for connection in others if connection.peer == peer}
+            if len(others) < self.limits.per_peer:
+                return True
+        longest = min(others, key=lambda connection: connection.due())
+        if longest.due() == math.inf:
+            return False
+        self._remove(longest)
+        return True
+
+    def _remove(self, connection: Connection) -> None:
+        connection.abort()
+        self.leave(connection)
+
+    def leave(self, connection: Connection) -> None:
+        """Safe to call again."""
+        if connection not in self._connections:
+            return
+        self._connections.remove(connection)
+        if connection in self._refused:
+            self._refused.remove(connection)
+        self._peers[connection.peer] -= 1
+        if not self._peers[connection.peer]:
+            del self._peers[connection.peer]
+        if not self._connections and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def drain(self) -> None:
+        """Every connection closes as soon as it has nothing under way."""
+        self.draining = True
+        for connection in list(self._connections):
+            connection.drain()
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self.limits.check_every, self._sweep)
+        now = loop.time()
+        for connection in list(self._connections):
+            connection.check(now)
+
+
+def peer_of(transport: asyncio.BaseTransport) -> str:
+    """The address of the client, "" on a Unix socket."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""
+
+
+def hung_up(transport: asyncio.BaseTransport, *, half: bool) -> bool:
+    """Has the client closed its end (`half`: at least its sending side)? For a connection that is not being read."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return True
+    poll = select.poll()
+    poll.register(sock.fileno(), getattr(select, "POLLRDHUP", 0) if half else 0)
+    return any(event & (select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)) for _, event in poll.poll(0))
+
+
+def unsent(transport: asyncio.WriteTransport) -> int:
+    """Bytes that were written and that the client's machine has not taken, for a client that is slow: 0 while the
+    kernel takes all. Linux counts what waits in the kernel; elsewhere only what waits here is known."""
+    waiting = transport.get_write_buffer_size()
+    sock = transport.get_extra_info("socket")
+    if not waiting or sock is None or sys.platform != "linux":
+        return waiting
+    try:
+        queued = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0\0\0\0")  # SIOCOUTQ: tcp(7), unix(7)
+    except OSError:
+        return waiting
+    return waiting + int(struct.unpack("i", queued)[0])
+
+
+def sever(transport: asyncio.Transport) -> None:
+    """Closes a connection so that the client notices that the answer is not complete: what was written goes out, then
+    the connection is reset (on a Unix socket: closed)."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    transport.close()

@@ -1,0 +1,158 @@
+"""The installed backends: found by their entry points, chosen by name or for a model."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Self
+
+from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus
+from modelrunner.config.locations import ConfigurationError
+from modelrunner.durable import JsonFile
+from modelrunner.errors import BackendNotFound, BackendUnavailable, ModelRunnerError, UnsupportedModel
+from modelrunner.plugins.isolation import WORK_LIMIT, IsolatedBackend
+from modelrunner.plugins.thread import BackendThread, Late
+from modelrunner.types import Bundle, Mode, ModelFormat
+
+ENTRY_POINT_GROUP = "modelrunner.backends"
+_DISTRIBUTION = "modelrunner"
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
+log = logging.getLogger(__name__)
+
+
+class BackendRegistry:
+    """The backends of this process, by name. A backend that cannot be imported or made is kept as its error, so that
+    one broken plug-in hides no other.
+
+    Methods may be called in any thread; those that ask backends wait for them."""
+
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        errors: Mapping[str, str] | None = None,
+        *,
+        own: frozenset[str] = frozenset(),
+        chosen: JsonFile[dict[str, str]] | None = None,
+    ) -> None:
+        """`own` are the names of the backends that belong to modelrunner. `chosen` keeps, by model ID, the backend that
+        was chosen for each model."""
+        self._backends = dict(backends)
+        self._own = own
+        self._file = chosen
+        self._chosen = (chosen.load() if chosen is not None else None) or {}
+        self.errors = dict(errors or {})
+
+    @classmethod
+    def discover(
+        cls, context: Callable[[type[Backend]], BackendContext], *, chosen: JsonFile[dict[str, str]] | None = None
+    ) -> Self:
+        """Loads the entry points of group `modelrunner.backends`; `context(backend)` makes each its context, or raises
+        the `ConfigurationError` that this then raises."""
+        backends: dict[str, Backend] = {}
+        errors: dict[str, str] = {}
+        own: set[str] = set()
+        for entry in entry_points(group=ENTRY_POINT_GROUP):
+            try:
+                backends[entry.name] = IsolatedBackend(_made(entry, context))
+            except ConfigurationError:
+                raise  # the plug-in is well: what it was given is not
+            except Exception as error:  # a plug-in may fail in any way; it is reported by /engines/status
+                log.exception("backend %s cannot be used", entry.name)
+                errors[entry.name] = f"{type(error).__name__}: {error}"
+            if entry.dist is not None and entry.dist.name == _DISTRIBUTION:
+                own.add(entry.name)
+        return cls(backends, errors, own=frozenset(own), chosen=chosen)
+
+    def __iter__(self) -> Iterator[Backend]:
+        return iter(self._backends.values())
+
+    def get(self, name: str) -> Backend:
+        """Raises `BackendNotFound`, or `BackendUnavailable` for one that could not be loaded."""
+        if name in self.errors:
+            raise BackendUnavailable(f"backend {name} could not be loaded: {self.errors[name]}")
+        try:
+            return self._backends[name]
+        except KeyError:
+            known = ", ".join(sorted(self._backends))
+            raise BackendNotFound(f"there is no backend {name!r}; known here: {known}", param="backend") from None
+
+    def choose(self, bundle: Bundle) -> Backend:
+        """The backend for a model without a configured one: the one that was chosen for it before, as long as it is
+        installed and takes it; else, in this order, an installed one before one that is not, the higher priority, one
+        of modelrunner's own, the name that comes first. Raises `UnsupportedModel`, or the `BackendUnavailable` of the
+        only candidate."""
+        unfit: ModelRunnerError | None = None
+        ranked: list[tuple[bool, float, bool, Backend]] = []
+        for backend in sorted(self, key=lambda backend: backend.name):
+            if bundle.format in backend.formats:
+                try:
+                    priority = backend.priority(bundle)
+                except ModelRunnerError as error:
+                    unfit = unfit or error
+                    continue
+                installed = backend.status().state is BackendState.RUNNING
+                if installed and self._chosen.get(bundle.model_id) == backend.name:
+                    return backend
+                ranked.append((not installed, -priority, backend.name not in self._own, backend))
+        if not ranked:
+            raise unfit or UnsupportedModel(f"no backend here runs models in the {bundle.format} format")
+        missing, _, _, best = min(ranked, key=lambda rank: rank[:3])
+        if not missing:
+            self._remember(bundle.model_id, best.name)
+        return best
+
+    def _remember(self, model_id: str, name: str) -> None:
+        self._chosen = {**self._chosen, model_id: name}
+        if self._file is not None:
+            self._file.save(self._chosen)
+
+    def forget(self, model_id: str) -> None:
+        """Forgets the choice for a model that was removed. Writes a file."""
+        if model_id in self._chosen:
+            self._chosen = {other: name for other, name in self._chosen.items() if other != model_id}
+            if self._file is not None:
+                self._file.save(self._chosen)
+
+    def statuses(self) -> dict[str, BackendStatus]:
+        found = {backend.name: backend.status() for backend in self}
+        return found | {name: BackendStatus(BackendState.ERROR, why) for name, why in self.errors.items()}
+
+    def close(self) -> None:
+        """Ends the threads of isolated backends."""
+        for backend in self:
+            if isinstance(backend, IsolatedBackend):
+                backend.close()
+
+
+def _made(entry: EntryPoint, context: Callable[[type[Backend]], BackendContext]) -> Backend:
+    """Imports and makes a backend, on a thread of its own: its code may hang. Raises whatever it raises, and
+    `TimeoutError`; `ValueError` for a class that breaks the contract."""
+    thread = BackendThread(f"import of backend {entry.name}")
+
+    async def make() -> Backend:
+        kind: type[Backend] = entry.load()
+        _check_class(entry, kind)
+        return kind(context(kind))
+
+    try:
+        return thread.wait_for(make, WORK_LIMIT)
+    except Late as error:
+        raise TimeoutError(f"its import or its constructor {error}") from None
+    finally:
+        thread.stop(0.0)
+
+
+def _check_class(entry: EntryPoint, kind: type[Backend]) -> None:
+    if not (isinstance(kind, type) and issubclass(kind, Backend)):
+        raise ValueError(f"{entry.value} is no class derived from Backend")
+    if kind.name != entry.name:
+        raise ValueError(f"the entry point {entry.name!r} is a backend named {kind.name!r}")
+    if not _NAME.fullmatch(kind.name):
+        raise ValueError(f"{kind.name!r}: a name is lower case, with digits, '.', '_' and '-', at most 32 characters")
+    for what, values, member in (("formats", kind.formats, ModelFormat), ("modes", kind.modes, Mode)):
+        if not values or not all(isinstance(value, member) for value in values):
+            raise ValueError(f"its {what} are {values!r}, not a set of {member.__name__}")
+    for name in ("run", "install", "uninstall", "disk_usage", "required_memory"):
+        if not asyncio.iscoroutinefunction(getattr(kind, name)):
+            raise ValueError(f"its {name} is no coroutine function (async def)")

@@ -1,0 +1,257 @@
+"""One child process from its start to its reaped end, as a coroutine: it ends by raising, stopping it is cancelling it,
+and nothing that it started is left when it has raised.
+
+The child runs under a guardian (guardian.py), which kills whatever is left when the daemon dies. asyncio's own
+subprocesses are not used: their wait hangs while a grandchild holds stdout, and their line reader dies of long lines.
+"""
+
+import asyncio
+import errno
+import marshal
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from fnmatch import translate
+from functools import lru_cache
+from itertools import chain, repeat
+from pathlib import Path
+from threading import Lock
+from typing import NoReturn
+
+from modelrunner.errors import BackendExited, BackendUnavailable, ModelRunnerError, Unavailable
+from modelrunner.processes.log import EngineLog
+from modelrunner.processes.processtree import MARK, kill_adopted, kill_marked, new_mark
+from modelrunner.types import ProcessOptions
+
+_GUARDIAN = Path(__file__).with_name("guardian.py")
+_LOG_CHUNK = 64 << 10
+# A flood is read at 32 MB/s at most, so that it costs other traffic little; the engine is slowed, never blocked.
+_FLOOD_PAUSE = 0.002
+_KILL_PATIENCE = 1.0
+_FOR_PYTHON = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
+
+_guardians: set[int] = set()  # process IDs of all that run
+_starting = Lock()  # held until a new guardian is among them: processes may be started on several threads
+
+_PASSED_ON = (
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_*", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
+    *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *("CUDA_*", "NVIDIA_*", "NCCL_*", "HIP_*", "ROCR_*", "ROCM_*", "HSA_*", "GPU_DEVICE_ORDINAL"),
+    *("ZE_*", "ONEAPI_*", "SYCL_*", "VK_*", "OMP_*", "KMP_*", "MKL_*"),
+)
+_SECRET = re.compile("TOKEN|API_KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+
+
+def scrubbed_environment(keep: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The part of `environ` that an engine gets: what finds programs, libraries, languages and devices, and the names
+    or patterns (`GGML_*`) in `keep`. A name that looks like a secret is passed on only where `keep` spells it out."""
+    exact = frozenset(keep)
+    passes = _pattern((*_PASSED_ON, *exact)).match
+    return {
+        name: value for name, value in environ.items() if passes(name) and (name in exact or not _SECRET.search(name))
+    }
+
+
+@lru_cache(maxsize=16)
+def _pattern(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)))
+
+
+async def run(
+    argv: Sequence[str], *, env: Mapping[str, str], options: ProcessOptions, cwd: Path | None = None
+) -> NoReturn:
+    """Runs `argv` (the program is looked up in `env`'s PATH) with exactly `env`, stdin from /dev/null and its output in
+    the log of `options`, until it ends or the caller is cancelled.
+
+    Raises `BackendExited` when the program ends, `CancelledError` when stopped: TERM to its process group, after
+    `options.stop_grace` seconds KILL; a second cancellation skips the rest of the grace. Raises `BackendUnavailable` if
+    it cannot be executed, `Unavailable` if this machine has no process or descriptor left. Whichever it is: every
+    process that came from it, in whatever session, is gone by then.
+    """
+    child = _Child(argv, env, options, cwd)
+    try:
+        cancelled = not await child.wait(None)
+        cancelled |= await child.end(options.stop_grace)
+    finally:
+        child.close()
+    if cancelled:
+        raise asyncio.CancelledError
+    raise child.verdict()
+
+
+class _Child:
+    """The daemon's side of a guardian: its socket, the pipe that the engine logs to, and what was reported."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], options: ProcessOptions, cwd: Path | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._program = argv[0]
+        self._observer = options.observer
+        self._reports = b""
+        self._failure = 0
+        self._returncode: int | None = None
+        self._resume: asyncio.TimerHandle | None = None
+        on_line = options.observer.output if options.observer else None
+        self._log = EngineLog(options.log_path, options.log_limit, on_line)
+        try:
+            with ExitStack() as undo:
+                undo.callback(self._log.close)
+                self._mark = new_mark()
+                self._spawn(undo, _order(argv, {**env, MARK: self._mark}), cwd)
+                undo.pop_all()
+        except OSError as error:
+            raise _start_error(self._program, error.errno or 0) from error
+        self._loop.add_reader(self._control, self._read_reports)
+
+    def _spawn(self, undo: ExitStack, order: bytes, cwd: Path | None) -> None:
+        self._control, theirs = socket.socketpair()
+        undo.callback(self._control.close)
+        with theirs:
+            self._output, log = os.pipe()
+            undo.callback(os.close, self._output)
+            with open(log, "wb", buffering=0) as log_file, _starting:
+                self._guardian = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(_GUARDIAN), str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log_file,
+                    stderr=log_file,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    umask=0o077,
+                    env={name: os.environ[name] for name in _FOR_PYTHON if name in os.environ},
+                    cwd=cwd,
+                )
+                _guardians.add(self._guardian.pid)
+        undo.callback(self._kill_guardian)
+        self._control.setblocking(False)
+        os.set_blocking(self._output, False)
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, len(order) + 4096)
+        if self._control.send(order) < len(order):
+            raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Until the guardian has ended, at most `seconds`. False if the caller was cancelled meanwhile."""
+        return await _undisturbed(asyncio.wait([self._gone], timeout=seconds))
+
+    async def end(self, grace: float) -> bool:
+        """Asks, then kills, until nothing is left; goes on through cancellations. True if there was one."""
+        cancelled = False
+        steps = chain([(self._ask, grace), (self._kill, _KILL_PATIENCE)], repeat((self._kill_guardian, _KILL_PATIENCE)))
+        while not self._gone.done():
+            step, patience = next(steps)
+            step()
+            cancelled |= not await self.wait(patience)
+        self._reap_guardian()  # it has ended: what it kept is ours now
+        # Without its last report the guardian was killed, and what it kept may live.
+        while not self._failure and self._returncode is None and self._kill_left():
+            cancelled |= not await _undisturbed(asyncio.sleep(0.01))
+        return cancelled
+
+    def close(self) -> None:
+        """Lets go of everything here; a guardian that still lives takes the engine down."""
+        if self._resume:
+            self._resume.cancel()
+        self._loop.remove_reader(self._control)
+        self._loop.remove_reader(self._output)
+        self._control.close()
+        self._reap_guardian()
+        self._drain_log()
+        os.close(self._output)
+        self._log.close()
+
+    def verdict(self) -> ModelRunnerError:
+        """Why it ended."""
+        if self._failure:
+            return _start_error(self._program, self._failure)
+        lost = "the engine was lost: the guardian of its process was killed" if self._returncode is None else None
+        return BackendExited(self._returncode, self._log.tail(), message=lost)
+
+    def _ask(self) -> None:
+        self._command(b"T")
+
+    def _kill(self) -> None:
+        self._command(b"K")
+
+    def _command(self, command: bytes) -> None:
+        with suppress(ConnectionError):  # it has just ended; its reports tell
+            self._control.send(command)
+
+    def _kill_guardian(self) -> None:
+        """Kills a guardian that does not obey, such as a stopped one: the kernel then kills the engine."""
+        self._guardian.kill()
+        self._reap_guardian()
+
+    def _kill_left(self) -> int:
+        """Kills what a killed guardian kept. How many processes were found."""
+        with _starting:
+            return kill_adopted(_guardians) + kill_marked(self._mark)
+
+    def _reap_guardian(self) -> None:
+        self._guardian.wait()
+        _guardians.discard(self._guardian.pid)
+
+    def _read_reports(self) -> None:
+        try:
+            data = self._control.recv(4096)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._control)
+            self._gone.set_result(None)
+        *lines, self._reports = (self._reports + data).split(b"\n")
+        for line in lines:
+            self._report(*line.decode().split())
+
+    def _report(self, what: str, value: str) -> None:
+        match what:
+            case "started":
+                if self._observer:
+                    self._observer.started(int(value))
+                self._loop.add_reader(self._output, self._read_log)  # now, so that nothing is heard of it before
+            case "failed":
+                self._failure = int(value)
+            case "exited":
+                self._returncode = int(value)
+
+    def _read_log(self) -> None:
+        """One portion for each turn of the loop."""
+        chunk = os.read(self._output, _LOG_CHUNK)
+        if len(chunk) == _LOG_CHUNK or not chunk:
+            self._loop.remove_reader(self._output)
+        if len(chunk) == _LOG_CHUNK:
+            self._resume = self._loop.call_later(_FLOOD_PAUSE, self._loop.add_reader, self._output, self._read_log)
+        self._log.feed(chunk)
+
+    def _drain_log(self) -> None:
+        """What is left in the pipe; all who wrote to it are gone."""
+        with suppress(BlockingIOError):
+            while chunk := os.read(self._output, _LOG_CHUNK):
+                self._log.feed(chunk)
+
+
+async def _undisturbed(waiting: Awaitable[object]) -> bool:
+    """Awaits; False if the caller was cancelled meanwhile, which it then has to remember."""
+    try:
+        await waiting
+    except asyncio.CancelledError:
+        return False
+    return True
+
+
+def _order(argv: Sequence[str], env: Mapping[str, str]) -> bytes:
+    """The first message to the guardian; the same interpreter reads it."""
+    strings = [os.fsencode(argument) for argument in argv]
+    body = marshal.dumps((strings, {os.fsencode(name): os.fsencode(value) for name, value in env.items()}))
+    return len(body).to_bytes(8, "big") + body
+
+
+def _start_error(program: str, number: int) -> ModelRunnerError:
+    reason = os.strerror(number)
+    if number in _EXHAUSTED:
+        return Unavailable(f"no process can be started at the moment: {reason}; stop something, then try again")
+    return BackendUnavailable(f"the engine {program} cannot be executed: {reason}; install the engine again")

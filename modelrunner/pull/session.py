@@ -1,0 +1,263 @@
+"""The HTTP client of the sources: which addresses it connects to, how much of an answer it takes, and what a failed
+connection means in words."""
+
+import asyncio
+import errno
+import functools
+import ipaddress
+import re
+import socket
+import ssl
+import urllib.request
+import zlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from modelrunner.errors import SourceFailed
+
+if TYPE_CHECKING:
+    import httpx
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+LOOK_UP_LIMIT = 60.0  # seconds for one answer of a hub or index, from the first byte asked to the last one read
+_LONGEST_PATIENCE = 86_400.0
+_GZIP = 16 + zlib.MAX_WBITS
+
+
+def new_client(
+    origin: str,
+    *,
+    context: ssl.SSLContext | None = None,
+    proxy: str | None = None,
+    transport: "httpx.AsyncBaseTransport | None" = None,
+) -> "httpx.AsyncClient":
+    """A client that connects to `origin` and, by redirects and links, to public addresses; to private ones only if the
+    origin's own is private; never to link-local ones (metadata services of clouds). So a hub, or somebody who has taken
+    it over, cannot make the daemon talk to this machine's services. The address is checked after the name was resolved,
+    before anything is sent; what a proxy connects to is the proxy's to check. The first one
+    takes 50 ms (the certificates)."""
+    import httpx
+
+    guard = _Guard(httpx.URL(origin))
+    return httpx.AsyncClient(
+        verify=context or _default_certificates(),
+        proxy=proxy,
+        follow_redirects=True,
+        max_redirects=10,
+        timeout=httpx.Timeout(30.0, connect=10.0),
+        event_hooks={"request": [guard.check]},
+        transport=transport,
+    )
+
+
+@functools.cache
+def _default_certificates() -> ssl.SSLContext:
+    return trusted_certificates()
+
+
+def trusted_certificates(file: str | None = None) -> ssl.SSLContext:
+    """Those of this machine (SSL_CERT_FILE and SSL_CERT_DIR hold) and certifi's, or those in `file` alone."""
+    import certifi
+
+    context = ssl.create_default_context(cafile=file)
+    if file is None:
+        context.load_verify_locations(certifi.where())
+    return context
+
+
+class _Guard:
+    """Checks each request of a client, and each connection that is made for it."""
+
+    def __init__(self, origin: "httpx.URL") -> None:
+        self._origin = origin
+        literal = _literal(origin.host)
+        self._inside = literal is not None and not literal.is_global
+        self._connected = False
+
+    async def check(self, request: "httpx.Request") -> None:
+        """httpx calls it before every request, those of redirects too."""
+        url = request.url
+        if not self._is_origin(url):
+            if url.scheme != "https" and self._origin.scheme == "https":
+                raise SourceFailed(f"the source redirects to {url.host} without TLS; this is not followed")
+            literal = _literal(url.host)
+            if literal is not None:
+                self._require_allowed(url.host, literal)
+        request.extensions["trace"] = self._tracer(url)
+
+    def _is_origin(self, url: "httpx.URL") -> bool:
+        origin = self._origin
+        return (url.scheme, url.host, url.port) == (origin.scheme, origin.host, origin.port)
+
+    def _tracer(self, url: "httpx.URL") -> Callable[[str, dict[str, Any]], Awaitable[None]]:
+        """httpcore's `trace` extension: called at each step of a connection, which it may stop by raising."""
+        host = ""
+
+        async def trace(event: str, info: dict[str, Any]) -> None:
+            nonlocal host
+            if event == "connection.connect_tcp.started":
+                host = str(info["host"])
+            elif event == "connection.connect_tcp.complete" and host == url.raw_host.decode("ascii"):
+                try:
+                    self._check_peer(url, info["return_value"].get_extra_info("server_addr"))
+                except SourceFailed:
+                    await info["return_value"].aclose()
+                    raise
+
+        return trace
+
+    def _check_peer(self, url: "httpx.URL", peer: Any) -> None:
+        address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+        if not self._is_origin(url) or (self._connected and not self._inside):
+            self._require_allowed(url.host, address)
+        else:
+            self._connected, self._inside = True, not address.is_global
+
+    def _require_allowed(self, host: str, address: _Address) -> None:
+        address = getattr(address, "ipv4_mapped", None) or address
+        if address.is_link_local or address.is_multicast or (not address.is_global and not self._inside):
+            raise SourceFailed(f"the source redirects to {host}, which is no public address; this is not followed")
+
+
+def _literal(host: str) -> _Address | None:
+    """The address that `host` is, if it is one and no name; `localhost` counts as one."""
+    try:
+        return ipaddress.ip_address("127.0.0.1" if host.rstrip(".").lower() == "localhost" else host.strip("[]"))
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class HubAnswer:
+    """`headers` have their names in small letters; `url` is where redirects ended."""
+
+    status: int
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+async def ask(
+    client: "httpx.AsyncClient",
+    url: str,
+    headers: Mapping[str, str],
+    *,
+    limit: int,
+    method: str = "GET",
+    redirects: bool = True,
+    seconds: float = LOOK_UP_LIMIT,
+) -> HubAnswer:
+    """The answer to one request, of at most `limit` bytes (also once it is unpacked), within `seconds`. Raises
+    `SourceFailed` for anything else; the status is the caller's to judge."""
+    import httpx
+
+    host = _host(url)
+    asked = {**headers, "Accept-Encoding": "gzip"}
+    try:
+        async with (
+            asyncio.timeout(seconds),
+            client.stream(method, url, headers=asked, follow_redirects=redirects) as response,
+        ):
+            body = bytearray()
+            async for piece in response.aiter_raw():
+                body += piece
+                if len(body) > limit:
+                    raise SourceFailed(f"{host} answered with more than {limit} bytes where a list was asked for")
+            found = {name.lower(): value for name, value in response.headers.items()}
+            unpacked = _unpacked(bytes(body), found.get("content-encoding", ""), limit, host)
+            return HubAnswer(response.status_code, str(response.url), found, unpacked)
+    except TimeoutError:
+        raise SourceFailed(f"{host} did not answer within {seconds:.0f} s; try again later") from None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise SourceFailed(explain(error, url)) from error
+
+
+def _unpacked(body: bytes, encoding: str, limit: int, host: str) -> bytes:
+    if encoding in ("", "identity") or not body:
+        return body
+    if encoding not in ("gzip", "x-gzip"):
+        raise SourceFailed(f"{host} answered in an encoding that it was not asked for ({encoding[:20]!r})")
+    try:
+        unpacked = zlib.decompressobj(_GZIP).decompress(body, limit + 1)
+    except zlib.error:
+        raise SourceFailed(f"{host} answered with damaged data; try again later") from None
+    if len(unpacked) > limit:
+        raise SourceFailed(f"{host} answered with more than {limit} bytes where a list was asked for")
+    return unpacked
+
+
+def retry_after(text: str | None) -> float | None:
+    """Seconds, of a Retry-After header with a number; at most a day."""
+    return min(float(text[:20]), _LONGEST_PATIENCE) if text and re.fullmatch(r"[0-9]+", text) else None
+
+
+def explain(error: BaseException, url: str) -> str:
+    """A sentence for a request that got no answer: which host, what failed, and what to do about it."""
+    import httpx
+
+    host = _host(url)
+    causes = list(_causes(error))
+    for cause in causes:
+        match cause:
+            case socket.gaierror():
+                return (
+                    f"the name {host} cannot be resolved: look at this machine's network and DNS, "
+                    "or name a proxy in HTTPS_PROXY"
+                )
+            case ssl.SSLCertVerificationError():
+                why = getattr(cause, "verify_message", "")
+                return (
+                    f"the certificate of {host} is not trusted ({why}): if a proxy inspects TLS here,"
+                    " name its certificate in SSL_CERT_FILE"
+                )
+            case ssl.SSLError():
+                why = getattr(cause, "reason", "")
+                return f"TLS with {host} failed ({why}): look at the address and the proxy"
+            case ConnectionRefusedError():
+                return f"{_via(url)} refuses the connection: look at the address and the port, and whether it runs"
+            case OSError() if cause.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN):
+                return f"there is no network route to {_via(url)}: look at this machine's network"
+    match error:
+        case httpx.ProxyError():
+            return f"the proxy refused to connect to {host} ({str(error)[:80]}): look at HTTPS_PROXY and its password"
+        case httpx.TimeoutException():
+            return f"{_via(url)} did not answer in time: look at the network, or try again later"
+        case httpx.TooManyRedirects():
+            return f"{host} redirects in a circle"
+        case httpx.ConnectError():
+            return f"{_via(url)} cannot be reached: look at this machine's network"
+        case httpx.HTTPError():
+            return f"{host} broke off its answer ({type(error).__name__})"
+    return f"{host} redirects to an address that is none"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            for inner in error.exceptions:
+                yield from _causes(inner)
+        error = error.__cause__ or error.__context__
+
+
+def _via(url: str) -> str:
+    """The host, and the proxy through which it is asked."""
+    import httpx
+
+    proxy = urllib.request.getproxies().get(httpx.URL(url).scheme)
+    if proxy is None or urllib.request.proxy_bypass(_host(url)):
+        return _host(url)
+    return f"the proxy {_host(proxy)} or, behind it, {_host(url)}"
+
+
+def _host(url: str) -> str:
+    """Host and port, for messages: never a password."""
+    import httpx
+
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError):
+        return "the source"
+    return parsed.host + (f":{parsed.port}" if parsed.port else "")

@@ -1,0 +1,59 @@
+"""What the author of a backend imports. docs/backends.md shows a backend on a page.
+
+A backend is a class derived from `Backend`, named by an entry point of group `modelrunner.backends`, that runs its
+engine with `run`.
+"""
+
+from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, InstallProgress, ProgressCallback
+from modelrunner.errors import (
+    BackendExited,
+    BackendUnavailable,
+    BadRequest,
+    ContextTooLong,
+    InsufficientDisk,
+    InvalidModel,
+    ModelRunnerError,
+)
+from modelrunner.processes.process import run, scrubbed_environment
+from modelrunner.types import (
+    Bundle,
+    Endpoint,
+    Mode,
+    ModelFormat,
+    ModelHeader,
+    ProcessObserver,
+    ProcessOptions,
+    RequiredMemory,
+    RunSpec,
+    Tensor,
+    Variant,
+)
+
+__all__ = [
+    "Backend",
+    "BackendContext",
+    "BackendExited",
+    "BackendState",
+    "BackendStatus",
+    "BackendUnavailable",
+    "BadRequest",
+    "Bundle",
+    "ContextTooLong",
+    "Endpoint",
+    "InstallProgress",
+    "InsufficientDisk",
+    "InvalidModel",
+    "Mode",
+    "ModelFormat",
+    "ModelHeader",
+    "ModelRunnerError",
+    "ProcessObserver",
+    "ProcessOptions",
+    "ProgressCallback",
+    "RequiredMemory",
+    "RunSpec",
+    "Tensor",
+    "Variant",
+    "run",
+    "scrubbed_environment",
+]

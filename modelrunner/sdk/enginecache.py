@@ -1,0 +1,248 @@
+"""For backends: engines in the cache, made under a lock in a folder beside their place, renamed when finished, shared
+by data directories.
+
+    CACHE/llama.cpp-wheel-2026.10.11549-1a2b3c4d/     engine.json (MARKER, written last), the engine, users/
+    CACHE/llama.cpp-wheel-2026.10.11549-1a2b3c4d.lock
+    DATA/engines/llama.cpp -> CACHE/llama.cpp-wheel-2026.10.11549-1a2b3c4d
+
+`users/` holds one file for each data directory that links here, with the link's path in it. Uninstalling removes the
+link, and the entry itself once no link in `users/` points to it.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from modelrunner.backend import InstallProgress, ProgressCallback
+from modelrunner.durable import sync_file, sync_folder
+from modelrunner.errors import InsufficientDisk, ModelRunnerError, StorageFailed
+from modelrunner.sdk.programs import StepFailed
+from modelrunner.units import format_bytes
+
+MARKER = "engine.json"
+"""Written last into an engine's folder: without it the folder is not one."""
+_LOCK_POLL = 0.1  # seconds; a file lock cannot be awaited
+
+
+class Installing:
+    """The state of installations for `Backend.status`: the current `step`, "" for none, and the `failure` of the last
+    one, "" after a success."""
+
+    def __init__(self) -> None:
+        self.step = ""
+        self.failure = ""
+
+    @contextlib.contextmanager
+    def told(self, what: str, progress: ProgressCallback) -> Iterator[ProgressCallback]:
+        """For the time of an installation of `what`: yields a callback that keeps the `step` and passes it on."""
+
+        def tell(step: InstallProgress) -> None:
+            self.step = f"{step.message} ({step.current}/{step.total})" if step.total else step.message
+            progress(step)
+
+        self.step, self.failure = what, ""
+        try:
+            yield tell
+        except ModelRunnerError as error:
+            self.failure = error.message
+            raise
+        finally:
+            self.step = ""
+
+
+def key(engine: str, version: str, *options: str) -> str:
+    """Returns the name of an entry. It holds every value in which two installations may differ."""
+    digest = hashlib.sha256("\0".join(options).encode()).hexdigest()
+    return f"{engine}-{version}-{digest[:8]}"
+
+
+def read_marker(folder: Path) -> Mapping[str, Any] | None:
+    """Returns the marker of the finished engine in `folder`; None for anything else."""
+    try:
+        found = json.loads((folder / MARKER).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+async def provide(
+    link: Path,
+    entry: Path,
+    make: Callable[[Path], Awaitable[Mapping[str, Any]]],
+    works: Callable[[Path], bool],
+    progress: ProgressCallback,
+    *,
+    needed: int = 0,
+) -> None:
+    """Points `link`, in a data directory, to `entry`, in the cache, which `make(folder)` makes if `works(entry)` is
+    false. `make` fills an empty folder and returns what its marker is to say. `needed` is bytes of disk that this takes
+    at most, downloads included. An older entry that nobody uses any more goes.
+
+    Raises `InsufficientDisk` and `StorageFailed`, before anything is downloaded where that can be known.
+    """
+    before = link.readlink() if link.is_symlink() else entry
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        async with _locked(entry, progress):
+            if not works(entry):
+                _check_room(entry.parent, needed)
+                await _make(entry, make)
+            _point(link, entry)
+    except OSError as error:
+        raise _storage_failed(error, entry.parent, needed) from error
+    except StepFailed as failed:
+        if any(os.strerror(errno.ENOSPC) in line for line in failed.lines):
+            raise _full(entry.parent, needed) from failed
+        raise
+    if before != entry:
+        await _discard_unused(before)
+
+
+def _check_room(cache: Path, needed: int) -> None:
+    if _free(cache) < needed:
+        raise _full(cache, needed)
+
+
+def _free(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def _full(cache: Path, needed: int) -> InsufficientDisk:
+    return InsufficientDisk(
+        f"installing the engine needs {format_bytes(needed)} in {cache}, and {format_bytes(_free(cache))} are free: "
+        "make room there, or set MODELRUNNER_CACHE_DIR to a folder on another disk"
+    )
+
+
+def _storage_failed(error: OSError, cache: Path, needed: int) -> ModelRunnerError:
+    """What to do about an error of the disk while an engine is installed."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT) and cache.is_dir():
+        return _full(cache, needed)
+    return StorageFailed(
+        f"the engine cannot be installed: {error.filename or cache}: {error.strerror or error}. Engines lie in "
+        f"{cache}: make it writable for this user, or set MODELRUNNER_CACHE_DIR to another folder"
+    )
+
+
+async def withdraw(link: Path) -> None:
+    """Removes a data directory's link, and the entry if no other data directory uses it. It is no error if they do not
+    exist."""
+    if link.is_symlink():
+        entry = link.readlink()
+        link.unlink()
+        await _discard_unused(entry)
+
+
+async def discard_leftovers(cache: Path, engine: str) -> None:
+    """Removes leftovers of interrupted installations of `engine`, except those whose lock is held."""
+    for file in cache.glob(f"{engine}-*.lock"):
+        with contextlib.closing(_Lock(file)) as lock:
+            if lock.taken():
+                for leftover in cache.glob(f"{file.stem}.*/"):
+                    await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
+
+
+async def _discard_unused(entry: Path) -> None:
+    if not entry.is_dir():
+        return
+    async with _locked(entry, lambda _: None):
+        if entry.is_dir() and not any(_users(entry)):
+            doomed = _beside(entry)
+            entry.rename(doomed / entry.name)  # out of sight in one step, then removed at leisure
+            await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)
+
+
+def disk_usage(folders: list[Path]) -> int:
+    """Returns bytes on disk. A file with several names counts once."""
+    files = (os.lstat(Path(root, name)) for folder in folders for root, _, names in os.walk(folder) for name in names)
+    return sum({(found.st_dev, found.st_ino): found.st_blocks * 512 for found in files}.values())
+
+
+@contextlib.asynccontextmanager
+async def _locked(entry: Path, progress: ProgressCallback) -> AsyncIterator[None]:
+    """Holds the lock of an entry, so that one process on this machine installs it at a time. The kernel releases the
+    lock of a process that dies."""
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(_Lock(Path(f"{entry}.lock"))) as lock:
+        if not lock.taken():
+            progress(InstallProgress("waiting for another installation of the same engine"))
+            while not lock.taken():  # noqa: ASYNC110 (the holder is another process)
+                await asyncio.sleep(_LOCK_POLL)
+        yield
+
+
+class _Lock:
+    def __init__(self, file: Path) -> None:
+        self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def taken(self) -> bool:
+        """Is it ours? Asked until it is."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+async def _make(entry: Path, make: Callable[[Path], Awaitable[Mapping[str, Any]]]) -> None:
+    for leftover in entry.parent.glob(f"{entry.name}.tmp-*"):  # of a run that was killed: we hold its lock
+        await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
+    work = _beside(entry)
+    try:
+        made = work / "new"
+        made.mkdir()
+        marker = await make(made)
+        (made / MARKER).write_text(json.dumps(marker), "utf-8")
+        (made / "users").mkdir()
+        await asyncio.to_thread(_sync, made)
+        if entry.exists():  # there, but not in working order
+            entry.rename(work / "old")
+        made.rename(entry)
+        sync_folder(entry.parent)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
+
+
+def _beside(entry: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix=f"{entry.name}.tmp-", dir=entry.parent))
+
+
+def _sync(folder: Path) -> None:
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = Path(root, name)
+            if not path.is_symlink():
+                sync_file(path)
+        sync_folder(Path(root))
+
+
+def _point(link: Path, entry: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    user = hashlib.sha256(os.fsencode(link)).hexdigest()[:16]
+    (entry / "users" / user).write_text(str(link), "utf-8")
+    fresh = link.with_name(f".{link.name}.new")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(entry)
+    fresh.replace(link)
+    sync_folder(link.parent)
+
+
+def _users(entry: Path) -> Iterator[Path]:
+    """The links of data directories that point here."""
+    for user in (entry / "users").iterdir():
+        link = Path(user.read_text("utf-8"))
+        if link.is_symlink() and link.readlink() == entry:
+            yield link

@@ -1,0 +1,77 @@
+"""For backends: the programs that an installation runs (pip, cmake, ninja). Each runs under the guardian that keeps
+engines too."""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from modelrunner.errors import BackendExited, BackendUnavailable
+from modelrunner.processes.process import run, scrubbed_environment
+from modelrunner.types import ProcessOptions
+
+# What pip, cmake and a compiler read besides what an engine gets: index, proxy, certificates, toolchain. A token or
+# key that is in the environment for somebody else stays out of third-party build scripts.
+_KEPT = (
+    *("PIP_*", "*_PROXY", "*_proxy", "NETRC", "XDG_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO"),
+    *("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CMAKE_*", "CUDACXX", "SDKROOT", "DEVELOPER_DIR", "CPATH"),
+    *("LIBRARY_PATH", "PKG_CONFIG_PATH", "VULKAN_SDK"),
+)
+_ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")  # would install in another place
+_LOG_LIMIT = 64 << 20
+
+
+class StepFailed(BackendUnavailable):
+    """A program of an installation failed; `lines` are its last ones."""
+
+    def __init__(self, message: str, lines: Sequence[str]) -> None:
+        super().__init__(message)
+        self.lines = tuple(lines)
+
+
+class _Lines:
+    """Observer of a step: passes lines on and keeps the last of them."""
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self.last: deque[str] = deque(maxlen=40)
+        self._on_line = on_line
+
+    def started(self, pid: int) -> None: ...
+
+    def output(self, line: str) -> None:
+        self.last.append(line)
+        self._on_line(line)
+
+
+async def execute(
+    argv: Sequence[str | Path],
+    *,
+    log: Path,
+    on_line: Callable[[str], None] = lambda _: None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> None:
+    """Runs one program to its end with all output in `log`. Raises `StepFailed` if it fails. When the caller is
+    cancelled, or this process dies, everything that the program started is ended."""
+    words = [str(word) for word in argv]
+    kept = scrubbed_environment(keep=_KEPT) | dict(env or {})
+    environment = {name: value for name, value in kept.items() if name not in _ELSEWHERE}
+    lines = _Lines(on_line)
+    try:
+        await run(words, env=environment, options=ProcessOptions(log, lines, 3.0, _LOG_LIMIT), cwd=cwd)
+    except BackendExited as ended:
+        if ended.returncode != 0:
+            how = ended.message.removeprefix("the engine ")
+            message = f"{Path(words[0]).name} {how}: {_reason(lines.last)}; see {log}"
+            raise StepFailed(message, lines.last) from None
+
+
+def _reason(lines: Sequence[str]) -> str:
+    """Returns the line to show: the last one with the word error, else the last one."""
+    errors = [line for line in lines if "error" in line.lower()]
+    return ([*lines, *errors] or [""])[-1].strip()[:300]
+
+
+def pip(*words: str | Path) -> list[str | Path]:
+    """The command line of our own pip, with the user's configuration."""
+    return [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]

@@ -1,0 +1,77 @@
+"""The runtime folder and the socket are removed under a running daemon."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from modelrunner.daemon import instance as daemons
+from tests.api.conftest import Daemon, StartDaemon
+
+ASK = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def ready(client: aiohttp.ClientSession) -> tuple[int, str]:
+    async with client.get("/ready") as answer:
+        return answer.status, (await answer.json()).get("reason", "")
+
+
+async def until_ready(daemon: Daemon, status: int) -> str:
+    async with asyncio.timeout(30):
+        while (found := await ready(daemon.tcp))[0] != status:
+            pass
+    return found[1]
+
+
+async def test_a_cold_model_starts_without_the_runtime_folder(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    shutil.rmtree(daemon.settings.runtime_dir)
+    async with daemon.tcp.post("/v1/chat/completions", json=ASK) as answer:
+        assert answer.status == 200, await answer.text()
+
+
+async def test_a_removed_socket_is_published_again(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon()
+    path = daemon.settings.socket
+    for remove in (path.unlink, lambda: shutil.rmtree(path.parent)):
+        remove()
+        async with asyncio.timeout(30):
+            while not daemons.answers(path):
+                await ready(daemon.tcp)
+        assert await ready(daemon.tcp) == (200, "")
+
+
+async def test_ready_says_that_the_socket_is_gone(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon()
+    folder = daemon.settings.runtime_dir
+    shutil.rmtree(folder)
+    folder.touch()  # in the way of a new one
+    reason = await until_ready(daemon, 503)
+    assert str(daemon.settings.socket) in reason
+    assert "MODELRUNNER_RUNTIME_DIR" in reason
+    folder.unlink()
+    await until_ready(daemon, 200)
+    assert daemons.answers(daemon.settings.socket)
+
+
+async def test_a_default_port_that_is_taken_leaves_the_socket(
+    start_daemon: StartDaemon, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with daemons.bind_tcp("127.0.0.1:0") as other:  # type: ignore[union-attr]
+        taken = daemons.address(other).removeprefix("http://")
+        monkeypatch.setattr("modelrunner.config.Settings.is_given", lambda settings, name: False)
+        daemon = await start_daemon(listen=taken)
+        async with daemon.unix.get("/version") as answer:
+            assert (await answer.json())["listen"] == ""
+    assert taken in caplog.text
+    assert "MODELRUNNER_LISTEN" in caplog.text
+
+
+async def test_a_configured_port_that_is_taken_is_an_error(start_daemon: StartDaemon) -> None:
+    with (
+        daemons.bind_tcp("127.0.0.1:0") as other,  # type: ignore[union-attr]
+        pytest.raises(daemons.AlreadyRunning, match="MODELRUNNER_LISTEN"),
+    ):
+        await start_daemon(listen=daemons.address(other).removeprefix("http://"))

@@ -1,0 +1,57 @@
+"""An engine that hangs while it serves: the daemon replaces it, and the requests hardly notice."""
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import aiohttp
+
+from tests.api.conftest import Daemon, StartDaemon
+
+CHAT = "/v1/chat/completions"
+LIMIT = 0.5
+
+
+def ask(**more: Any) -> dict[str, Any]:
+    return {"model": "smol", "messages": [{"role": "user", "content": "hello"}], **more}
+
+
+async def chat(client: aiohttp.ClientSession) -> int:
+    async with client.post(CHAT, json=ask()) as answer:
+        await answer.read()
+        return answer.status
+
+
+async def pid(daemon: Daemon) -> int:
+    async with daemon.unix.get("/engines/ps") as answer:
+        (runner,) = await answer.json()
+    return int(runner["pid"])
+
+
+async def test_requests_without_a_byte_are_answered_by_the_next_engine(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0}, wedge_limit=LIMIT)
+    assert await chat(daemon.unix) == 200
+    os.kill(stopped := await pid(daemon), signal.SIGSTOP)
+    async with asyncio.timeout(20):
+        assert await asyncio.gather(*(chat(client) for client in (daemon.unix, daemon.tcp, daemon.unix))) == [200] * 3
+    assert await pid(daemon) != stopped
+    assert daemon.backend.runs == 2
+
+
+async def test_a_stream_gets_an_error_event_and_no_end(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0}, wedge_limit=LIMIT)
+    daemon.backend.knobs = ("--rate=20",)
+    async with daemon.unix.post(CHAT, json=ask(stream=True, max_tokens=10_000)) as answer:
+        assert (await answer.content.readline()).startswith(b"data: ")
+        os.kill(await pid(daemon), signal.SIGSTOP)
+        told = b""
+        try:
+            async with asyncio.timeout(20):
+                async for line in answer.content:
+                    told += line
+        except aiohttp.ClientPayloadError:  # it was cut, as it should be
+            pass
+    assert b"event: error" in told
+    assert b"stopped answering" in told
+    assert b"[DONE]" not in told

@@ -1,0 +1,90 @@
+"""The first request that needs an engine installs it, if its backend is small enough for that."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from modelrunner.backend import BackendState, BackendStatus, InstallProgress, ProgressCallback
+from modelrunner.errors import InsufficientDisk
+from tests.api.conftest import Daemon, StartDaemon
+from tests.fakes import FakeBackend
+
+ASK = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
+
+
+class World:
+    """A daemon with a model whose engine is missing. Its installation waits for `go`."""
+
+    def __init__(self, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.daemon = daemon
+        self.installs = 0
+        self.fault: Exception | None = None
+        self.began, self.go = asyncio.Event(), asyncio.Event()
+        daemon.backend.state = BackendStatus(BackendState.NOT_INSTALLED, "binary not found")
+        monkeypatch.setattr(FakeBackend, "installs_on_demand", True)
+        monkeypatch.setattr(daemon.backend, "install", self._install)
+
+    async def _install(self, progress: ProgressCallback, **options: Any) -> None:
+        self.installs += 1
+        self.daemon.backend.state = BackendStatus(BackendState.INSTALLING, "fake 1.0")
+        progress(InstallProgress("downloading the engine"))
+        self.began.set()
+        await self.go.wait()
+        missing = BackendStatus(BackendState.NOT_INSTALLED, "binary not found")
+        self.daemon.backend.state = missing if self.fault else BackendStatus(BackendState.RUNNING, "fake 1.0")
+        if self.fault:
+            raise self.fault
+
+    async def active(self) -> int:
+        async with self.daemon.tcp.get("/health") as answer:
+            found: int = (await answer.json())["active_requests"]
+            return found
+
+    async def ask(self) -> tuple[int, Any]:
+        async with self.daemon.unix.post("/v1/chat/completions", json=ASK) as answer:
+            return answer.status, await answer.json()
+
+
+@pytest.fixture
+async def world(start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(await start_daemon(models={"smol": 0}), monkeypatch)
+
+
+async def test_the_first_requests_share_one_installation(world: World) -> None:
+    first = asyncio.create_task(world.ask())
+    await world.began.wait()
+    second = asyncio.create_task(world.ask())
+    while await world.active() < 2:
+        pass
+    world.go.set()
+    assert [status for status, _ in await asyncio.gather(first, second)] == [200, 200]
+    assert world.installs == 1
+
+
+async def test_a_waiting_client_sees_what_is_done(world: World) -> None:
+    headers = {"X-Progress": "events"}
+    async with world.daemon.unix.post("/v1/chat/completions", json=ASK | {"stream": True}, headers=headers) as answer:
+        stages = []
+        async for line in answer.content:
+            if b'"stage"' in line:
+                stages.append(json.loads(line.removeprefix(b"data: "))["stage"])
+                if stages[-1] == "downloading the engine":
+                    world.go.set()
+        assert "downloading the engine" in stages
+
+
+async def test_a_failed_installation_says_why(world: World) -> None:
+    world.fault = InsufficientDisk("the engine needs 100 MiB, and 3 MiB are free")
+    world.go.set()
+    status, body = await world.ask()
+    assert (status, body["error"]["code"]) == (507, "insufficient_disk")
+
+
+async def test_a_large_engine_is_not_installed_unasked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeBackend, "installs_on_demand", False)
+    status, body = await world.ask()
+    assert status == 412
+    assert "modelrunner install fake" in body["error"]["message"]
+    assert world.installs == 0

@@ -1,0 +1,134 @@
+"""Pulls as clients of the daemon see them: slow sources, work that is stuck, leftovers."""
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from modelrunner.concurrency import threads
+from modelrunner.concurrency.threads import HASHING
+from tests.api.conftest import Daemon, StartDaemon
+from tests.pull.hub import Fault, Hub, Repository
+from tests.pull.models import gguf
+
+CHAT = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
+NAME = "hf.co/Org/Tiny-GGUF"
+
+
+@pytest.fixture
+async def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
+    async with Hub().running() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+        hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": gguf(3 << 20)})
+        yield hub
+
+
+async def create(daemon: Daemon, body: dict[str, Any]) -> dict[str, Any]:
+    """The last line of a pull's progress, or the error."""
+    async with daemon.unix.post("/models/create", json=body, headers={"Accept": "application/json"}) as answer:
+        lines = [json.loads(line) async for line in answer.content]
+        return lines[-1]  # type: ignore[no-any-return]
+
+
+async def test_forty_slow_look_ups_keep_nobody_waiting(start_daemon: StartDaemon, hub: Hub) -> None:
+    everybody, asked = asyncio.Event(), 0
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        if asked == 40:
+            everybody.set()
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" ")
+            await asyncio.sleep(0.01)
+
+    hub.listing = slow
+    daemon = await start_daemon(models={"smol": 0})
+    pulls = [asyncio.create_task(create(daemon, {"from": NAME, "name": f"m{n}"})) for n in range(40)]
+    async with asyncio.timeout(60):
+        await everybody.wait()
+        for path in ("/engines/status", "/engines/df", "/ready", "/models"):
+            async with daemon.unix.get(path) as answer:
+                assert answer.status == 200, await answer.text()
+        async with daemon.unix.post("/v1/chat/completions", json=CHAT) as answer:
+            assert answer.status == 200
+    for pull in pulls:
+        pull.cancel()
+    await asyncio.wait(pulls)
+    hub.listing = None
+    assert (await create(daemon, {"from": NAME}))["type"] == "success"
+
+
+async def test_models_that_are_hashed_keep_nobody_waiting(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    gate = threading.Event()
+    held = [HASHING.submit(gate.wait, 60) for _ in range(20)]
+    try:
+        async with asyncio.timeout(60):
+            for path in ("/engines/df", "/ready", "/models/smol/fit"):
+                async with daemon.unix.get(path) as answer:
+                    assert answer.status == 200, await answer.text()
+            async with daemon.unix.post("/v1/chat/completions", json=CHAT) as answer:
+                assert answer.status == 200
+    finally:
+        gate.set()
+        for one in held:
+            one.result()
+
+
+async def test_threads_that_are_stuck_make_the_daemon_unready(
+    start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = await start_daemon()
+    monkeypatch.setattr(threads, "_LATE", 0.0)
+    gate, loop = threading.Event(), asyncio.get_running_loop()
+    held = [loop.run_in_executor(None, gate.wait, 60) for _ in range(20)]
+    async with daemon.unix.get("/ready") as answer:
+        told = await answer.json()
+    gate.set()
+    await asyncio.gather(*held)
+    assert (answer.status, told["status"]) == (503, "error")
+    assert "the threads for files are stuck" in told["reason"]
+
+
+async def test_what_an_unfinished_pull_left_can_be_removed(start_daemon: StartDaemon, hub: Hub) -> None:
+    daemon = await start_daemon()
+    hub.faults.extend([Fault(cut=1 << 20), Fault(status=404)])
+    assert (await create(daemon, {"from": NAME}))["type"] == "error"
+    async with daemon.unix.get("/engines/df") as answer:
+        assert (await answer.json())["partial"] >= 1 << 20
+    async with daemon.unix.post("/models/prune") as answer:
+        assert (answer.status, await answer.json()) == (200, {"freed": 1 << 20})
+    async with daemon.unix.get("/engines/df") as answer:
+        assert (await answer.json())["partial"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "not_words"),
+    [
+        ("smollm", "names hf.co/ORG/REPO", "pull smollm"),
+        ("hf.co/org/repo", "modelrunner pull hf.co/org/repo`", "ORG"),
+        ("pypi:llm-x", "`modelrunner pull pypi:llm-x`", "ORG"),
+    ],
+)
+async def test_only_a_name_that_a_source_serves_is_told_to_be_pulled(
+    start_daemon: StartDaemon, name: str, words: str, not_words: str
+) -> None:
+    daemon = await start_daemon()
+    async with daemon.unix.post("/v1/chat/completions", json={**CHAT, "model": name}) as answer:
+        message = (await answer.json())["error"]["message"]
+        assert answer.status == 404
+    assert words.replace("names ", "") in message
+    assert not_words not in message
+
+
+async def test_a_path_is_answered_with_the_command_to_use(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon()
+    async with daemon.unix.post("/models/create", json={"from": "./x.gguf"}) as answer:
+        assert answer.status == 400
+        assert "modelrunner package --gguf ./x.gguf NAME" in (await answer.json())["error"]["message"]

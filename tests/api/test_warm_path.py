@@ -1,0 +1,75 @@
+"""How little of our code a warm request touches: counted by the interpreter, in a whole daemon."""
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import modelrunner
+from tests.api.conftest import Daemon, StartDaemon
+
+_OWN = str(Path(modelrunner.__file__).parent)
+_BODY = json.dumps({"model": "smol", "messages": [{"role": "user", "content": "hello"}]}).encode()
+
+
+class Count:
+    """Calls of functions of the package on this thread, by file, while it is entered."""
+
+    def __init__(self) -> None:
+        self.files: Counter[str] = Counter()
+        self.calls: list[str] = []
+
+    def __enter__(self) -> "Count":
+        sys.setprofile(self._called)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+
+    def _called(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(_OWN):
+            name = frame.f_code.co_filename.removeprefix(_OWN).lstrip("/")
+            self.files[name] += 1
+            self.calls.append(f"{name}:{frame.f_code.co_qualname}")
+
+
+async def chat(daemon: Daemon, path: str = "/v1/chat/completions") -> Count:
+    """The calls of a warm chat on a TCP connection that had some before: of several, the one with the fewest, since a
+    timer may come between."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{daemon.port}\r\nContent-Length: {len(_BODY)}\r\n\r\n"
+    counts = []
+    for _ in range(8):
+        with Count() as counted:
+            writer.write(head.encode() + _BODY)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            length = int(answer.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            await reader.readexactly(length)
+            await asyncio.sleep(0)
+        assert answer.startswith(b"HTTP/1.1 200"), answer
+        counts.append(counted)
+    writer.close()
+    return min(counts, key=lambda count: len(count.calls))
+
+
+async def test_a_warm_chat(start_daemon: StartDaemon) -> None:
+    """The connection and its answers, admission, the family, the exchange, the scheduler's slots, the engine's
+    connection, HTTP/1: a file for each."""
+    daemon = await start_daemon(models={"smol": 0})
+    counted = await chat(daemon)
+    assert sum(counted.files.values()) <= 37, counted.calls
+    assert len(counted.files) <= 8, counted.files
+
+
+async def test_every_family_takes_the_same_way(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    plain = await chat(daemon)
+    assert (await chat(daemon, "/v1/messages")).calls == plain.calls
+
+
+async def test_observers_cost_nothing_where_there_are_none(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    assert "proxy/record.py" not in (await chat(daemon)).files

@@ -1,0 +1,279 @@
+"""Engines of any behaviour, byte by byte, and a scheduler that grants at once: what the proxy's tests stand on."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from modelrunner.backend import Backend
+from modelrunner.engine.connections import UpstreamPool
+from modelrunner.errors import BadRequest, EngineFailed, Misdirected, ModelNotFound, ModelRunnerError, RunnerNotFound
+from modelrunner.types import Endpoint, KeepAlive, Mode, RunnerKey
+
+FAKE_ENDPOINTS = Backend.endpoints | {"/v1/messages"}
+OK = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n{"ok":true}'
+SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
+    """Lets the event loop run until `condition` holds."""
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110  what is watched has no event of its own
+            await asyncio.sleep(0.001)
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def event(text: str) -> bytes:
+    return chunk(b"data: %b\n\n" % text.encode())
+
+
+@dataclass
+class Received:
+    """A request as an engine saw it."""
+
+    head: bytes
+    body: bytes
+
+    @property
+    def path(self) -> str:
+        return self.head.split(b" ", 2)[1].decode()
+
+    def header(self, name: str) -> str | None:
+        for line in self.head.split(b"\r\n")[1:]:
+            key, _, value = line.partition(b":")
+            if key.strip().lower() == name.lower().encode():
+                return value.strip().decode()
+        return None
+
+
+class Call:
+    """One request at a scripted engine, to be answered with raw bytes."""
+
+    def __init__(
+        self, engine: "ScriptedEngine", request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.engine, self.request, self._reader, self._writer = engine, request, reader, writer
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def reset(self) -> None:
+        self._writer.transport.abort()
+
+    async def left(self) -> None:
+        """Until the other side has closed the connection."""
+        while await self._reader.read(65536):
+            pass
+
+
+Script = Callable[[Call], Awaitable[None]]
+
+
+async def answer_ok(call: Call) -> None:
+    await call.send(OK)
+
+
+@dataclass
+class ScriptedEngine:
+    """An HTTP server on a Unix socket whose answers are what `script` sends. `received` are the requests seen;
+    `connections` counts those that were opened, `open` those that still are."""
+
+    endpoint: Endpoint
+    script: Script = answer_ok
+    received: list[Received] = field(default_factory=list)
+    connections: int = 0
+    open: int = 0
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.open += 1
+        try:
+            while not writer.is_closing():
+                head = await reader.readuntil(b"\r\n\r\n")
+                request = Received(head, b"")
+                request.body = await reader.readexactly(int(request.header("content-length") or 0))
+                self.received.append(request)
+                await self._notify()
+                await self.script(Call(self, request, reader, writer))
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            pass  # the other side left, or the test is over
+        finally:
+            self.open -= 1
+            writer.close()
+            await self._notify()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def until(self, predicate: Callable[["ScriptedEngine"], bool], within: float = 5.0) -> None:
+        async with asyncio.timeout(within), self._changed:
+            await self._changed.wait_for(lambda: predicate(self))
+
+
+@asynccontextmanager
+async def scripted_engine(path: Path, script: Script = answer_ok) -> AsyncIterator[ScriptedEngine]:
+    engine = ScriptedEngine(Endpoint(path=path), script)
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        await engine.serve(reader, writer)
+
+    server = await asyncio.start_unix_server(accept, str(path))
+    try:
+        yield engine
+    finally:
+        server.close()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.wait_closed()
+
+
+class FakeRunner:
+    """A ready runner on an engine of the test's making. `die` ends its process, with a failure that explains it."""
+
+    def __init__(self, endpoint: Endpoint, model: str = "m", mode: Mode = Mode.COMPLETION) -> None:
+        self.id = f"runner-{model}"
+        self.key = RunnerKey("fake", model, mode)
+        self.endpoint = endpoint
+        self.upstream = UpstreamPool(endpoint)
+        self.names: tuple[str, ...] | None = None
+        self.failure: EngineFailed | None = None
+        self.gone = asyncio.Event()
+
+    def die(self, message: str = "the engine ran out of luck") -> None:
+        self.failure = EngineFailed(message)
+        self.gone.set()
+
+    endpoints = FAKE_ENDPOINTS
+    asked_as_streams: Mapping[str, Mapping[str, Any]] = {}
+
+    async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+        return BadRequest(message) if "too large to process" in message else None
+
+    async def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(name for name in fields if name == "return_documents")
+
+    def check_model(self, model_id: str) -> None:
+        if model_id != self.key.model_id:
+            raise Misdirected(f"{self.id} serves {self.key.model_id}; ask /v1/ for {model_id}")
+
+
+class FakeLease:
+    def __init__(self, scheduler: "FakeScheduler", runner: FakeRunner, waited: float = 0.0) -> None:
+        self.runner, self.waited, self.loaded = runner, waited, waited / 2
+        self.variant = scheduler.variant
+        self._scheduler = scheduler
+        self._held = True
+        scheduler.leases += 1
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self._scheduler.leases -= 1
+
+    async def engine_ended(self, within: float) -> bool:
+        try:
+            async with asyncio.timeout(within):
+                await self.runner.gone.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class FakeScheduler:
+    """Grants `runner` at once if `is_warm`, else when `gate` opens. `refusal` is raised instead of a grant. `leases`
+    are those held now; `granted` counts them all; `waiting` those that stand at the gate;
+    `asked` has the caller and the priority of each that stood there. Leases are of `variant`."""
+
+    def __init__(self, runner: FakeRunner) -> None:
+        self.runner = runner
+        self.is_warm = True
+        self.variant = ""
+        self.gate = asyncio.Event()
+        self.refusal: ModelRunnerError | None = None
+        self.leases = self.granted = self.waiting = 0
+        self.keep_alive: KeepAlive | None = None
+        self.asked: list[tuple[str, bool]] = []
+        self.insight = self
+
+    def warm(self, target: Any, keep_alive: KeepAlive | None = None, batch: bool = False) -> FakeLease | None:
+        self.keep_alive = keep_alive
+        return self._grant() if self.is_warm and self.refusal is None else None
+
+    async def acquire(
+        self, target: Any, keep_alive: KeepAlive | None = None, caller: str = "", batch: bool = False
+    ) -> FakeLease:
+        self.asked.append((caller, batch))
+        self.waiting += 1
+        try:
+            if not self.is_warm:
+                await self.gate.wait()
+        finally:
+            self.waiting -= 1
+        if self.refusal is not None:
+            raise self.refusal
+        self.keep_alive = keep_alive
+        return self._grant(1.0)
+
+    def lease_runner(self, runner_id: str) -> FakeLease:
+        if runner_id != self.runner.id:
+            raise RunnerNotFound(f"there is no runner {runner_id}")
+        return self._grant()
+
+    def progress(self, target: Any) -> dict[str, Any]:
+        return {"stage": "loading weights", "position": 1, "expected_seconds": 2.0}
+
+    def _grant(self, waited: float = 0.0) -> FakeLease:
+        self.granted += 1
+        return FakeLease(self, self.runner, waited)
+
+
+class FakeResolver:
+    """Knows the models m and other; m is known from the start, other after `prepare`."""
+
+    stage = "queued"
+
+    def __init__(self) -> None:
+        self.prepared = {"m"}
+
+    @property
+    def known(self) -> Any:
+        return self
+
+    def get(self, address: tuple[str | None, str, Mode]) -> Any:
+        return self._target(*address) if address[1] in self.prepared else None
+
+    async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
+        await asyncio.sleep(0)
+        if model in ("m", "other"):
+            self.prepared.add(model)
+
+    def __call__(self, backend: str | None, model: str, mode: Mode) -> Any:
+        if model not in ("m", "other"):
+            raise ModelNotFound(f"there is no model {model!r}", param="model")
+        return self._target(backend, model, mode)
+
+    def endpoints(self, target: Any) -> frozenset[str]:
+        return FAKE_ENDPOINTS
+
+    def _target(self, backend: str | None, model: str, mode: Mode) -> Any:
+        if backend not in (None, "fake"):
+            raise Misdirected(f"{backend} cannot serve {model}")
+        return SimpleNamespace(key=RunnerKey("fake", model, mode), keep_alive=KeepAlive(300.0))

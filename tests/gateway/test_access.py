@@ -1,0 +1,64 @@
+"""Which origins and which names of the server are allowed."""
+
+import pytest
+
+from modelrunner.errors import Forbidden
+from modelrunner.gateway.access import Access, host_names
+
+SERVER = "localhost:12434"
+
+
+def allows(patterns: list[str], origin: str) -> bool:
+    try:
+        return Access([SERVER], patterns).check(SERVER, origin, None, local=False) == origin
+    except Forbidden:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("pattern", "allowed", "refused"),
+    [
+        ("http://localhost:*", ["http://localhost", "http://localhost:3000"], ["http://localhost.evil", "null"]),
+        ("https://*.example", ["https://a.example", "https://a.b.example"], ["https://example", "https://a.example:1"]),
+        ("https://*.example:*", ["https://a.example:1"], ["https://a:1.example", "https://a/.example"]),
+        ("chrome-extension://*", ["chrome-extension://abcdef"], ["http://abcdef", "xchrome-extension://a"]),
+        ("app://", ["app://obsidian.md", "app://."], ["http://obsidian.md", "app:"]),
+        ("null", ["null"], ["http://null", "nullx"]),
+        ("*", ["http://any.example:1", "app://x"], ["null"]),
+        ("HTTPS://Chat.Example/", ["https://chat.example"], ["https://chatxexample"]),
+    ],
+)
+def test_a_pattern_allows_what_it_says_and_nothing_else(pattern: str, allowed: list[str], refused: list[str]) -> None:
+    assert [origin for origin in allowed if not allows([pattern], origin)] == []
+    assert [origin for origin in refused if allows([pattern], origin)] == []
+
+
+def test_without_a_setting_only_our_own_pages_may_ask() -> None:
+    assert allows([], f"http://{SERVER}")
+    for origin in ("null", "http://localhost:3000", "app://x"):
+        assert not allows([], origin)
+
+
+def test_the_refusal_says_which_setting_allows_it() -> None:
+    access = Access(host_names(12434, []))
+    with pytest.raises(Forbidden, match=r'origins = \["http://localhost:3000"\]'):
+        access.check(SERVER, "http://localhost:3000", None, local=False)
+    with pytest.raises(Forbidden, match=r'hosts = \["box"\]'):
+        access.check("box:12434", None, None, local=False)
+
+
+def test_a_containers_name_for_the_host_with_one_port_or_any() -> None:
+    access = Access(host_names(12434, ["host.docker.internal", "tunnel:*", "other:80"]))
+    for host in ("host.docker.internal:12434", "tunnel", "tunnel:8080", "other:80"):
+        access.check(host, None, None, local=False)
+    for host in ("host.docker.internal", "host.docker.internal:80", "tunnel.evil:8080", "other:12434"):
+        with pytest.raises(Forbidden):
+            access.check(host, None, None, local=False)
+
+
+def test_no_star_stands_for_a_name_of_the_server() -> None:
+    """Or a page could rebind its own name to loopback."""
+    access = Access(host_names(12434, ["*", "*.example"]))
+    for host in ("evil.test:12434", "a.example:12434"):
+        with pytest.raises(Forbidden):
+            access.check(host, None, None, local=False)

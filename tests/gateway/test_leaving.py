@@ -1,0 +1,145 @@
+"""The client leaves, in every phase and by every way: the engine's connection closes within a second."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.fakes import SSE, Call, event, until
+from tests.gateway.harness import Client, proxy, request
+
+
+async def close(client: Client) -> None:
+    await client.leave()
+
+
+async def reset(client: Client) -> None:
+    client.writer.transport.abort()
+
+
+async def half_close(client: Client) -> None:
+    client.writer.write_eof()
+
+
+WAYS = [pytest.param(way, tcp, id=f"{way.__name__}-{'tcp' if tcp else 'unix'}")
+        for way, tcp in [(close, True), (reset, True), (half_close, True), (close, False)]]  # fmt: skip
+Leave = Callable[[Client], Awaitable[None]]
+
+
+@pytest.mark.parametrize(("leave", "tcp"), WAYS)
+async def test_in_the_queue(folder: Path, kind: str, leave: Leave, tcp: bool) -> None:
+    async with proxy(folder, kind) as served:
+        served.scheduler.is_warm = False
+        client = await served.connect(tcp=tcp)
+        await client.send(request(Host=served.host()))
+        await until(lambda: served.scheduler.waiting == 1)
+        await leave(client)
+        await until(lambda: served.scheduler.waiting == 0 and served.pipeline.active == 0, within=1)
+        assert served.engine.received == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("leave", "tcp"), WAYS)
+async def test_before_the_first_token(folder: Path, kind: str, leave: Leave, tcp: bool, stream: bool) -> None:
+    async with proxy(folder, kind, Call.left) as served:
+        client = await served.connect(tcp=tcp)
+        await client.send(request(stream=stream, Host=served.host()))
+        await served.engine.until(lambda e: len(e.received) == 1)
+        await leave(client)
+        await served.engine.until(lambda e: e.open == 0, within=1)
+        await until(lambda: served.pipeline.active == 0, within=1)
+
+
+@pytest.mark.parametrize("endless", [False, True])
+@pytest.mark.parametrize(("leave", "tcp"), WAYS)
+async def test_in_the_middle_of_a_stream(folder: Path, kind: str, leave: Leave, tcp: bool, endless: bool) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE + event("a"))
+        while endless:
+            await call.send(event("b"))
+        await call.left()
+
+    async with proxy(folder, kind, script) as served:
+        client = await served.connect(tcp=tcp)
+        await client.send(request(stream=True, Host=served.host()))
+        await client.more(await client.head())
+        await leave(client)
+        await served.engine.until(lambda e: e.open == 0, within=1)
+        await until(lambda: served.pipeline.active == 0, within=1)
+
+
+async def test_a_half_closed_client_of_the_unix_socket_is_served(folder: Path, kind: str) -> None:
+    gate = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await gate.wait()
+        await call.send(SSE + event("a") + b"0\r\n\r\n")
+
+    async with proxy(folder, kind, script) as served:
+        client = await served.connect()
+        await client.send(request(stream=True))
+        client.writer.write_eof()
+        await served.engine.until(lambda e: len(e.received) == 1)
+        gate.set()
+        answer = await client.answer()
+        assert (answer.body, answer.complete) == (b"data: a\n\n", True)
+        assert await client.closed() == b""
+
+
+async def test_a_half_closed_client_of_the_unix_socket_may_still_leave(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind, Call.left) as served:
+        client = await served.connect()
+        await client.send(request())
+        client.writer.write_eof()
+        await served.engine.until(lambda e: len(e.received) == 1)
+        await client.leave()
+        await served.engine.until(lambda e: e.open == 0, within=1)
+
+
+async def test_one_who_leaves_takes_nobody_along(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind) as served:
+        served.scheduler.is_warm = False
+        going, staying = await served.connect(), await served.connect()
+        await going.send(request())
+        await staying.send(request())
+        await until(lambda: served.scheduler.waiting == 2)
+        await going.leave()
+        await until(lambda: served.scheduler.waiting == 1, within=1)
+        served.scheduler.gate.set()
+        assert (await staying.answer()).status == 200
+
+
+async def test_in_the_middle_of_the_body(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind) as served:
+        client = await served.connect()
+        await client.send(request()[:-5])
+        await until(lambda: served.pipeline.buffered > 0)
+        await client.leave()
+        await until(lambda: served.pipeline.buffered == 0, within=1)
+
+
+async def test_a_reader_that_stops_stops_the_engine(folder: Path, kind: str) -> None:
+    sent = 0
+
+    async def script(call: Call) -> None:
+        nonlocal sent
+        await call.send(SSE)
+        while True:
+            await call.send(event("x" * 10000))
+            sent += 10000
+
+    async with proxy(folder, kind, script) as served:
+        client = await served.connect()
+        sock = client.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await client.send(request(stream=True))
+        before = -1
+        while sent != before or not sent:  # until the engine is stuck
+            before = sent
+            await asyncio.sleep(0.05)
+        assert sent < 4_000_000
+        await client.leave()
+        await served.engine.until(lambda e: e.open == 0, within=1)

@@ -1,0 +1,249 @@
+"""Clients that take too long or too much are closed at their limits; the others notice nothing."""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from modelrunner.http.limits import Limits
+from tests.gateway.fakes import SSE, Call, chunk, event, until
+from tests.gateway.harness import CHAT, Client, proxy, request
+
+QUICK = 0.02
+
+
+async def drip(client: Client, data: bytes, every: float) -> None:
+    with suppress(ConnectionError):
+        for byte in data:
+            await client.send(bytes([byte]))
+            await asyncio.sleep(every)
+
+
+@pytest.mark.parametrize("first", [b"", b"P", b"POST / HTTP/1.1\r\nHost: x\r\n"])
+async def test_a_head_that_does_not_end(folder: Path, first: bytes) -> None:
+    async with proxy(folder, "fast", limits=Limits(header_timeout=0.05, check_every=QUICK)) as served:
+        client = await served.connect()
+        await client.send(first)
+        assert await client.closed(within=1) == b""
+
+
+async def test_a_head_in_drops_is_not_given_more_time(folder: Path) -> None:
+    async with proxy(folder, "fast", limits=Limits(header_timeout=0.2, check_every=QUICK)) as served:
+        client = await served.connect()
+        assert (await client.ask()).status == 200
+        dripping = asyncio.ensure_future(drip(client, request(), 0.02))
+        assert await client.closed(within=1) == b""
+        await dripping
+
+
+async def test_a_body_that_stops(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind, limits=Limits(body_idle=0.1, check_every=QUICK)) as served:
+        client = await served.connect()
+        await client.send(request()[:-3])
+        assert await client.closed(within=1) == b""
+        await until(lambda: served.pipeline.buffered == 0)
+
+
+async def test_a_body_in_drops(folder: Path) -> None:
+    async with proxy(folder, "fast", limits=Limits(body_idle=0.2, check_every=QUICK)) as served:
+        client = await served.connect()
+        ask = request(body={"model": "m", "x": "y" * 1000})
+        await client.send(ask[:-1000])
+        dripping = asyncio.ensure_future(drip(client, ask[-1000:], 0.05))
+        assert await client.closed(within=2) == b""
+        dripping.cancel()
+
+
+async def test_a_body_in_chunks_that_stops(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind, limits=Limits(body_idle=0.1, check_every=QUICK)) as served:
+        client = await served.connect()
+        await client.send(
+            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode() + chunk(b"{")
+        )
+        assert await client.closed(within=1) == b""
+
+
+async def test_an_idle_connection(folder: Path) -> None:
+    async with proxy(folder, "fast", limits=Limits(idle=0.1, check_every=QUICK)) as served:
+        client = await served.connect()
+        assert (await client.ask()).status == 200
+        assert await client.closed(within=1) == b""
+
+
+async def test_a_reader_that_stalls(folder: Path) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE)
+        while True:
+            await call.send(event("x" * 10000))
+
+    async with proxy(folder, "fast", script, limits=Limits(write_stall=0.2, check_every=QUICK)) as served:
+        client = await served.connect()
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await client.send(request(stream=True))
+        await served.engine.until(lambda e: len(e.received) == 1)
+        await served.engine.until(lambda e: e.open == 0)
+
+
+async def test_a_reader_that_is_slow_but_reads_is_served(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE)
+        for _ in range(100):
+            await call.send(event("x" * 10000))
+        await call.send(b"0\r\n\r\n")
+
+    async with proxy(folder, kind, script) as served:
+        client = await served.connect()
+        await client.send(request(stream=True))
+        answer = await client.head()
+        while await client.more(answer):  # noqa: ASYNC110  being slow is the point
+            await asyncio.sleep(0.002)
+        assert (len(answer.body), answer.complete) == (100 * 10008, True)
+
+
+async def test_a_slow_answer_has_no_limit(folder: Path) -> None:
+    async def script(call: Call) -> None:
+        await gate.wait()
+        await call.send(SSE + b"0\r\n\r\n")
+
+    gate = asyncio.Event()
+    times = Limits(header_timeout=0.05, body_idle=0.05, idle=0.05, write_stall=0.05, check_every=QUICK)
+    async with proxy(folder, "fast", script, limits=times) as served:
+        client = await served.connect()
+        await client.send(request(stream=True))
+        await asyncio.sleep(0.2)
+        gate.set()
+        assert (await client.answer()).complete
+
+
+FULL = pytest.mark.parametrize(("tcp", "limits"), [(True, Limits(per_peer=2)), (False, Limits(connections=2))])
+
+
+@FULL
+async def test_more_connections_than_allowed_while_all_are_busy(folder: Path, tcp: bool, limits: Limits) -> None:
+    gate = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await gate.wait()
+        await call.send(SSE + b"0\r\n\r\n")
+
+    async with proxy(folder, "fast", script, limits=limits) as served:
+        ask = request(Host=served.host())
+        busy = [await served.connect(tcp=tcp) for _ in range(2)]
+        for client in busy:
+            await client.send(ask)
+        await served.engine.until(lambda e: len(e.received) == 2)
+        third = await served.connect(tcp=tcp)
+        answer = await third.answer()
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert await third.closed() == b""
+        await third.leave()
+        gate.set()
+        assert [(await client.answer()).status for client in busy] == [200, 200]
+        assert (await (await served.connect(tcp=tcp)).ask(ask)).status == 200
+
+
+@FULL
+async def test_a_crowd_beyond_the_limit_while_all_are_busy(folder: Path, tcp: bool, limits: Limits) -> None:
+    async with proxy(folder, "fast", Call.left, limits=limits) as served:
+        for _ in range(2):
+            await (await served.connect(tcp=tcp)).send(request(Host=served.host()))
+        await served.engine.until(lambda e: len(e.received) == 2)
+        listener = served.lanes["tcp" if tcp else "unix"].listener
+        for _ in range(100):
+            client = await served.connect(tcp=tcp)
+            await client.send(request(Host=served.host()))
+            assert len(listener) <= 2 + 32
+        assert len(served.engine.received) == 2
+
+
+@FULL
+async def test_who_holds_a_place_for_nothing_gives_it_to_the_next(folder: Path, tcp: bool, limits: Limits) -> None:
+    """Idle ones and such that were handed over, each in turn the one that was silent the longest."""
+    async with proxy(folder, "fast", limits=limits) as served:
+        look = request("/health", b"", method="GET", Host=served.host())
+        first, second = [await served.connect(tcp=tcp) for _ in range(2)]
+        assert (await second.ask(look)).status == 200
+        third = await served.connect(tcp=tcp)
+        assert (await third.ask(request(Host=served.host()))).status == 200
+        assert await first.closed(within=1) == b""
+        assert (await second.ask(look)).status == 200
+        assert (await (await served.connect(tcp=tcp)).ask(look)).status == 200
+        assert len(served.lanes["tcp" if tcp else "unix"].listener) == 2
+
+
+def test_limits_leave_descriptors_for_engines_and_files() -> None:
+    for descriptors in (64, 256, 1024, 65536):
+        limits = Limits.within(descriptors, body=7)
+        assert limits.body == 7
+        assert limits.per_peer <= limits.connections
+        assert limits.connections * 4 <= max(64, descriptors - 256)
+    assert Limits.within(65536) == Limits()
+
+
+async def test_all_bodies_together(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind, limits=Limits(total_body=1000)) as served:
+        large = request(body={"model": "m", "x": "y" * 900})
+        holding = await served.connect()
+        await holding.send(large[:-10])
+        await until(lambda: served.pipeline.buffered > 800)
+        answer = await served.ask(large)
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert (await holding.ask(large[-10:])).status == 200
+        assert (await served.ask(large)).status == 200
+
+
+async def test_what_is_pipelined_is_not_read_without_end(folder: Path) -> None:
+    gate = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await gate.wait()
+        await call.send(SSE + b"0\r\n\r\n")
+
+    async with proxy(folder, "fast", script, limits=Limits(pipelined=10_000)) as served:
+        client = await served.connect()
+        many = 20_000
+        sending = asyncio.ensure_future(client.send(request() * many))
+        await served.engine.until(lambda e: len(e.received) == 1)
+        await asyncio.sleep(0.1)
+        assert not sending.done()
+        sending.cancel()
+        gate.set()
+        assert [(await client.answer()).status for _ in range(50)] == [200] * 50
+        client.writer.transport.abort()
+
+
+async def test_draining_lets_answers_end_and_takes_nothing_new(folder: Path) -> None:
+    gate = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await gate.wait()
+        await call.send(SSE + b"0\r\n\r\n")
+
+    async with proxy(folder, "fast", script) as served:
+        idle, busy = await served.connect(), await served.connect()
+        await busy.send(request())
+        await served.engine.until(lambda e: len(e.received) == 1)
+        served.lanes["unix"].drain()
+        assert await idle.closed() == b""
+        gate.set()
+        assert (await busy.answer()).complete
+        assert await busy.closed() == b""
+
+
+async def test_a_busy_data_plane_leaves_control_requests_alone(folder: Path) -> None:
+    """Slow heads, slow bodies and readers that never read, and still every control request is answered at once."""
+
+    async def script(call: Call) -> None:
+        await call.send(SSE)
+        while True:
+            await call.send(event("x" * 1000))
+
+    async with proxy(folder, "fast", script) as served:
+        for number in range(60):
+            client = await served.connect()
+            await client.send([b"POST / HT", request()[:-3], request(stream=True)][number % 3])
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        control = await served.connect()
+        for _ in range(20):
+            assert (await control.ask(request("/health", b"", method="GET"), within=0.5)).status == 200

@@ -1,0 +1,127 @@
+"""What observers are told of requests, and that each is told once."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from modelrunner.gateway.observers import RequestRecord
+from tests.gateway.fakes import SSE, Call, event, until
+from tests.gateway.harness import CHAT, proxy, request
+
+
+class Notes:
+    """Keeps everything; `tail` bytes of each answer."""
+
+    def __init__(self, tail: int = 0) -> None:
+        self.tail = tail
+        self.records: list[RequestRecord] = []
+
+    def finished(self, record: RequestRecord) -> None:
+        self.records.append(record)
+
+
+class Faulty:
+    tail = 0
+
+    def finished(self, record: RequestRecord) -> None:
+        raise RuntimeError("an observer's own fault")
+
+
+async def stream(call: Call) -> None:
+    await call.send(SSE)
+    await call.send(event("a"))
+    await call.send(event("b") + b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("tail", [0, 3, 9, 1000])
+async def test_an_answer_is_told(folder: Path, kind: str, tail: int) -> None:
+    async with proxy(folder, kind, stream) as served:
+        served.pipeline.observe(few := Notes())
+        served.pipeline.observe(notes := Notes(tail))
+        served.scheduler.is_warm = False
+        served.scheduler.gate.set()
+        answer = await served.ask(request(stream=True, X_Request_ID="mine", X_Caller="nightly"))
+        assert answer.body == b"data: a\n\ndata: b\n\n"
+        [record] = notes.records
+        assert few.records == [record]
+        assert (record.request_id, record.status, record.error) == ("mine", 200, "")
+        assert (record.family, record.route, record.model) == ("openai", CHAT, "m")
+        assert (record.backend, record.runner, record.caller) == ("fake", "runner-m", "nightly")
+        assert record.body == served.engine.received[0].body
+        assert record.bytes_in == len(record.body)
+        assert (record.queued, record.loading) == (0.5, 0.5)
+        assert record.first_byte is not None
+        assert 0 < record.first_byte <= record.duration
+        assert record.tail == answer.body[len(answer.body) - min(tail, len(answer.body)) :]
+        if tail:
+            assert record.bytes_out == len(answer.body)
+
+
+async def test_a_path_with_a_name_is_told_by_its_pattern(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind) as served:
+        served.pipeline.observe(notes := Notes(5))
+        await served.ask(request(f"/engines/fake{CHAT}"))
+        await served.ask(request("/runners/runner-m/v1/completions"))
+        assert [r.route for r in notes.records] == ["/engines/{backend}" + CHAT, "/runners/{runner}/v1/completions"]
+        assert [r.tail for r in notes.records] == [b"true}"] * 2
+
+
+async def test_who_left_and_who_was_refused_by_the_scheduler(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind, Call.left) as served:
+        served.pipeline.observe(notes := Notes())
+        await served.ask(request(body={"model": "nope"}))
+        client = await served.connect()
+        await client.send(request())
+        await served.engine.until(lambda e: len(e.received) == 1)
+        await client.leave()
+        await until(lambda: len(notes.records) == 2)
+        assert [(r.status, r.error) for r in notes.records] == [(404, "model_not_found"), (499, "")]
+        assert [r.first_byte for r in notes.records] == [None, None]
+
+
+async def test_refusals_before_the_exchange_are_told(folder: Path) -> None:
+    refused = {
+        "not_json": request(body=b"{"),
+        "other_page": request("/v1/messages", Origin="http://evil.example"),
+        "no_length": b"POST /v1/completions HTTP/1.1\r\nHost: test\r\n\r\n",
+        "no_http": b"hello\r\n\r\n",
+    }
+    async with proxy(folder, "fast") as served:
+        served.pipeline.observe(Faulty())
+        served.pipeline.observe(notes := Notes())
+        for data in refused.values():
+            await served.ask(data)
+        told = [(r.family, r.route, r.status, r.error) for r in notes.records]
+        assert told == [
+            ("openai", CHAT, 400, "bad_request"),
+            ("anthropic", "/v1/messages", 403, "forbidden"),
+            ("openai", "/v1/completions", 411, "length_required"),
+            ("openai", "", 400, "bad_request"),
+        ]
+
+
+async def test_an_observer_that_fails_is_logged_and_costs_no_answer(
+    folder: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with proxy(folder, kind) as served:
+        served.pipeline.observe(Faulty())
+        served.pipeline.observe(notes := Notes())
+        assert (await served.ask()).status == 200
+        assert len(notes.records) == 1
+    assert "Faulty failed" in caplog.text
+
+
+async def test_the_access_log_is_an_observer(folder: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "modelrunner.access")
+    async with proxy(folder, kind) as served:
+        await served.ask()
+        assert not served.pipeline.observers
+        served.pipeline.log_requests(True)
+        served.pipeline.log_requests(True)
+        await served.ask(request(X_Request_ID="seen"))
+        served.pipeline.log_requests(False)
+        await served.ask()
+    assert [r.getMessage().split()[:4] for r in caplog.records if r.name == "modelrunner.access"] == [
+        ["seen", CHAT, "'m'", "200"]
+    ]

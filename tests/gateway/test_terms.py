@@ -1,0 +1,73 @@
+"""What a request's head asks for besides its route, and what of it is remembered for the next one."""
+
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.harness import CHAT, proxy, request
+
+KEY = sha256(b"secret").hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("headers", "caller", "batch"),
+    [
+        ({}, "", False),
+        ({"X_Caller": "nightly"}, "nightly", False),
+        ({"X_Caller": "n" * 100}, "n" * 64, False),
+        ({"Authorization": "Bearer secret", "X_Caller": "nightly"}, KEY, False),
+        ({"Authorization": "bearer  secret"}, KEY, False),
+        ({"X_API_Key": "secret", "X_Priority": "batch"}, KEY, True),
+        ({"Authorization": "Basic secret", "X_Priority": "Batch"}, "", True),
+        ({"X_Priority": "interactive"}, "", False),
+    ],
+)
+async def test_the_scheduler_learns_who_asks_and_how_urgently(
+    folder: Path, kind: str, headers: dict[str, Any], caller: str, batch: bool
+) -> None:
+    async with proxy(folder, kind) as served:
+        served.scheduler.is_warm = False
+        served.scheduler.gate.set()
+        assert (await served.ask(request(**headers))).status == 200
+        assert served.scheduler.asked == [(caller, batch)]
+
+
+@pytest.mark.parametrize("preload", ["", "true"])
+async def test_the_answer_names_the_variant_that_gave_it(folder: Path, kind: str, preload: str) -> None:
+    async with proxy(folder, kind) as served:
+        plain = await served.ask(request(X_Preload_Only=preload))
+        served.scheduler.variant = "context 4096 of 8192"
+        other = await served.ask(request(X_Preload_Only=preload))
+        assert "x-modelrunner-variant" not in plain.headers
+        assert other.headers["x-modelrunner-variant"] == "context 4096 of 8192"
+
+
+async def test_who_may_ask_can_change_between_two_requests(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind, origins=("http://page.test",)) as served:
+        client = await served.connect()
+        data = request(Origin="http://page.test", Content_Type="application/json")
+        assert (await client.ask(data)).headers["access-control-allow-origin"] == "http://page.test"
+        served.pipeline.access.allow([], [])
+        assert (await client.ask(data)).status == 403
+
+
+@pytest.mark.parametrize("name", ["Content-Length: ", "content-length: ", "CONTENT-LENGTH:"])
+async def test_requests_that_differ_in_their_length_only(folder: Path, kind: str, name: str) -> None:
+    bodies = [b'{"model":"m"}', b'{"model":"m","n":1}', b'{"model":"m"}']
+    async with proxy(folder, kind) as served:
+        client = await served.connect()
+        for body in bodies:
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: test\r\n{name}{len(body)}\r\nAccept: */*\r\n\r\n"
+            assert (await client.ask(head.encode() + body)).status == 200
+        assert [seen.body for seen in served.engine.received] == bodies
+
+
+async def test_a_remembered_head_does_not_let_a_body_grow_too_large(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind) as served:
+        client = await served.connect()
+        assert (await client.ask()).status == 200
+        limit = served.pipeline.limits.body
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: test\r\nContent-Length: {limit + 1}\r\n\r\n"
+        assert (await client.ask(head.encode())).status == 413
