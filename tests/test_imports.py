@@ -9,13 +9,14 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "modelrunner"
 
 # The values, errors and helpers that everybody may use.
-SHARED = {"modelrunner", "concurrency", "durable", "errors", "schema", "types", "units"}
+SHARED = {"modelrunner", "chattemplates", "concurrency", "durable", "errors", "schema", "types", "units"}
 # Part -> what else it may use, as docs/architecture.md draws it. A part is a subpackage or a module of the package.
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
     "__main__": {"cli"},
     "api": {"gateway", "http", "models", "plugins", "scheduler", "store", "wire"},
     "backend": set(),
+    "chattemplates": set(),
     "cli": {"config", "daemon", "wire"},
     "concurrency": set(),
     "config": set(),

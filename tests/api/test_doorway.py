@@ -61,7 +61,7 @@ async def test_a_default_port_that_is_taken_leaves_the_socket(
 ) -> None:
     with daemons.bind_tcp("127.0.0.1:0") as other:  # type: ignore[union-attr]
         taken = daemons.address(other).removeprefix("http://")
-        monkeypatch.setattr("modelrunner.config.Settings.is_given", lambda settings, name: False)
+        monkeypatch.setattr("modelrunner.config.settings.Settings.is_given", lambda settings, name: False)
         daemon = await start_daemon(listen=taken)
         async with daemon.unix.get("/version") as answer:
             assert (await answer.json())["listen"] == ""

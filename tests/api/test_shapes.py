@@ -7,7 +7,7 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -92,6 +92,6 @@ def decoded_type(call: ast.Call) -> ast.expr | None:
 def is_safe(kind: object) -> bool:
     if args := get_args(kind):
         return all(map(is_safe, args))
-    return kind in (dict, list, str, bytes, int, msgspec) or (
+    return kind in (Any, dict, list, str, bytes, int, msgspec) or (
         isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     )
