@@ -1,27 +1,27 @@
 """The contract that every backend keeps, ours and anybody's, as a pytest class.
 
-A backend's test is a subclass with two fixtures:
+A backend's test is a subclass with the file of a small model and one fixture:
 
     from modelrunner.testing import BackendContract
 
     class TestMyBackend(BackendContract):
-        @pytest.fixture
-        def backend(self, tmp_path):
-            return MyBackend(BackendContext(engines=tmp_path, cache=tmp_path, logs=tmp_path, settings={}))
+        model = "/path/to/small.gguf"
 
         @pytest.fixture
-        def spec(self, tmp_path):
-            return RunSpec("sha256:...", bundle, Mode.COMPLETION, 512, 1, ProcessOptions(tmp_path / "engine.log"))
+        def backend(self, context):
+            return MyBackend(context)
 
-`backend` is installed already, `spec` is one that it can run. pytest-asyncio is needed, in whichever mode. Every test
-runs the backend through a `Runner`, as the daemon does. A subclass whose engine takes longer than two minutes to become
-ready sets `load_limit`, in seconds.
+`context` gives the backend folders of its own. `model` is a GGUF file or a folder of safetensors; a subclass that wants
+another mode or flags overrides the fixture `spec` and may use `spec_for`. The backend's engine is installed already.
+pytest-asyncio is needed, in whichever mode. A subclass whose engine takes longer than two minutes to become ready sets
+`load_limit`, in seconds.
 """
 
 import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import tempfile
@@ -34,12 +34,16 @@ from typing import Any, ClassVar
 import psutil
 import pytest
 
-from modelrunner.backend import Backend, BackendState, BackendStatus
+from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus
 from modelrunner.engine.runner import Runner, RunnerState
 from modelrunner.errors import BackendExited, BadRequest, Misdirected
+from modelrunner.plugins.isolation import WORK_LIMIT, IsolatedBackend
 from modelrunner.processes.processtree import process_tree
-from modelrunner.types import Endpoint, Mode, RunnerKey, RunSpec
+from modelrunner.store import Store
+from modelrunner.types import Endpoint, Mode, ProcessOptions, RequiredMemory, RunnerKey, RunSpec
 
+CALL_LIMIT = 5.0
+"""Seconds for a call that only computes."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
 _REQUESTS: dict[Mode, tuple[str, dict[str, Any]]] = {
     Mode.COMPLETION: ("/v1/completions", {"prompt": "Hello", "max_tokens": 4}),
@@ -53,7 +57,20 @@ _REQUESTS: dict[Mode, tuple[str, dict[str, Any]]] = {
 class BackendContract:
     """See the module's text. The tests take `backend` and `spec`, nothing else."""
 
+    model: ClassVar[str | Path]
     load_limit: ClassVar[float] = 120.0
+
+    @pytest.fixture
+    def context(self, tmp_path: Path) -> BackendContext:
+        """Folders that the backend may write in, and no settings."""
+        folders = {name: tmp_path / name for name in ("engines", "cache", "logs")}
+        for folder in folders.values():
+            folder.mkdir()
+        return BackendContext(**folders, settings={}, state=tmp_path / "state")
+
+    @pytest.fixture
+    def spec(self, tmp_path: Path) -> RunSpec:
+        return spec_for(Path(self.model), tmp_path)
 
     async def test_name_fits_an_address(self, backend: Backend) -> None:
         assert _NAME.fullmatch(backend.name), "lowercase, at most 32 characters, safe in a URL and in a socket's path"
@@ -78,6 +95,35 @@ class BackendContract:
         large = await backend.required_memory(replace(spec, context_size=spec.context_size * 4))
         assert small.ram + sum(small.vram) > 0
         assert small.ram + sum(small.vram) <= large.ram + sum(large.vram)
+
+    async def test_each_call_gives_in_time_what_it_promises(self, backend: Backend, spec: RunSpec) -> None:
+        """A call that raises, blocks, hangs or returns nonsense fails here with the sentence that people would get."""
+        budget = RequiredMemory(1 << 50, (1 << 50,) * 8)
+        isolated = IsolatedBackend(backend, answer_limit=CALL_LIMIT)
+        try:
+            status = await asyncio.to_thread(isolated.status)
+            assert status.state is not BackendState.ERROR, status.details
+            for method, arguments in (
+                (isolated.version, ()),
+                (isolated.priority, (spec.bundle,)),
+                (isolated.default_context_size, (spec.bundle,)),
+                (isolated.default_parallel, (spec.bundle, spec.mode)),
+                (isolated.check_flags, (spec.flags, spec.mode)),
+                (isolated.fold_flags, (spec.flags,)),
+                (isolated.check, (spec,)),
+                (isolated.growth, (spec,)),
+                (isolated.probe, (spec,)),
+                (isolated.sleep_level, (spec,)),
+                (isolated.check_request, (spec, "/v1/chat/completions", {})),
+            ):
+                await asyncio.to_thread(method, *arguments)
+            async with asyncio.timeout(WORK_LIMIT):
+                await isolated.disk_usage()
+                await isolated.required_memory(spec)
+                await isolated.variants(spec, budget)
+                await isolated.dry_run(spec)
+        finally:
+            isolated.close(CALL_LIMIT)
 
     async def test_unknown_flags_are_refused(self, backend: Backend, spec: RunSpec) -> None:
         for flag in ("--modelrunner-knows-no-such-flag", "positional"):
@@ -144,6 +190,23 @@ class BackendContract:
             assert caught.value.tail, "the engine's last words"
             assert not alive(processes)
             assert runner.failure is caught.value
+
+
+def spec_for(model: Path, folder: Path, *, mode: Mode | None = None, context_size: int = 512) -> RunSpec:
+    """A run of the model in `model`, a GGUF file or a folder of safetensors, which is copied into a store in `folder`.
+    `mode` is by default what the model is for. Raises `InvalidModel` for a file that is no model."""
+    store = Store(folder / "models")
+    paths = {"model.gguf": model} if model.is_file() else {path.name: path for path in model.iterdir()}
+    blobs = {}
+    for name, path in paths.items():
+        copy = store.partial / name
+        shutil.copyfile(path, copy)
+        blobs[name] = store.ingest(copy)
+    bundle = store.bundle(store.create(blobs, "contract").id)
+    if mode is None:
+        mode = next((mode for mode in Mode if mode.value in bundle.capabilities), Mode.COMPLETION)
+    options = ProcessOptions(folder / "engine.log")
+    return RunSpec(bundle.model_id, bundle, mode, context_size, 1, options)
 
 
 @asynccontextmanager
