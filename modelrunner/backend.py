@@ -104,7 +104,6 @@ class Backend(ABC):
     )
     """The paths in proxy/dialects that its engine serves; a request for another path is refused with 501."""
     uses_tcp: ClassVar[bool] = False
-    uses_external_model_management: ClassVar[bool] = False
     checks_model: ClassVar[bool] = False
     """True if its engine rejects unknown `model` names: it knows the bundle's references and the model ID. The proxy
     then rewrites any other `model` (a part of a name, a new tag) to the bundle's first reference."""

@@ -44,7 +44,7 @@ class IsolatedBackend(Backend):
     `BackendFaulty` for everything else. Methods that are no coroutines wait for the thread: call them in a worker
     thread, or by `asked` on an event loop."""
 
-    def __init__(self, backend: Backend, *, answer_limit: float = ANSWER_LIMIT) -> None:
+    def __init__(self, backend: Backend, *, answer_limit: float = ANSWER_LIMIT, work_limit: float = WORK_LIMIT) -> None:
         for name in Backend.__annotations__:
             if hasattr(backend, name):
                 setattr(self, name, getattr(backend, name))
@@ -52,6 +52,7 @@ class IsolatedBackend(Backend):
         self.settings = backend.settings
         self.backend = backend
         self._limit = answer_limit
+        self._work_limit = work_limit
         self._thread = BackendThread(f"backend {backend.name}")
         self._stages: dict[str, str] = {}
 
@@ -209,8 +210,8 @@ class IsolatedBackend(Backend):
             result = self._thread.wait_for(_work(lambda: getattr(self.backend, method)(*args)), self._limit)
         return self._valid(method, check, result)
 
-    async def _checked(self, method: str, check: Callable[[Any], T], *args: object, limit: float = WORK_LIMIT) -> T:
-        result = await self._on_thread(method, lambda: getattr(self.backend, method)(*args), limit)
+    async def _checked(self, method: str, check: Callable[[Any], T], *args: object, limit: float | None = None) -> T:
+        result = await self._on_thread(method, lambda: getattr(self.backend, method)(*args), limit or self._work_limit)
         return self._valid(method, check, result)
 
     async def _on_thread(

@@ -10,7 +10,6 @@ import pytest
 from modelrunner import testing
 from modelrunner.backend import BackendStatus
 from modelrunner.errors import BackendFaulty
-from modelrunner.plugins import isolation
 from modelrunner.testing import BackendContract
 from modelrunner.types import RequiredMemory, RunSpec
 from tests.fakes import FakeBackend, FakeTcpBackend, fake_spec
@@ -69,7 +68,6 @@ FAULTS = ["status raises", "disk usage raises", "nothing", "negative", "a float"
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_the_contract_finds_a_faulty_plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setattr(testing, "WORK_LIMIT", 0.2)
-    monkeypatch.setattr(isolation, "WORK_LIMIT", 0.2)
     backend = Faulty(tmp_path)
     backend.fault = fault
     released.clear()

@@ -1,0 +1,54 @@
+"""docs/backends.md, followed word for word: its files are extracted and installed, and its suite runs."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import FAKE_ENGINE
+from tests.pull.models import gguf
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "backends.md"
+FILE = re.compile(r"^```(?:toml|python)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# The engine of the page: it takes the arguments of the page, and is the tests' engine beneath.
+TINY_SERVER = """#!/bin/sh
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --host) host=$2 ;; --port) port=$2 ;; --model) model=$2 ;; --context) ;; *) exit 2 ;;
+  esac
+  shift 2
+done
+exec {python} -I -S {engine} --host "$host" --port "$port" --model "$model"
+"""
+
+
+@pytest.mark.engine  # pip fetches the build backend that the page names
+def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+    folder, site, programs = (tmp_path / name for name in ("tiny", "site", "bin"))
+    folder.mkdir()
+    programs.mkdir()
+    files = dict(FILE.findall(PAGE.read_text()))
+    assert files.keys() == {"pyproject.toml", "modelrunner_tiny.py", "test_tiny.py"}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    server = programs / "tiny-server"
+    server.write_text(TINY_SERVER.format(python=sys.executable, engine=FAKE_ENGINE))
+    server.chmod(0o755)
+    (tmp_path / "small.gguf").write_bytes(gguf())
+
+    # --no-deps: modelrunner itself is here, and on no index.
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(folder)]
+    subprocess.run(pip, check=True)
+    environment = os.environ | {
+        "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join([str(site), str(ROOT), str(ROOT / "backends")]),
+        "TINY_MODEL": str(tmp_path / "small.gguf"),
+    }
+    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "test_tiny.py"]
+    done = subprocess.run(suite, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "13 passed" in done.stdout
