@@ -76,12 +76,12 @@ def test_an_architecture_that_the_engine_refuses(daemon: Daemon, tmp_path: Path)
         assert daemon.run("rm", "my/strange").returncode == 0
 
 
-def test_a_missing_engine(make_daemon: StartDaemon) -> None:
+def test_a_missing_engine_is_installed_for_the_first_request(make_daemon: StartDaemon) -> None:
     bare = make_daemon(None)
     bare.start()
-    answer = bare.chat(SMOLLM2)
-    assert answer.status_code == 412
-    assert "modelrunner install" in str(error_of(answer)["message"])
+    assert bare.get("/engines/status").json()["llama.cpp"].startswith("Not Installed")
+    assert bare.chat(SMOLLM2, max_tokens=1).status_code == 200
+    assert bare.get("/engines/status").json()["llama.cpp"].startswith("Running")
     bare.stop()
 
 

@@ -62,7 +62,7 @@ def test_reload_says_what_it_would_do_and_does_it(daemon: Daemon) -> None:
     config.write_text(f'[models."{SMOLLM2}"]\ncontext-size = 1024\n')
     for arguments in (["--dry-run"], []):
         done = daemon.run("reload", *arguments)
-        assert "its runner is replaced" in done.stdout, done.stderr
+        assert "its runner ends after its last request" in done.stdout, done.stderr
     daemon.chat(SMOLLM2, max_tokens=1)
     assert [r["context_size"] for r in daemon.runners() if r["state"] == "ready"] == [1024]
     config.write_text("max_quue = 3\n")

@@ -45,7 +45,7 @@ def test_anthropics_client(client: anthropic.Anthropic) -> None:
         (CHAT, {"messages": user("x"), "tools": TOOLS, "tool_choice": "required"}, "tool_choice", "knows no tools"),
         (CHAT, {"messages": user("x"), "model": MINILM}, "model", "it offers embedding"),
         ("/v1/tokenize", {"content": "x", "model": MINILM}, "model", "it offers embedding"),
-        ("/v1/rerank", {"query": "x", "documents": ["x"]}, "model", "it offers completion"),
+        ("/v1/rerank", {"query": "x", "documents": ["x"]}, "model", "it offers chat, completion"),
         ("/v1/embeddings", {"input": "x", "model": MINILM, "dimensions": 64}, "dimensions", "take all 384"),
     ],
 )
