@@ -246,6 +246,11 @@ class PlanMachine(RuleBasedStateMachine):
         for action in actions:
             self.carry_out(action)
         again = plan(self.state(), self.now)
+        if any(isinstance(action, Start) and action.key.model_id == "pinned" for action in actions):
+            # Memory that a pinned model has just taken cannot be evicted: an earlier model may choose another variant.
+            for action in again:
+                self.carry_out(action)
+            actions, again = actions + again, plan(self.state(), self.now)
         assert all(isinstance(action, WakeAt) for action in again), f"{actions} left {again} to do"
         return actions
 
