@@ -120,5 +120,5 @@ def test_reranking_and_scoring(daemon: Daemon, prepared: Path) -> None:
     best = ask(daemon, "/v1/rerank", model=RERANKER_SAFETENSORS, query="cat", documents=documents, top_n=1)
     assert [each["index"] for each in best.json()["results"]] == best_first[:1]
     refused = daemon.chat(RERANKER_SAFETENSORS)
-    assert refused.status_code == 501
+    assert refused.status_code == 400
     assert "rerank" in refused.json()["error"]["message"]

@@ -236,6 +236,15 @@ def test_an_engine_that_loses_a_process_is_replaced(daemon: Daemon, name: str) -
     assert "Paris" in chat(daemon, max_tokens=16).text
 
 
+def test_streams_that_fit_the_window_end_well_beside_each_other(daemon: Daemon) -> None:
+    """The sequences share a cache of one context: vLLM stops a sequence for a while rather than failing it."""
+    wanted = ("--context-size", str(CONTEXT), "--parallel", "16", "--restart")
+    assert daemon.run("configure", SMOLLM2_SAFETENSORS, *wanted).returncode == 0
+    all_end_well(daemon, SMOLLM2_SAFETENSORS)
+    back = ("--context-size", "default", "--parallel", "default")
+    assert daemon.run("configure", SMOLLM2_SAFETENSORS, *back).returncode == 0
+
+
 def test_nothing_outlives_a_killed_daemon(daemon: Daemon) -> None:
     assert chat(daemon, max_tokens=4).status_code == 200
     before = shared_memory_of(daemon)
@@ -247,12 +256,3 @@ def test_nothing_outlives_a_killed_daemon(daemon: Daemon) -> None:
     daemon.start()
     daemon.stop()
     assert not before & shared_memory_of(daemon)
-
-
-def test_streams_that_fit_the_window_end_well_beside_each_other(daemon: Daemon) -> None:
-    """The sequences share a cache of one context: vLLM stops a sequence for a while rather than failing it."""
-    wanted = ("--context-size", str(CONTEXT), "--parallel", "16", "--restart")
-    assert daemon.run("configure", SMOLLM2_SAFETENSORS, *wanted).returncode == 0
-    all_end_well(daemon, SMOLLM2_SAFETENSORS)
-    back = ("--context-size", "default", "--parallel", "default")
-    assert daemon.run("configure", SMOLLM2_SAFETENSORS, *back).returncode == 0
