@@ -68,9 +68,11 @@ class BackendContract:
             folder.mkdir()
         return BackendContext(**folders, settings={}, state=tmp_path / "state")
 
-    @pytest.fixture
-    def spec(self, tmp_path: Path) -> RunSpec:
-        return spec_for(Path(self.model), tmp_path)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A subclass with a `model` gets the fixture `spec`. Without one, a fixture of its module can be used."""
+        super().__init_subclass__(**kwargs)
+        if "model" in vars(cls) and "spec" not in vars(cls):
+            cls.spec = pytest.fixture(_spec)  # type: ignore[attr-defined]
 
     async def test_name_fits_an_address(self, backend: Backend) -> None:
         assert _NAME.fullmatch(backend.name), "lowercase, at most 32 characters, safe in a URL and in a socket's path"
@@ -189,6 +191,10 @@ class BackendContract:
             assert caught.value.tail, "the engine's last words"
             assert not alive(processes)
             assert runner.failure is caught.value
+
+
+def _spec(self: BackendContract, tmp_path: Path) -> RunSpec:
+    return spec_for(Path(self.model), tmp_path)
 
 
 def spec_for(model: Path, folder: Path, *, mode: Mode | None = None, context_size: int = 512) -> RunSpec:
