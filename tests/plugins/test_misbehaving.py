@@ -2,7 +2,6 @@
 those who ask for the plug-in's models are told its name."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,58 +9,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from modelrunner.backend import BackendStatus
 from modelrunner.daemon.app import serve
 from modelrunner.plugins.isolation import IsolatedBackend
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.store import Store
-from modelrunner.types import Bundle, RequiredMemory, RunSpec
 from tests.api.conftest import make_settings
 from tests.fakes import FakeBackend
+from tests.plugins.rogue import FAULTS, Rogue, released
 from tests.store.samples import add_model
-
-released = threading.Event()
-
-
-class Rogue(FakeBackend):
-    """Breaks its contract in the way of `fault`."""
-
-    name = "rogue"
-    fault = ""
-
-    def priority(self, bundle: Bundle) -> float:
-        return -1.0
-
-    def status(self) -> BackendStatus:
-        if self.fault == "status raises":
-            raise RuntimeError("no status today")
-        if self.fault == "status blocks":
-            released.wait(600)
-        return super().status()
-
-    async def disk_usage(self) -> int:
-        if self.fault == "disk usage raises":
-            raise RuntimeError("no figure today")
-        return await super().disk_usage()
-
-    async def required_memory(self, spec: RunSpec) -> Any:
-        match self.fault:
-            case "nothing":
-                return None
-            case "negative":
-                return RequiredMemory(-5_000_000_000)
-            case "a float":
-                return RequiredMemory(1.5e9)  # type: ignore[arg-type]
-            case "hangs":
-                await asyncio.Event().wait()
-            case "blocks":
-                released.wait(600)
-        return await super().required_memory(spec)
-
-
-FAULTS = [
-    *("status raises", "status blocks", "disk usage raises", "nothing", "negative", "a float", "hangs", "blocks"),
-]
 
 
 class Daemon:
