@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"backend", "config", "plugins", "pull", "scheduler", "store"},
     "plugins": {"backend", "config", "processes"},
     "processes": set(),
-    "pull": {"store"},
+    "pull": {"store", "web"},
     "scheduler": {"backend", "engine", "plugins", "processes"},
     "schema": set(),
     "sdk": {"backend", "engine", "processes"},
@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "testing": {"backend", "engine", "plugins", "processes", "store"},
     "types": set(),
     "units": set(),
+    "web": set(),
     "wire": set(),
 }
 # Modules of config/ that other parts may use: values and names of places. The settings themselves are handed down.

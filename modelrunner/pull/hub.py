@@ -19,12 +19,12 @@ import msgspec
 from modelrunner import __version__
 from modelrunner.concurrency.threads import in_thread
 from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound, SourceFailed
-from modelrunner.pull.download import RemoteFile, refused
 from modelrunner.pull.selection import choose, folder_files
-from modelrunner.pull.session import HubAnswer, ask, new_client, retry_after
 from modelrunner.store.gguf import read_header
 from modelrunner.store.references import DEFAULT_TAG, Reference
 from modelrunner.types import ModelHeader
+from modelrunner.web.download import RemoteFile, refused
+from modelrunner.web.session import HubAnswer, ask, new_client, retry_after
 
 if TYPE_CHECKING:
     import httpx

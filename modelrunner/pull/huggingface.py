@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelrunner.concurrency.threads import in_thread
-from modelrunner.pull.download import Downloader, RemoteFile
 from modelrunner.pull.hub import Hub
-from modelrunner.pull.session import LOOK_UP_LIMIT
 from modelrunner.pull.source import (
     Context,
     Fetched,
@@ -27,6 +25,8 @@ from modelrunner.store.names import WEIGHTS
 from modelrunner.store.references import Reference
 from modelrunner.store.safetensors_model import require_no_code
 from modelrunner.types import Bundle, FileProgress, ModelFormat, ModelHeader, ProgressReport, WorkProgress
+from modelrunner.web.download import Downloader, RemoteFile
+from modelrunner.web.session import LOOK_UP_LIMIT
 
 if TYPE_CHECKING:
     import httpx

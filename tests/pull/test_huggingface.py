@@ -11,11 +11,11 @@ import pytest
 
 from modelrunner.errors import InsufficientDisk, InvalidReference, ModelNotFound, SourceFailed, UnsupportedModel
 from modelrunner.pull import Pulled, Puller
-from modelrunner.pull.download import Downloader, RemoteFile
 from modelrunner.pull.huggingface import HuggingFaceSource
-from modelrunner.pull.session import new_client
 from modelrunner.store import Store
 from modelrunner.types import FileProgress, WorkProgress
+from modelrunner.web.download import Downloader, RemoteFile
+from modelrunner.web.session import new_client
 from tests.pull.hub import Fault, Hub, Repository, sha256
 from tests.pull.models import gguf, shards
 from tests.store.folders import model_files, sharded

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 from modelrunner.concurrency.threads import in_thread
 from modelrunner.durable import discard
 from modelrunner.errors import ModelNotFound, SourceFailed
-from modelrunner.pull.session import explain, retry_after
+from modelrunner.web.session import explain, retry_after
 
 if TYPE_CHECKING:
     import httpx
