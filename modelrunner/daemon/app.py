@@ -164,7 +164,7 @@ class Daemon:
             EngineRoutes(parts.scheduler, parts.presence, parts.disk, parts.statuses, parts.installer),
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
             ResidencyRoutes(parts.presence, parts.preloader),
-            SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: pipeline.active),
+            SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running)),
         )
         app.add_routes([route for family in families for route in family.routes()])
         return app

@@ -100,6 +100,19 @@ class Exchange:
         if self._upstream is not None:
             self._upstream.resume()
 
+    @property
+    def ask(self) -> Inference:
+        return self._ask
+
+    @property
+    def lease(self) -> Lease | None:
+        """None while the request waits for a runner."""
+        return self._lease
+
+    def stop(self, error: ModelRunnerError) -> None:
+        """Ends the request with an error, whatever it is doing."""
+        self._refuse(error)
+
     def cancel(self) -> None:
         """The client is gone: the engine's connection closes now, a place in the queue is given up."""
         if not self._over:
@@ -326,7 +339,7 @@ class Exchange:
             self._end_turn()
         if self._lease is not None:
             self._lease.release()
-        self._pipeline.active -= 1
+        self._pipeline.running.discard(self)
         self._pipeline.buffered -= len(self._ask.body)
         if self._meter is not None:
             self._pipeline.tell(record_of(self._ask, self._lease, self._meter, self._status, self._error))

@@ -1,9 +1,10 @@
 """The record of a finished request that observers get: metrics, recording, usage, and the access log."""
 
 import logging
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.interfaces import Inference
@@ -14,16 +15,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelrunner.access")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     """One request. Times are in seconds since it arrived: `queued` and `loading` are how long it waited and how much of
     that was a load, `first_byte` when the first byte of the engine's answer came (None without one), `duration` the
     whole. Sizes are in bytes of the bodies; `bytes_out` counts what came from the engine.
 
     `route` is the client's path with `{backend}` or `{runner}` for a name, `family` the API's. `status` is 499 for a
-    client that left; `error` is the code of the error, "" without one. `body` is the request's, `tail` the end of the
-    engine's answer, as long as the observers asked for. A request that was refused before its body was read has no
-    `model`, no `caller` and no body."""
+    client that left; `error` is the code of the error, "" without one. `model` is the name that the client wrote,
+    `model_name` that of the model that the runner serves, "" without a runner. `body` is the request's, `tail` the end
+    of the engine's answer, as long as the observers asked for. A request that was refused before its body was read has
+    no `model`, no `caller` and no body."""
 
     request_id: str
     family: str
@@ -31,6 +32,7 @@ class RequestRecord:
     status: int
     error: str = ""
     model: str = ""
+    model_name: str = ""
     backend: str = ""
     runner: str = ""
     caller: str = ""
@@ -88,6 +90,7 @@ def record_of(
         status=status,
         error=error.code if error is not None else "",
         model=ask.fields.model,
+        model_name=lease.runner.spec.bundle.name if lease is not None else "",
         backend=key.backend if key is not None else route.backend or "",
         runner=lease.runner.id if lease is not None else "",
         caller=ask.terms.caller,

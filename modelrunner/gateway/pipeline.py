@@ -62,7 +62,7 @@ class Resolve(Protocol):
 
 
 class Pipeline:
-    """`active` counts the requests under way, `buffered` the bytes of their bodies. `observers` get the record of every
+    """`running` are the requests under way, `buffered` the bytes of their bodies. `observers` get the record of every
     request."""
 
     def __init__(self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits) -> None:
@@ -73,7 +73,7 @@ class Pipeline:
         self.observers: tuple[Observer, ...] = ()
         self._access_log = AccessLog()
         self.quarantine = Quarantine()
-        self.active = 0
+        self.running: set[Exchange] = set()
         self.buffered = 0
 
     # what a lane asks, in this order
@@ -131,8 +131,9 @@ class Pipeline:
         arrived = perf_counter()
         fields = fields or terms.route.dialect.read(body)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
-        self.active += 1
-        return Exchange(self, Inference(terms, fields, keep, body, request_id, arrived), sink)
+        exchange = Exchange(self, Inference(terms, fields, keep, body, request_id, arrived), sink)
+        self.running.add(exchange)
+        return exchange
 
     def refusal(self, error: ModelRunnerError, request_id: str, path: str) -> tuple[tuple[Header, ...], bytes]:
         """Headers and body of the answer to a request that gets no exchange, in the shape of the path's family."""

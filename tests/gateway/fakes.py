@@ -151,6 +151,7 @@ class FakeRunner:
     def __init__(self, endpoint: Endpoint, model: str = "m", mode: Mode = Mode.COMPLETION) -> None:
         self.id = f"runner-{model}"
         self.key = RunnerKey("fake", model, mode)
+        self.spec = SimpleNamespace(bundle=SimpleNamespace(name=f"ai/{model}"))
         self.endpoint = endpoint
         self.upstream = UpstreamPool(endpoint)
         self.names: tuple[str, ...] | None = None

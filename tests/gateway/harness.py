@@ -240,4 +240,4 @@ async def proxy(
             async with asyncio.timeout(5):
                 while any(len(lane.listener) for lane in lanes.values()):  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
-            assert (pipeline.active, pipeline.buffered, scheduler.leases, scheduler.waiting) == (0, 0, 0, 0)
+            assert (len(pipeline.running), pipeline.buffered, scheduler.leases, scheduler.waiting) == (0, 0, 0, 0)

@@ -36,7 +36,7 @@ async def test_in_the_queue(folder: Path, kind: str, leave: Leave, tcp: bool) ->
         await client.send(request(Host=served.host()))
         await until(lambda: served.scheduler.waiting == 1)
         await leave(client)
-        await until(lambda: served.scheduler.waiting == 0 and served.pipeline.active == 0, within=1)
+        await until(lambda: served.scheduler.waiting == 0 and not served.pipeline.running, within=1)
         assert served.engine.received == []
 
 
@@ -49,7 +49,7 @@ async def test_before_the_first_token(folder: Path, kind: str, leave: Leave, tcp
         await served.engine.until(lambda e: len(e.received) == 1)
         await leave(client)
         await served.engine.until(lambda e: e.open == 0, within=1)
-        await until(lambda: served.pipeline.active == 0, within=1)
+        await until(lambda: not served.pipeline.running, within=1)
 
 
 @pytest.mark.parametrize("endless", [False, True])
@@ -67,7 +67,7 @@ async def test_in_the_middle_of_a_stream(folder: Path, kind: str, leave: Leave, 
         await client.more(await client.head())
         await leave(client)
         await served.engine.until(lambda e: e.open == 0, within=1)
-        await until(lambda: served.pipeline.active == 0, within=1)
+        await until(lambda: not served.pipeline.running, within=1)
 
 
 async def test_a_half_closed_client_of_the_unix_socket_is_served(folder: Path, kind: str) -> None:

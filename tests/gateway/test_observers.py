@@ -47,6 +47,7 @@ async def test_an_answer_is_told(folder: Path, kind: str, tail: int) -> None:
         assert few.records == [record]
         assert (record.request_id, record.status, record.error) == ("mine", 200, "")
         assert (record.family, record.route, record.model) == ("openai", CHAT, "m")
+        assert record.model_name == "ai/m"
         assert (record.backend, record.runner, record.caller) == ("fake", "runner-m", "nightly")
         assert record.body == served.engine.received[0].body
         assert record.bytes_in == len(record.body)
