@@ -1,0 +1,64 @@
+"""The last things that happened, and a feed of those to come that no slow reader can hold up."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Feed(Generic[T]):
+    """The last `kept` items. Their IDs are consecutive from `first` on; `last` is the newest one's. `closed` once no
+    more will come. Used from the event loop's thread."""
+
+    def __init__(self, first: int, kept: int) -> None:
+        self.last = first - 1
+        self.closed = False
+        self._ring: deque[T] = deque(maxlen=kept)
+        self._news: asyncio.Event | None = None  # only while somebody waits: an item costs little without readers
+
+    def __iter__(self) -> Iterator[T]:
+        """The items that are kept, oldest first."""
+        return iter(list(self._ring))
+
+    def add(self, item: T) -> None:
+        """Adds the item with the ID `last + 1`."""
+        self.last += 1
+        self._ring.append(item)
+        self._tell()
+
+    def subscribe(self, after: int | None = None, idle: float | None = None) -> AsyncGenerator[T | None, None]:
+        """The items from now on, or from those after the ID `after` on, as far as they are kept. With `idle`, None
+        whenever nothing has happened for so many seconds. Ends when the feed is closed, and for a reader that fell
+        behind by more than is kept: it may come back with the last ID it saw."""
+        if after is None:
+            return self._follow(self.last, idle)
+        oldest = self.last - len(self._ring)
+        return self._follow(after if oldest <= after <= self.last else oldest, idle)
+
+    def close(self) -> None:
+        """Ends every subscription once it has given the items that are there."""
+        self.closed = True
+        self._tell()
+
+    async def _follow(self, seen: int, idle: float | None) -> AsyncGenerator[T | None, None]:
+        while (behind := self.last - seen) <= len(self._ring):
+            for item in list(self._ring)[len(self._ring) - behind :]:
+                seen += 1
+                yield item
+            if self.last > seen:
+                continue  # more came while the reader was busy
+            if self.closed:
+                return
+            self._news = self._news or asyncio.Event()
+            try:
+                async with asyncio.timeout(idle):
+                    await self._news.wait()
+            except TimeoutError:
+                yield None
+
+    def _tell(self) -> None:
+        if self._news is not None:
+            self._news.set()
+            self._news = None
