@@ -106,32 +106,32 @@ def _second_link(path: Path) -> Path | None:
 
 
 def read(path: Path, most: int = _LARGEST) -> bytes:
-    """The content of a regular file of at most `most` bytes. Raises `OSError`, which is `Unusable` for a larger file, a
+    """Reads a regular file of at most `most` bytes. Raises `OSError`, which is `UnusableFile` for a larger file, a
     link, a FIFO, a folder or the like."""
     with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise Unusable(errno.EFBIG, f"it is larger than {most} bytes", str(path))
+        raise UnusableFile(errno.EFBIG, f"it is larger than {most} bytes", str(path))
     return data
 
 
-class Unusable(OSError):
+class UnusableFile(OSError):
     """The file at a path is not regular, or too large."""
 
 
 def open_regular(path: Path) -> FileIO:
     """Opens a regular file for reading, without following a link or waiting for a writer. Raises `OSError`, which is
-    `Unusable` for anything but a regular file."""
+    `UnusableFile` for anything but a regular file."""
     # Without O_NONBLOCK the open of a FIFO would wait for a writer.
     try:
         file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK))
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):  # a link, a socket, a folder
-            raise Unusable(errno.EINVAL, "it is not a regular file", str(path)) from None
+            raise UnusableFile(errno.EINVAL, "it is not a regular file", str(path)) from None
         raise
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise Unusable(errno.EINVAL, "it is not a regular file", str(path))
+        raise UnusableFile(errno.EINVAL, "it is not a regular file", str(path))
     return file
 
 
@@ -216,7 +216,7 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-class _Sealed(msgspec.Struct, frozen=True):
+class _Envelope(msgspec.Struct, frozen=True):
     """`sha256` is the digest of the bytes of `content`."""
 
     sha256: str
@@ -245,7 +245,7 @@ class JsonFile(Generic[T]):
             return self._decoded(read(self.path))
         except FileNotFoundError:
             return None
-        except (msgspec.MsgspecError, ValueError, Unusable) as error:
+        except (msgspec.MsgspecError, ValueError, UnusableFile) as error:
             reason = error
         except OSError as error:
             if not self._cache:
@@ -259,7 +259,7 @@ class JsonFile(Generic[T]):
         """Replaces the file, whose folder is made if need be, and returns its size in bytes. Raises `OSError`; then
         the old value is still there."""
         content = msgspec.json.format(msgspec.json.encode(value), indent=1)
-        data = msgspec.json.encode(_Sealed(hashlib.sha256(content).hexdigest(), msgspec.Raw(content)))
+        data = msgspec.json.encode(_Envelope(hashlib.sha256(content).hexdigest(), msgspec.Raw(content)))
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write(self.path, data, synced=not self._cache)
@@ -270,7 +270,7 @@ class JsonFile(Generic[T]):
         return len(data)
 
     def _decoded(self, data: bytes) -> T:
-        sealed = msgspec.json.decode(data, type=_Sealed)
+        sealed = msgspec.json.decode(data, type=_Envelope)
         content = bytes(sealed.content)
         if hashlib.sha256(content).hexdigest() != sealed.sha256:
             raise ValueError("its checksum is wrong")

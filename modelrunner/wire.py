@@ -69,7 +69,7 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     model: str | None = None
 
 
-class Pruned(msgspec.Struct, frozen=True):
+class PruneResponse(msgspec.Struct, frozen=True):
     """`POST /models/prune`, `/engines/prune`. Bytes."""
 
     freed: int
@@ -128,7 +128,7 @@ class Event(msgspec.Struct, frozen=True):
     details: dict[str, Any] = {}
 
 
-class Why(msgspec.Struct, frozen=True):
+class WhyResponse(msgspec.Struct, frozen=True):
     """`GET /engines/why`. `waiting_for` is load, memory, slot, pull, install, backoff, pin, resume or None. `position`
     counts the models whose requests wait, the oldest first, None if none of this one wait; `victims` are the models
     that are evicted for it; `events` are the last ones about the model and about runners that were evicted for it."""
@@ -189,7 +189,7 @@ class UnloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     force: bool = False
 
 
-class Kept(msgspec.Struct, frozen=True):
+class RetainedRunner(msgspec.Struct, frozen=True):
     id: str
     reason: str
 
@@ -197,7 +197,7 @@ class Kept(msgspec.Struct, frozen=True):
 class UnloadResponse(msgspec.Struct, frozen=True):
     unloaded_runners: int
     unloaded: list[str]
-    kept: list[Kept]
+    kept: list[RetainedRunner]
 
 
 class ModelUsage(msgspec.Struct, frozen=True):
@@ -268,7 +268,7 @@ class Change(msgspec.Struct, frozen=True, rename={"from_": "from"}):
     effect: str
 
 
-class Reloaded(msgspec.Struct, frozen=True):
+class ReloadResponse(msgspec.Struct, frozen=True):
     dry_run: bool
     changes: list[Change]
 
@@ -280,11 +280,11 @@ class InstallRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     build: bool = False
 
 
-class Untagged(msgspec.Struct, frozen=True, rename="pascal"):
+class UntaggedName(msgspec.Struct, frozen=True, rename="pascal"):
     untagged: str
 
 
-class Deleted(msgspec.Struct, frozen=True, rename="pascal"):
+class DeletedModel(msgspec.Struct, frozen=True, rename="pascal"):
     deleted: str
 
 

@@ -2,8 +2,12 @@
 loaded."""
 
 import ast
+from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "modelrunner"
@@ -109,6 +113,19 @@ def test_no_two_parts_use_each_other() -> None:
 
     for part in ALLOWED:
         visit(part, ())
+
+
+def class_names(files: Iterable[Path]) -> list[str]:
+    """The names of all classes, wherever they stand; a private class counts under its name without the underscore."""
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
+    return [node.name.lstrip("_") for node in nodes if isinstance(node, ast.ClassDef)]
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent.name for path in (ROOT / "backends").glob("*/__init__.py")))
+def test_a_class_name_stands_for_one_thing(folder: str) -> None:
+    """In the package and one backend together: the backends name their like parts alike."""
+    names = Counter(class_names([*SOURCES, *(ROOT / "backends" / folder).rglob("*.py")]))
+    assert not {name for name, times in names.items() if times > 1}
 
 
 def test_the_plan_knows_nothing_but_values() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from modelrunner.sdk import BadRequest, Bundle, Endpoint, Mode, RunSpec
 from modelrunner.sdk.flags import words_of
 from modelrunner_llamacpp import flags
-from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.engines import Engine, EngineKind
 from modelrunner_llamacpp.flags import OPTIONS
 from modelrunner_llamacpp.model_options import LlamaCppOptions
 
@@ -145,7 +145,7 @@ def check_context(spec: RunSpec, engine: Engine | None) -> None:
             f"runtime flags `--rope-scaling yarn --rope-scale {factor}` too",
             param="context-size",
         )
-    if engine is not None and engine.kind is not Kind.NATIVE:
+    if engine is not None and engine.kind is not EngineKind.NATIVE:
         raise BadRequest(
             f"{wanted} {trained} tokens that the model was trained for, and only llama.cpp's own server can go there: "
             "build it with `modelrunner install --build llama.cpp`",
@@ -156,12 +156,12 @@ def check_context(spec: RunSpec, engine: Engine | None) -> None:
 def command(engine: Engine, options: Mapping[str, str]) -> list[str]:
     """Returns the words to execute. Raises `BadRequest` for an option that llama-cpp-python's server does not have."""
     match engine.kind:
-        case Kind.NATIVE:
+        case EngineKind.NATIVE:
             words = [word for flag, text in options.items() for word in words_of(OPTIONS[flag], text)]
             return [str(engine.program), *words]
-        case Kind.WHEEL:
+        case EngineKind.WHEEL:
             return [str(engine.program), "-I", str(_SERVE), "xllamacpp", json.dumps(attributes(options))]
-        case Kind.PYTHON:
+        case EngineKind.PYTHON:
             return [str(engine.program), "-I", str(_SERVE), "llama_cpp", json.dumps(model_settings(options))]
 
 
@@ -170,7 +170,7 @@ def attributes(options: Mapping[str, str]) -> dict[str, Any]:
     the sampling settings that the model's own defaults must not replace."""
     chosen: dict[str, Any] = {}
     for flag, text in options.items():
-        name, value = OPTIONS[flag].attribute, OPTIONS[flag].kind.attribute(text)
+        name, value = OPTIONS[flag].attribute, OPTIONS[flag].attribute_value(text)
         several = name == "tensor_buft_overrides" and chosen.get(name)
         chosen[name] = f"{several},{value}" if several else value
     return {"attributes": chosen, "pinned": [pins for flag in options if (pins := OPTIONS[flag].pins)]}
@@ -205,7 +205,7 @@ def model_settings(options: Mapping[str, str]) -> dict[str, Any]:
                 param="runtime-flags",
             )
     settings = {
-        OPTIONS[flag].setting: OPTIONS[flag].kind.setting(text)
+        OPTIONS[flag].setting: OPTIONS[flag].setting_value(text)
         for flag, text in options.items()
         if OPTIONS[flag].setting
     }

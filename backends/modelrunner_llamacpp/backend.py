@@ -31,7 +31,7 @@ from modelrunner.sdk import (
 from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, repack, requests, split
 from modelrunner_llamacpp.adapters import find_adapters
 from modelrunner_llamacpp.build import install_build
-from modelrunner_llamacpp.engines import Engine, Kind, limited_threads
+from modelrunner_llamacpp.engines import Engine, EngineKind, limited_threads
 from modelrunner_llamacpp.hparams import Header
 from modelrunner_llamacpp.install import NoWheel, compiler, install_wheel
 from modelrunner_llamacpp.model_options import LlamaCppOptions
@@ -40,7 +40,7 @@ from modelrunner_llamacpp.slotfiles import SlotFiles
 from modelrunner_llamacpp.slots import SlotKeeper, keeper_for
 
 _INSTALL = "install it with `modelrunner install llama.cpp`"
-_MANAGED = (Kind.NATIVE, Kind.WHEEL)
+_MANAGED = (EngineKind.NATIVE, EngineKind.WHEEL)
 # llama.cpp notices that a client has left between two batches only, and 2,048 tokens take a processor many seconds.
 # Smaller ones were not measurably slower there (docs/performance.md); on a device they are.
 _CPU_BATCH = 64
@@ -70,7 +70,7 @@ class LlamaCppBackend(Backend):
 
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
-        self._installing = enginecache.Installing()
+        self._installing = enginecache.InstallState()
         self._saved = SlotFiles(context.state / "slots", self.settings.slot_cache) if context.state else None
         self._keepers: dict[Endpoint, SlotKeeper] = {}
         self._features = repack.features()
@@ -92,8 +92,8 @@ class LlamaCppBackend(Backend):
         """Installs the version of this release, or of the settings, of every engine that is installed; the wheel if
         none is."""
         installed = [kind for kind in _MANAGED if engines.link(self.context, kind).is_symlink()]
-        for kind in installed or [Kind.WHEEL]:
-            await self.install(progress, **{"build": kind is Kind.NATIVE, **options})
+        for kind in installed or [EngineKind.WHEEL]:
+            await self.install(progress, **{"build": kind is EngineKind.NATIVE, **options})
 
     async def uninstall(self) -> None:
         """Removes both managed engines, and what interrupted installations left. The cache keeps what another data
@@ -223,7 +223,7 @@ class LlamaCppBackend(Backend):
 
     def _required(self, spec: RunSpec) -> RequiredMemory:
         engine = self._found()
-        kind = engine.kind if engine is not None else Kind.WHEEL
+        kind = engine.kind if engine is not None else EngineKind.WHEEL
         found = memory.required(spec.bundle, spec.draft, self._options(spec), kind, self._features)
         return found + RequiredMemory(sum(adapter.stat().st_size for adapter in self._adapters(spec)))
 
@@ -234,7 +234,7 @@ class LlamaCppBackend(Backend):
         """Returns the options of a run, without those that depend on its endpoint."""
         threads = self.settings.threads or limited_threads()
         engine = engines.find(self.context, self.settings)
-        if engine is not None and engine.kind is Kind.PYTHON:
+        if engine is not None and engine.kind is EngineKind.PYTHON:
             spec = replace(spec, parallel=1)  # it answers one request after the other
         batch = _CPU_BATCH if engine is not None and engine.devices is False else None
         own = LlamaCppOptions.of(spec.options).prompt_cache

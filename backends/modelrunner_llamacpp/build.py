@@ -12,7 +12,7 @@ from pathlib import Path
 
 from modelrunner.sdk import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, programs
 from modelrunner_llamacpp import engines
-from modelrunner_llamacpp.engines import SOURCE, SOURCE_SHA256, SOURCE_TREE, SOURCE_VERSION, Engine, Kind
+from modelrunner_llamacpp.engines import SOURCE, SOURCE_SHA256, SOURCE_TREE, SOURCE_VERSION, Engine, EngineKind
 from modelrunner_llamacpp.install import compiler
 
 _TARGETS = ("llama-server", "llama-fit-params")
@@ -46,10 +46,10 @@ async def install_build(context: BackendContext, progress: ProgressCallback) -> 
     if compiler() is None:
         raise BackendUnavailable(_NO_COMPILER)
     device = find_device()
-    build = _Build(context.logs / "build-llama.cpp.log", device, progress)
+    build = _BuildRun(context.logs / "build-llama.cpp.log", device, progress)
     options = [*_OPTIONS, device.option if device else "", _cpu()]
-    name = enginecache.key(f"llama.cpp-{Kind.NATIVE}", SOURCE_VERSION, *options)
-    await engines.provide(context, Kind.NATIVE, name, build.make, progress)
+    name = enginecache.key(f"llama.cpp-{EngineKind.NATIVE}", SOURCE_VERSION, *options)
+    await engines.provide(context, EngineKind.NATIVE, name, build.make, progress)
 
 
 def find_device() -> Device | None:
@@ -73,7 +73,7 @@ def _cpu() -> str:
     return f"{platform.machine()} {features}"
 
 
-class _Build:
+class _BuildRun:
     """One run of the build."""
 
     def __init__(self, log: Path, device: Device | None, progress: ProgressCallback) -> None:
@@ -90,7 +90,7 @@ class _Build:
         for target in _TARGETS:
             shutil.copy2(work / "out/bin" / target, folder / "bin" / target)
         await programs.execute([folder / "bin/llama-server", "--version"], log=self._log)
-        return Engine(Kind.NATIVE, folder / "bin/llama-server", SOURCE_VERSION, devices=self._device is not None)
+        return Engine(EngineKind.NATIVE, folder / "bin/llama-server", SOURCE_VERSION, devices=self._device is not None)
 
     async def _tools(self, folder: Path) -> str:
         """Returns a PATH with cmake and ninja: the system's, or downloaded for as long as the build lasts."""

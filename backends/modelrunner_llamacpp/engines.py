@@ -44,7 +44,7 @@ _BATCHES = re.compile(rb"^llamacpp:n_decode_total (\S+)$", re.MULTILINE)
 _COUNTERS_LIMIT = 5.0  # seconds, for the engine's counters
 
 
-class Kind(StrEnum):
+class EngineKind(StrEnum):
     NATIVE = "native"
     WHEEL = "wheel"
     PYTHON = "llama-cpp-python"
@@ -55,7 +55,7 @@ class Engine:
     """`program` is llama-server, or the interpreter that runs serve.py. `devices` is False if the engine can use no
     GPU, None if that is unknown. `folder` is the entry of a managed engine in the cache."""
 
-    kind: Kind
+    kind: EngineKind
     program: Path
     version: str
     devices: bool | None = None
@@ -70,17 +70,17 @@ class Engine:
 
 # Bytes of disk for an installation: measured 102 MB and a download of 34 MB; 77 MB of source, 213 MB unpacked, and what
 # a compiler makes of it.
-_NEEDED = {Kind.WHEEL: 200 << 20, Kind.NATIVE: 1 << 30}
+_NEEDED = {EngineKind.WHEEL: 200 << 20, EngineKind.NATIVE: 1 << 30}
 
 
-def link(context: BackendContext, kind: Kind) -> Path:
+def link(context: BackendContext, kind: EngineKind) -> Path:
     """Returns the link by which this data directory uses a managed engine of that kind."""
-    return context.engines / ("llama.cpp" if kind is Kind.WHEEL else f"llama.cpp-{kind}")
+    return context.engines / ("llama.cpp" if kind is EngineKind.WHEEL else f"llama.cpp-{kind}")
 
 
 async def provide(
     context: BackendContext,
-    kind: Kind,
+    kind: EngineKind,
     key: str,
     make: Callable[[Path], Awaitable[Engine]],
     progress: ProgressCallback,
@@ -103,11 +103,11 @@ def find(context: BackendContext, settings: LlamaCppSettings) -> Engine | None:
     names an engine that cannot be used: a typing error must not silently choose another one."""
     if settings.llama_server is not None:
         return _explicit(settings.llama_server)
-    if (managed := _managed(context, Kind.NATIVE)) is not None:
+    if (managed := _managed(context, EngineKind.NATIVE)) is not None:
         return managed
     if (on_path := shutil.which("llama-server")) is not None:
         return _native(on_path)
-    return _managed(context, Kind.WHEEL) or _python(settings)
+    return _managed(context, EngineKind.WHEEL) or _python(settings)
 
 
 def _explicit(path: Path) -> Engine:
@@ -117,16 +117,16 @@ def _explicit(path: Path) -> Engine:
     return _native(program)
 
 
-def _managed(context: BackendContext, kind: Kind) -> Engine | None:
+def _managed(context: BackendContext, kind: EngineKind) -> Engine | None:
     return usable(link(context, kind), kind)
 
 
-def usable(folder: Path, kind: Kind) -> Engine | None:
+def usable(folder: Path, kind: EngineKind) -> Engine | None:
     """Returns the finished engine in `folder`, None for anything else. An interpreter that the engine needs may be
     gone."""
     folder = folder.resolve()  # an update may point the link elsewhere between now and the start of the program
     marker = enginecache.read_marker(folder)
-    program = folder / ("bin/python" if kind is Kind.WHEEL else "bin/llama-server")
+    program = folder / ("bin/python" if kind is EngineKind.WHEEL else "bin/llama-server")
     if marker is None or marker.get("kind") != kind or not os.access(program, os.X_OK):
         return None
     return Engine(kind, program, str(marker.get("version")), marker.get("devices"), folder)
@@ -137,9 +137,9 @@ def _python(settings: LlamaCppSettings) -> Engine | None:
         program = shutil.which(settings.python.expanduser())
         if program is None:
             raise BackendUnavailable(f"python is set to {settings.python}, which is not a program: correct it")
-        return Engine(Kind.PYTHON, Path(program), _python_version(program, _stamp(program)))
+        return Engine(EngineKind.PYTHON, Path(program), _python_version(program, _stamp(program)))
     if all(importlib.util.find_spec(name) for name in ("llama_cpp", "uvicorn", "fastapi")):
-        return Engine(Kind.PYTHON, Path(sys.executable), importlib.metadata.version("llama-cpp-python"))
+        return Engine(EngineKind.PYTHON, Path(sys.executable), importlib.metadata.version("llama-cpp-python"))
     return None
 
 
@@ -149,7 +149,7 @@ def _stamp(program: str) -> int:
 
 def _native(program: str) -> Engine:
     version, devices = _about(program, _stamp(program))
-    return Engine(Kind.NATIVE, Path(program), version, devices)
+    return Engine(EngineKind.NATIVE, Path(program), version, devices)
 
 
 @functools.lru_cache(maxsize=8)

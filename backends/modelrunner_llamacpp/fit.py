@@ -10,7 +10,7 @@ from pathlib import Path
 
 from modelrunner.sdk import BackendUnavailable, Bundle, RequiredMemory, programs
 from modelrunner_llamacpp import memory
-from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.engines import Engine, EngineKind
 from modelrunner_llamacpp.kvcache import Shape
 from modelrunner_llamacpp.memory import MIB
 
@@ -36,7 +36,7 @@ async def told(engine: Engine, bundle: Bundle, options: Mapping[str, str], log: 
     """Returns the rows that the program prints, none where the engine has no such program. It takes half a second at
     low priority."""
     program = engine.program.with_name("llama-fit-params")
-    if engine.kind is not Kind.NATIVE or not program.exists():
+    if engine.kind is not EngineKind.NATIVE or not program.exists():
         return []
     lines: list[str] = []
     nice = [found, "-n", "19"] if (found := shutil.which("nice")) else []
@@ -80,7 +80,7 @@ def corrected(
     """The estimate with what the engine said of weights, caches and device buffers. Its figure for the buffers of the
     CPU is not taken: most of them are never touched. Weights that it leaves out are those that it rearranges
     (repack.py), of which the estimate knows `features` only."""
-    parts = memory.parts(bundle, Shape.of(options))
+    parts = memory.tensor_sizes(bundle, Shape.of(options))
     ram, vram = estimate.ram, list(estimate.vram)
     for row in rows:
         if row.device is None and not any(vram):

@@ -2,23 +2,12 @@
 each one is spelled for every engine. Names and ranges: common/arg.cpp of llama.cpp.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from modelrunner.sdk.flags import AllowList, Field
-from modelrunner_llamacpp.flagkinds import (
-    AllExperts,
-    Choice,
-    Experts,
-    Integer,
-    Kind,
-    Number,
-    Numbers,
-    Overrides,
-    Paths,
-    Switch,
-    Text,
-    Words,
-)
+from modelrunner.sdk.flags import AllowList, Choice, Field, FlagKind, Integer, Number, Switch, Text
+from modelrunner_llamacpp.flagkinds import AllExperts, Experts, Numbers, Overrides, Paths, Reciprocal, Words
 
 GGML_TYPES = {  # the ones that a KV cache may have, with ggml_type's numbers
     "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7,
@@ -35,27 +24,38 @@ _TEMPLATES = (  # noqa: SIM905 (fifty quoted words would be harder to read)
 
 @dataclass(frozen=True)
 class Option:
-    """`attribute` is the dotted path in `CommonParams`; `setting` the field of `ModelSettings`, "" where it has none;
-    `pins` the member of `common_params_sampling_config` that keeps the model's own default from winning."""
+    """A flag of llama-server. `attribute` is the dotted path in `xllamacpp.CommonParams`; `negated` says that the
+    attribute is true when the switch is off. `setting` is the field of llama-cpp-python's `ModelSettings`, "" for none,
+    and `settings` has its values where they are not the attribute's. `pins` is the member of
+    `common_params_sampling_config` that makes the flag win over the model's own default."""
 
     flag: str
     attribute: str
-    kind: Kind
+    kind: FlagKind
     aliases: tuple[str, ...] = ()
     setting: str = ""
     pins: str = ""
+    negated: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def attribute_value(self, text: str) -> Any:
+        value = self.kind.value(text)
+        return not value if self.negated else value
+
+    def setting_value(self, text: str) -> Any:
+        return self.settings[text] if text in self.settings else self.kind.value(text)
 
 
 def _enum(prefix: str, *words: str, **named: str) -> dict[str, str]:
     return {word: prefix + word.upper() for word in words} | {word: prefix + name for word, name in named.items()}
 
 
-_CACHE_TYPE = Choice(_enum("GGML_TYPE_", *GGML_TYPES), GGML_TYPES)
+_CACHE_TYPE = Choice(_enum("GGML_TYPE_", *GGML_TYPES))
 _LAYERS = Integer(0, 10_000, {"auto": -1, "all": -2})
 _TOKENS = 1 << 24
 
 
-def _sampling(flag: str, name: str, kind: Kind, *aliases: str, pins: str = "") -> Option:
+def _sampling(flag: str, name: str, kind: FlagKind, *aliases: str, pins: str = "") -> Option:
     return Option(flag, f"sampling.{name}", kind, aliases, pins=pins)
 
 
@@ -80,33 +80,33 @@ ALLOWED = (
     Option("--cache-idle-slots", "cache_idle_slots", Switch("--no-cache-idle-slots")),
     Option("--slot-prompt-similarity", "slot_prompt_similarity", Number(0, 1), ("-sps",)),
     Option("--cont-batching", "cont_batching", Switch("--no-cont-batching"), ("-cb",)),
-    Option("--cache-type-k", "cache_type_k", _CACHE_TYPE, ("-ctk",), "type_k"),
-    Option("--cache-type-v", "cache_type_v", _CACHE_TYPE, ("-ctv",), "type_v"),
+    Option("--cache-type-k", "cache_type_k", _CACHE_TYPE, ("-ctk",), "type_k", settings=GGML_TYPES),
+    Option("--cache-type-v", "cache_type_v", _CACHE_TYPE, ("-ctv",), "type_v", settings=GGML_TYPES),
     Option("--flash-attn", "flash_attn_type",
-           Choice(_enum("LLAMA_FLASH_ATTN_TYPE_", "auto", on="ENABLED", off="DISABLED"),
-                  {"on": True, "off": False, "auto": False}), ("-fa",), "flash_attn"),
+           Choice(_enum("LLAMA_FLASH_ATTN_TYPE_", "auto", on="ENABLED", off="DISABLED")),
+           ("-fa",), "flash_attn", settings={"on": True, "off": False, "auto": False}),
     Option("--load-mode", "load_mode", Choice(_enum("LLAMA_LOAD_MODE_", "auto", "none", "mmap", "mlock",
            **{"mmap+mlock": "MMAP_MLOCK", "dio": "DIRECT_IO"})), ("-lm",)),
     Option("--lazy-mode", "lazy_mode", Choice(_enum("LLAMA_LAZY_MODE_", "on", "auto", "off")), ("-lzm",)),
     Option("--numa", "numa", Choice(_enum("GGML_NUMA_STRATEGY_", "distribute", "isolate", "numactl"))),
-    Option("--kv-offload", "no_kv_offload", Switch("--no-kv-offload", negated=True), ("-kvo",), "offload_kqv"),
-    Option("--op-offload", "no_op_offload", Switch("--no-op-offload", negated=True)),
-    Option("--repack", "no_extra_bufts", Switch("--no-repack", negated=True)),
+    Option("--kv-offload", "no_kv_offload", Switch("--no-kv-offload"), ("-kvo",), "offload_kqv", negated=True),
+    Option("--op-offload", "no_op_offload", Switch("--no-op-offload"), negated=True),
+    Option("--repack", "no_extra_bufts", Switch("--no-repack"), negated=True),
     Option("--no-host", "no_host", Switch()),
     Option("--check-tensors", "check_tensors", Switch()),
     Option("--warmup", "warmup", Switch("--no-warmup")),
-    Option("--perf", "no_perf", Switch("--no-perf", negated=True)),
+    Option("--perf", "no_perf", Switch("--no-perf"), negated=True),
     Option("--n-gpu-layers", "n_gpu_layers", _LAYERS, ("-ngl", "--gpu-layers"), "n_gpu_layers"),
-    Option("--split-mode", "split_mode", Choice(_enum("LLAMA_SPLIT_MODE_", "none", "layer", "row", "tensor"),
-           {"none": 0, "layer": 1, "row": 2, "tensor": 3}), ("-sm",), "split_mode"),
+    Option("--split-mode", "split_mode", Choice(_enum("LLAMA_SPLIT_MODE_", "none", "layer", "row", "tensor")), ("-sm",),
+           "split_mode", settings={"none": 0, "layer": 1, "row": 2, "tensor": 3}),
     Option("--tensor-split", "tensor_split", Numbers(), ("-ts",), "tensor_split"),
     Option("--main-gpu", "main_gpu", Integer(-1, 127), ("-mg",), "main_gpu"),
     Option("--override-tensor", "tensor_buft_overrides", Overrides(), ("-ot",)),
     Option("--cpu-moe", "tensor_buft_overrides", AllExperts(), ("-cmoe",)),
     Option("--n-cpu-moe", "tensor_buft_overrides", Experts(0, 512), ("-ncmoe",)),
-    Option("--rope-scaling", "rope_scaling_type", Choice(_enum("LLAMA_ROPE_SCALING_TYPE_", "none", "linear", "yarn"),
-           {"none": 0, "linear": 1, "yarn": 2}), (), "rope_scaling_type"),
-    Option("--rope-scale", "rope_freq_scale", Number(0.001, 1000, reciprocal=True), (), "rope_freq_scale"),
+    Option("--rope-scaling", "rope_scaling_type", Choice(_enum("LLAMA_ROPE_SCALING_TYPE_", "none", "linear", "yarn")),
+           (), "rope_scaling_type", settings={"none": 0, "linear": 1, "yarn": 2}),
+    Option("--rope-scale", "rope_freq_scale", Reciprocal(0.001, 1000), (), "rope_freq_scale"),
     Option("--rope-freq-base", "rope_freq_base", Number(0, 1e12), (), "rope_freq_base"),
     Option("--rope-freq-scale", "rope_freq_scale", Number(0, 1000), (), "rope_freq_scale"),
     Option("--yarn-orig-ctx", "yarn_orig_ctx", Integer(0, _TOKENS), (), "yarn_orig_ctx"),

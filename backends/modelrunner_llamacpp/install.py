@@ -8,7 +8,7 @@ from pathlib import Path
 
 from modelrunner.sdk import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, programs
 from modelrunner_llamacpp import engines
-from modelrunner_llamacpp.engines import WHEEL, WHEEL_SHA256, WHEEL_VERSION, Engine, Kind
+from modelrunner_llamacpp.engines import WHEEL, WHEEL_SHA256, WHEEL_VERSION, Engine, EngineKind
 from modelrunner_llamacpp.settings import LlamaCppSettings
 
 _NO_WHEEL = ("No matching distribution found", "is not a supported wheel on this platform")
@@ -25,8 +25,8 @@ async def install_wheel(context: BackendContext, settings: LlamaCppSettings, pro
         return await _make(folder, context.logs / "install-llama.cpp.log", settings, progress)
 
     options = (sysconfig.get_platform(), sys.base_prefix, platform.python_version(), settings.wheel_index or "")
-    name = enginecache.key(f"llama.cpp-{Kind.WHEEL}", _version(settings), *options, *settings.wheel_sha256)
-    await engines.provide(context, Kind.WHEEL, name, make, progress)
+    name = enginecache.key(f"llama.cpp-{EngineKind.WHEEL}", _version(settings), *options, *settings.wheel_sha256)
+    await engines.provide(context, EngineKind.WHEEL, name, make, progress)
 
 
 async def _make(folder: Path, log: Path, settings: LlamaCppSettings, progress: ProgressCallback) -> Engine:
@@ -48,7 +48,7 @@ async def _make(folder: Path, log: Path, settings: LlamaCppSettings, progress: P
     progress(InstallProgress("trying the engine"))
     await programs.execute([folder / "bin/python", "-I", "-c", f"import {WHEEL}"], log=log)
     devices = settings.wheel_index is not None or sys.platform == "darwin"  # macOS wheels have Metal
-    return Engine(Kind.WHEEL, folder / "bin/python", version, devices)
+    return Engine(EngineKind.WHEEL, folder / "bin/python", version, devices)
 
 
 def _version(settings: LlamaCppSettings) -> str:

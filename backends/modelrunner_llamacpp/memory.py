@@ -12,14 +12,14 @@ from itertools import accumulate
 
 from modelrunner.sdk import Bundle, RequiredMemory, RunSpec
 from modelrunner_llamacpp import kvcache, repack, split
-from modelrunner_llamacpp.engines import Kind
+from modelrunner_llamacpp.engines import EngineKind
 from modelrunner_llamacpp.hparams import Header
 from modelrunner_llamacpp.kvcache import Shape
 from modelrunner_llamacpp.model_options import LlamaCppOptions
 
 MIB = 1 << 20
 # The program itself; the wheel's is a Python, llama-cpp-python's a whole web server.
-_PROGRAM = {Kind.NATIVE: 19 * MIB, Kind.WHEEL: 42 * MIB, Kind.PYTHON: 90 * MIB}
+_PROGRAM = {EngineKind.NATIVE: 19 * MIB, EngineKind.WHEEL: 42 * MIB, EngineKind.PYTHON: 90 * MIB}
 _PER_WORD = 215  # 0.21 KiB: tokenizer and sampling candidates
 _SEQUENCE = MIB  # its thread, its request and its tokens
 # What a driver keeps on each device in use (context, kernels, library workspaces), and of main memory for its buffers.
@@ -34,7 +34,7 @@ PROJECTOR = re.compile(r"(?:v|a|mm|resampler)\..*")
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class TensorSizes:
     """A model in the pieces that can lie on different devices, in bytes. `rest` stays in main memory: what is looked up
     (the token embedding), not multiplied. `output` counts as one layer more when layers are
     placed; it is the embedding once more where the model has no output of its own."""
@@ -51,7 +51,7 @@ class Parts:
         return sum(self.layers) + self.rest
 
 
-def parts(bundle: Bundle, shape: Shape, experts_on_host: int = 0) -> Parts:
+def tensor_sizes(bundle: Bundle, shape: Shape, experts_on_host: int = 0) -> TensorSizes:
     """Weights by layer from the tensor table, spread evenly where it is empty. The experts of the first
     `experts_on_host` layers stay in main memory."""
     header = Header(bundle.header)
@@ -71,7 +71,7 @@ def parts(bundle: Bundle, shape: Shape, experts_on_host: int = 0) -> Parts:
         layers = [bundle.size // len(layers)] * len(layers)
     caches = kvcache.by_layer(header, shape)
     tied = not any(tensor.name == "output.weight" for tensor in bundle.header.tensors)
-    return Parts(
+    return TensorSizes(
         layers=tuple(layers),
         caches=tuple(caches.get(layer, 0) for layer in range(header.layers)),
         output=output + (embedding if tied else 0),
@@ -114,13 +114,13 @@ def _mapped(options: Mapping[str, str]) -> bool:
 
 
 def required(
-    bundle: Bundle, draft: Bundle | None, options: Mapping[str, str], kind: Kind, features: Collection[str] = ()
+    bundle: Bundle, draft: Bundle | None, options: Mapping[str, str], kind: EngineKind, features: Collection[str] = ()
 ) -> RequiredMemory:
     """Returns what the run needs at a full context. `options` are those of args.effective. Where they say how many
     layers each device gets (split.py), the devices count too; else everything is main memory. `features` are the
     processor's (repack.py)."""
     shape = Shape.of(options)
-    model, header = parts(bundle, shape, _experts_on_host(options)), Header(bundle.header)
+    model, header = tensor_sizes(bundle, shape, _experts_on_host(options)), Header(bundle.header)
     placed = placement(options, len(model.layers) + 1)
     host = _PROGRAM[kind] + (header.vocabulary * _PER_WORD if header.causal else 0)
     drafting = draft_size(draft, shape) if draft else 0
@@ -197,7 +197,7 @@ def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) 
     if not rooms or options.keys() & {"--tensor-split", "--split-mode", "--main-gpu", "--override-tensor"}:
         return []
     shape, header = Shape.of(options), Header(spec.bundle.header)
-    chosen, model = LlamaCppOptions.of(spec.options), parts(spec.bundle, shape, _experts_on_host(options))
+    chosen, model = LlamaCppOptions.of(spec.options), tensor_sizes(spec.bundle, shape, _experts_on_host(options))
     each = PER_DEVICE + compute(header, shape, options, output=False)
     logits = compute(header, shape, options, output=True) - compute(header, shape, options, output=False)
     caches = model.caches if options.get("--kv-offload") != "off" else (0,) * len(model.caches)
@@ -212,7 +212,7 @@ def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) 
 
 
 def _on_devices(
-    model: Parts, placed: tuple[int, ...], header: Header, shape: Shape, options: Mapping[str, str]
+    model: TensorSizes, placed: tuple[int, ...], header: Header, shape: Shape, options: Mapping[str, str]
 ) -> RequiredMemory:
     """Returns the need of a run on devices, without what the process needs in main memory in any case."""
     on_host = len(model.layers) + 1 - sum(placed)

@@ -18,7 +18,7 @@ from typing import Any
 from modelrunner.sdk import Endpoint, Mode, RunSpec
 from modelrunner.sdk.calls import ask
 from modelrunner_llamacpp import slotfiles
-from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.engines import Engine, EngineKind
 from modelrunner_llamacpp.model_options import LlamaCppOptions
 from modelrunner_llamacpp.settings import LlamaCppSettings
 from modelrunner_llamacpp.slotfiles import Saved, SlotFiles
@@ -41,7 +41,7 @@ def can_be_kept(spec: RunSpec, engine: Engine, options: Mapping[str, str]) -> bo
     slides = bool(metadata.get(f"{architecture}.attention.sliding_window")) or architecture in _SLIDING
     return (
         spec.mode is Mode.COMPLETION
-        and engine.kind in (Kind.NATIVE, Kind.WHEEL)
+        and engine.kind in (EngineKind.NATIVE, EngineKind.WHEEL)
         and spec.draft is None
         and not LlamaCppOptions.of(spec.options).lora_adapters  # each request may give them another strength
         and options.get("--cache-prompt") != "off"

@@ -50,7 +50,12 @@ def _owned(spec: RunSpec, endpoint: Endpoint) -> Iterator[str]:
         ["--uds", str(endpoint.path)] if endpoint.path else ["--host", str(endpoint.host), "--port", str(endpoint.port)]
     )
     yield from ("--model", str(spec.bundle.directory), "--served-model-name", *served_names(spec), *where)
-    yield from ("--middleware", "modelrunner_guard.OneModel", "--disable-uvicorn-access-log", "--disable-fastapi-docs")
+    yield from (
+        "--middleware",
+        "modelrunner_guard.ModelGuard",
+        "--disable-uvicorn-access-log",
+        "--disable-fastapi-docs",
+    )
     yield from ("--allowed-media-domains", _NO_DOMAIN)
     if spec.bundle.brings_code:
         yield "--trust-remote-code"

@@ -53,7 +53,7 @@ class VllmBackend(Backend):
 
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
-        self._installing = enginecache.Installing()
+        self._installing = enginecache.InstallState()
         self._scratch = Scratch(context.engines)
         self._scratch.sweep()
 

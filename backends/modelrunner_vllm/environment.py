@@ -27,7 +27,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunFiles:
     """`folder` is for the files of one run. The names of what the engine makes in shared memory begin with
     `shared_prefix`."""
 
@@ -45,12 +45,12 @@ class Scratch:
         self._shared_memory = shared_memory
 
     @contextmanager
-    def run(self) -> Iterator[Run]:
+    def run(self) -> Iterator[RunFiles]:
         """Yields the place of one run, and removes it afterwards: all processes of the run must be gone by then."""
         # Short, since the path of a socket inside must not exceed 107 bytes.
         folder = Path(tempfile.mkdtemp(prefix=self.prefix))
         try:
-            yield Run(folder, folder.name)
+            yield RunFiles(folder, folder.name)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             self._forget_shared(folder.name)
@@ -92,7 +92,7 @@ def served_names(spec: RunSpec) -> tuple[str, ...]:
 
 
 def variables(
-    spec: RunSpec, engine: Engine, adapters: tuple[Adapter, ...], compiled: Path, scratch: Run
+    spec: RunSpec, engine: Engine, adapters: tuple[Adapter, ...], compiled: Path, scratch: RunFiles
 ) -> dict[str, str]:
     """Returns what is added to the scrubbed environment. `compiled` is a folder that keeps compiled code from run to
     run."""

@@ -4,16 +4,16 @@ names it. Names: vllm/engine/arg_utils.py and vllm/entrypoints/launchers/cli_arg
 
 from dataclasses import dataclass
 
-from modelrunner.sdk.flags import AllowList, Choice, Field, Integer, Kind, Number, Switch
+from modelrunner.sdk.flags import AllowList, Choice, Field, FlagKind, Integer, Number, Switch
 from modelrunner_vllm.model_options import VllmOptions
 
 _TOKENS = 1 << 24
 
 
 @dataclass(frozen=True)
-class Flag:
+class Option:
     flag: str
-    kind: Kind
+    kind: FlagKind
     aliases: tuple[str, ...] = ()
 
 
@@ -21,34 +21,34 @@ def _words(*words: str) -> Choice:
     return Choice(dict.fromkeys(words))
 
 
-def _switch(name: str) -> Flag:
-    return Flag(f"--{name}", Switch(f"--no-{name}"))
+def _switch(name: str) -> Option:
+    return Option(f"--{name}", Switch(f"--no-{name}"))
 
 
 ALLOWED = (
-    Flag("--max-model-len", Integer(1, _TOKENS)),
-    Flag("--max-num-seqs", Integer(1, 256)),
-    Flag("--max-num-batched-tokens", Integer(1, _TOKENS)),
-    Flag("--long-prefill-token-threshold", Integer(0, _TOKENS)),
-    Flag("--block-size", Integer(1, 1024)),
-    Flag("--seed", Integer(0, 2**63 - 1)),
-    Flag("--max-logprobs", Integer(0, 1_000_000)),
-    Flag("--cpu-offload-gb", Number(0, 65536)),
-    Flag("--stream-interval", Integer(1, 1024)),
-    Flag("--optimization-level", Integer(0, 3), ("-O",)),
-    Flag("--performance-mode", _words("balanced", "interactivity", "throughput")),
-    Flag("--scheduling-policy", _words("fcfs", "priority")),
-    Flag("--logprobs-mode", _words("raw_logits", "raw_logprobs", "processed_logits", "processed_logprobs")),
-    Flag("--prefix-caching-hash-algo", _words("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")),
-    Flag("--tokenizer-mode", _words("auto", "hf", "slow", "mistral")),
-    Flag("--config-format", _words("auto", "hf", "mistral")),
-    Flag("--load-format", _words("safetensors", "mistral", "dummy")),  # never a pickle
-    Flag("--safetensors-load-strategy", _words("lazy", "eager", "prefetch")),
-    Flag("--model-impl", _words("auto", "vllm", "transformers")),
-    Flag("--convert", _words("auto", "none", "embed", "classify")),
-    Flag("--chat-template-content-format", _words("auto", "string", "openai")),
-    Flag("--generation-config", _words("auto", "vllm")),
-    Flag("--all2all-backend", _words("allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency")),
+    Option("--max-model-len", Integer(1, _TOKENS)),
+    Option("--max-num-seqs", Integer(1, 256)),
+    Option("--max-num-batched-tokens", Integer(1, _TOKENS)),
+    Option("--long-prefill-token-threshold", Integer(0, _TOKENS)),
+    Option("--block-size", Integer(1, 1024)),
+    Option("--seed", Integer(0, 2**63 - 1)),
+    Option("--max-logprobs", Integer(0, 1_000_000)),
+    Option("--cpu-offload-gb", Number(0, 65536)),
+    Option("--stream-interval", Integer(1, 1024)),
+    Option("--optimization-level", Integer(0, 3), ("-O",)),
+    Option("--performance-mode", _words("balanced", "interactivity", "throughput")),
+    Option("--scheduling-policy", _words("fcfs", "priority")),
+    Option("--logprobs-mode", _words("raw_logits", "raw_logprobs", "processed_logits", "processed_logprobs")),
+    Option("--prefix-caching-hash-algo", _words("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")),
+    Option("--tokenizer-mode", _words("auto", "hf", "slow", "mistral")),
+    Option("--config-format", _words("auto", "hf", "mistral")),
+    Option("--load-format", _words("safetensors", "mistral", "dummy")),  # never a pickle
+    Option("--safetensors-load-strategy", _words("lazy", "eager", "prefetch")),
+    Option("--model-impl", _words("auto", "vllm", "transformers")),
+    Option("--convert", _words("auto", "none", "embed", "classify")),
+    Option("--chat-template-content-format", _words("auto", "string", "openai")),
+    Option("--generation-config", _words("auto", "vllm")),
+    Option("--all2all-backend", _words("allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency")),
     _switch("enable-prefix-caching"),
     _switch("enable-chunked-prefill"),
     _switch("enable-expert-parallel"),

@@ -30,7 +30,7 @@ _ENCODERS = ("Bert", "Roberta", "XLMRoberta", "ModernBert", "NomicBert", "Distil
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Shape:
     """The part of a run that decides its memory, besides the model. `block` is the tokens of a block of the cache."""
 
     context: int
@@ -40,7 +40,7 @@ class Run:
     batched: int
 
     @classmethod
-    def of(cls, spec: RunSpec, *, cuda: bool) -> "Run":
+    def of(cls, spec: RunSpec, *, cuda: bool) -> "Shape":
         own = flags.parse(spec.flags)
         block = int(own.get("--block-size", _CUDA_BLOCK if cuda else _CPU_BLOCK))
         batched = int(own.get("--max-num-batched-tokens", _BATCHED_TOKENS))
@@ -85,7 +85,7 @@ class Config:
 def required(spec: RunSpec, adapters: int, *, cuda: bool) -> RequiredMemory:
     """Returns what the run needs. `adapters` is bytes of LoRA weights. On a GPU all of the model lies there, an equal
     part on each device."""
-    run = Run.of(spec, cuda=cuda)
+    run = Shape.of(spec, cuda=cuda)
     workers = run.options.workers
     model = weights(spec.bundle, run.options) + adapters + _activations(Config(spec.bundle.header), run, spec.mode)
     if spec.draft is not None:
@@ -102,7 +102,7 @@ def required(spec: RunSpec, adapters: int, *, cuda: bool) -> RequiredMemory:
 def kv_cache(spec: RunSpec, *, cuda: bool) -> int | None:
     """Returns the bytes of the cache on each device, None where the options leave it to a share of the GPU. A model
     without a cache gets a little: without a figure vLLM demands that most of the memory is free before it starts."""
-    run = Run.of(spec, cuda=cuda)
+    run = Shape.of(spec, cuda=cuda)
     if run.options.gpu_memory_utilization is not None:
         return None
     if run.options.kv_cache_size is not None:
@@ -111,7 +111,7 @@ def kv_cache(spec: RunSpec, *, cuda: bool) -> int | None:
     return max(-(-total // run.options.workers), MIB)
 
 
-def _cache_of(bundle: Bundle, run: Run) -> int:
+def _cache_of(bundle: Bundle, run: Shape) -> int:
     """Returns the bytes of one context, in whole blocks, which the sequences share, and of a begun block for each of
     them. Where the cache is full, vLLM lets a sequence wait, and fails none."""
     config = Config(bundle.header)
@@ -144,7 +144,7 @@ def weights(bundle: Bundle, options: VllmOptions) -> int:
     return found
 
 
-def _activations(config: Config, run: Run, mode: Mode) -> int:
+def _activations(config: Config, run: Shape, mode: Mode) -> int:
     """Returns the bytes for the widest batch: hidden states and the feed-forward layer of each token, and the logits of
     each sequence (in 32 bits, and once more sorted, for sampling)."""
     size = _BYTES[run.options.dtype]

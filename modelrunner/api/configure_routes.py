@@ -52,7 +52,7 @@ class ConfigurationRoutes:
     async def reload(self, request: web.Request) -> web.Response:
         wanted = await read_json(request, wire.ReloadRequest) if request.can_read_body else wire.ReloadRequest()
         changes = await self._reloader.reload(dry_run=wanted.dry_run)
-        return json_response(wire.Reloaded(wanted.dry_run, [wireforms.change(change) for change in changes]))
+        return json_response(wire.ReloadResponse(wanted.dry_run, [wireforms.change(change) for change in changes]))
 
 
 def _with_backend(patch: dict[str, Any], in_path: str | None) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class EngineRoutes:
 
     async def prune(self, request: web.Request) -> web.Response:
         check_query(request)
-        return json_response(wire.Pruned(await self._disk.forget_conversations()))
+        return json_response(wire.PruneResponse(await self._disk.forget_conversations()))
 
     async def unload(self, request: web.Request) -> web.Response:
         wanted = await read_json(request, wire.UnloadRequest)

@@ -19,7 +19,7 @@ from modelrunner.errors import (
     ShuttingDown,
     UnsupportedMediaType,
 )
-from modelrunner.gateway.handover import HandedOver
+from modelrunner.gateway.handover import HandoverTransport
 from modelrunner.gateway.render import new_request_id
 from modelrunner.gateway.routes import dialect_of, match, variants
 from modelrunner.http.answers import Header, cors
@@ -28,7 +28,7 @@ from modelrunner.http.limits import Limits
 log = logging.getLogger(__name__)
 
 _REQUEST_ID = web.RequestKey("request_id", str)
-_HANDED_OVER: web.RequestKey[HandedOver | None] = web.RequestKey("handed_over")
+_HANDED_OVER: web.RequestKey[HandoverTransport | None] = web.RequestKey("handed_over")
 _STARTED = web.RequestKey("started", bool)
 
 _LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -42,11 +42,11 @@ _OF_STATUS: dict[int, type[ModelRunnerError]] = {
 }
 
 
-def _handed_over(request: web.BaseRequest) -> HandedOver | None:
+def _handed_over(request: web.BaseRequest) -> HandoverTransport | None:
     """The way back to the client; None for a server without the fast lane, as tests have it."""
     if _HANDED_OVER not in request:
         transport = request.transport
-        request[_HANDED_OVER] = transport if isinstance(transport, HandedOver) else None
+        request[_HANDED_OVER] = transport if isinstance(transport, HandoverTransport) else None
     return request[_HANDED_OVER]
 
 
@@ -54,7 +54,7 @@ def request_id_of(request: web.BaseRequest) -> str:
     """The client's own where it sent a harmless one, else a new one; the same for the whole request."""
     if _REQUEST_ID not in request:
         handed_over = _handed_over(request)
-        request[_REQUEST_ID] = (handed_over and handed_over.judged.request_id) or new_request_id()
+        request[_REQUEST_ID] = (handed_over and handed_over.admitted.request_id) or new_request_id()
     return request[_REQUEST_ID]
 
 
@@ -151,7 +151,7 @@ async def finish_head(request: web.BaseRequest, response: web.StreamResponse) ->
         response.headers["Connection"] = "close"
     response.headers["Server"] = "modelrunner"
     response.headers.setdefault("X-Request-ID", request_id_of(request))
-    response.headers.update(_text(handed_over.judged.cors if handed_over is not None else cors(None)))
+    response.headers.update(_text(handed_over.admitted.cors if handed_over is not None else cors(None)))
 
 
 def connections(server: web.Server, limits: Limits) -> Callable[[], web.RequestHandler]:

@@ -81,7 +81,7 @@ class ModelRoutes:
 
     async def prune(self, request: web.Request) -> web.Response:
         check_query(request)
-        return json_response(wire.Pruned(sum(leftover.size for leftover in await self._library.prune())))
+        return json_response(wire.PruneResponse(sum(leftover.size for leftover in await self._library.prune())))
 
     async def delete(self, request: web.Request) -> web.Response:
         check_query(request, "force")

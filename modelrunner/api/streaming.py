@@ -41,7 +41,7 @@ async def stream_progress(request: web.Request, work: Work, *, mode: str) -> web
     "install"). An error before the first line is an ordinary error answer; a later one is a line of type error with the
     same object. The work is cancelled when the client leaves."""
     mailbox = _Mailbox()
-    answer = _Lines(request, mode)
+    answer = _ProgressLines(request, mode)
     task = asyncio.ensure_future(work(lambda step: mailbox.put(wireforms.progress(step))))
     taking = asyncio.ensure_future(mailbox.take())
     try:
@@ -59,7 +59,7 @@ async def stream_progress(request: web.Request, work: Work, *, mode: str) -> web
     return answer.response
 
 
-class _Lines:
+class _ProgressLines:
     """The answer. Its head is sent with the first line."""
 
     def __init__(self, request: web.Request, mode: str) -> None:

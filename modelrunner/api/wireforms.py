@@ -13,8 +13,8 @@ from modelrunner.models.configurator import ShownConfiguration
 from modelrunner.models.disk import DiskReport
 from modelrunner.models.presence import ModelPresence
 from modelrunner.models.reload import SettingChange
-from modelrunner.scheduler import EventRecord, Explanation, RunnerView, Unloaded
-from modelrunner.store import Removed, StoredModel
+from modelrunner.scheduler import EventRecord, Explanation, RunnerView, UnloadResult
+from modelrunner.store import RemoveResult, StoredModel
 from modelrunner.types import RequiredMemory, WorkProgress
 
 _LONGEST_CHANGE = 200  # characters of one value
@@ -46,9 +46,9 @@ def openai_model(name: str, found: StoredModel, abilities: Abilities) -> dict[st
     }
 
 
-def removed(done: Removed) -> list[wire.Untagged | wire.Deleted]:
-    untagged = [wire.Untagged(name) for name in done.names]
-    return [*untagged, wire.Deleted(done.deleted)] if done.deleted else [*untagged]
+def removed(done: RemoveResult) -> list[wire.UntaggedName | wire.DeletedModel]:
+    untagged = [wire.UntaggedName(name) for name in done.names]
+    return [*untagged, wire.DeletedModel(done.deleted)] if done.deleted else [*untagged]
 
 
 def progress(step: WorkProgress) -> wire.Progress:
@@ -85,8 +85,8 @@ def runner(view: RunnerView) -> wire.RunnerStatus:
     )
 
 
-def unloaded(done: Unloaded) -> wire.UnloadResponse:
-    kept = [wire.Kept(each.id, each.reason) for each in done.kept]
+def unloaded(done: UnloadResult) -> wire.UnloadResponse:
+    kept = [wire.RetainedRunner(each.id, each.reason) for each in done.kept]
     return wire.UnloadResponse(len(done.models), list(done.models), kept)
 
 
@@ -102,9 +102,9 @@ def event(record: EventRecord) -> wire.Event:
     )
 
 
-def why(found: Explanation) -> wire.Why:
+def why(found: Explanation) -> wire.WhyResponse:
     figures = found.figures
-    return wire.Why(
+    return wire.WhyResponse(
         found.model,
         found.state,
         found.position,

@@ -23,18 +23,18 @@ _CUT_SHORT = {
 }
 
 
-class _Delta(msgspec.Struct):
+class _StreamDelta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
 
 
-class _Choice(msgspec.Struct):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
+class _StreamChoice(msgspec.Struct):
+    delta: _StreamDelta = msgspec.field(default_factory=_StreamDelta)
     finish_reason: str | None = None
 
 
 class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_StreamChoice] = []
     usage: dict[str, Any] | None = None
     timings: dict[str, Any] | None = None
     error: Any = None

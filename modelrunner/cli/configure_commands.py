@@ -106,7 +106,7 @@ def reload(client: Client, dry_run: bool, as_json: bool) -> None:
     runners go on.
     """
     raw = client.fetch("POST", "/engines/reload", wire.ReloadRequest(dry_run), timeout=None)
-    done = decode(raw, wire.Reloaded)
+    done = decode(raw, wire.ReloadResponse)
     if as_json:
         output.json(raw)
     elif done.changes:

@@ -30,7 +30,7 @@ def why(client: Client, model: str, as_json: bool) -> None:
     Shows the last events about it, and about the models that were evicted for it.
     """
     raw = client.fetch("GET", path("engines", "why", model=model))
-    found = decode(raw, wire.Why)
+    found = decode(raw, wire.WhyResponse)
     if as_json:
         output.json(raw)
         return
@@ -97,7 +97,7 @@ def events(client: Client, model: str | None, since: str | None, as_json: bool) 
             output.say(told, flush=True)
 
 
-def _memory(found: wire.Why | wire.Fit) -> Iterator[tuple[str, str]]:
+def _memory(found: wire.WhyResponse | wire.Fit) -> Iterator[tuple[str, str]]:
     for name, memory in (("needed", found.needed), ("free", found.free), ("budget", found.budget)):
         if memory is not None:
             devices = [f"{format_bytes(count)} on device {i}" for i, count in enumerate(memory.vram)]

@@ -217,7 +217,7 @@ def prune(client: Client, conversations: bool) -> None:
     an unfinished download stays for a week, so that the same pull can go on where it was.
     """
     routes = ["/models/prune", "/engines/prune"] if conversations else ["/models/prune"]
-    freed = sum(client.call("POST", route, wire.Pruned, timeout=None).freed for route in routes)
+    freed = sum(client.call("POST", route, wire.PruneResponse, timeout=None).freed for route in routes)
     output.say(f"{format_bytes(freed)} are free again")
 
 

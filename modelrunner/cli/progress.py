@@ -14,7 +14,7 @@ _BETWEEN_LINES = 5.0  # seconds
 _FEWEST_BYTES = 1000  # a smaller total counts steps
 
 
-class _View(Protocol):
+class _ProgressDisplay(Protocol):
     def show(self, line: Progress) -> None: ...
 
 
@@ -50,7 +50,7 @@ def title(line: Progress) -> str:
     return " ".join(shown(line.message or line.phase, sys.stderr).split())
 
 
-class _Lines:
+class _LineDisplay:
     """For logs and pipes: prints each new phase, and a line every few seconds."""
 
     def __init__(self) -> None:
@@ -65,12 +65,12 @@ class _Lines:
 
 
 @contextmanager
-def _plain() -> Iterator[_View]:
-    yield _Lines()
+def _plain() -> Iterator[_ProgressDisplay]:
+    yield _LineDisplay()
 
 
 @contextmanager
-def _bar(about: str) -> Iterator[_View]:
+def _bar(about: str) -> Iterator[_ProgressDisplay]:
     from rich.console import Console
     from rich.progress import BarColumn, SpinnerColumn, TextColumn
     from rich.progress import Progress as Bars

@@ -14,7 +14,7 @@ import httptools
 
 from modelrunner.engine.collecting import Collector
 from modelrunner.errors import EngineProtocolError
-from modelrunner.http.responses import HEAD_LIMIT, Body, ResponseHead, UntilEnd, parse_head
+from modelrunner.http.responses import HEAD_LIMIT, Body, CloseDelimitedBody, ResponseHead, parse_head
 from modelrunner.types import Endpoint
 
 _MOST_INTERIM = 16  # interim answers (1xx) before an answer
@@ -222,7 +222,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         receiver, body = self._receiver, self._body
-        if receiver is not None and isinstance(body, UntilEnd):
+        if receiver is not None and isinstance(body, CloseDelimitedBody):
             try:
                 self._hand_on(receiver, body, body.end())
             except EngineProtocolError as error:

@@ -68,7 +68,7 @@ class Runner:
         self.id = id
         self.key = key
         self.endpoint = endpoint
-        self.spec = replace(spec, process=replace(spec.process, observer=_Observer(self)))
+        self.spec = replace(spec, process=replace(spec.process, observer=_RunObserver(self)))
         self.state = RunnerState.STARTING
         self.stage = "starting"
         self.pid: int | None = None
@@ -301,7 +301,7 @@ class Runner:
             self.endpoint.path.unlink(missing_ok=True)
 
 
-class _Observer:
+class _RunObserver:
     """Keeps the runner's own callbacks out of its public names."""
 
     def __init__(self, runner: Runner) -> None:

@@ -47,7 +47,7 @@ class Silence:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Sample:
     """The changes since the last look. `waiting`: exchanges under way now; `begun`: there were new ones; `answered`:
     bytes came; `worked`: counted work was done, None if the engine did not say; `busy`: it used the processor or the
     disk."""
@@ -59,7 +59,7 @@ class Look:
     busy: bool
 
 
-def after(before: Silence | None, look: Look, now: float) -> Silence | None:
+def after(before: Silence | None, look: Sample, now: float) -> Silence | None:
     """Returns the silence after a look; None while no answer is owed. A request that its client gave up without a byte
     of an answer is still owed: impatient clients must not hide an engine that serves no request. An engine that counts
     its work, and has no request waiting, is well."""
@@ -131,7 +131,7 @@ class Watchdog:
         waiting = self._served.waiting
         owing = bool(waiting or begun or self._silence) and not answered
         worked, busy = await self._ask(pid) if owing else (None, False)
-        look = Look(waiting, begun > 0, answered > 0, worked, busy)
+        look = Sample(waiting, begun > 0, answered > 0, worked, busy)
         self._silence = after(self._silence, look, self._clock())
 
     async def _ask(self, pid: int) -> tuple[bool | None, bool]:

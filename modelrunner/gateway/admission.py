@@ -17,7 +17,7 @@ _NAMES = names_of(HEADERS)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class AdmittedHead:
     """A head that was found good. `terms` is None for a request that is not inference: aiohttp answers it. `length` is
     the Content-Length in bytes, -1 for none; of a remembered head it stands for that of others. `origin` is the allowed
     page that asks, if one does, and `cors` what the answer says about it. `request_id` is the client's own."""
@@ -33,7 +33,7 @@ class Judged:
     expects: bool
 
 
-class Judge:
+class Admission:
     """Judges the heads of one listener."""
 
     def __init__(self, pipeline: Pipeline, *, local: bool) -> None:
@@ -43,14 +43,14 @@ class Judge:
         """The meaning of a head that `part_length` has parted. The rules of access are asked anew when their number
         changes. Raises `ModelRunnerError`."""
 
-    def _read(self, before: bytes, after: bytes, access_generation: int) -> Judged:
+    def _read(self, before: bytes, after: bytes, access_generation: int) -> AdmittedHead:
         head = self._parse(with_length(before, after))
         line, terms = head.line, None
         origin = self._pipeline.admit(head.get, line.authority, local=self._local)
         route = match(line.path) if line.method == "POST" else None
         if route is not None:
             terms = self._pipeline.terms(route, head.get, origin)
-        return Judged(
+        return AdmittedHead(
             line,
             terms,
             origin,

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 
 from modelrunner.errors import BadRequest, HeadersTooLarge, MethodNotAllowed, ModelRunnerError, Unavailable
-from modelrunner.gateway.admission import Judge, Judged
+from modelrunner.gateway.admission import Admission, AdmittedHead
 from modelrunner.gateway.answering import Answers
 from modelrunner.gateway.decode import LARGE, Decoding
 from modelrunner.gateway.dialects.dialect import Fields
-from modelrunner.gateway.handover import HandedOver
+from modelrunner.gateway.handover import HandoverTransport
 from modelrunner.gateway.interfaces import Terms
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.gateway.render import id_line, new_request_id
@@ -27,14 +27,14 @@ class ClientConnection(Answers):
     one client can make the daemon keep is bounded."""
 
     def __init__(
-        self, pipeline: Pipeline, listener: Listener, judge: Judge, fallback: Callable[[], asyncio.Protocol]
+        self, pipeline: Pipeline, listener: Listener, admission: Admission, fallback: Callable[[], asyncio.Protocol]
     ) -> None:
         super().__init__(pipeline.limits)
-        self._pipeline, self._listener, self._judge = pipeline, listener, judge
+        self._pipeline, self._listener, self._admission = pipeline, listener, admission
         self._fallback = fallback
         self.peer = ""
         self._data = b""
-        self._judged: Judged | None = None
+        self._admitted: AdmittedHead | None = None
         self._body: RequestBody | None = None  # one that has not come to its end
         self._pieces: list[bytes] = []  # of an inference request's body
         self._deadline = _NEVER
@@ -170,63 +170,63 @@ class ClientConnection(Answers):
         self.keep_alive = False
         try:
             before, after, length = part_length(data[:end])
-            judged = self._judge.read(before, after, self._pipeline.access.generation)
-            length = judged.length if length is None else length
+            admitted = self._admission.read(before, after, self._pipeline.access.generation)
+            length = admitted.length if length is None else length
             body = data[end : end + length] if 0 < length <= len(data) - end else b""  # whole, as most are
-            if judged.terms is not None:
-                self._pipeline.buffer(len(body), 0 if judged.chunked else length)
+            if admitted.terms is not None:
+                self._pipeline.buffer(len(body), 0 if admitted.chunked else length)
         except ModelRunnerError as error:
-            ask_id, origin = self._judge.who(data[:end])
+            ask_id, origin = self._admission.who(data[:end])
             self._cors = cors(origin)
             self._refuse(error, ask_id, path_of(data))
             return
-        self._judged = judged
-        self._cors = judged.cors
-        self.keep_alive = judged.keep_alive and not self._listener.draining
-        self.takes_chunks = not judged.line.http_1_0
-        if judged.terms is not None and body:
+        self._admitted = admitted
+        self._cors = admitted.cors
+        self.keep_alive = admitted.keep_alive and not self._listener.draining
+        self.takes_chunks = not admitted.line.http_1_0
+        if admitted.terms is not None and body:
             self._data = data[end + length :]
-            self._ask(judged.terms, body)
+            self._ask(admitted.terms, body)
         else:
-            self._begin_body(judged, None if judged.chunked else max(length, 0), data[:end], data[end:])
+            self._begin_body(admitted, None if admitted.chunked else max(length, 0), data[:end], data[end:])
 
-    def _begin_body(self, judged: Judged, length: int | None, head: bytes, data: bytes) -> None:
+    def _begin_body(self, admitted: AdmittedHead, length: int | None, head: bytes, data: bytes) -> None:
         self._data = b""
         self._body = body = RequestBody(length)
-        if judged.expects and not body.done and not data:
+        if admitted.expects and not body.done and not data:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if judged.terms is None:
-            self._hand_over(judged, head)
+        if admitted.terms is None:
+            self._hand_over(admitted, head)
         self._read_body(body, data)
 
     def _read_body(self, body: RequestBody, data: bytes) -> None:
-        judged, work = self._judged, self._work
-        assert judged is not None
+        admitted, work = self._admitted, self._work
+        assert admitted is not None
         try:
             piece, rest = body.take(data)
-            if judged.terms is not None:
+            if admitted.terms is not None:
                 self._pipeline.buffer(len(piece), body.size if body.length is None else body.length)
                 self._pieces.append(piece)
         except ModelRunnerError as error:
-            self._refuse_body(error, judged)
+            self._refuse_body(error, admitted)
             return
         if body.done:
             self._data, self._body, self._held = rest, None, False
             self._deadline = _NEVER
         else:
             self._deadline = body.deadline(self._loop.time(), self._limits.body_idle)
-        if isinstance(work, HandedOver):
+        if isinstance(work, HandoverTransport):
             work.feed_body(piece, last=body.done)
-        elif body.done and judged.terms is not None:
+        elif body.done and admitted.terms is not None:
             pieces, self._pieces = self._pieces, []
-            self._ask(judged.terms, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            self._ask(admitted.terms, pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
-    def _refuse_body(self, error: ModelRunnerError, judged: Judged) -> None:
-        if isinstance(self._work, HandedOver) and self._work.began:
+    def _refuse_body(self, error: ModelRunnerError, admitted: AdmittedHead) -> None:
+        if isinstance(self._work, HandoverTransport) and self._work.began:
             self.abort()
             return
         self._leave()
-        self._refuse(error, judged.request_id or new_request_id(), judged.line.path)
+        self._refuse(error, admitted.request_id or new_request_id(), admitted.line.path)
 
     # the work
 
@@ -252,10 +252,10 @@ class ClientConnection(Answers):
             self._work = exchange
             exchange.start()
 
-    def _hand_over(self, judged: Judged, head: bytes) -> None:
-        self.keep_alive = self.keep_alive and not judged.line.http_1_0  # whose answers may have no length
-        self._work = work = HandedOver(self, judged, self._fallback(), local=self._listener.local)
-        work.start(head_to_hand_over(head, judged.line))
+    def _hand_over(self, admitted: AdmittedHead, head: bytes) -> None:
+        self.keep_alive = self.keep_alive and not admitted.line.http_1_0  # whose answers may have no length
+        self._work = work = HandoverTransport(self, admitted, self._fallback(), local=self._listener.local)
+        work.start(head_to_hand_over(head, admitted.line))
 
     # the end of an answer
 

@@ -7,7 +7,7 @@ more stops the other. When aiohttp has answered, the connection goes on without 
 import asyncio
 from typing import Protocol
 
-from modelrunner.gateway.admission import Judged
+from modelrunner.gateway.admission import AdmittedHead
 
 
 class ClientSide(Protocol):
@@ -30,13 +30,13 @@ class ClientSide(Protocol):
     def is_closing(self) -> bool: ...
 
 
-class HandedOver(asyncio.Transport):
-    """`judged` is the request's head as the fast lane found it, `local` True for one that came on the Unix socket.
+class HandoverTransport(asyncio.Transport):
+    """`admitted` is the request's head as the fast lane found it, `local` True for one that came on the Unix socket.
     `answered` is set once the whole answer was written; without it, `close` cuts the client's connection."""
 
-    def __init__(self, client: ClientSide, judged: Judged, protocol: asyncio.Protocol, *, local: bool) -> None:
+    def __init__(self, client: ClientSide, admitted: AdmittedHead, protocol: asyncio.Protocol, *, local: bool) -> None:
         super().__init__()
-        self.judged = judged
+        self.admitted = admitted
         self.local = local
         self.answered = False
         self.began = False
@@ -68,7 +68,7 @@ class HandedOver(asyncio.Transport):
 
     def feed_body(self, piece: bytes, *, last: bool) -> None:
         """A piece of the body; its chunks are made anew."""
-        if self.judged.chunked:
+        if self.admitted.chunked:
             piece = (b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b"") + (b"0\r\n\r\n" if last else b"")
         self._whole = last
         self.feed(piece)

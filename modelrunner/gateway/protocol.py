@@ -4,7 +4,7 @@ Any other request is handed to aiohttp, that one alone, and the connection goes 
 import asyncio
 from collections.abc import Callable
 
-from modelrunner.gateway.admission import Judge
+from modelrunner.gateway.admission import Admission
 from modelrunner.gateway.connection import ClientConnection
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.http.listener import Listener
@@ -18,10 +18,10 @@ class FastLane:
         self.pipeline = pipeline
         self.fallback = fallback
         self.listener = Listener(pipeline.limits, local=local)
-        self.judge = Judge(pipeline, local=local)
+        self.admission = Admission(pipeline, local=local)
 
     def __call__(self) -> asyncio.Protocol:
-        return ClientConnection(self.pipeline, self.listener, self.judge, self.fallback)
+        return ClientConnection(self.pipeline, self.listener, self.admission, self.fallback)
 
     def drain(self) -> None:
         """Connections close as soon as they have nothing under way."""

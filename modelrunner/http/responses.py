@@ -95,10 +95,10 @@ class ResponseHead:
     def body(self, length: int | None, *, splice: bool) -> Body:
         """Makes a reader for a body of this length; with `splice`, a body of unknown length is handed on in chunks."""
         if length is not None:
-            return Sized(length)
+            return SizedBody(length)
         if not self.chunked:
-            return UntilEnd(splice, self.kind)
-        return Spliced() if splice else Decoded()
+            return CloseDelimitedBody(splice, self.kind)
+        return ChunkedBodyAsSent() if splice else ChunkedBody()
 
 
 def parse_head(data: bytes) -> tuple[ResponseHead, int | None]:
@@ -114,7 +114,7 @@ def _remembered(before: bytes, after: bytes) -> ResponseHead:
     return ResponseHead(with_length(before, after))
 
 
-class Sized:
+class SizedBody:
     """A body with a Content-Length."""
 
     def __init__(self, length: int) -> None:
@@ -132,7 +132,7 @@ class Sized:
         return False
 
 
-class UntilEnd:
+class CloseDelimitedBody:
     """A body that ends with the connection, handed on in chunks if `splice`. That end does not tell a whole body from a
     cut one, so events and JSON (by `kind`, the media type) must come to an end of their own."""
 
@@ -219,7 +219,7 @@ class _ChunkReader:
             raise EngineProtocolError("the engine sent more than one answer") from error
 
 
-class Spliced(_ChunkReader):
+class ChunkedBodyAsSent(_ChunkReader):
     """A chunked body handed on byte for byte. Its end must be a bare last chunk, so that no byte after it is handed on
     by mistake."""
 
@@ -250,7 +250,7 @@ class Spliced(_ChunkReader):
         return self.done
 
 
-class Decoded(_ChunkReader):
+class ChunkedBody(_ChunkReader):
     """A chunked body handed on without its framing."""
 
     def __init__(self) -> None:

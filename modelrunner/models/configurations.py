@@ -84,7 +84,7 @@ class ModelSettings:
         return replace(self, tables=tables)
 
 
-class _File(msgspec.Struct, frozen=True):
+class _ConfigurationsFile(msgspec.Struct, frozen=True):
     """`models` is `ModelSettings.posted`."""
 
     last_revision: int
@@ -104,10 +104,10 @@ class Configurations:
     ) -> None:
         """Opens `path`, a file that need not exist, in a folder that does. A damaged file is set aside. The
         other arguments are those of `ModelSettings`."""
-        self._file = JsonFile(path, _File, check=_check)
+        self._file = JsonFile(path, _ConfigurationsFile, check=_check)
         self._lock = asyncio.Lock()
         self.watchers: list[Callable[[], None]] = []
-        content = self._file.load() or _File(0, {})
+        content = self._file.load() or _ConfigurationsFile(0, {})
         self._last_revision = content.last_revision
         self.settings = ModelSettings(content.models, tables or {}, model_id)
 
@@ -152,7 +152,7 @@ class Configurations:
 
     async def _write(self, posted: dict[str, PostedConfiguration]) -> None:
         with translated("keeping the configuration", self._file.path.parent):
-            await asyncio.to_thread(self._file.save, _File(self._last_revision, posted))
+            await asyncio.to_thread(self._file.save, _ConfigurationsFile(self._last_revision, posted))
         self._hold(replace(self.settings, posted=posted))  # the tables may have been replaced meanwhile
 
     def _hold(self, settings: ModelSettings) -> None:
@@ -165,6 +165,6 @@ def _key(model_id: str, mode: Mode | None) -> str:
     return model_id if mode is None else f"{model_id}/{mode}"
 
 
-def _check(content: _File) -> None:
+def _check(content: _ConfigurationsFile) -> None:
     for key in content.models:
         Mode(key.partition("/")[2] or Mode.COMPLETION)

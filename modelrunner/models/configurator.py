@@ -18,7 +18,7 @@ from modelrunner.types import Bundle, Mode
 
 
 @dataclass(frozen=True, slots=True)
-class InEffect:
+class EffectiveConfiguration:
     """`configuration` is the model's configuration with the defaults of the backend. Sizes are in tokens."""
 
     backend: str
@@ -36,7 +36,7 @@ class ShownConfiguration:
     mode: Mode | None
     posted: PostedConfiguration
     file: ModelConfiguration
-    effect: InEffect | None
+    effect: EffectiveConfiguration | None
     problem: str = ""
 
 
@@ -94,12 +94,12 @@ class Configurator:
         posted, file = settings.posted_for(model.id, mode), settings.from_file(model.id)
         return ShownConfiguration(model, mode, posted, file, effect, problem)
 
-    def _in_effect(self, settings: ModelSettings, bundle: Bundle, mode: Mode | None) -> InEffect:
+    def _in_effect(self, settings: ModelSettings, bundle: Bundle, mode: Mode | None) -> EffectiveConfiguration:
         mode = mode or main_mode(bundle)
         backend = self._resolver.configured_backend(bundle, mode, settings)
         spec = self._resolver.target(backend, bundle, mode, settings).spec
         configuration = in_effect(backend, settings, bundle.model_id, mode)
-        return InEffect(backend.name, spec.context_size, spec.parallel, configuration)
+        return EffectiveConfiguration(backend.name, spec.context_size, spec.parallel, configuration)
 
     async def _change(self, bundle: Bundle, mode: Mode | None, patch: Mapping[str, Any], *, restart: bool) -> None:
         settings = self._configurations.settings

@@ -22,10 +22,10 @@ from modelrunner.models.abilities import Abilities, abilities_of
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.resolve import Resolver
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.pull import Pulled, Puller
+from modelrunner.pull import Puller, PullResult
 from modelrunner.pull.file import with_parts
 from modelrunner.scheduler import Scheduler
-from modelrunner.store import Leftover, Removed, Store, StoredModel
+from modelrunner.store import Leftover, RemoveResult, Store, StoredModel
 from modelrunner.types import ProgressReport, WorkProgress
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Library:
             return model, self._store.whole(reference)[1] or model.name
         return model, model.name
 
-    async def pull(self, order: PullOrder, report: ProgressReport) -> Pulled:
+    async def pull(self, order: PullOrder, report: ProgressReport) -> PullResult:
         """Downloads or packages a model; `report` is called from the event loop's thread. Raises what `Puller.pull`
         raises."""
         text = order.text
@@ -157,13 +157,13 @@ class Library:
         `InsufficientDisk`, `StorageFailed`."""
         await asyncio.to_thread(self._store.tag, reference, name)
 
-    async def remove(self, reference: str, *, force: bool = False) -> Removed:
+    async def remove(self, reference: str, *, force: bool = False) -> RemoveResult:
         """Takes the name away, and the model with its last name. A removal that has begun is ended even if the caller
         is cancelled. `force` removes all names of an ID, waits for the model's requests as long as a drain may take,
         and cuts those that have not ended by then. Raises as `Store.whole`, and `Conflict` while it is in use."""
         return await asyncio.shield(asyncio.ensure_future(self._remove(reference, force=force)))
 
-    async def _remove(self, reference: str, *, force: bool) -> Removed:
+    async def _remove(self, reference: str, *, force: bool) -> RemoveResult:
         model, name = self._store.whole(reference)
         if name is None or len(model.tags) <= 1:
             if not force and self._scheduler.uses(model.id):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from modelrunner.errors import BadRequest
 from modelrunner.models.configurator import Configurator
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import Phase, Scheduler, Unloaded
+from modelrunner.scheduler import Phase, Scheduler, UnloadResult
 from modelrunner.store import Store, StoredModel
 
 
@@ -52,7 +52,7 @@ class Presence:
 
     async def unload(
         self, *, all: bool = False, backend: str | None = None, models: Sequence[str] = (), force: bool = False
-    ) -> Unloaded:
+    ) -> UnloadResult:
         """Ends runners: all of them, those of a backend, or those of models (a unique part of a name is enough,
         since the next request loads the model again). Requests are waited for, at most as long as a drain may take;
         `force` cuts them. Raises `BadRequest` where nothing is named, `BackendNotFound`."""

@@ -19,7 +19,7 @@ import psutil
 from modelrunner.backend import Backend, BackendState, BackendStatus, InstallProgress, ProgressCallback
 from modelrunner.errors import BackendFaulty, ModelRunnerError
 from modelrunner.plugins import checks
-from modelrunner.plugins.thread import BackendThread, Late
+from modelrunner.plugins.thread import BackendThread, CallTimeout
 from modelrunner.processes.processtree import process_tree
 from modelrunner.types import Bundle, Endpoint, Mode, ProcessObserver, RequiredMemory, RunSpec, Variant
 
@@ -239,7 +239,7 @@ class IsolatedBackend(Backend):
             yield
         except ModelRunnerError:
             raise
-        except Late as error:
+        except CallTimeout as error:
             raise BackendFaulty(self.name, method, str(error)) from None
         except OSError as error:  # its engine or the disk: no fault in the code, so the log gets no traceback
             if method in _CHANGES and not isinstance(error, TimeoutError):

@@ -12,7 +12,7 @@ from modelrunner.config.locations import ConfigurationError
 from modelrunner.durable import JsonFile
 from modelrunner.errors import BackendNotFound, BackendUnavailable, ModelRunnerError, UnsupportedModel
 from modelrunner.plugins.isolation import WORK_LIMIT, IsolatedBackend
-from modelrunner.plugins.thread import BackendThread, Late
+from modelrunner.plugins.thread import BackendThread, CallTimeout
 from modelrunner.types import Bundle, Mode, ModelFormat
 
 ENTRY_POINT_GROUP = "modelrunner.backends"
@@ -137,7 +137,7 @@ def _made(entry: EntryPoint, context: Callable[[type[Backend]], BackendContext])
 
     try:
         return thread.wait_for(make, WORK_LIMIT)
-    except Late as error:
+    except CallTimeout as error:
         raise TimeoutError(f"its import or its constructor {error}") from None
     finally:
         thread.stop(0.0)

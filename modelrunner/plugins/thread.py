@@ -17,7 +17,7 @@ T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, T]]
 
 
-class Late(Exception):
+class CallTimeout(Exception):
     """The call passed its limit, or its thread is stuck. The message is the end of a sentence about the call."""
 
 
@@ -43,14 +43,14 @@ class BackendThread:
         patience: float = 0.0,
         abandon: Callable[[], None] = lambda: None,
     ) -> T:
-        """The result of `work()`, which runs on the thread. Raises what it raises, and `Late` after `limit` seconds
+        """Runs `work()` on the thread. Raises what it raises, and `CallTimeout` after `limit` seconds
         (None: no limit), or at once while the thread is stuck in an earlier call.
 
         When the caller is cancelled, so is the work, again for each further cancellation. It has `patience` seconds to
         end; then `abandon` is called and the work is left alone.
         """
         self._refuse_if_stuck()
-        call = _Call(work, self._started())
+        call = _ThreadCall(work, self._started())
         try:
             async with asyncio.timeout(limit):
                 return await asyncio.shield(call.outcome)
@@ -58,7 +58,7 @@ class BackendThread:
             if call.outcome.done():  # the work itself raised it
                 raise
             self._give_up(call)
-            raise Late(f"did not return within {limit:g} s") from None
+            raise CallTimeout(f"did not return within {limit:g} s") from None
         except asyncio.CancelledError:
             if call.outcome.done():
                 raise
@@ -82,12 +82,12 @@ class BackendThread:
             future.cancel()
             self._stuck_since = time.monotonic()
             loop.call_soon_threadsafe(self._unstick)
-            raise Late(f"did not return within {limit:g} s") from None
+            raise CallTimeout(f"did not return within {limit:g} s") from None
 
     def _refuse_if_stuck(self) -> None:
         if self._stuck_since is not None:
             since = time.monotonic() - self._stuck_since
-            raise Late(f"cannot run: the backend has been stuck in an earlier call for {since:.0f} s")
+            raise CallTimeout(f"cannot run: the backend has been stuck in an earlier call for {since:.0f} s")
 
     def stop(self, patience: float) -> None:
         """Cancels what is under way; the thread ends once that has ended, and is waited for at most `patience`
@@ -106,7 +106,7 @@ class BackendThread:
                 self._thread.start()
             return self._loop
 
-    async def _see_off(self, call: "_Call[Any]", patience: float, abandon: Callable[[], None]) -> None:
+    async def _see_off(self, call: "_ThreadCall[Any]", patience: float, abandon: Callable[[], None]) -> None:
         """Until the cancelled work has ended, through further cancellations."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience
@@ -121,7 +121,7 @@ class BackendThread:
             self._give_up(call)
             abandon()
 
-    def _give_up(self, call: "_Call[Any]") -> None:
+    def _give_up(self, call: "_ThreadCall[Any]") -> None:
         """Cancels the work; the thread counts as stuck until its loop has taken note."""
         call.outcome.add_done_callback(_looked_at)
         call.cancel()
@@ -132,7 +132,7 @@ class BackendThread:
         self._stuck_since = None
 
 
-class _Call(Generic[T]):
+class _ThreadCall(Generic[T]):
     """Work on the loop of a thread, and its outcome on the loop of the caller."""
 
     def __init__(self, work: Work[T], loop: asyncio.AbstractEventLoop) -> None:

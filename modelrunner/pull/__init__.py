@@ -1,14 +1,14 @@
 """Where models come from."""
 
-from modelrunner.pull.puller import Pulled, Puller
-from modelrunner.pull.source import Context, Fetched, Preview, Source, Wanted
+from modelrunner.pull.puller import Puller, PullResult
+from modelrunner.pull.source import Context, FetchResult, Preview, PullSpec, Source
 
 __all__ = [
     "Context",
-    "Fetched",
+    "FetchResult",
     "Preview",
-    "Pulled",
+    "PullResult",
+    "PullSpec",
     "Puller",
     "Source",
-    "Wanted",
 ]

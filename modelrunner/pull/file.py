@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound, UnsupportedModel
 from modelrunner.pull.selection import folder_files, with_shards
-from modelrunner.pull.source import Context, Fetched, Source, Wanted, make_way, require_space
+from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way, require_space
 from modelrunner.store.names import PROJECTOR, TEMPLATE, is_code
 from modelrunner.types import FileProgress, WorkProgress
 
@@ -35,7 +35,7 @@ class FileSource(Source):
     def claims(self, text: str) -> bool:
         return text.startswith("file:")
 
-    async def fetch(self, wanted: Wanted, context: Context) -> Fetched:
+    async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
         """Raises `ModelNotFound`, `BadRequest` for what is no regular file or may not be read, `InvalidModel` for a
         file that is no GGUF, `UnsupportedModel` for a folder with code in it, all before anything is copied."""
         (original, parts), folder, trust = _places(wanted.text), context.folder, wanted.trust
@@ -60,7 +60,7 @@ class FileSource(Source):
                     copied(paths[name].name, sizes[name], done, sum(sizes.values()))
                 return {name: folder / name for name in paths}
 
-        return Fetched(await in_thread(work, HASHING))
+        return FetchResult(await in_thread(work, HASHING))
 
 
 def with_parts(text: str, parts: Mapping[str, str]) -> str:

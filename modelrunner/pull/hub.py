@@ -39,7 +39,7 @@ _FILLING = b"\xff" * (8 << 20)
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
-class _Large(msgspec.Struct, frozen=True):
+class _LfsFile(msgspec.Struct, frozen=True):
     """A file that git keeps elsewhere (LFS)."""
 
     sha256: str
@@ -50,7 +50,7 @@ class _Sibling(msgspec.Struct, frozen=True, rename={"name": "rfilename", "blob":
     name: str
     size: _Size | None = None
     blob: str | None = None
-    lfs: _Large | None = None
+    lfs: _LfsFile | None = None
 
 
 class _Repository(msgspec.Struct, frozen=True):

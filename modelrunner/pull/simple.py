@@ -33,7 +33,7 @@ class Link:
     yanked: bool = False
 
 
-class _File(msgspec.Struct, frozen=True):
+class _ListedFile(msgspec.Struct, frozen=True):
     filename: str
     url: str
     hashes: dict[str, str] = {}
@@ -42,7 +42,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class _Page(msgspec.Struct, frozen=True):
-    files: list[_File]
+    files: list[_ListedFile]
 
 
 def links_in(body: bytes, content_type: str, url: str) -> list[Link]:

@@ -18,7 +18,7 @@ _SPARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PullSpec:
     """What a pull is to bring. `text` is as the caller wrote it, `origin` its normal form; `reference` is the name that
     the model gets. `token` goes to the source and nowhere else. `trust` takes a model that carries code. `verify` reads
     every byte of a model that is here already."""
@@ -37,7 +37,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchResult:
     """The files of a model, complete. `files` maps the name inside the bundle (`model.gguf`, `config.json`) to the path
     in the folder that the source was given; `digests` holds the sha256 (64 hex digits) of those that the source vouches
     for. `stored` holds the sha256 of those that the store has already. `revision` is what `Source.revision`
@@ -77,12 +77,12 @@ class Source(ABC):
         """True if `text` is written in this source's way (`pypi:...`), even if it then turns out to be wrong."""
 
     @abstractmethod
-    async def fetch(self, wanted: Wanted, context: Context) -> Fetched:
+    async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
         """Brings the files, going on with what an earlier attempt left in the folder. Code that a model carries is left
         where it is, unless `wanted.trust` is set. Cancelled, it returns only when nothing writes there any more. Raises
         `ModelNotFound`, `SourceFailed`, `InvalidModel`, `InsufficientDisk`, and `OSError` for the folder itself."""
 
-    async def revision(self, wanted: Wanted) -> str | None:
+    async def revision(self, wanted: PullSpec) -> str | None:
         """What the source has now, as a text that changes with it; cheap to ask. None: it cannot be said without
         fetching. Raises as `fetch`."""
         return None

@@ -7,7 +7,7 @@ from modelrunner.scheduler.memory import MemoryProbe, Probe
 from modelrunner.scheduler.scheduler import Scheduler
 from modelrunner.scheduler.slots import Lease, Target
 from modelrunner.scheduler.state import Phase
-from modelrunner.scheduler.views import KeptRunner, RunnerView, SchedulerHealth, Unloaded
+from modelrunner.scheduler.views import KeptRunner, RunnerView, SchedulerHealth, UnloadResult
 from modelrunner.scheduler.why import Explanation, Figures, FitForecast, Fitting, Obstacle
 
 __all__ = [
@@ -29,5 +29,5 @@ __all__ = [
     "Scheduler",
     "SchedulerHealth",
     "Target",
-    "Unloaded",
+    "UnloadResult",
 ]

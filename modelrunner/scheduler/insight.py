@@ -37,7 +37,7 @@ class Insight:
         group = await self._group(target)
         slot = self._table.slots.get(target.key)
         stage, variant = (slot.runner.stage, slot.variant.label) if slot else ("", "")
-        about = why.About(self._names(), stage, variant, self._load_left(target.key))
+        about = why.ExplainContext(self._names(), stage, variant, self._load_left(target.key))
         answer = why.explain(self._table.state(), group, about, self._clock())
         concerned = [e for e in self._events.recent() if target.name in (e.model, e.details.get("room_for"))]
         return replace(answer, events=tuple(concerned[-_SHOWN_EVENTS:]))

@@ -35,7 +35,7 @@ class Figure:
     measured: bool
 
 
-class _File(msgspec.Struct, frozen=True):
+class _LedgerFile(msgspec.Struct, frozen=True):
     format: Literal[2]  # counts up when figures or their keys get another meaning
     figures: dict[str, Figure]
 
@@ -45,7 +45,7 @@ class Ledger:
     parallel, flags, options and draft: a figure of another combination says nothing about this one."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._file = JsonFile(path, _File, cache=True) if path is not None else None
+        self._file = JsonFile(path, _LedgerFile, cache=True) if path is not None else None
         content = self._file.load() if self._file is not None else None
         self._known = content.figures if content is not None else {}
         self._estimates: dict[str, RequiredMemory] = {}
@@ -108,7 +108,7 @@ class Ledger:
         while len(self._known) > _MAX_ENTRIES:
             del self._known[next(iter(self._known))]
         if self._file is not None:
-            self._file.save(_File(_FORMAT, self._known))
+            self._file.save(_LedgerFile(_FORMAT, self._known))
 
 
 async def _entry(backend: Backend, spec: RunSpec) -> str:

@@ -77,22 +77,22 @@ class MemoryProbe:
         try:
             seen = self._seen_devices()
             pids = {process.pid for pid in runners for process in process_tree(pid)} if seen else set()
-            pools = [_Pool(d.total, d.free + _held(i, d, runners, pids)) for i, d in enumerate(seen)]
+            pools = [_MemoryTotals(d.total, d.free + _held(i, d, runners, pids)) for i, d in enumerate(seen)]
             self._found = (self._main_memory(runners), *pools)
         finally:
             self._due = self._clock() + _AGE
             self._looking.release()
 
-    def _main_memory(self, runners: Iterable[int]) -> "_Pool":
+    def _main_memory(self, runners: Iterable[int]) -> "_MemoryTotals":
         machine = psutil.virtual_memory()
         total, free = machine.total, machine.available
         for limit, used in control_group_limits(self._root):
             total, free = min(total, limit), min(free, limit - used)
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)  # of each process, and engines inherit it
         most = total if limit == resource.RLIM_INFINITY else min(total, limit)
-        return _Pool(most, min(most, free + sum(map(private_bytes, runners))))
+        return _MemoryTotals(most, min(most, free + sum(map(private_bytes, runners))))
 
-    def _ours(self, pool: "_Pool") -> int:
+    def _ours(self, pool: "_MemoryTotals") -> int:
         reserve = pool.total // 10 if self._reserve is None else self._reserve
         return max(0, pool.free - reserve)
 
@@ -106,7 +106,7 @@ class MemoryProbe:
         return self._devices
 
 
-class _Pool(NamedTuple):
+class _MemoryTotals(NamedTuple):
     """Bytes of one memory: all of it, and what would be free without our runners."""
 
     total: int

@@ -186,7 +186,7 @@ class Scheduler:
 
     async def unload(
         self, *, all: bool = False, backend: str | None = None, model_ids: Collection[str] = (), force: bool = False
-    ) -> views.Unloaded:
+    ) -> views.UnloadResult:
         """Ends the runners of these models, or of this backend, or all. Waits for requests that hold one, at most
         `drain_limit`; a runner that is still held then is reported as kept, and ends after its last request. A runner
         that loads for waiting requests is kept. `force` ends them all at once; requests that wait for a load get

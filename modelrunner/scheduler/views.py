@@ -66,7 +66,7 @@ class KeptRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class Unloaded:
+class UnloadResult:
     """`models` has the name of the model of each runner that ended."""
 
     models: tuple[str, ...]
@@ -102,11 +102,11 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
     )
 
 
-def unloaded(asked: Collection[RunnerSlot]) -> Unloaded:
+def unloaded(asked: Collection[RunnerSlot]) -> UnloadResult:
     """What became of the runners that were to be unloaded."""
     ended = tuple([slot.target.name for slot in asked if slot.phase is Phase.ENDED])
     kept = [KeptRunner(slot.runner.id, _why_kept(slot)) for slot in asked if slot.phase is not Phase.ENDED]
-    return Unloaded(ended, tuple(kept))
+    return UnloadResult(ended, tuple(kept))
 
 
 def _why_kept(slot: RunnerSlot) -> str:

@@ -100,7 +100,7 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class ExplainContext:
     """What `explain` is told that no plan depends on. `names` is what people call the models of the runners; `stage`
     what the model's own runner says of its load; `variant` how its run differs from what was asked for; `load` the
     seconds that are left of its load, or that it would take, None if that was never measured."""
@@ -112,7 +112,7 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Assessment:
     """`seconds` until the request, or the next one, has its runner, None if that cannot be said."""
 
     state: str
@@ -155,7 +155,7 @@ def fit(state: State, group: Group, names: Mapping[RunnerKey, str], now: float) 
     return FitForecast(fits, figures(state, group, look.start), [names[key] for key in look.victims], reason)
 
 
-def explain(state: State, group: Group, about: About, now: float) -> Explanation:
+def explain(state: State, group: Group, about: ExplainContext, now: float) -> Explanation:
     """Where the group's model stands, and what its requests wait for, or the next one would."""
     waiting = [g for g in state.groups if g.waiting]
     first = urgent(waiting, state.served, state.policy.ageing, now)
@@ -175,38 +175,42 @@ def explain(state: State, group: Group, about: About, now: float) -> Explanation
     )
 
 
-def _answer(state: State, group: Group, about: About, now: float, look: Outlook, *, queued: bool) -> _Answer:
+def _answer(
+    state: State, group: Group, about: ExplainContext, now: float, look: Outlook, *, queued: bool
+) -> _Assessment:
     name, slot, failure = group.name, _slot(state, group.key), state.failures.get(group.key)
     if group.key.model_id in state.paused:
-        return _Answer(
+        return _Assessment(
             "paused", f"{name} is paused: its requests wait for `modelrunner resume {name}`", Obstacle.RESUME
         )
     if slot is not None and slot.phase is Phase.STARTING:
-        return _Answer(
+        return _Assessment(
             "starting", f"{name} is loading" + (f": {about.stage}" if about.stage else ""), Obstacle.LOAD, about.load
         )
     if slot is not None and slot.phase is Phase.READY:
         name += f" ({about.variant}, since memory is short)" if about.variant else ""
         if queued:
-            return _Answer(
+            return _Assessment(
                 "ready", f"{name} is loaded, and others have all the places that its engine has", Obstacle.SLOT
             )
-        return _Answer("ready", f"{name} is loaded and answers at once", seconds=0.0)
+        return _Assessment("ready", f"{name} is loaded and answers at once", seconds=0.0)
     if slot is None and failure is not None and now < failure.until:
         seconds = None if about.load is None else failure.until - now + about.load
-        return _Answer("failed", failures.backing_off(group, failure, now).message, Obstacle.BACKOFF, seconds)
+        return _Assessment("failed", failures.backing_off(group, failure, now).message, Obstacle.BACKOFF, seconds)
     where = "queued" if queued else str(slot.phase) if slot else "stopped"
     if look.error is not None:
-        return _Answer(where, str(look.error), Obstacle.PIN if look.pinned else Obstacle.MEMORY)
+        return _Assessment(where, str(look.error), Obstacle.PIN if look.pinned else Obstacle.MEMORY)
     if not group.needs:
-        return _Answer(where, f"{name} waits for the estimate of its memory", Obstacle.MEMORY)
+        return _Assessment(where, f"{name} waits for the estimate of its memory", Obstacle.MEMORY)
     sleeps = slot is not None and slot.phase is Phase.SLEEPING
     now_it, then = ("sleeps", "wakes") if sleeps else ("is not loaded", "loads")
     if look.at_once:
-        return _Answer(where, f"{name} {now_it}; a request {then} it", Obstacle.LOAD if queued else None, about.load)
+        return _Assessment(
+            where, f"{name} {now_it}; a request {then} it", Obstacle.LOAD if queued else None, about.load
+        )
     what = "waits until" if queued else f"{now_it}; a request would wait until"
     leased = [s for s in state.slots if s.leases and (s.key in look.victims or s.phase in _LEAVING)]
-    return _Answer(
+    return _Assessment(
         where,
         f"{name} {what} {_making_room(state, look.victims, about.names)}",
         Obstacle.MEMORY,

@@ -33,7 +33,7 @@ MARKER = "engine.json"
 _LOCK_POLL = 0.1  # seconds; a file lock cannot be awaited
 
 
-class Installing:
+class InstallState:
     """The state of installations for `Backend.status`: the current `step`, "" for none, and the `failure` of the last
     one, "" after a success."""
 

@@ -12,10 +12,12 @@ from typing import Any, Generic, Protocol, TypeVar
 from modelrunner.errors import BadRequest
 
 
-class Kind(Protocol):
-    """The type of a flag's value. `check` raises `ValueError` with the wanted form."""
+class FlagKind(Protocol):
+    """The type of a flag's value. `check` raises `ValueError` with the wanted form; `value` returns the Python value of
+    a text that was checked."""
 
     def check(self, text: str) -> None: ...
+    def value(self, text: str) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ class Integer:
             wanted = f"a whole number from {self.low} to {self.high}"
             raise ValueError(" or ".join([wanted, *map(repr, self.words)]))
 
+    def value(self, text: str) -> Any:
+        return self.words[text] if text in self.words else int(text)
+
 
 @dataclass(frozen=True)
 class Number:
@@ -47,10 +52,13 @@ class Number:
         if not fits:
             raise ValueError(f"a number from {self.low:g} to {self.high:g}")
 
+    def value(self, text: str) -> float:
+        return float(text)
+
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some words; the backend knows what they mean to the engine."""
+    """One word of a list. `members` maps each to its value."""
 
     members: Mapping[str, Any]
 
@@ -58,12 +66,18 @@ class Choice:
         if text not in self.members:
             raise ValueError(f"one of {', '.join(self.members)}")
 
+    def value(self, text: str) -> Any:
+        return self.members[text]
+
 
 @dataclass(frozen=True)
 class Text:
     """Any text: for flags that only the daemon sets."""
 
     def check(self, text: str) -> None: ...
+
+    def value(self, text: str) -> Any:
+        return text
 
 
 @dataclass(frozen=True)
@@ -74,8 +88,11 @@ class Switch:
 
     def check(self, text: str) -> None: ...
 
+    def value(self, text: str) -> Any:
+        return text == "on"
 
-class Option(Protocol):
+
+class Flag(Protocol):
     """A flag of an engine: `flag` is its name, `aliases` are other spellings."""
 
     @property
@@ -83,10 +100,10 @@ class Option(Protocol):
     @property
     def aliases(self) -> tuple[str, ...]: ...
     @property
-    def kind(self) -> Kind: ...
+    def kind(self) -> FlagKind: ...
 
 
-OptionT = TypeVar("OptionT", bound=Option)
+FlagT = TypeVar("FlagT", bound=Flag)
 
 
 @dataclass(frozen=True)
@@ -101,7 +118,7 @@ class Field:
         return self.words[text] if text in self.words else int(text)
 
 
-class AllowList(Generic[OptionT]):
+class AllowList(Generic[FlagT]):
     """The flags of one engine.
 
     `engine` is its name in messages. `allowed` are the flags that a person may set. `owned` are those that the daemon
@@ -113,9 +130,9 @@ class AllowList(Generic[OptionT]):
     def __init__(
         self,
         engine: str,
-        allowed: Sequence[OptionT],
+        allowed: Sequence[FlagT],
         *,
-        owned: Sequence[OptionT] = (),
+        owned: Sequence[FlagT] = (),
         also_owned: Iterable[str] = (),
         reasons: Mapping[str, str] | None = None,
         shorthands: Mapping[str, tuple[str, str]] | None = None,
@@ -155,7 +172,7 @@ class AllowList(Generic[OptionT]):
             return {}, flags
         return found, tuple(word for flag, text in parsed.items() for word in words_of(self._options[flag], text))
 
-    def _lookup(self, word: str) -> tuple[OptionT, str]:
+    def _lookup(self, word: str) -> tuple[FlagT, str]:
         if word in self._spellings:
             return self._spellings[word]
         name, equals, _ = word.partition("=")
@@ -177,9 +194,9 @@ class AllowList(Generic[OptionT]):
         return f": did you mean {' or '.join(near[:3])}?" if near else "; docs/configuration.md says what can be set"
 
 
-def _spellings(options: Iterable[OptionT]) -> dict[str, tuple[OptionT, str]]:
+def _spellings(options: Iterable[FlagT]) -> dict[str, tuple[FlagT, str]]:
     """Flag or alias -> option, and "off" for a switch's opposite, "on" for the switch, "" where a value follows."""
-    found: dict[str, tuple[OptionT, str]] = {}
+    found: dict[str, tuple[FlagT, str]] = {}
     for option in options:
         text = "on" if isinstance(option.kind, Switch) else ""
         found |= dict.fromkeys((option.flag, *option.aliases), (option, text))
@@ -188,14 +205,14 @@ def _spellings(options: Iterable[OptionT]) -> dict[str, tuple[OptionT, str]]:
     return found
 
 
-def words_of(option: Option, text: str) -> list[str]:
+def words_of(option: Flag, text: str) -> list[str]:
     """Returns the words of a command line that give `option` that value."""
     if not isinstance(option.kind, Switch):
         return [option.flag, text]
     return [option.flag] if text == "on" else [option.kind.off] if option.kind.off else []
 
 
-def _check(option: Option, word: str, text: str) -> None:
+def _check(option: Flag, word: str, text: str) -> None:
     try:
         option.kind.check(text)
     except ValueError as wanted:

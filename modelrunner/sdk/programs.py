@@ -29,7 +29,7 @@ class StepFailed(BackendUnavailable):
         self.lines = tuple(lines)
 
 
-class _Lines:
+class _OutputLines:
     """Observer of a step: passes lines on and keeps the last of them."""
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
@@ -56,7 +56,7 @@ async def execute(
     words = [str(word) for word in argv]
     kept = scrubbed_environment(keep=_KEPT) | dict(env or {})
     environment = {name: value for name, value in kept.items() if name not in _ELSEWHERE}
-    lines = _Lines(on_line)
+    lines = _OutputLines(on_line)
     try:
         await run(words, env=environment, options=ProcessOptions(log, lines, 3.0, _LOG_LIMIT), cwd=cwd)
     except BackendExited as ended:

@@ -5,6 +5,6 @@ from modelrunner.store.catalog import StoredModel
 from modelrunner.store.digests import Digest
 from modelrunner.store.leftovers import Leftover
 from modelrunner.store.references import Reference
-from modelrunner.store.store import ModelSize, Removed, Store, StoreUsage
+from modelrunner.store.store import ModelSize, RemoveResult, Store, StoreUsage
 
-__all__ = ["Blob", "Digest", "Leftover", "ModelSize", "Reference", "Removed", "Store", "StoreUsage", "StoredModel"]
+__all__ = ["Blob", "Digest", "Leftover", "ModelSize", "Reference", "RemoveResult", "Store", "StoreUsage", "StoredModel"]

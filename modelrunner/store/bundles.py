@@ -105,7 +105,7 @@ class Bundles:
     def _remembered(self, id: Digest) -> ModelHeader | None:
         try:
             content = durable.read(id.within(self.folder) / _HEADER)
-        except (FileNotFoundError, durable.Unusable):
+        except (FileNotFoundError, durable.UnusableFile):
             return None
         digest, data = content[:32], content[32:]
         if hashlib.sha256(data).digest() != digest:

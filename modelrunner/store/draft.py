@@ -55,7 +55,7 @@ class Draft:
         try:
             data = durable.read(given[contents.config.digest][1], manifests.LARGEST)
             config = manifests.decode_config(data)
-        except (durable.Unusable, msgspec.MsgspecError) as error:
+        except (durable.UnusableFile, msgspec.MsgspecError) as error:
             raise InvalidModel(f"its configuration is not one that is understood here ({error})") from None
         return cls(id, contents, reading.header, config, data, manifest)
 

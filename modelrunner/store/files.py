@@ -14,7 +14,7 @@ def open_regular(path: Path) -> FileIO:
     """Opens a regular file for reading. Raises `BadRequest` for anything else, at once, and `OSError`."""
     try:
         return durable.open_regular(path)
-    except durable.Unusable:
+    except durable.UnusableFile:
         raise BadRequest(f"{path.name!r} is not a regular file") from None
 
 

@@ -28,7 +28,7 @@ class IndexEntry(msgspec.Struct, frozen=True):
     created: int
 
 
-class _File(msgspec.Struct, frozen=True):
+class _IndexFile(msgspec.Struct, frozen=True):
     """`complete` is False from the time that something damaged was met until a person prunes the store."""
 
     models: list[IndexEntry]
@@ -43,7 +43,7 @@ class Index:
     """
 
     def __init__(self, folder: Path, manifests: Path) -> None:
-        self._file = JsonFile(folder / "index.json", _File)
+        self._file = JsonFile(folder / "index.json", _IndexFile)
         self._manifests = manifests
         self.complete = True
 
@@ -57,7 +57,7 @@ class Index:
 
     def save(self, records: Iterable[IndexEntry]) -> int:
         """Returns the size of the file in bytes. Raises `OSError`; then the file is as before."""
-        return self._file.save(_File(list(records), self.complete))
+        return self._file.save(_IndexFile(list(records), self.complete))
 
     def note(self, record: IndexEntry) -> None:
         """Writes the second copy of a record. A failure is only logged, since the index holds the record as well."""

@@ -64,7 +64,7 @@ class _Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     layers: list[_Descriptor]
 
 
-class _Config(msgspec.Struct, frozen=True):
+class _ConfigBlob(msgspec.Struct, frozen=True):
     """`descriptor` is empty in ours: a time of creation in it would give one model a new ID at every pull."""
 
     config: dict[str, Any]
@@ -74,12 +74,12 @@ class _Config(msgspec.Struct, frozen=True):
 
 def encode_config(config: dict[str, Any], files: dict[str, StoredFile]) -> bytes:
     diffs = [str(file.digest) for file in files.values()]
-    return msgspec.json.encode(_Config(config, {}, {"type": "rootfs", "diff_ids": diffs}))
+    return msgspec.json.encode(_ConfigBlob(config, {}, {"type": "rootfs", "diff_ids": diffs}))
 
 
 def decode_config(data: bytes) -> dict[str, Any]:
     """Raises `msgspec.ValidationError` or `msgspec.DecodeError`."""
-    return msgspec.json.decode(data, type=_Config).config
+    return msgspec.json.decode(data, type=_ConfigBlob).config
 
 
 def encode(contents: Contents) -> bytes:

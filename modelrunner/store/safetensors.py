@@ -33,7 +33,7 @@ _BITS |= {"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4}
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _HeaderEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
     shape: list[_Size]
     data_offsets: tuple[_Size, _Size]
@@ -63,19 +63,19 @@ def _header(window: Window) -> bytes:
     return header
 
 
-def _members(header: bytes) -> dict[str, _Entry]:
+def _members(header: bytes) -> dict[str, _HeaderEntry]:
     """Returns the tensors by their names."""
     members = boundedjson.decode(header, "its header", _MOST_SIGNS, unique=True)
     if len(members) > _MAX_TENSORS:
         raise InvalidModel("it claims to have more tensors than any model has")
     try:
         msgspec.convert(members.pop("__metadata__", {}), dict[str, str])
-        return msgspec.convert(members, dict[str, _Entry])
+        return msgspec.convert(members, dict[str, _HeaderEntry])
     except msgspec.ValidationError as error:
         raise InvalidModel(f"its header makes no sense ({str(error)[:100]})") from None
 
 
-def _table(entries: Mapping[str, _Entry], room: int) -> tuple[Tensor, ...]:
+def _table(entries: Mapping[str, _HeaderEntry], room: int) -> tuple[Tensor, ...]:
     tensors, end = [], 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         first, last = entry.data_offsets
@@ -93,7 +93,7 @@ def _table(entries: Mapping[str, _Entry], room: int) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
-def _size(name: str, entry: _Entry) -> int:
+def _size(name: str, entry: _HeaderEntry) -> int:
     """Bytes."""
     bits = _BITS.get(entry.dtype)
     if bits is None:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class RemoveResult:
     """The names that were taken away, and the ID of the model that was deleted, None if the model is still there."""
 
     names: tuple[str, ...]
@@ -212,7 +212,7 @@ class Store:
                 startup.make_folders(self.data)
                 self._commit(*self._catalog.with_entry(replace(entry, tags=(*entry.tags, tag))))
 
-    def remove(self, text: str, *, force: bool = False) -> Removed:
+    def remove(self, text: str, *, force: bool = False) -> RemoveResult:
         """Takes the name `text` away, and the model with its last name. Works on a full disk and for a damaged model. A
         model ID means the model with all of its names: more than one needs `force`, or `Conflict` is raised. The caller
         makes sure that the model is not in use. Raises as `whole`."""
@@ -229,12 +229,12 @@ class Store:
             self._reserve.fill()
             return removed
 
-    def _untag(self, entry: Entry, tag: Reference) -> Removed:
+    def _untag(self, entry: Entry, tag: Reference) -> RemoveResult:
         rest = tuple(other for other in entry.tags if other != tag)
         self._commit_smaller(*self._catalog.with_entry(replace(entry, tags=rest)))
-        return Removed((tag.short,))
+        return RemoveResult((tag.short,))
 
-    def _remove(self, entry: Entry) -> Removed:
+    def _remove(self, entry: Entry) -> RemoveResult:
         self._index.forget(entry.id)
         try:
             self._commit_smaller(self._catalog.without(entry))
@@ -242,7 +242,7 @@ class Store:
             self._index.note(entry.record)
             raise
         self._delete(entry.id, entry.blobs)
-        return Removed(tuple(entry.names), str(entry.id))
+        return RemoveResult(tuple(entry.names), str(entry.id))
 
     def _delete(self, id: Digest, blobs: Iterable[Digest]) -> None:
         """Deletes the files of a model that is not in the index. The next start sweeps what cannot be deleted now."""

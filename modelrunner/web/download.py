@@ -58,7 +58,7 @@ class RemoteFile:
         return hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
 
 
-class _Interrupted(Exception):
+class _AttemptFailed(Exception):
     """This attempt failed and another may succeed; `pause` is what the server asked for, in seconds."""
 
     def __init__(self, reason: str, pause: float | None = None) -> None:
@@ -156,13 +156,13 @@ class Downloader:
         while partial.length < file.size:
             try:
                 await self._attempt(partial, file, advanced)
-            except (httpx.HTTPError, httpx.InvalidURL, ValueError, _Interrupted) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError, _AttemptFailed) as error:
                 # Bytes that came before and were thrown away are no progress: a server could give them for ever.
                 failures = 0 if partial.length >= furthest + _CHUNK else failures + 1
                 furthest = max(furthest, partial.length)
-                asked = error.pause if isinstance(error, _Interrupted) else None
+                asked = error.pause if isinstance(error, _AttemptFailed) else None
                 if failures >= _ATTEMPTS or (asked or 0) > _LONGEST_PAUSE:
-                    why = str(error) if isinstance(error, _Interrupted) else explain(error, file.url)
+                    why = str(error) if isinstance(error, _AttemptFailed) else explain(error, file.url)
                     raise SourceFailed(
                         f"{file.name} could not be fetched: {why}; what has come is kept, pull again to go on",
                         retry_after=asked,
@@ -182,16 +182,16 @@ class Downloader:
                 if not _continues(response, partial.length, file):
                     partial.restart()
                     if response.status_code != 200:
-                        raise _Interrupted("it sent another range than the one asked for", pause=0.0)
+                        raise _AttemptFailed("it sent another range than the one asked for", pause=0.0)
 
                 def arrived() -> None:
                     deadline.reschedule(asyncio.get_running_loop().time() + self._patience)
 
                 await _receive(response, partial, file.size, advanced, arrived)
         except TimeoutError:
-            raise _Interrupted(f"it sent less than {_SLOWEST >> 10} KiB in {self._patience:.0f} s") from None
+            raise _AttemptFailed(f"it sent less than {_SLOWEST >> 10} KiB in {self._patience:.0f} s") from None
         if partial.length < file.size:
-            raise _Interrupted(f"it ended after {partial.length} of {file.size} bytes")
+            raise _AttemptFailed(f"it ended after {partial.length} of {file.size} bytes")
 
 
 async def _receive(
@@ -252,7 +252,7 @@ def _check_status(response: "httpx.Response", file: RemoteFile) -> None:
             raise ModelNotFound(f"{file.name} is no longer there; pull again to see what is")
         case 408 | 429 | 500 | 502 | 503 | 504 as status:
             pause = retry_after(response.headers.get("Retry-After"))
-            raise _Interrupted(f"the source answered {status}", pause)
+            raise _AttemptFailed(f"the source answered {status}", pause)
         case status:
             raise SourceFailed(f"{file.name}: the source answered {status}")
 

@@ -15,9 +15,9 @@ from modelrunner.models.library import PullOrder
 from modelrunner.models.ondemand import InstallOnDemand
 from modelrunner.models.reload import Effect
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.pull import Pulled
+from modelrunner.pull import PullResult
 from modelrunner.scheduler import Fitting, Phase
-from modelrunner.store import Removed
+from modelrunner.store import RemoveResult
 from modelrunner.types import WorkProgress
 from tests.api.conftest import make_settings
 from tests.fakes import FakeBackend
@@ -41,7 +41,7 @@ def parts(folder: Path) -> Parts:
     return build(settings, BackendRegistry({backend.name: backend for backend in backends}))
 
 
-async def package(made: Parts, folder: Path, name: str) -> Pulled:
+async def package(made: Parts, folder: Path, name: str) -> PullResult:
     file = folder / "model.gguf"
     write_gguf(file)
     steps: list[WorkProgress] = []
@@ -77,8 +77,8 @@ async def test_a_models_whole_life(tmp_path: Path) -> None:
     made.presence.resume("mine")
     assert (await made.disk.usage()).store.models[0].size == model.size
 
-    assert await made.library.remove("mine") == Removed(("mine",))
-    assert await made.library.remove("smol") == Removed(("smol",), model.id)
+    assert await made.library.remove("mine") == RemoveResult(("mine",))
+    assert await made.library.remove("smol") == RemoveResult(("smol",), model.id)
     with pytest.raises(ModelNotFound):
         made.library.get("smol")
     assert list(made.configurations.settings) == []

@@ -14,7 +14,7 @@ from modelrunner.config.locations import Locations
 from modelrunner.store import Store
 from modelrunner.types import Bundle
 from modelrunner_llamacpp import LlamaCppBackend, engines
-from modelrunner_llamacpp.engines import Kind
+from modelrunner_llamacpp.engines import EngineKind
 from tests.e2e.conftest import GEMMA3, SMOLLM2, prepared
 from tests.models import bert, tiny
 
@@ -38,12 +38,14 @@ def gemma3(models: Store) -> Bundle:
     return models.bundle(GEMMA3)
 
 
-def _cached(context: BackendContext, kind: Kind) -> dict[str, Any]:
+def _cached(context: BackendContext, kind: EngineKind) -> dict[str, Any]:
     """Links the newest finished engine of a kind in the cache."""
     cache = Locations.find().cache
     entries = [entry for entry in cache.glob(f"llama.cpp-{kind}-*") if engines.usable(entry, kind)]
     if not entries:
-        pytest.skip(f"no {kind} engine in {cache}: scripts/install-engine{' --build' if kind is Kind.NATIVE else ''}")
+        pytest.skip(
+            f"no {kind} engine in {cache}: scripts/install-engine{' --build' if kind is EngineKind.NATIVE else ''}"
+        )
     engines.link(context, kind).symlink_to(max(entries, key=lambda entry: entry.stat().st_mtime))
     return {}
 
@@ -63,8 +65,8 @@ def _python(context: BackendContext) -> dict[str, Any]:
 
 
 _HOW: dict[str, Callable[[BackendContext], dict[str, Any]]] = {
-    "wheel": lambda context: _cached(context, Kind.WHEEL),
-    "native": lambda context: _cached(context, Kind.NATIVE),
+    "wheel": lambda context: _cached(context, EngineKind.WHEEL),
+    "native": lambda context: _cached(context, EngineKind.NATIVE),
     "llama-server": _explicit,
     "llama-cpp-python": _python,
 }

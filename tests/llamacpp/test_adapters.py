@@ -12,10 +12,10 @@ from modelrunner.errors import BadRequest
 from modelrunner.types import Endpoint
 from modelrunner_llamacpp import LlamaCppBackend, args
 from modelrunner_llamacpp.adapters import find_adapters
-from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.engines import Engine, EngineKind
 from tests.llamacpp.models import SMOLLM2, bundle, spec
 
-ENGINES = {kind: Engine(kind, Path("/engine"), "1") for kind in (Kind.NATIVE, Kind.WHEEL)}
+ENGINES = {kind: Engine(kind, Path("/engine"), "1") for kind in (EngineKind.NATIVE, EngineKind.WHEEL)}
 SOCKET = Endpoint(path=Path("/run/x.sock"))
 
 
@@ -57,11 +57,13 @@ async def test_they_are_judged_with_the_configuration_and_counted(
 def test_both_engines_get_them_and_the_models_template() -> None:
     model = replace(bundle(SMOLLM2), files={"model.gguf": Path("/m.gguf"), "chat_template.jinja": Path("/t.jinja")})
     run = spec(model)
-    options = args.effective(run) | args.owned(run, SOCKET, ENGINES[Kind.NATIVE], None, [Path("/a.gguf"), Path("/b")])
-    words = args.command(ENGINES[Kind.NATIVE], options)
+    options = args.effective(run) | args.owned(
+        run, SOCKET, ENGINES[EngineKind.NATIVE], None, [Path("/a.gguf"), Path("/b")]
+    )
+    words = args.command(ENGINES[EngineKind.NATIVE], options)
     assert words[words.index("--lora") + 1] == "/a.gguf,/b"
     assert words[words.index("--chat-template-file") + 1] == "/t.jinja"
-    wheel = json.loads(args.command(ENGINES[Kind.WHEEL], options)[-1])["attributes"]
+    wheel = json.loads(args.command(ENGINES[EngineKind.WHEEL], options)[-1])["attributes"]
     assert (wheel["lora_adapters"], wheel["chat_template_file"]) == (["/a.gguf", "/b"], "/t.jinja")
     named = spec(model, "--chat-template", "chatml")
-    assert "--chat-template-file" not in args.owned(named, SOCKET, ENGINES[Kind.NATIVE])
+    assert "--chat-template-file" not in args.owned(named, SOCKET, ENGINES[EngineKind.NATIVE])

@@ -10,13 +10,13 @@ import pytest
 from modelrunner.errors import BadRequest
 from modelrunner.types import Endpoint, Mode, RunSpec
 from modelrunner_llamacpp import args
-from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.engines import Engine, EngineKind
 from tests.llamacpp.models import MINILM, SMOLLM2, bundle, spec
 
 SOCKET = Endpoint(path=Path("/run/r1.sock"))
-NATIVE = Engine(Kind.NATIVE, Path("/bin/llama-server"), "1")
-WHEEL = Engine(Kind.WHEEL, Path("/engine/bin/python"), "1", devices=False)
-PYTHON = Engine(Kind.PYTHON, Path("/usr/bin/python3"), "1")
+NATIVE = Engine(EngineKind.NATIVE, Path("/bin/llama-server"), "1")
+WHEEL = Engine(EngineKind.WHEEL, Path("/engine/bin/python"), "1", devices=False)
+PYTHON = Engine(EngineKind.PYTHON, Path("/usr/bin/python3"), "1")
 
 
 def command(run: RunSpec, engine: Engine = NATIVE, endpoint: Endpoint = SOCKET, **settings: Any) -> list[str]:
@@ -92,7 +92,7 @@ def test_projector_and_draft() -> None:
 
 
 def test_an_engine_without_devices_does_not_try_to_fit() -> None:
-    cpu = Engine(Kind.NATIVE, Path("/bin/llama-server"), "1", devices=False)
+    cpu = Engine(EngineKind.NATIVE, Path("/bin/llama-server"), "1", devices=False)
     assert values(command(spec(bundle(SMOLLM2)), cpu))["--fit"] == "off"
     assert "--fit" not in command(spec(bundle(SMOLLM2)), NATIVE)
 

@@ -12,7 +12,7 @@ from modelrunner.errors import BackendUnavailable, BadRequest
 from modelrunner.sdk.enginecache import MARKER
 from modelrunner.types import Endpoint, Mode
 from modelrunner_llamacpp import LlamaCppBackend, engines
-from modelrunner_llamacpp.engines import Kind
+from modelrunner_llamacpp.engines import EngineKind
 from tests.llamacpp.models import SMOLLM2, bundle, spec
 
 MakeBackend = Callable[..., LlamaCppBackend]
@@ -25,10 +25,10 @@ def script(path: Path, text: str = "echo 'version: b7000 (build 7000)'") -> Path
     return path
 
 
-def managed(context: BackendContext, kind: Kind, version: str) -> Path:
+def managed(context: BackendContext, kind: EngineKind, version: str) -> Path:
     """A finished engine in the cache, linked."""
     entry = context.cache / f"entry-{kind}"
-    script(entry / "bin" / ("python" if kind is Kind.WHEEL else "llama-server"))
+    script(entry / "bin" / ("python" if kind is EngineKind.WHEEL else "llama-server"))
     (entry / MARKER).write_text(json.dumps({"kind": kind, "version": version, "devices": False}))
     link = engines.link(context, kind)
     link.parent.mkdir(exist_ok=True)
@@ -50,11 +50,11 @@ def make_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeBackend
 def test_the_order(make_backend: MakeBackend, tmp_path: Path) -> None:
     backend = make_backend()
     assert str(backend.status()) == "Not Installed: no llama.cpp engine was found"
-    managed(backend.context, Kind.WHEEL, "2026.1")
+    managed(backend.context, EngineKind.WHEEL, "2026.1")
     assert str(backend.status()) == "Running: llama.cpp 2026.1 (wheel)"
     script(tmp_path / "path" / "llama-server")
     assert str(backend.status()) == "Running: llama.cpp b7000 (native)"
-    managed(backend.context, Kind.NATIVE, "0.3")
+    managed(backend.context, EngineKind.NATIVE, "0.3")
     assert str(backend.status()) == "Running: llama.cpp 0.3 (native)"
     named = script(tmp_path / "mine", "echo 'version: b1'")
     assert str(make_backend(llama_server=named).status()) == "Running: llama.cpp b1 (native)"
@@ -63,7 +63,7 @@ def test_the_order(make_backend: MakeBackend, tmp_path: Path) -> None:
 
 def test_an_engine_that_is_named_and_missing_is_an_error(make_backend: MakeBackend, tmp_path: Path) -> None:
     backend = make_backend(llama_server=tmp_path / "nowhere")
-    managed(backend.context, Kind.WHEEL, "2026.1")
+    managed(backend.context, EngineKind.WHEEL, "2026.1")
     assert backend.status().state is BackendState.ERROR
     assert "nowhere" in backend.status().details
     assert backend.version() == ""
@@ -71,7 +71,7 @@ def test_an_engine_that_is_named_and_missing_is_an_error(make_backend: MakeBacke
 
 def test_half_an_engine_is_none(make_backend: MakeBackend) -> None:
     backend = make_backend()
-    entry = managed(backend.context, Kind.WHEEL, "2026.1")
+    entry = managed(backend.context, EngineKind.WHEEL, "2026.1")
     (entry / "bin/python").unlink()
     (entry / "bin/python").symlink_to("/nowhere/python")  # the interpreter was uninstalled
     assert backend.status().state is BackendState.NOT_INSTALLED

@@ -7,7 +7,7 @@ import pytest
 
 from modelrunner.types import RequiredMemory
 from modelrunner_llamacpp import LlamaCppBackend, args, fit, memory
-from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.engines import Engine, EngineKind
 from modelrunner_llamacpp.fit import Row
 from modelrunner_llamacpp.memory import MIB, PER_DEVICE
 from tests.llamacpp.models import GEMMA3, SMOLLM2, bundle, spec
@@ -33,7 +33,7 @@ def test_what_it_says_of_the_cache_replaces_the_formula(parallel: int) -> None:
     """20 MiB more than the formula has."""
     run = spec(bundle(GEMMA3), parallel=parallel)
     options = args.effective(run)
-    estimate = memory.required(run.bundle, None, options, Kind.NATIVE)
+    estimate = memory.required(run.bundle, None, options, EngineKind.NATIVE)
     told = [Row(None, memory.tensors(run.bundle), parallel * 21 * MIB + 20 * MIB, 514 * MIB)]
     assert fit.corrected(estimate, told, run.bundle, options).ram == estimate.ram + 20 * MIB
 
@@ -48,7 +48,10 @@ def test_a_device_is_what_it_says_and_what_its_driver_keeps() -> None:
 
 async def test_an_engine_without_it_says_nothing(tmp_path: Path) -> None:
     run = spec(bundle(SMOLLM2))
-    for engine in (Engine(Kind.WHEEL, tmp_path / "python", "1"), Engine(Kind.NATIVE, tmp_path / "llama-server", "1")):
+    for engine in (
+        Engine(EngineKind.WHEEL, tmp_path / "python", "1"),
+        Engine(EngineKind.NATIVE, tmp_path / "llama-server", "1"),
+    ):
         assert await fit.told(engine, run.bundle, args.effective(run), tmp_path / "log") == []
 
 
@@ -56,7 +59,7 @@ async def test_one_that_fails_says_nothing(tmp_path: Path) -> None:
     program = tmp_path / "llama-fit-params"
     program.write_text("#!/bin/sh\necho 'Host 1 2 3 '\nexit 1\n")
     program.chmod(0o755)
-    run, engine = spec(bundle(SMOLLM2)), Engine(Kind.NATIVE, tmp_path / "llama-server", "1")
+    run, engine = spec(bundle(SMOLLM2)), Engine(EngineKind.NATIVE, tmp_path / "llama-server", "1")
     assert await fit.told(engine, run.bundle, args.effective(run), tmp_path / "log") == []
 
 

@@ -93,7 +93,7 @@ def test_only_known_flags_with_checked_values_come_out(words: list[str]) -> None
     assert not parsed.keys() & {option.flag for option in OWNED}
     for flag, text in parsed.items():
         OPTIONS[flag].kind.check(text)
-        OPTIONS[flag].kind.attribute(text)
+        OPTIONS[flag].attribute_value(text)
         assert words_of(OPTIONS[flag], text)
 
 

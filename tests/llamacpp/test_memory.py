@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from modelrunner.errors import InvalidModel
 from modelrunner.types import Mode, ModelHeader, RequiredMemory, RunSpec, Tensor
 from modelrunner_llamacpp import args, memory
-from modelrunner_llamacpp.engines import Kind
+from modelrunner_llamacpp.engines import EngineKind
 from modelrunner_llamacpp.hparams import Header
 from modelrunner_llamacpp.kvcache import Shape, checkpoints, kv_cache
 from modelrunner_llamacpp.memory import MIB
@@ -22,7 +22,7 @@ from tests.llamacpp.test_engines import MakeBackend, make_backend
 __all__ = ["make_backend"]
 
 
-def required(run: RunSpec, kind: Kind = Kind.NATIVE) -> RequiredMemory:
+def required(run: RunSpec, kind: EngineKind = EngineKind.NATIVE) -> RequiredMemory:
     return memory.required(run.bundle, run.draft, args.effective(run), kind)
 
 
@@ -115,7 +115,7 @@ def test_the_weights_are_what_runners_of_one_model_share() -> None:
 
 def test_an_engine_that_is_a_python_holds_more() -> None:
     run = spec(bundle(SMOLLM2))
-    assert required(run, Kind.WHEEL).ram - required(run).ram == 23 * MIB
+    assert required(run, EngineKind.WHEEL).ram - required(run).ram == 23 * MIB
 
 
 def test_checkpoints_are_copies_of_the_layers_that_slide() -> None:
@@ -203,7 +203,7 @@ def test_what_an_engine_with_devices_holds_of_main_memory_beside_its_share() -> 
     run = spec(bundle(SMOLLM2), "--n-gpu-layers", "all", "--split-mode", "none", "--main-gpu", "0", parallel=1)
     found = required(run)
     kept = memory.growth(run.bundle, None, args.effective(run)).ram
-    program, tokenizer, looked_up = 19 * MIB, 49152 * 215, memory.parts(run.bundle, Shape(2048, 1)).rest
+    program, tokenizer, looked_up = 19 * MIB, 49152 * 215, memory.tensor_sizes(run.bundle, Shape(2048, 1)).rest
     assert found.vram[0] > 0
     assert found.ram == program + tokenizer + looked_up + 200 * MIB + kept
 

@@ -7,7 +7,7 @@ import pytest
 
 from modelrunner.types import Bundle, Tensor
 from modelrunner_llamacpp import args, fit, memory, repack
-from modelrunner_llamacpp.engines import Kind
+from modelrunner_llamacpp.engines import EngineKind
 from modelrunner_llamacpp.fit import Row
 from modelrunner_llamacpp.memory import MIB
 from tests.llamacpp.models import SMOLLM2, bundle, spec
@@ -72,7 +72,7 @@ def test_they_count_twice_as_long_as_the_file_is_mapped() -> None:
 
     def needed(*flags: str) -> tuple[int, int]:
         run = spec(model, *flags)
-        found = memory.required(model, None, args.effective(run), Kind.NATIVE, AVX2)
+        found = memory.required(model, None, args.effective(run), EngineKind.NATIVE, AVX2)
         return found.ram, found.shared
 
     ram, shared = needed()
@@ -100,15 +100,15 @@ async def test_of_managed_engines_without_devices(make_backend: MakeBackend, mon
     monkeypatch.setattr(repack, "features", lambda: AVX2)
     backend, run = make_backend(), spec(quantized("Q4_0"))
     assert (await backend.required_memory(run)).shared == memory.tensors(run.bundle)
-    managed(backend.context, Kind.WHEEL, "2026.1")
+    managed(backend.context, EngineKind.WHEEL, "2026.1")
     assert (await backend.required_memory(run)).shared == 0
 
 
 def test_those_of_a_draft_model_too() -> None:
     model = quantized("Q4_K", tied=False)
     options = args.effective(spec(model))
-    both = memory.required(model, model, options, Kind.NATIVE, AVX2)
-    assert both.ram - memory.required(model, model, options, Kind.NATIVE).ram == 8 * MIB
+    both = memory.required(model, model, options, EngineKind.NATIVE, AVX2)
+    assert both.ram - memory.required(model, model, options, EngineKind.NATIVE).ram == 8 * MIB
 
 
 def test_llama_fit_params_leaves_them_out() -> None:
@@ -118,6 +118,6 @@ def test_llama_fit_params_leaves_them_out() -> None:
     told = [Row(None, memory.tensors(model) - 4 * MIB, MIB * 3 // 2, 98 * MIB)]  # one layer has keys
     figures = set()
     for features in (AVX2, frozenset[str]()):
-        estimate = memory.required(model, None, options, Kind.NATIVE, features)
+        estimate = memory.required(model, None, options, EngineKind.NATIVE, features)
         figures.add(fit.corrected(estimate, told, model, options, features).ram)
-    assert figures == {memory.required(model, None, options, Kind.NATIVE, AVX2).ram}
+    assert figures == {memory.required(model, None, options, EngineKind.NATIVE, AVX2).ram}

@@ -18,7 +18,7 @@ from modelrunner.engine.runner import Runner
 from modelrunner.testing import running
 from modelrunner.types import Bundle, Mode, ProcessOptions, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend, args
-from modelrunner_llamacpp.engines import Engine, Kind
+from modelrunner_llamacpp.engines import Engine, EngineKind
 from modelrunner_llamacpp.slots import can_be_kept, key_of
 from tests.llamacpp.models import GEMMA3, SMOLLM2, bundle
 from tests.llamacpp.models import spec as spec_of
@@ -221,15 +221,15 @@ async def test_a_removed_model_leaves_nothing(make: Make, spec: RunSpec, tmp_pat
     assert list(slots.iterdir()) == []
 
 
-ENGINE = Engine(Kind.NATIVE, Path("/bin/sh"), "1")
+ENGINE = Engine(EngineKind.NATIVE, Path("/bin/sh"), "1")
 
 
 @pytest.mark.parametrize(
     ("run", "engine", "kept"),
     [
         (spec_of(bundle(SMOLLM2)), ENGINE, True),
-        (spec_of(bundle(SMOLLM2)), replace(ENGINE, kind=Kind.WHEEL), True),
-        (spec_of(bundle(SMOLLM2)), replace(ENGINE, kind=Kind.PYTHON), False),
+        (spec_of(bundle(SMOLLM2)), replace(ENGINE, kind=EngineKind.WHEEL), True),
+        (spec_of(bundle(SMOLLM2)), replace(ENGINE, kind=EngineKind.PYTHON), False),
         (spec_of(bundle(SMOLLM2), mode=Mode.EMBEDDING), ENGINE, False),
         (spec_of(bundle(SMOLLM2), mode=Mode.RERANKING), ENGINE, False),
         (spec_of(bundle(SMOLLM2), draft=bundle(SMOLLM2)), ENGINE, False),
@@ -253,7 +253,11 @@ def test_whatever_changes_is_another_key(tmp_path: Path) -> None:
     runs = [run, replace(run, context_size=512), replace(run, parallel=2)]
     runs += [replace(run, flags=flags) for flags in (("-ctk", "q8_0"), ("-ctv", "q8_0"), ("--swa-full",))]
     keys = [key_of(engine, args.effective(one)) for one in runs]
-    engines = [replace(engine, version="2"), replace(engine, kind=Kind.WHEEL), replace(engine, program=built_anew)]
+    engines = [
+        replace(engine, version="2"),
+        replace(engine, kind=EngineKind.WHEEL),
+        replace(engine, program=built_anew),
+    ]
     keys += [key_of(other, args.effective(run)) for other in engines]
     assert len(set(keys)) == len(keys)
     assert key_of(engine, args.effective(replace(run, process=ProcessOptions(tmp_path)))) == keys[0]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from modelrunner.backend import BackendContext
 from modelrunner.types import ModelHeader, RequiredMemory, RunSpec, Tensor, Variant
 from modelrunner_llamacpp import LlamaCppBackend, args, memory, split
-from modelrunner_llamacpp.engines import Kind
+from modelrunner_llamacpp.engines import EngineKind
 from modelrunner_llamacpp.hparams import Header
 from modelrunner_llamacpp.memory import MIB
 from tests.llamacpp.models import SMOLLM2, bundle, spec
@@ -29,7 +29,7 @@ def model() -> RunSpec:
 
 
 def required(run: RunSpec) -> RequiredMemory:
-    return memory.required(run.bundle, run.draft, args.effective(run), Kind.NATIVE)
+    return memory.required(run.bundle, run.draft, args.effective(run), EngineKind.NATIVE)
 
 
 def variants(run: RunSpec, *rooms: int) -> list[Variant]:

@@ -15,7 +15,7 @@ import pytest
 
 from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engine.runner import Runner, RunnerState
-from modelrunner.engine.watchdog import Look, Silence, Watchdog, after
+from modelrunner.engine.watchdog import Sample, Silence, Watchdog, after
 from modelrunner.errors import EngineFailed
 from modelrunner.processes.processtree import Activity
 from modelrunner.testing import alive, tree
@@ -27,7 +27,7 @@ HUNG = ("--first-token-after", "1000")
 
 
 def look(waiting: int = 0, *, begun: bool = False, answered: bool = False, worked: bool | None = None, busy=False):
-    return Look(waiting, begun, answered, worked, busy)
+    return Sample(waiting, begun, answered, worked, busy)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def look(waiting: int = 0, *, begun: bool = False, answered: bool = False, worke
         (Silence(50, 40), look(worked=False), None),
     ],
 )
-def test_what_a_look_changes(before: Silence | None, seen: Look, then: Silence | None) -> None:
+def test_what_a_look_changes(before: Silence | None, seen: Sample, then: Silence | None) -> None:
     assert after(before, seen, 100) == then
 
 

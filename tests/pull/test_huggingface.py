@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from modelrunner.errors import InsufficientDisk, InvalidReference, ModelNotFound, SourceFailed, UnsupportedModel
-from modelrunner.pull import Pulled, Puller
+from modelrunner.pull import Puller, PullResult
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.store import Store
 from modelrunner.types import FileProgress, WorkProgress
@@ -42,10 +42,10 @@ class Client:
     async def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
 
-    async def pull(self, text: str = NAME, token: str | None = None) -> Pulled:
+    async def pull(self, text: str = NAME, token: str | None = None) -> PullResult:
         return await self.puller.pull(text, self.lines.append, token=token)
 
-    def content(self, model: Pulled) -> bytes:
+    def content(self, model: PullResult) -> bytes:
         return self.store.bundle(model.id).model_file.read_bytes()
 
     @property
@@ -348,11 +348,11 @@ async def test_the_environment_is_the_hubs_own(client: Client, tmp_path: Path) -
     client.repository.token = "hf_fromtheenvironment"
     script = (
         "import asyncio, pathlib, sys\n"
-        "from modelrunner.pull import Context, Wanted\n"
+        "from modelrunner.pull import Context, PullSpec\n"
         "from modelrunner.pull.huggingface import HuggingFaceSource\n"
         "async def stored(sha256): return False\n"
         "folder = pathlib.Path(sys.argv[1])\n"
-        "asyncio.run(HuggingFaceSource().fetch(Wanted(sys.argv[2], '', None), Context(folder, print, stored)))"
+        "asyncio.run(HuggingFaceSource().fetch(PullSpec(sys.argv[2], '', None), Context(folder, print, stored)))"
     )
     settings = {"HF_ENDPOINT": client.hub.endpoint, "HF_TOKEN": "hf_fromtheenvironment", "HF_HOME": str(tmp_path)}
     process = await asyncio.create_subprocess_exec(

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from modelrunner.errors import InsufficientDisk, InvalidModel, ModelNotFound, SourceFailed, StorageFailed
-from modelrunner.pull import Context, Fetched, Puller, Source, Wanted
+from modelrunner.pull import Context, FetchResult, Puller, PullSpec, Source
 from modelrunner.store import Store
 from modelrunner.types import ProgressReport, WorkProgress
 from tests.pull.models import gguf
 
-Step = Callable[[Path, ProgressReport], Awaitable[Fetched]]
+Step = Callable[[Path, ProgressReport], Awaitable[FetchResult]]
 
 
 class ScriptedSource(Source):
@@ -31,26 +31,26 @@ class ScriptedSource(Source):
     def claims(self, text: str) -> bool:
         return text.lower().startswith("pypi:")
 
-    async def revision(self, wanted: Wanted) -> str | None:
+    async def revision(self, wanted: PullSpec) -> str | None:
         if isinstance(self.now, Exception):
             raise self.now
         return self.now
 
-    async def fetch(self, wanted: Wanted, context: Context) -> Fetched:
+    async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
         self.texts.append(wanted.text)
         return await self.steps.pop(0)(context.folder, context.report)
 
 
 def deliver(data: bytes, revision: str | None = None) -> Step:
-    async def step(folder: Path, report: ProgressReport) -> Fetched:
+    async def step(folder: Path, report: ProgressReport) -> FetchResult:
         (folder / "file").write_bytes(data)
-        return Fetched({"model.gguf": folder / "file"}, revision=revision)
+        return FetchResult({"model.gguf": folder / "file"}, revision=revision)
 
     return step
 
 
 def fail(error: Exception) -> Step:
-    async def step(folder: Path, report: ProgressReport) -> Fetched:
+    async def step(folder: Path, report: ProgressReport) -> FetchResult:
         (folder / "kept").write_bytes(b"half")
         raise error
 
@@ -68,7 +68,7 @@ def partial(store: Store) -> list[str]:
 async def test_joiners_see_the_progress_so_far_and_the_rate(store: Store) -> None:
     told, go_on = asyncio.Event(), asyncio.Event()
 
-    async def step(folder: Path, report: ProgressReport) -> Fetched:
+    async def step(folder: Path, report: ProgressReport) -> FetchResult:
         for current in (100, 300):
             report(WorkProgress("Downloading", "downloading", 1000, current))
         told.set()
@@ -89,7 +89,7 @@ async def test_joiners_see_the_progress_so_far_and_the_rate(store: Store) -> Non
 async def test_a_caller_who_comes_while_the_download_is_stopping_gets_a_new_one(store: Store) -> None:
     began, stopping, stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def slow_to_stop(folder: Path, report: ProgressReport) -> Fetched:
+    async def slow_to_stop(folder: Path, report: ProgressReport) -> FetchResult:
         began.set()
         try:
             return await asyncio.Future()
@@ -231,7 +231,7 @@ async def test_pulling_again_heals_a_damaged_model(store: Store, how: str, verif
 async def test_who_wants_every_byte_read_does_not_join_one_who_does_not(store: Store) -> None:
     go_on = asyncio.Event()
 
-    async def step(folder: Path, report: ProgressReport) -> Fetched:
+    async def step(folder: Path, report: ProgressReport) -> FetchResult:
         await go_on.wait()
         return await deliver(gguf(), "1")(folder, report)
 
@@ -253,7 +253,7 @@ async def test_whatever_a_source_does_is_answered_in_words_and_cleared(store: St
 
 
 async def test_a_failed_pull_of_which_nothing_came_leaves_no_folder(store: Store) -> None:
-    async def step(folder: Path, report: ProgressReport) -> Fetched:
+    async def step(folder: Path, report: ProgressReport) -> FetchResult:
         (folder / "empty").write_bytes(b"")
         raise SourceFailed("no network")
 
@@ -264,7 +264,7 @@ async def test_a_failed_pull_of_which_nothing_came_leaves_no_folder(store: Store
 
 
 async def test_what_a_pull_left_can_be_pruned_while_another_pull_runs(store: Store) -> None:
-    async def forever(folder: Path, report: ProgressReport) -> Fetched:
+    async def forever(folder: Path, report: ProgressReport) -> FetchResult:
         (folder / "kept").write_bytes(b"more")
         running.set()
         return await asyncio.Future()

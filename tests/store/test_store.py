@@ -14,7 +14,7 @@ from modelrunner.errors import (
     ModelNotFound,
     SourceFailed,
 )
-from modelrunner.store import Removed, Store
+from modelrunner.store import RemoveResult, Store
 from tests.store.samples import add_model, files_under, ingest, write_gguf
 
 
@@ -147,8 +147,8 @@ def test_removing_names_and_then_the_model(store):
     store.tag("a", "b")
     with pytest.raises(Conflict, match="a, b"):
         store.remove(model.id)
-    assert store.remove("a") == Removed(("a",))
-    assert store.remove("b") == Removed(("b",), model.id)
+    assert store.remove("a") == RemoveResult(("a",))
+    assert store.remove("b") == RemoveResult(("b",), model.id)
     assert set(files_under(store.data)) == {"format", "index.json"}
     with pytest.raises(ModelNotFound):
         store.remove("b")
@@ -157,7 +157,7 @@ def test_removing_names_and_then_the_model(store):
 def test_removing_by_id_with_force(store):
     model = add_model(store, "a")
     store.tag("a", "b")
-    assert store.remove(model.id[7:19], force=True) == Removed(("a", "b"), model.id)
+    assert store.remove(model.id[7:19], force=True) == RemoveResult(("a", "b"), model.id)
 
 
 def test_a_shared_file_stays_while_another_model_has_it(store):

@@ -12,7 +12,7 @@ from modelrunner.types import Endpoint, Mode, RunSpec
 from modelrunner_vllm import args, environment
 from modelrunner_vllm.adapters import find_adapters
 from modelrunner_vllm.engines import Engine
-from modelrunner_vllm.environment import Run, served_names
+from modelrunner_vllm.environment import RunFiles, served_names
 from tests.vllm.models import MINILM, bundle, spec
 
 CPU = Engine(Path("/engine/bin/python"), "0.32.0", "cpu")
@@ -41,7 +41,7 @@ def test_the_names_the_socket_and_the_sizes() -> None:
         "--max-num-seqs": "8",
     }
     assert value(words, "--kv-cache-memory-bytes") == str(1 << 28)
-    assert value(words, "--middleware") == "modelrunner_guard.OneModel"
+    assert value(words, "--middleware") == "modelrunner_guard.ModelGuard"
     assert value(words, "--load-format") == "safetensors"
     assert "--trust-remote-code" not in words
 
@@ -115,7 +115,7 @@ def test_adapters_that_are_none(tmp_path: Path) -> None:
 
 def test_the_environment_is_offline_and_tells_the_guard() -> None:
     run = spec(options={"executor": "ray", "ray-address": "head:6379"}, environment={"X": "1"})
-    env = environment.variables(run, CPU, (), Path("/cache/compiled"), Run(Path("/tmp/scratch"), "mark"))
+    env = environment.variables(run, CPU, (), Path("/cache/compiled"), RunFiles(Path("/tmp/scratch"), "mark"))
     assert json.loads(env["MODELRUNNER_GUARD"]) == {"models": list(served_names(run)), "adapters": []}
     assert (env["HF_HUB_OFFLINE"], env["VLLM_NO_USAGE_STATS"], env["VLLM_PLUGINS"]) == ("1", "1", "")
     assert (env["RAY_ADDRESS"], env["TMPDIR"]) == ("head:6379", "/tmp/scratch")
@@ -127,7 +127,7 @@ def test_the_environment_is_offline_and_tells_the_guard() -> None:
 def test_what_was_compiled_for_the_cpu_is_left_to_the_compilers_cache(
     engine: Engine, compiles_ahead: str | None
 ) -> None:
-    env = environment.variables(spec(), engine, (), Path("/cache/compiled"), Run(Path("/tmp/scratch"), "mark"))
+    env = environment.variables(spec(), engine, (), Path("/cache/compiled"), RunFiles(Path("/tmp/scratch"), "mark"))
     assert env.get("VLLM_USE_AOT_COMPILE") == compiles_ahead
 
 

@@ -17,7 +17,7 @@ class Client:
 
     def __init__(self, guard: Any) -> None:
         self.reached: tuple[bytes, dict[bytes, bytes]] | None = None
-        self._app = guard.OneModel(self._answer)
+        self._app = guard.ModelGuard(self._answer)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         body, more = b"", True

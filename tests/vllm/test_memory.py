@@ -45,9 +45,9 @@ def test_weights_by_type() -> None:
     packed = Tensor("q.qweight", (1000, 100), "I32", 400_000)
     scales = Tensor("q.scales", (1000,), "F16", 2000)
     model = bundle(SMOLLM2, packed, scales, Tensor("embed", (5000, 10), "F32", 200_000))
-    run = memory.Run.of(spec(model), cuda=False)
+    run = memory.Shape.of(spec(model), cuda=False)
     assert memory.weights(model, run.options) == 400_000 + 2000 + 100_000
-    wide = memory.Run.of(spec(model, options={"dtype": "float32"}), cuda=False)
+    wide = memory.Shape.of(spec(model, options={"dtype": "float32"}), cuda=False)
     assert memory.weights(model, wide.options) == 400_000 + 4000 + 200_000
 
 

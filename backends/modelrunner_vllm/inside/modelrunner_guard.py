@@ -25,18 +25,18 @@ _WITH_MODEL = frozenset(
 _SLEEP = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/collective_rpc"})
 
 
-class _Named(msgspec.Struct):
+class _RequestNames(msgspec.Struct):
     model: str | None = None
     adapter: Any = None
 
 
-class OneModel:
+class ModelGuard:
     def __init__(self, app: Callable[[Any, Receive, Send], Awaitable[None]]) -> None:
         known = json.loads(os.environ["MODELRUNNER_GUARD"])
         self._app = app
         self._models = frozenset(known["models"])
         self._adapters: list[str] = known["adapters"]
-        self._named = msgspec.json.Decoder(_Named)
+        self._named = msgspec.json.Decoder(_RequestNames)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
@@ -54,7 +54,7 @@ class OneModel:
         try:
             named = self._named.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            named = _Named()  # vLLM itself says what is wrong with it
+            named = _RequestNames()  # vLLM itself says what is wrong with it
         if named.model is not None and named.model not in self._models:
             message = f"this engine serves {sorted(self._models)[0]} and no other model, not {named.model}"
             await _refuse(scope, send, 421, "misdirected_request", message)

@@ -27,7 +27,7 @@ class OpenAIAnswer(Assembly):
     def __init__(self) -> None:
         super().__init__()
         self._fields: Event = {}
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, _ChoicePieces] = {}
         self._current = 0  # the choice of the last chunk: the usage comes after it, without an index
 
     def add(self, event: Event) -> int:
@@ -36,7 +36,7 @@ class OpenAIAnswer(Assembly):
             self._current = _index.decode(fields.pop("index", b"0"))
             choice = self._choices.get(self._current)
             if choice is None:
-                choice = self._choices[self._current] = _Choice()
+                choice = self._choices[self._current] = _ChoicePieces()
             kept += choice.add(fields)
         for name, raw in event.items():
             if name in _STREAMED_ONLY or is_null(raw):
@@ -54,7 +54,7 @@ class OpenAIAnswer(Assembly):
         return {"choices": choices, **self._fields, "object": kind}
 
 
-class _Choice:
+class _ChoicePieces:
     def __init__(self) -> None:
         self.finished = False
         self._fields: dict[str, Any] = {}
