@@ -19,6 +19,8 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+from tests.waiting import HUNG
+
 # An example that takes long on a busy machine is no failure of what it checks.
 settings.register_profile("modelrunner", deadline=None)
 settings.load_profile("modelrunner")
@@ -50,7 +52,7 @@ def nothing_left() -> Iterator[None]:
             os.kill(pid, signal.SIGKILL)
     collect_garbage()  # what closes itself only when it is collected is reported by its own ResourceWarning
     for thread in (started := set(threading.enumerate()) - threads):
-        thread.join(1)  # one that was told to end may be on its way out, and still have a file open
+        thread.join(HUNG)  # one that was told to end may be on its way out, and still have a file open
     left = [f"process {pid} {what}" for pid, what in survivors.items()]
     left += [f"thread {thread.name}" for thread in started if thread.is_alive()]
     left += [f"descriptor {fd} {what}" for fd, what in open_files().items() if files.get(fd) != what]
@@ -70,7 +72,7 @@ async def no_task_left() -> AsyncIterator[None]:
     yield
     left = asyncio.all_tasks() - before - {asyncio.current_task()}
     if left:
-        _, left = await asyncio.wait(left, timeout=1)
+        _, left = await asyncio.wait(left, timeout=HUNG)
     assert not left, f"the test left tasks behind: {left}"
 
 

@@ -46,6 +46,7 @@ def parse() -> argparse.Namespace:
     answering.add_argument("--tokens", type=int, default=8)
     answering.add_argument("--rate", type=float, default=0.0, metavar="TOKENS/S", help="0: as fast as it can")
     answering.add_argument("--first-token-after", type=float, default=0.0, metavar="SECONDS")
+    answering.add_argument("--token-gate", metavar="FILE", help="no second token before this file exists")
     answering.add_argument("--die", metavar="WHEN", help="before-headers, after-headers, or the number of a token")
     answering.add_argument("--drop", metavar="WHEN", help="as --die, but only the connection")
     answering.add_argument(
@@ -77,7 +78,7 @@ class Engine:
     def run(self) -> None:
         o = self.options
         if o.ignore_term:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, lambda *_: log("TERM is ignored"))
         if o.crash and (o.crash_while is None or os.path.exists(o.crash_while)):
             sys.exit(o.crash)
         for kind in o.grandchild:
@@ -295,11 +296,16 @@ class Exchange:
         seconds = (1 / self.options.rate if self.options.rate else 0) + self.options.first_token_after * (
             not number and self.faulty
         )
-        readable, _, _ = select.select([self.connection], [], [], seconds)
+        gate = self.options.token_gate if number else None
+        while not (readable := self.readable(seconds)) and gate and not os.path.exists(gate):
+            seconds = 0.005
         if readable and not self.connection.recv(1, socket.MSG_PEEK):
             self.engine.record(left=self.path, tokens=number)
             raise Gone
         return f"w{number} "
+
+    def readable(self, seconds: float) -> bool:
+        return bool(select.select([self.connection], [], [], seconds)[0])
 
     def frame(self, chat: bool, suffix: str, choice: dict) -> dict:
         kind = f"chat.completion{suffix}" if chat else "text_completion"

@@ -25,6 +25,7 @@ from modelrunner.types import (
     RunnerKey,
     RunSpec,
 )
+from tests.waiting import HUNG
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 KNOBS = frozenset(re.findall(r'"(--[a-z-]+)"', FAKE_ENGINE.read_text()))
@@ -177,12 +178,12 @@ class Observer:
             if (match := pattern.search(line)) and not found.done():
                 found.set_result(match)
 
-    async def line(self, pattern: str, timeout: float = 10.0) -> re.Match[str]:
+    async def line(self, pattern: str) -> re.Match[str]:
         """Returns the first line, past or future, that matches `pattern`."""
         for line in self.lines:
             if match := re.search(pattern, line):
                 return match
         found: asyncio.Future[re.Match[str]] = asyncio.get_running_loop().create_future()
         self._waiting.append((re.compile(pattern), found))
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(HUNG):
             return await found

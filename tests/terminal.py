@@ -3,6 +3,8 @@
 import os
 import select
 
+from tests.waiting import HUNG
+
 
 class Terminal:
     """The person's side of the terminal `descriptor`."""
@@ -14,7 +16,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
 
-    def wait_for(self, text: str, limit: float = 20) -> None:
+    def wait_for(self, text: str, limit: float = HUNG) -> None:
         """Reads until `text` comes, after the text of the last call. Fails after `limit` silent seconds."""
         while text not in self._seen:
             ready, _, _ = select.select([self._descriptor], [], [], limit)

@@ -8,6 +8,7 @@ import anthropic
 import pytest
 
 from tests.api.conftest import Daemon, StartDaemon
+from tests.waiting import HUNG
 
 HELLO: Any = {"model": "smol", "max_tokens": 3, "messages": [{"role": "user", "content": "hello"}]}
 
@@ -61,6 +62,6 @@ async def test_a_stream_that_waits_is_kept_alive(client: Made) -> None:
     raw = made.messages.with_raw_response
     answer = await raw.create(**HELLO, stream=True, extra_headers={"X-Progress": "events"})
     assert answer.headers["content-type"] == "text/event-stream"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HUNG):
         events = [event.type async for event in await answer.parse()]
     assert (events[0], events[-1]) == ("message_start", "message_stop")

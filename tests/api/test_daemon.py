@@ -15,6 +15,7 @@ import pytest
 from modelrunner.config.locations import ConfigurationError
 from modelrunner.daemon import instance
 from modelrunner.daemon.instance import AlreadyRunning, UnixListener
+from tests.waiting import HUNG
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def test_a_daemon_that_is_ending_is_waited_for(tmp_path: Path) -> None:
     with ThreadPoolExecutor() as pool:
         with instance.hold(tmp_path, tmp_path / "gone.sock"):
             waiting = pool.submit(take_over)
-        waiting.result(timeout=30)
+        waiting.result(timeout=HUNG)
 
 
 def test_a_data_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ async def test_the_second_request_to_stop_does_not_wait() -> None:
     lifecycle = instance.Lifecycle()
     with lifecycle.on_signals():
         os.kill(os.getpid(), signal.SIGTERM)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HUNG):
             await lifecycle.stop.wait()
             assert not lifecycle.hurry.is_set()
             os.kill(os.getpid(), signal.SIGTERM)

@@ -9,6 +9,7 @@ import pytest
 
 from modelrunner.daemon import instance as daemons
 from tests.api.conftest import Daemon, StartDaemon
+from tests.waiting import HUNG
 
 ASK = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -19,7 +20,7 @@ async def ready(client: aiohttp.ClientSession) -> tuple[int, str]:
 
 
 async def until_ready(daemon: Daemon, status: int) -> str:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HUNG):
         while (found := await ready(daemon.tcp))[0] != status:
             pass
     return found[1]
@@ -37,7 +38,7 @@ async def test_a_removed_socket_is_published_again(start_daemon: StartDaemon) ->
     path = daemon.settings.socket
     for remove in (path.unlink, lambda: shutil.rmtree(path.parent)):
         remove()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HUNG):
             while not daemons.answers(path):
                 await ready(daemon.tcp)
         assert await ready(daemon.tcp) == (200, "")

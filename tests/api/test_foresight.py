@@ -8,6 +8,7 @@ from modelrunner.models.foresight import Foresight
 from modelrunner.scheduler import Ledger, Target
 from modelrunner.types import Bundle, Mode, RequiredMemory, RunSpec
 from tests.scheduler.fakes import Engine, World, target
+from tests.waiting import HUNG
 
 
 class Models:
@@ -40,7 +41,7 @@ async def test_the_engine_is_asked_after_a_pull_and_after_a_configuration() -> N
     happened: list[tuple[Any, str]] = [("ready", "a"), ("pull", "gone"), ("pull", "a"), ("configure", "a")]
     for kind, model in (*happened, ("configure", "b")):
         scheduler.events.emit(kind, model=model)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HUNG):
         assert [await asked.get(), await asked.get()] == ["a", "b"]
     running.cancel()
     assert await ledger.required(world.backend, target("a").spec) == RequiredMemory(77)

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 
 from tests.api.conftest import Daemon, StartDaemon
+from tests.waiting import HUNG
 
 CHAT = "/v1/chat/completions"
 LIMIT = 0.5
@@ -33,7 +34,7 @@ async def test_requests_without_a_byte_are_answered_by_the_next_engine(start_dae
     daemon = await start_daemon(models={"smol": 0}, wedge_limit=LIMIT)
     assert await chat(daemon.unix) == 200
     os.kill(stopped := await pid(daemon), signal.SIGSTOP)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HUNG):
         assert await asyncio.gather(*(chat(client) for client in (daemon.unix, daemon.tcp, daemon.unix))) == [200] * 3
     assert await pid(daemon) != stopped
     assert daemon.backend.runs == 2
@@ -47,7 +48,7 @@ async def test_a_stream_gets_an_error_event_and_no_end(start_daemon: StartDaemon
         os.kill(await pid(daemon), signal.SIGSTOP)
         told = b""
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(HUNG):
                 async for line in answer.content:
                     told += line
         except aiohttp.ClientPayloadError:  # it was cut, as it should be

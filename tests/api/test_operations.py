@@ -14,6 +14,7 @@ from modelrunner.models.configurations import Configurations, PostedConfiguratio
 from modelrunner.store import Store
 from tests.api.conftest import Daemon, StartDaemon
 from tests.store.samples import add_model, write_gguf
+from tests.waiting import HUNG
 
 
 async def ask(daemon: Daemon, method: str, path: str, **options: Any) -> tuple[int, Any]:
@@ -230,7 +231,7 @@ async def test_health_tells_a_start_and_a_queue_from_a_quiet_daemon(start_daemon
 
     assert await health() == "starting"
     (tmp_path / "gate").touch()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HUNG):
         while (now := await health()) == "starting":  # noqa: ASYNC110 - over HTTP there is nothing to wait for
             await asyncio.sleep(0)
     assert now == "ready"
@@ -238,7 +239,7 @@ async def test_health_tells_a_start_and_a_queue_from_a_quiet_daemon(start_daemon
     await ask(daemon, "POST", "/engines/unload", json={"all": True})
     chat = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
     waiting = asyncio.create_task(ask(daemon, "POST", "/v1/chat/completions", json=chat))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HUNG):
         while (now := await health()) == "ready":  # noqa: ASYNC110
             await asyncio.sleep(0)
     assert now == "busy"

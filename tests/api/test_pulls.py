@@ -13,6 +13,7 @@ from modelrunner.concurrency.threads import HASHING
 from tests.api.conftest import Daemon, StartDaemon
 from tests.pull.hub import Fault, Hub, Repository
 from tests.pull.models import gguf
+from tests.waiting import HUNG
 
 CHAT = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
 NAME = "hf.co/Org/Tiny-GGUF"
@@ -50,7 +51,7 @@ async def test_forty_slow_look_ups_keep_nobody_waiting(start_daemon: StartDaemon
     hub.listing = slow
     daemon = await start_daemon(models={"smol": 0})
     pulls = [asyncio.create_task(create(daemon, {"from": NAME, "name": f"m{n}"})) for n in range(40)]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HUNG):
         await everybody.wait()
         for path in ("/engines/status", "/engines/df", "/ready", "/models"):
             async with daemon.unix.get(path) as answer:
@@ -69,7 +70,7 @@ async def test_models_that_are_hashed_keep_nobody_waiting(start_daemon: StartDae
     gate = threading.Event()
     held = [HASHING.submit(gate.wait, 60) for _ in range(20)]
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HUNG):
             for path in ("/engines/df", "/ready", "/models/smol/fit"):
                 async with daemon.unix.get(path) as answer:
                     assert answer.status == 200, await answer.text()

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from tests.api.conftest import Daemon, StartDaemon
+from tests.waiting import HUNG
 
 CHAT = "/v1/chat/completions"
 
@@ -102,8 +103,8 @@ async def test_a_resident_model_is_removed(start_daemon: StartDaemon) -> None:
 
 
 async def test_the_end_waits_for_answers_and_refuses_what_is_new(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    daemon = await start_daemon(models={"smol": 0}, drain_limit=60.0)
-    daemon.backend.knobs = ("--rate=20",)
+    daemon = await start_daemon(models={"smol": 0}, drain_limit=HUNG)
+    daemon.backend.knobs = (f"--token-gate={tmp_path / 'gate'}",)
     async with daemon.unix.post(CHAT, json=ask(stream=True, max_tokens=30)) as answer:
         await answer.content.readline()
         await stop(daemon)
@@ -115,19 +116,20 @@ async def test_the_end_waits_for_answers_and_refuses_what_is_new(start_daemon: S
         async with daemon.tcp.post("/models/smol/tag?repo=other") as refused:
             assert refused.status == 503
             assert int(refused.headers["Retry-After"]) > 0
+        (tmp_path / "gate").touch()
         assert b"[DONE]" in await answer.content.read()
     await daemon.task
     assert list((tmp_path / "r").iterdir()) == []
 
 
 async def test_asked_twice_the_end_does_not_wait(start_daemon: StartDaemon) -> None:
-    daemon = await start_daemon(models={"smol": 0}, drain_limit=600.0)
+    daemon = await start_daemon(models={"smol": 0}, drain_limit=100 * HUNG)
     async with Stream(daemon) as answer:
         await stop(daemon)
         await stop(daemon)
         with pytest.raises(aiohttp.ClientPayloadError):
             await answer.content.read()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HUNG):
             await daemon.task
 
 

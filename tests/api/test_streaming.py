@@ -14,6 +14,7 @@ from modelrunner.api.streaming import Work, stream_progress
 from modelrunner.errors import ModelNotFound, NotFound, SourceFailed
 from modelrunner.types import FileProgress, ProgressReport, WorkProgress
 from modelrunner.wire import Progress
+from tests.waiting import HUNG
 
 Get = Callable[[Work], Awaitable[aiohttp.ClientResponse]]
 
@@ -105,7 +106,7 @@ async def test_the_work_ends_with_its_client(get: Get) -> None:
 
     answer = await get(work)
     answer.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HUNG):
         await ended.wait()
 
 
@@ -153,7 +154,7 @@ async def test_a_refusal_never_stands_inside_an_answer_that_has_begun(tmp_path: 
         for whose in ("ours", "aiohttp's"):
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
             writer.write(f"GET /{whose} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(HUNG):
                 answer = await reader.read()
             writer.close()
             await writer.wait_closed()

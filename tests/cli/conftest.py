@@ -10,6 +10,7 @@ import pytest
 
 from modelrunner.cli import main
 from tests.cli.fake_daemon import FakeDaemon, fake_daemon
+from tests.waiting import HUNG
 
 
 @pytest.fixture
@@ -60,13 +61,13 @@ class Cli:
     @classmethod
     def process(cls, *arguments: str, text: str = "") -> Result:
         with cls.start(*arguments, stdin=subprocess.PIPE) as process:
-            out, err = process.communicate(text.encode(), timeout=30)
+            out, err = process.communicate(text.encode(), timeout=HUNG)
         return Result(process.returncode, out.decode(), err.decode())
 
     @staticmethod
     def interrupt(process: "subprocess.Popen[bytes]") -> Result:
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=HUNG)
         return Result(process.returncode, out.decode(), err.decode())
 
 

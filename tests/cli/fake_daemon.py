@@ -11,6 +11,8 @@ from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
 
+from tests.waiting import HUNG
+
 READY = {"status": "ready", "uptime_seconds": 1.0, "active_requests": 0, "version": "0.1.0"}
 
 
@@ -136,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
     def wait_for_client_to_leave(self) -> None:
         """Returns once the client has closed its connection."""
         self.server.daemon.waits.set()
-        self.connection.settimeout(20)
+        self.connection.settimeout(HUNG)
         if self.connection.recv(1) == b"":
             self.server.daemon.left.set()
 

@@ -20,6 +20,7 @@ from modelrunner.cli.client import Client
 from modelrunner.cli.request import SYSTEM, Parameters
 from tests.cli.fake_daemon import FakeDaemon, Handler, Status, words
 from tests.terminal import Terminal
+from tests.waiting import HUNG
 
 CHAT = ("POST", "/v1/chat/completions")
 ANSWER = "POST /v1/chat/completions"
@@ -133,6 +134,7 @@ ON_A_TERMINAL = """
 import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 from modelrunner.cli import main
+from tests.waiting import HUNG
 sys.exit(main())
 """
 
@@ -170,15 +172,15 @@ def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(daemon: FakeDaemon) -> Non
         terminal.wait_for(">>>")
         terminal.type("first\r")
         terminal.wait_for("half an")
-        assert daemon.waits.wait(5)
+        assert daemon.waits.wait(HUNG)
         terminal.type("\x03")
-        assert daemon.left.wait(5)
+        assert daemon.left.wait(HUNG)
         terminal.wait_for(">>>")
         terminal.type("second\r")
         terminal.wait_for("whole")
         terminal.wait_for(">>>")
         terminal.type("/bye\r")
-        assert process.wait(10) == 0
+        assert process.wait(HUNG) == 0
     assert asked(daemon) == [[SYSTEM, "first"], [SYSTEM, "first", "half an", "second"]]
 
 
@@ -186,7 +188,7 @@ def test_the_model_is_loaded_while_the_person_writes(daemon: FakeDaemon) -> None
     loaded = threading.Event()
     daemon.answers["POST /engines/preload"] = replace(words(), hold=lambda handler: loaded.set())
     converse(daemon, "/bye")
-    assert loaded.wait(10)
+    assert loaded.wait(HUNG)
 
 
 def test_a_full_context_names_the_way_out(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:

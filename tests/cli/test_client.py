@@ -17,6 +17,7 @@ from modelrunner.errors import (
     TimedOut,
 )
 from tests.cli.fake_daemon import FakeDaemon, Handler, Status, Stream, Text, fake_daemon, lines
+from tests.waiting import HUNG
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -74,7 +75,7 @@ def test_silence_is_limited(daemon: FakeDaemon) -> None:
     daemon.answers["GET /x"] = Stream([], hold=Handler.wait_for_client_to_leave)
     with pytest.raises(TimedOut):
         Client(daemon.url).fetch("GET", "/x", timeout=0.05)
-    assert daemon.left.wait(5)
+    assert daemon.left.wait(HUNG)
 
 
 @pytest.mark.parametrize("host", ["unix:///nowhere/d.sock", "http://127.0.0.1:1", "unix:///" + "x" * 200])
@@ -108,7 +109,7 @@ def test_leaving_the_block_closes_the_connection(daemon: FakeDaemon) -> None:
     client = Client(daemon.url)
     with client.open("POST", "/events", {}) as response:
         assert next(client.events(response)) == ServerEvent("message", "1")
-    assert daemon.left.wait(5)
+    assert daemon.left.wait(HUNG)
 
 
 def test_progress_ends_with_success_or_raises_the_error_of_its_line(daemon: FakeDaemon) -> None:

@@ -14,6 +14,7 @@ from modelrunner.cli.commands import SECTIONS
 from modelrunner.cli.commands import cli as group
 from tests.cli.conftest import Cli
 from tests.cli.fake_daemon import FakeDaemon, Status, Stream, Text, lines
+from tests.waiting import HUNG
 
 ID = "sha256:" + "ab" * 32
 MODEL = {
@@ -439,7 +440,7 @@ def test_a_reader_that_stops_is_no_error(daemon: FakeDaemon) -> None:
 def test_a_full_disk_is_reported(daemon: FakeDaemon) -> None:
     daemon.answers["GET /models"] = [MODEL]
     with open("/dev/full", "w") as full, Cli.start("list", stdout=full) as process:
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=HUNG)
     assert process.returncode == 1
     assert b"No space left" in err
     assert err.count(b"\n") == 1

@@ -11,6 +11,7 @@ from modelrunner.cli.request import SYSTEM
 from tests.cli.conftest import Cli, Result
 from tests.cli.fake_daemon import FakeDaemon, Handler, Status, events, lines, words
 from tests.cli.test_output import Terminal
+from tests.waiting import HUNG
 
 CHAT = ("POST", "/v1/chat/completions")
 PNG = b"\x89PNG\r\n\x1a\nrest"
@@ -224,7 +225,7 @@ def test_wrong_usage_asks_nothing(daemon: FakeDaemon, start: Callable[[], Result
 
 def test_piped_in_text_must_be_text(daemon: FakeDaemon) -> None:
     with Cli.start("run", "m", stdin=-1) as process:
-        _, err = process.communicate(b"\xff\xfe", timeout=30)
+        _, err = process.communicate(b"\xff\xfe", timeout=HUNG)
     assert process.returncode == 2
     assert b"UTF-8" in err
 
@@ -238,7 +239,7 @@ def test_ctrl_c_closes_the_connection(daemon: FakeDaemon) -> None:
     assert result.code == 130
     assert result.out == "\n"
     assert "Traceback" not in result.err
-    assert daemon.left.wait(5)
+    assert daemon.left.wait(HUNG)
 
 
 def test_ctrl_c_during_a_pull_says_that_it_can_go_on(daemon: FakeDaemon) -> None:
@@ -250,7 +251,7 @@ def test_ctrl_c_during_a_pull_says_that_it_can_go_on(daemon: FakeDaemon) -> None
         result = Cli.interrupt(process)
     assert result.code == 130
     assert "goes on where it was" in result.err
-    assert daemon.left.wait(5)
+    assert daemon.left.wait(HUNG)
 
 
 def test_an_answer_that_repeats_itself_is_stopped(daemon: FakeDaemon, cli: Cli) -> None:

@@ -20,6 +20,7 @@ from modelrunner.config import lockfile
 from modelrunner.config.locations import Locations
 from tests.cli.conftest import Cli
 from tests.cli.fake_daemon import READY, Text, fake_daemon
+from tests.waiting import HUNG
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_a_command_starts_it_another_uses_it_and_shutdown_waits_for_its_end(home
 
 def test_two_commands_at_once_get_one_daemon(home: Path) -> None:
     commands = [Cli.start("list") for _ in range(3)]
-    results = [(command.communicate(timeout=60)[1], command.returncode) for command in commands]
+    results = [(command.communicate(timeout=HUNG)[1], command.returncode) for command in commands]
     assert [code for _, code in results] == [0, 0, 0]
     assert sorted(err for err, _ in results) == [b"", b"", b"starting the daemon\n"]
     assert len(daemons(home / "data")) == 1
@@ -190,6 +191,7 @@ def test_a_daemon_adopts_what_its_guardians_leave() -> None:
     script = f"""
 import os, subprocess, sys
 from modelrunner.daemon.instance import prepare_process
+from tests.waiting import HUNG
 prepare_process()
 child = subprocess.Popen([sys.executable, "-I", "-S", "-c", {orphan!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 child.wait()

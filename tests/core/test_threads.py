@@ -8,6 +8,7 @@ import pytest
 
 from modelrunner.concurrency import threads
 from modelrunner.concurrency.threads import Pool, in_thread
+from tests.waiting import HUNG
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ async def test_no_more_run_at_once_than_the_pool_has_threads(pool: Pool) -> None
 async def test_work_that_has_not_begun_is_dropped_with_its_caller(pool: Pool) -> None:
     gate = threading.Event()
     began: list[int] = []
-    blockers = [asyncio.create_task(in_thread(lambda _: gate.wait(20), pool)) for _ in range(2)]
+    blockers = [asyncio.create_task(in_thread(lambda _: gate.wait(HUNG), pool)) for _ in range(2)]
     waiting = asyncio.create_task(in_thread(lambda _: began.append(1), pool))
     await asyncio.sleep(0)
     waiting.cancel()
@@ -66,7 +67,7 @@ async def test_work_that_runs_is_told_to_stop_and_waited_for(pool: Pool) -> None
 
     def work(stop: threading.Event) -> None:
         loop.call_soon_threadsafe(running.set)
-        assert stop.wait(20)
+        assert stop.wait(HUNG)
         over.set()
 
     task = asyncio.create_task(in_thread(work, pool))

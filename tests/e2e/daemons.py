@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.waiting import HUNG
+
 MODELRUNNER = (sys.executable, "-m", "modelrunner")
 
 
@@ -49,7 +51,7 @@ class Daemon:
     def stop(self) -> None:
         if self.process is not None:
             self.process.send_signal(signal.SIGTERM)
-            assert self.process.wait(60) == 0
+            assert self.process.wait(HUNG) == 0
             self.process = None
 
     def kill(self) -> None:
@@ -59,7 +61,7 @@ class Daemon:
         self.process = None
 
     @contextlib.contextmanager
-    def client(self, timeout: float = 120) -> Iterator[httpx.Client]:
+    def client(self, timeout: float = 5 * HUNG) -> Iterator[httpx.Client]:
         transport = httpx.HTTPTransport(uds=str(self.socket))
         with httpx.Client(transport=transport, base_url="http://localhost", timeout=timeout) as client:
             yield client
@@ -77,7 +79,7 @@ class Daemon:
         messages = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": text}]
         return self.post("/v1/chat/completions", {"model": model, "messages": messages, "temperature": 0, **fields})
 
-    def run(self, *arguments: str, stdin: str = "", timeout: float = 300) -> "subprocess.CompletedProcess[str]":
+    def run(self, *arguments: str, stdin: str = "", timeout: float = 5 * HUNG) -> "subprocess.CompletedProcess[str]":
         """One command of the command line."""
         command = [*MODELRUNNER, *arguments]
         environment = self.environment | self.settings
@@ -94,11 +96,11 @@ class Daemon:
         return psutil.Process(self.process.pid).children(recursive=True)
 
 
-def until(condition: Callable[[], Any], seconds: float, explain: Callable[[], str] = str) -> Any:
-    """The first true value of `condition`, which must come within `seconds`."""
-    deadline = time.monotonic() + seconds
+def until(condition: Callable[[], Any]) -> Any:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + HUNG
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {explain()}"
+        assert time.monotonic() < deadline, "what was waited for did not come"
         time.sleep(0.01)
     return value
 

@@ -1,8 +1,5 @@
 """Plain answers that are put together from the engine's stream: as the engine's own, and given up with their client."""
 
-import json
-import re
-import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +8,7 @@ import pytest
 
 from tests.e2e.conftest import SMOLLM2
 from tests.e2e.daemons import Daemon
+from tests.e2e.engines import engine, processing, sent
 
 SAY = [{"role": "user", "content": "Say hi"}]
 LETTER = {"type": "object", "properties": {"letter": {"enum": ["a", "b"]}}, "required": ["letter"]}
@@ -82,29 +80,16 @@ def at_the_engine(daemon: Daemon, path: str, body: Mapping[str, Any]) -> httpx.R
         return client.post(path, json=body)
 
 
-def engine(daemon: Daemon) -> httpx.Client:
-    [endpoint] = [runner["endpoint"] for runner in daemon.runners() if runner["mode"] == "completion"]
-    transport = httpx.HTTPTransport(uds=endpoint.removeprefix("unix://"))
-    return httpx.Client(transport=transport, base_url="http://localhost", timeout=60)
-
-
 def test_a_plain_request_that_is_given_up_ends_beside_a_stream(daemon: Daemon) -> None:
     """Time is counted in tokens of the stream: a leaver is noticed at the next one, and 20 are enough."""
     body = {"model": SMOLLM2, "prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "max_tokens": 1500}
     daemon.post("/v1/completions", body | {"max_tokens": 1}).raise_for_status()
-    data = json.dumps(body).encode()
     with daemon.client() as client, client.stream("POST", TEXT, json=body | {"stream": True}) as answer:
         tokens = (line for line in answer.iter_lines() if line.startswith("data:"))
-        leavers = [socket.socket(socket.AF_UNIX) for _ in range(2)]
-        for leaver in leavers:
-            leaver.connect(str(daemon.socket))
-            leaver.sendall(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (TEXT.encode(), len(data)))
-            leaver.sendall(data)
-        while processing(daemon) < 3:
-            next(tokens)
-        assert leases(daemon) == 3
-        for leaver in leavers:
-            leaver.close()
+        with sent(daemon, TEXT, body), sent(daemon, TEXT, body):
+            while processing(daemon) < 3:
+                next(tokens)
+            assert leases(daemon) == 3
         for _ in range(20):
             next(tokens)
         while leases(daemon) > 1:  # the daemon has noticed too
@@ -116,11 +101,3 @@ def test_a_plain_request_that_is_given_up_ends_beside_a_stream(daemon: Daemon) -
 
 def leases(daemon: Daemon) -> int:
     return sum(runner["leases"] for runner in daemon.runners())
-
-
-def processing(daemon: Daemon) -> int:
-    """The sequences that the engine works on, by its own count."""
-    with engine(daemon) as client:
-        found = re.search(r"^llamacpp:requests_processing (\d+)", client.get("/metrics").text, re.MULTILINE)
-    assert found is not None
-    return int(found[1])

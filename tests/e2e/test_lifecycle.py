@@ -1,7 +1,6 @@
 """What runs, when it ends, and that nothing outlives a daemon that is killed."""
 
 import threading
-import time
 
 import httpx
 import psutil
@@ -9,6 +8,8 @@ import pytest
 
 from tests.e2e.conftest import GEMMA3, SMOLLM2, StartDaemon
 from tests.e2e.daemons import Daemon, until
+from tests.e2e.engines import counter, processing, sent
+from tests.waiting import HUNG
 
 
 def gone(processes: list[psutil.Process]) -> bool:
@@ -48,17 +49,16 @@ def test_two_models_where_one_fits_take_turns(make_daemon: StartDaemon, engine: 
     assert {name for names in resident for name in names} == {SMOLLM2, GEMMA3}
 
 
-def test_a_short_keep_alive_ends_the_process_in_time(daemon: Daemon) -> None:
+def test_a_short_keep_alive_ends_the_process(daemon: Daemon) -> None:
+    """The usual one is longer than any wait of these tests."""
     before = {process.pid for process in daemon.descendants()}
-    assert daemon.chat(SMOLLM2, max_tokens=4, keep_alive="2s").status_code == 200
-    answered = time.monotonic()
+    assert daemon.chat(SMOLLM2, max_tokens=4, keep_alive="5s").status_code == 200
     engines = [p for p in daemon.descendants() if p.pid not in before] or daemon.descendants()
     assert engines
     runner = next(r for r in daemon.runners() if r["model_name"] == SMOLLM2)
-    assert runner["keep_alive"] == "2s"
-    until(lambda: not [r for r in daemon.runners() if r["id"] == runner["id"]], 10)
-    assert time.monotonic() - answered < 3
-    until(lambda: not psutil.pid_exists(runner["pid"]), 1)
+    assert runner["keep_alive"] == "5s"
+    until(lambda: not [r for r in daemon.runners() if r["id"] == runner["id"]])
+    until(lambda: not psutil.pid_exists(runner["pid"]))
 
 
 def test_unload_now_and_a_keep_alive_of_zero(daemon: Daemon) -> None:
@@ -67,32 +67,25 @@ def test_unload_now_and_a_keep_alive_of_zero(daemon: Daemon) -> None:
     assert daemon.run("unload", SMOLLM2).returncode == 0
     assert SMOLLM2 not in [r["model_name"] for r in daemon.runners()]
     assert daemon.chat(SMOLLM2, max_tokens=4, keep_alive=0).status_code == 200
-    until(lambda: SMOLLM2 not in [r["model_name"] for r in daemon.runners()], 3)
+    until(lambda: SMOLLM2 not in [r["model_name"] for r in daemon.runners()])
 
 
 @pytest.mark.parametrize("first_token", [False, True], ids=["before the first token", "in the middle"])
 def test_a_client_that_leaves_stops_the_generation(daemon: Daemon, first_token: bool) -> None:
     assert daemon.chat(SMOLLM2, max_tokens=1).status_code == 200
     runner = next(r for r in daemon.runners() if r["model_name"] == SMOLLM2 and r["mode"] == "completion")
-    engine = psutil.Process(runner["pid"])
+    before = counter(daemon, "n_decode_total")
     text = "word " * (10 if first_token else 6000)
     fields = {"model": SMOLLM2, "prompt": text, "stream": True, "max_tokens": 4000, "ignore_eos": True}
-    with daemon.client() as client:
-        if first_token:
-            with client.stream("POST", "/v1/completions", json=fields) as answer:
-                next(answer.iter_raw())
-        else:
-            client.timeout = httpx.Timeout(0.5)
-            with pytest.raises(httpx.ReadTimeout):
-                client.post("/v1/completions", json=fields)
-    until(lambda: [r["leases"] for r in daemon.runners() if r["id"] == runner["id"]] == [0], 1)
-
-    def idle() -> bool:
-        used = sum(engine.cpu_times()[:2])
-        time.sleep(0.1)
-        return bool(sum(engine.cpu_times()[:2]) - used < 0.05)
-
-    until(idle, 2)  # the rest of the batch that it was at
+    if first_token:
+        with daemon.client() as client, client.stream("POST", "/v1/completions", json=fields) as answer:
+            next(answer.iter_raw())
+    else:
+        with sent(daemon, "/v1/completions", fields):
+            until(lambda: processing(daemon) == 1)
+    until(lambda: [r["leases"] for r in daemon.runners() if r["id"] == runner["id"]] == [0])
+    until(lambda: processing(daemon) == 0)  # after the rest of the batch that it was at
+    assert counter(daemon, "n_decode_total") - before < 2000, "tokens were computed for nobody"
 
 
 @pytest.mark.parametrize("moment", ["loads", "streams"])
@@ -113,10 +106,10 @@ def test_no_engine_outlives_a_killed_daemon(make_daemon: StartDaemon, engine: st
     client = threading.Thread(target=ask)
     client.start()
     if moment == "streams":
-        assert streaming.wait(60)
-    processes = until(daemon.descendants, 20)
+        assert streaming.wait(HUNG)
+    processes = until(daemon.descendants)
     daemon.kill()
-    until(lambda: gone(processes), 3)
+    until(lambda: gone(processes))
     client.join()
     daemon.start()
     assert daemon.chat(SMOLLM2, max_tokens=4).status_code == 200

@@ -12,15 +12,16 @@ from modelrunner.backend import Backend
 from modelrunner.engine.connections import UpstreamPool
 from modelrunner.errors import BadRequest, EngineFailed, Misdirected, ModelNotFound, ModelRunnerError, RunnerNotFound
 from modelrunner.types import Endpoint, KeepAlive, Mode, RunnerKey
+from tests.waiting import HUNG
 
 FAKE_ENDPOINTS = Backend.endpoints | {"/v1/messages"}
 OK = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n{"ok":true}'
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     """Lets the event loop run until `condition` holds."""
-    async with asyncio.timeout(within):
+    async with asyncio.timeout(HUNG):
         while not condition():  # noqa: ASYNC110  what is watched has no event of its own
             await asyncio.sleep(0.001)
 
@@ -117,8 +118,8 @@ class ScriptedEngine:
         async with self._changed:
             self._changed.notify_all()
 
-    async def until(self, predicate: Callable[["ScriptedEngine"], bool], within: float = 5.0) -> None:
-        async with asyncio.timeout(within), self._changed:
+    async def until(self, predicate: Callable[["ScriptedEngine"], bool]) -> None:
+        async with asyncio.timeout(HUNG), self._changed:
             await self._changed.wait_for(lambda: predicate(self))
 
 

@@ -25,6 +25,7 @@ from tests.gateway.fakes import (
     answer_ok,
     scripted_engine,
 )
+from tests.waiting import HUNG
 
 CHAT = "/v1/chat/completions"
 WRITTEN = web.AppKey("written", list[int])
@@ -74,9 +75,9 @@ class Client:
         await self.writer.drain()
         return self
 
-    async def ask(self, data: bytes | None = None, within: float = 5.0) -> Answer:
+    async def ask(self, data: bytes | None = None) -> Answer:
         await self.send(request() if data is None else data)
-        return await self.answer(within)
+        return await self.answer()
 
     def expect(self) -> None:
         """Makes the parser ready for the answer to one more request; what that was does not matter to it."""
@@ -86,17 +87,17 @@ class Client:
             self.parser.send(h11.Request(method="POST", target="/", headers=[("Host", "x"), ("Content-Length", "0")]))
             self.parser.send(h11.EndOfMessage())
 
-    async def head(self, within: float = 5.0) -> Answer:
+    async def head(self) -> Answer:
         self.expect()
-        async with asyncio.timeout(within):
+        async with asyncio.timeout(HUNG):
             while True:
                 event = await self._event()
                 if isinstance(event, h11.Response):
                     return Answer(event.status_code, {k.decode(): v.decode() for k, v in event.headers})
 
-    async def more(self, answer: Answer, within: float = 5.0) -> bytes:
+    async def more(self, answer: Answer) -> bytes:
         """The next piece of the body; b"" at its end."""
-        async with asyncio.timeout(within):
+        async with asyncio.timeout(HUNG):
             try:
                 event = await self._event()
             except (h11.RemoteProtocolError, ConnectionError):
@@ -107,9 +108,9 @@ class Client:
         answer.complete = isinstance(event, h11.EndOfMessage)
         return b""
 
-    async def answer(self, within: float = 5.0) -> Answer:
-        answer = await self.head(within)
-        while await self.more(answer, within):
+    async def answer(self) -> Answer:
+        answer = await self.head()
+        while await self.more(answer):
             pass
         return answer
 
@@ -118,9 +119,9 @@ class Client:
             self.parser.receive_data(await self.reader.read(1 << 16))
         return event
 
-    async def closed(self, within: float = 5.0) -> bytes:
+    async def closed(self) -> bytes:
         """Waits until the other side closes; what came until then."""
-        async with asyncio.timeout(within):
+        async with asyncio.timeout(HUNG):
             with suppress(ConnectionError):
                 return await self.reader.read()
         return b""
@@ -165,8 +166,21 @@ class Proxy:
         finally:
             await client.leave()
 
+    def look(self, ahead: float) -> None:
+        """Lets the listeners look for what has taken too long, as if it were `ahead` seconds later."""
+        now = asyncio.get_running_loop().time() + ahead
+        for lane in self.lanes.values():
+            for connection in list(lane.listener._connections):
+                connection.check(now)
+
     def host(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+
+def only(**limits: float) -> Limits:
+    """Limits of which the times are far away, but for those that are given: what ends then ends for its own reason."""
+    times = ("header_timeout", "body_idle", "idle", "write_stall", "progress_after", "comment_every")
+    return Limits(**{**dict.fromkeys(times, 100 * HUNG), "check_every": 0.02, **limits})  # type: ignore[arg-type]
 
 
 async def _health(request: web.Request) -> web.Response:
@@ -212,7 +226,7 @@ async def proxy(
         port = listening.sockets[0].getsockname()[1]
         listening.close()
         access = Access.for_listener(port, (), origins)
-        pipeline = Pipeline(FakeResolver(), scheduler, access, limits or Limits(check_every=0.05))  # type: ignore[arg-type]
+        pipeline = Pipeline(FakeResolver(), scheduler, access, limits or only())  # type: ignore[arg-type]
         app = web.Application(middlewares=[envelope(lambda: False)])
         app.on_response_prepare.append(finish_head)
         app.add_routes([web.get("/health", _health), web.post("/other", _health)])
@@ -237,7 +251,7 @@ async def proxy(
                 server.close()
             await served.cleanup()
             runner.upstream.close()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HUNG):
                 while any(len(lane.listener) for lane in lanes.values()):  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
             assert (len(pipeline.running), pipeline.buffered, scheduler.leases, scheduler.waiting) == (0, 0, 0, 0)

@@ -15,10 +15,9 @@ from modelrunner.gateway.dialects.dialect import Call as EngineCall
 from modelrunner.gateway.dialects.dialect import Dialect, Fields
 from modelrunner.gateway.interfaces import Inference
 from modelrunner.http.answers import Header
-from modelrunner.http.limits import Limits
 from modelrunner.types import Mode
 from tests.gateway.fakes import SSE, Call, event
-from tests.gateway.harness import CHAT, Answer, proxy, request
+from tests.gateway.harness import CHAT, Answer, only, proxy, request
 
 MESSAGES = "/v1/messages"
 ASK = {"model": "m", "max_tokens": 8, "messages": [{"role": "user", "content": "hello"}]}
@@ -65,7 +64,7 @@ async def test_anthropic_messages_pass_through(folder: Path, kind: str, path: st
 async def test_anthropic_refusals_before_the_engine(
     folder: Path, kind: str, data: bytes, expected: tuple[int, str]
 ) -> None:
-    async with proxy(folder, kind, limits=Limits(body=4096)) as served:
+    async with proxy(folder, kind, limits=only(body=4096)) as served:
         assert anthropic_error(await served.ask(data)) == expected
         assert not served.engine.received
 
@@ -96,7 +95,7 @@ async def test_an_anthropic_stream_waits_with_pings_and_breaks_with_its_own_even
         await call.send(SSE + event("a"))
         call.close()
 
-    async with proxy(folder, kind, script, limits=Limits(check_every=0.05, progress_after=0.0)) as served:
+    async with proxy(folder, kind, script, limits=only(progress_after=0.0)) as served:
         served.scheduler.is_warm = False
         client = await served.connect()
         await client.send(messages(stream=True))
@@ -112,7 +111,7 @@ async def test_an_anthropic_stream_waits_with_pings_and_breaks_with_its_own_even
 
 
 async def test_a_stream_that_is_refused_while_it_waits(folder: Path, kind: str) -> None:
-    async with proxy(folder, kind, limits=Limits(check_every=0.05, progress_after=0.0)) as served:
+    async with proxy(folder, kind, limits=only(progress_after=0.0)) as served:
         served.scheduler.is_warm = False
         served.scheduler.refusal = Unavailable("it cannot be loaded")
         client = await served.connect()
@@ -256,7 +255,7 @@ async def test_a_third_family_breaks_and_waits_in_its_own_words(folder: Path, ki
         await call.send(event("what?"))
 
     heard = asyncio.Event()
-    async with proxy(folder, kind, script, limits=Limits(check_every=0.05, progress_after=0.0)) as served:
+    async with proxy(folder, kind, script, limits=only(progress_after=0.0)) as served:
         served.scheduler.is_warm = False
         client = await served.connect()
         await client.send(request("/plain", b"m\nhello"))

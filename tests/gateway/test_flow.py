@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.http.limits import Limits
 from tests.gateway.fakes import OK, SSE, Call, answer_ok, chunk, event, until
-from tests.gateway.harness import Client, Proxy, proxy, request
+from tests.gateway.harness import Client, Proxy, only, proxy, request
 
 SIZES = [size + more for size in (1 << 16, 1 << 17, 1 << 18, 1 << 20) for more in (-1, 0, 1, 40_000)]
 BOTH = pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
@@ -137,7 +136,7 @@ async def test_a_control_body_waits_for_its_handler(folder: Path, tcp: bool, chu
         flooding = asyncio.ensure_future(flood())
         answer = await client.answer()
         assert (answer.status, answer.headers["connection"]) == (200, "close")
-        assert await client.closed(within=10) == b""
+        assert await client.closed() == b""
         flooding.cancel()
         await asyncio.gather(flooding, return_exceptions=True)
 
@@ -219,7 +218,7 @@ async def test_who_leaves_takes_what_was_sent_ahead_along(folder: Path, kind: st
         await client.send(request(Host=served.host()) * 40)
         await served.engine.until(lambda e: len(e.received) == 1)
         await client.leave()
-        await until(lambda: served.scheduler.leases == len(served.pipeline.running) == 0, within=2)
+        await until(lambda: served.scheduler.leases == len(served.pipeline.running) == 0)
         assert len(served.engine.received) == 1
 
 
@@ -228,7 +227,7 @@ async def test_a_half_closed_client_that_was_answered_is_done(folder: Path, kind
         client = await served.connect()
         assert (await client.ask()).status == 200
         client.writer.write_eof()
-        assert await client.closed(within=2) == b""
+        assert await client.closed() == b""
 
 
 async def test_a_half_closed_client_gets_all_that_it_asked_for(folder: Path, kind: str) -> None:
@@ -257,7 +256,7 @@ async def test_a_slow_reader_is_served_and_a_deaf_one_is_not(folder: Path, kind:
             await call.send(event("x" * 10_000))
             sent += 1
 
-    async with proxy(folder, kind, script, limits=Limits(check_every=1e6)) as served:
+    async with proxy(folder, kind, script, limits=only(check_every=1e6, write_stall=60.0)) as served:
         client = await deaf(served, tcp=tcp)
         listener = served.lanes["tcp" if tcp else "unix"].listener
         [connection] = listener._connections
@@ -315,7 +314,7 @@ async def test_who_leaves_while_a_large_body_is_decoded(folder: Path, kind: str)
      b"\x00", b"GET  /", b"{", b"A" * 41, b"BREW / HTTP/1.1\r\n", b"GET / HTTP/3"],
 )  # fmt: skip
 async def test_bytes_that_are_no_http_are_refused_as_they_come(folder: Path, first: bytes) -> None:
-    async with proxy(folder, "fast", limits=Limits(header_timeout=60.0)) as served:
+    async with proxy(folder, "fast", limits=only()) as served:
         client = await served.connect()
         await client.send(first)
         assert (await client.answer()).status in (400, 501)

@@ -1,4 +1,5 @@
-"""The client leaves, in every phase and by every way: the engine's connection closes within a second."""
+"""The client leaves, in every phase and by every way: the engine's connection closes at once, while all limits are
+far away."""
 
 import asyncio
 import socket
@@ -36,7 +37,7 @@ async def test_in_the_queue(folder: Path, kind: str, leave: Leave, tcp: bool) ->
         await client.send(request(Host=served.host()))
         await until(lambda: served.scheduler.waiting == 1)
         await leave(client)
-        await until(lambda: served.scheduler.waiting == 0 and not served.pipeline.running, within=1)
+        await until(lambda: served.scheduler.waiting == 0 and not served.pipeline.running)
         assert served.engine.received == []
 
 
@@ -48,8 +49,8 @@ async def test_before_the_first_token(folder: Path, kind: str, leave: Leave, tcp
         await client.send(request(stream=stream, Host=served.host()))
         await served.engine.until(lambda e: len(e.received) == 1)
         await leave(client)
-        await served.engine.until(lambda e: e.open == 0, within=1)
-        await until(lambda: not served.pipeline.running, within=1)
+        await served.engine.until(lambda e: e.open == 0)
+        await until(lambda: not served.pipeline.running)
 
 
 @pytest.mark.parametrize("endless", [False, True])
@@ -66,8 +67,8 @@ async def test_in_the_middle_of_a_stream(folder: Path, kind: str, leave: Leave, 
         await client.send(request(stream=True, Host=served.host()))
         await client.more(await client.head())
         await leave(client)
-        await served.engine.until(lambda e: e.open == 0, within=1)
-        await until(lambda: not served.pipeline.running, within=1)
+        await served.engine.until(lambda e: e.open == 0)
+        await until(lambda: not served.pipeline.running)
 
 
 async def test_a_half_closed_client_of_the_unix_socket_is_served(folder: Path, kind: str) -> None:
@@ -95,7 +96,7 @@ async def test_a_half_closed_client_of_the_unix_socket_may_still_leave(folder: P
         client.writer.write_eof()
         await served.engine.until(lambda e: len(e.received) == 1)
         await client.leave()
-        await served.engine.until(lambda e: e.open == 0, within=1)
+        await served.engine.until(lambda e: e.open == 0)
 
 
 async def test_one_who_leaves_takes_nobody_along(folder: Path, kind: str) -> None:
@@ -106,7 +107,7 @@ async def test_one_who_leaves_takes_nobody_along(folder: Path, kind: str) -> Non
         await staying.send(request())
         await until(lambda: served.scheduler.waiting == 2)
         await going.leave()
-        await until(lambda: served.scheduler.waiting == 1, within=1)
+        await until(lambda: served.scheduler.waiting == 1)
         served.scheduler.gate.set()
         assert (await staying.answer()).status == 200
 
@@ -117,7 +118,7 @@ async def test_in_the_middle_of_the_body(folder: Path, kind: str) -> None:
         await client.send(request()[:-5])
         await until(lambda: served.pipeline.buffered > 0)
         await client.leave()
-        await until(lambda: served.pipeline.buffered == 0, within=1)
+        await until(lambda: served.pipeline.buffered == 0)
 
 
 async def test_a_reader_that_stops_stops_the_engine(folder: Path, kind: str) -> None:
@@ -142,4 +143,4 @@ async def test_a_reader_that_stops_stops_the_engine(folder: Path, kind: str) -> 
             await asyncio.sleep(0.05)
         assert sent < 4_000_000
         await client.leave()
-        await served.engine.until(lambda e: e.open == 0, within=1)
+        await served.engine.until(lambda e: e.open == 0)

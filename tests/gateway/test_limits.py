@@ -1,6 +1,7 @@
 """Clients that take too long or too much are closed at their limits; the others notice nothing."""
 
 import asyncio
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,9 +9,7 @@ import pytest
 
 from modelrunner.http.limits import Limits
 from tests.gateway.fakes import SSE, Call, chunk, event, until
-from tests.gateway.harness import CHAT, Client, proxy, request
-
-QUICK = 0.02
+from tests.gateway.harness import CHAT, Client, only, proxy, request
 
 
 async def drip(client: Client, data: bytes, every: float) -> None:
@@ -22,53 +21,53 @@ async def drip(client: Client, data: bytes, every: float) -> None:
 
 @pytest.mark.parametrize("first", [b"", b"P", b"POST / HTTP/1.1\r\nHost: x\r\n"])
 async def test_a_head_that_does_not_end(folder: Path, first: bytes) -> None:
-    async with proxy(folder, "fast", limits=Limits(header_timeout=0.05, check_every=QUICK)) as served:
+    async with proxy(folder, "fast", limits=only(header_timeout=0.05)) as served:
         client = await served.connect()
         await client.send(first)
-        assert await client.closed(within=1) == b""
+        assert await client.closed() == b""
 
 
 async def test_a_head_in_drops_is_not_given_more_time(folder: Path) -> None:
-    async with proxy(folder, "fast", limits=Limits(header_timeout=0.2, check_every=QUICK)) as served:
+    async with proxy(folder, "fast", limits=only(header_timeout=1.0)) as served:
         client = await served.connect()
         assert (await client.ask()).status == 200
-        dripping = asyncio.ensure_future(drip(client, request(), 0.02))
-        assert await client.closed(within=1) == b""
+        dripping = asyncio.ensure_future(drip(client, request()[:20] + b"x" * 10_000, 0.02))
+        assert await client.closed() == b""
         await dripping
 
 
 async def test_a_body_that_stops(folder: Path, kind: str) -> None:
-    async with proxy(folder, kind, limits=Limits(body_idle=0.1, check_every=QUICK)) as served:
+    async with proxy(folder, kind, limits=only(body_idle=0.1)) as served:
         client = await served.connect()
         await client.send(request()[:-3])
-        assert await client.closed(within=1) == b""
+        assert await client.closed() == b""
         await until(lambda: served.pipeline.buffered == 0)
 
 
 async def test_a_body_in_drops(folder: Path) -> None:
-    async with proxy(folder, "fast", limits=Limits(body_idle=0.2, check_every=QUICK)) as served:
+    async with proxy(folder, "fast", limits=only(body_idle=0.2)) as served:
         client = await served.connect()
         ask = request(body={"model": "m", "x": "y" * 1000})
         await client.send(ask[:-1000])
         dripping = asyncio.ensure_future(drip(client, ask[-1000:], 0.05))
-        assert await client.closed(within=2) == b""
+        assert await client.closed() == b""
         dripping.cancel()
 
 
 async def test_a_body_in_chunks_that_stops(folder: Path, kind: str) -> None:
-    async with proxy(folder, kind, limits=Limits(body_idle=0.1, check_every=QUICK)) as served:
+    async with proxy(folder, kind, limits=only(body_idle=0.1)) as served:
         client = await served.connect()
         await client.send(
             f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode() + chunk(b"{")
         )
-        assert await client.closed(within=1) == b""
+        assert await client.closed() == b""
 
 
 async def test_an_idle_connection(folder: Path) -> None:
-    async with proxy(folder, "fast", limits=Limits(idle=0.1, check_every=QUICK)) as served:
+    async with proxy(folder, "fast", limits=only(idle=0.1)) as served:
         client = await served.connect()
         assert (await client.ask()).status == 200
-        assert await client.closed(within=1) == b""
+        assert await client.closed() == b""
 
 
 async def test_a_reader_that_stalls(folder: Path) -> None:
@@ -77,7 +76,7 @@ async def test_a_reader_that_stalls(folder: Path) -> None:
         while True:
             await call.send(event("x" * 10000))
 
-    async with proxy(folder, "fast", script, limits=Limits(write_stall=0.2, check_every=QUICK)) as served:
+    async with proxy(folder, "fast", script, limits=only(write_stall=0.2)) as served:
         client = await served.connect()
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await client.send(request(stream=True))
@@ -107,16 +106,16 @@ async def test_a_slow_answer_has_no_limit(folder: Path) -> None:
         await call.send(SSE + b"0\r\n\r\n")
 
     gate = asyncio.Event()
-    times = Limits(header_timeout=0.05, body_idle=0.05, idle=0.05, write_stall=0.05, check_every=QUICK)
-    async with proxy(folder, "fast", script, limits=times) as served:
+    async with proxy(folder, "fast", script, limits=only(check_every=1e6)) as served:
         client = await served.connect()
         await client.send(request(stream=True))
-        await asyncio.sleep(0.2)
+        await served.engine.until(lambda e: len(e.received) == 1)
+        served.look(1e6)
         gate.set()
         assert (await client.answer()).complete
 
 
-FULL = pytest.mark.parametrize(("tcp", "limits"), [(True, Limits(per_peer=2)), (False, Limits(connections=2))])
+FULL = pytest.mark.parametrize(("tcp", "limits"), [(True, only(per_peer=2)), (False, only(connections=2))])
 
 
 @FULL
@@ -166,7 +165,7 @@ async def test_who_holds_a_place_for_nothing_gives_it_to_the_next(folder: Path, 
         assert (await second.ask(look)).status == 200
         third = await served.connect(tcp=tcp)
         assert (await third.ask(request(Host=served.host()))).status == 200
-        assert await first.closed(within=1) == b""
+        assert await first.closed() == b""
         assert (await second.ask(look)).status == 200
         assert (await (await served.connect(tcp=tcp)).ask(look)).status == 200
         assert len(served.lanes["tcp" if tcp else "unix"].listener) == 2
@@ -182,7 +181,7 @@ def test_limits_leave_descriptors_for_engines_and_files() -> None:
 
 
 async def test_all_bodies_together(folder: Path, kind: str) -> None:
-    async with proxy(folder, kind, limits=Limits(total_body=1000)) as served:
+    async with proxy(folder, kind, limits=only(total_body=1000)) as served:
         large = request(body={"model": "m", "x": "y" * 900})
         holding = await served.connect()
         await holding.send(large[:-10])
@@ -200,7 +199,7 @@ async def test_what_is_pipelined_is_not_read_without_end(folder: Path) -> None:
         await gate.wait()
         await call.send(SSE + b"0\r\n\r\n")
 
-    async with proxy(folder, "fast", script, limits=Limits(pipelined=10_000)) as served:
+    async with proxy(folder, "fast", script, limits=only(pipelined=10_000)) as served:
         client = await served.connect()
         many = 20_000
         sending = asyncio.ensure_future(client.send(request() * many))
@@ -232,7 +231,8 @@ async def test_draining_lets_answers_end_and_takes_nothing_new(folder: Path) -> 
 
 
 async def test_a_busy_data_plane_leaves_control_requests_alone(folder: Path) -> None:
-    """Slow heads, slow bodies and readers that never read, and still every control request is answered at once."""
+    """Slow heads, slow bodies and readers that never read: control requests are answered, and cost what they cost
+    without all that. Processor time is compared, since it is the same on a busy machine."""
 
     async def script(call: Call) -> None:
         await call.send(SSE)
@@ -240,10 +240,19 @@ async def test_a_busy_data_plane_leaves_control_requests_alone(folder: Path) -> 
             await call.send(event("x" * 1000))
 
     async with proxy(folder, "fast", script) as served:
+        control = await served.connect()
+
+        async def cost() -> float:
+            began = time.thread_time()
+            for _ in range(100):
+                assert (await control.ask(request("/health", b"", method="GET"))).status == 200
+            return time.thread_time() - began
+
+        await cost()
+        alone = min([await cost() for _ in range(3)])
         for number in range(60):
             client = await served.connect()
             await client.send([b"POST / HT", request()[:-3], request(stream=True)][number % 3])
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        control = await served.connect()
-        for _ in range(20):
-            assert (await control.ask(request("/health", b"", method="GET"), within=0.5)).status == 200
+        await served.engine.until(lambda e: len(e.received) == 20)
+        assert min([await cost() for _ in range(3)]) < 3 * alone

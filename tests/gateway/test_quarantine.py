@@ -13,11 +13,10 @@ from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.interfaces import Inference, Terms
 from modelrunner.gateway.quarantine import Quarantine
 from modelrunner.gateway.routes import match
-from modelrunner.http.limits import Limits
 from modelrunner.scheduler import Lease
 from modelrunner.types import Mode, RunnerKey
 from tests.gateway.fakes import OK, SSE, Call, FakeRunner, event
-from tests.gateway.harness import Answer, Proxy, proxy, request
+from tests.gateway.harness import Answer, Proxy, only, proxy, request
 
 # A connection that is used again and breaks is tried once more, at an engine that in truth is gone.
 ONCE = OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
@@ -63,7 +62,7 @@ class Fragile:
 
 async def test_one_bad_request_among_many(folder: Path, kind: str) -> None:
     engine = Fragile()
-    async with proxy(folder, kind, engine.script, limits=Limits(check_every=0.05)) as served:
+    async with proxy(folder, kind, engine.script, limits=only()) as served:
         engine.served = served
         good = [asyncio.ensure_future(served.ask(numbered(n))) for n in range(8)]
         streaming = await served.connect()

@@ -10,6 +10,7 @@ from modelrunner.engine.connections import UpstreamPool, build_request
 from modelrunner.errors import EngineProtocolError
 from modelrunner.types import Endpoint
 from tests.gateway.fakes import OK, SSE, Call, chunk, event, scripted_engine, until
+from tests.waiting import HUNG
 
 
 class Recorder:
@@ -43,7 +44,7 @@ class Recorder:
         self.ended.set()
 
     async def wait(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HUNG):
             await self.ended.wait()
 
 
@@ -75,14 +76,14 @@ def script_of(*pieces: bytes, close: bool = False):
 
 async def test_fetch_answers_status_and_body(socket_path: Path) -> None:
     async with scripted_engine(socket_path) as engine:
-        assert await UpstreamPool(engine.endpoint).fetch("GET", "/health", timeout=5) == (200, b'{"ok":true}')
+        assert await UpstreamPool(engine.endpoint).fetch("GET", "/health", timeout=HUNG) == (200, b'{"ok":true}')
         assert engine.received[0].path == "/health"
         await engine.until(lambda e: e.open == 0)
 
 
 async def test_fetch_where_nobody_listens(socket_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        await UpstreamPool(Endpoint(path=socket_path)).fetch("GET", "/health", timeout=5)
+        await UpstreamPool(Endpoint(path=socket_path)).fetch("GET", "/health", timeout=HUNG)
 
 
 async def test_fetch_of_a_silent_engine_times_out(socket_path: Path) -> None:
@@ -103,7 +104,7 @@ async def test_fetch_over_tcp() -> None:
     left = asyncio.Event()
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    assert (await UpstreamPool(Endpoint(host="127.0.0.1", port=port)).fetch("GET", "/health", timeout=5))[0] == 200
+    assert (await UpstreamPool(Endpoint(host="127.0.0.1", port=port)).fetch("GET", "/health", timeout=HUNG))[0] == 200
     await left.wait()
     server.close()
     await server.wait_closed()

@@ -19,6 +19,7 @@ from modelrunner.errors import BackendExited, BadRequest
 from modelrunner.testing import BackendContract, running
 from modelrunner.types import Bundle, Mode, ProcessOptions, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend
+from tests.waiting import HUNG
 
 pytestmark = pytest.mark.engine
 FRANCE = [
@@ -55,7 +56,7 @@ async def serving(backend: LlamaCppBackend, spec: RunSpec) -> AsyncIterator[Runn
 
 
 async def ask(runner: Runner, path: str, **body: Any) -> tuple[int, Any]:
-    status, answer = await runner.upstream.fetch("POST", path, json.dumps(body).encode(), timeout=60)
+    status, answer = await runner.upstream.fetch("POST", path, json.dumps(body).encode(), timeout=HUNG)
     return status, json.loads(answer)
 
 
@@ -70,7 +71,7 @@ async def test_stream(backend: LlamaCppBackend, spec: RunSpec) -> None:
     body = {"messages": FRANCE, "temperature": 0, "max_tokens": 16, "stream": True}
     async with serving(backend, spec) as runner:
         sent = json.dumps(body).encode()
-        status, raw = await runner.upstream.fetch("POST", "/v1/chat/completions", sent, timeout=60)
+        status, raw = await runner.upstream.fetch("POST", "/v1/chat/completions", sent, timeout=HUNG)
     events = [line.removeprefix("data: ") for line in raw.decode().splitlines() if line.startswith("data: ")]
     assert (status, events[-1]) == (200, "[DONE]")
     deltas = [choice["delta"] for event in events[:-1] for choice in json.loads(event)["choices"]]
@@ -82,10 +83,10 @@ async def test_what_leaks_or_changes_the_engine_is_off(
     backend: LlamaCppBackend, spec: RunSpec, own_server: None
 ) -> None:
     async with serving(backend, spec) as runner:
-        slots, _ = await runner.upstream.fetch("GET", "/slots", timeout=10)
+        slots, _ = await runner.upstream.fetch("GET", "/slots", timeout=HUNG)
         props, _ = await ask(runner, "/props", x=1)
-        page, _ = await runner.upstream.fetch("GET", "/", timeout=10)
-        metrics, text = await runner.upstream.fetch("GET", "/metrics", timeout=10)
+        page, _ = await runner.upstream.fetch("GET", "/", timeout=HUNG)
+        metrics, text = await runner.upstream.fetch("GET", "/metrics", timeout=HUNG)
     assert slots >= 400
     assert props >= 400
     assert page == 404
@@ -127,7 +128,7 @@ async def test_a_request_that_is_broken_off_frees_its_slot(
         writer.write(head.encode() + request)
         await reader.readuntil(b"data: ")
         writer.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HUNG):
             status, _ = await ask(runner, "/v1/completions", prompt="Hello", max_tokens=1)
         assert status == 200
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,6 +21,7 @@ from modelrunner_llamacpp.engines import Engine, EngineKind
 from modelrunner_llamacpp.slots import can_be_kept, key_of
 from tests.llamacpp.models import GEMMA3, SMOLLM2, bundle
 from tests.llamacpp.models import spec as spec_of
+from tests.waiting import HUNG
 
 Make = Callable[..., LlamaCppBackend]
 
@@ -68,7 +68,7 @@ def long_text(word: str) -> str:
 async def go_on(runner: Runner, text: str) -> tuple[str, int, int]:
     """What the model makes of `text`; how many tokens that was, and how many of them were not computed again."""
     body = {"prompt": text, "max_tokens": 4, "temperature": 0}
-    status, raw = await runner.upstream.fetch("POST", "/v1/completions", json.dumps(body).encode(), timeout=60)
+    status, raw = await runner.upstream.fetch("POST", "/v1/completions", json.dumps(body).encode(), timeout=HUNG)
     answer = json.loads(raw)
     assert status == 200, answer
     cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -185,27 +185,26 @@ async def test_a_prompt_cache_in_memory_does_not_take_the_prompts_away(make: Mak
 @pytest.mark.engine
 async def test_a_stopped_engine_does_not_hold_up_its_end(make: Make, spec: RunSpec) -> None:
     quick = replace(spec, process=replace(spec.process, stop_grace=0.5))
-    async with serving(make(), quick) as runner:
+    async with asyncio.timeout(HUNG), serving(make(), quick) as runner:
         assert runner.pid is not None
         os.kill(runner.pid, signal.SIGSTOP)
-        began = time.monotonic()
-    assert time.monotonic() - began < 0.5 + 2
 
 
 @pytest.mark.engine
-async def test_a_slot_at_work_is_left_alone(make: Make, spec: RunSpec, saved: Any) -> None:
+async def test_a_slot_at_work_is_left_alone(
+    make: Make, spec: RunSpec, saved: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """As when the daemon ends and cuts what still runs."""
     endless = {"prompt": long_text("river"), "max_tokens": -1, "ignore_eos": True, "stream": True}
     backend = make()
     async with serving(backend, replace(spec, process=replace(spec.process, stop_grace=3.0))) as runner:
         await go_on(runner, long_text("mountain"))
-        fetch = runner.upstream.fetch("POST", "/v1/completions", json.dumps(endless).encode(), timeout=60)
+        fetch = runner.upstream.fetch("POST", "/v1/completions", json.dumps(endless).encode(), timeout=HUNG)
         task = asyncio.create_task(fetch)
         computed = await backend.work_done(spec, runner.endpoint) or 0.0
         while (await backend.work_done(spec, runner.endpoint) or 0.0) < computed + 5:  # the prompt is done, tokens come
             assert not task.done()
-        began = time.monotonic()
-    assert time.monotonic() - began < 5, "waiting for it takes the grace, and so does ending it"
+    assert "was not done" not in caplog.text, "who waits for it takes the whole grace, and the runner says so"
     assert len(saved()) == 1
     task.cancel()
     await asyncio.wait([task])

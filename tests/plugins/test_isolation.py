@@ -19,6 +19,7 @@ from modelrunner.plugins.isolation import IsolatedBackend, asked
 from modelrunner.processes import process
 from modelrunner.types import Endpoint, Mode, RequiredMemory, RunSpec, Variant
 from tests.fakes import FakeBackend, fake_spec
+from tests.waiting import HUNG
 
 ENDPOINT = Endpoint(path=Path("/nowhere/engine.sock"))
 
@@ -41,13 +42,13 @@ def spec(tmp_path: Path) -> RunSpec:
 def isolated(tmp_path: Path) -> Iterator[Callable[..., IsolatedBackend]]:
     made: list[IsolatedBackend] = []
 
-    def make(limit: float = 5.0, **does: Callable[..., Any]) -> IsolatedBackend:
+    def make(limit: float = HUNG, **does: Callable[..., Any]) -> IsolatedBackend:
         made.append(IsolatedBackend(Broken(tmp_path, **does), answer_limit=limit))
         return made[-1]
 
     yield make
     for backend in made:
-        backend.close(patience=30)
+        backend.close(patience=HUNG)
 
 
 def returns(value: Any) -> Callable[..., Any]:
@@ -161,7 +162,7 @@ async def test_a_status_is_always_had(isolated: Any) -> None:
 
 async def test_one_that_blocks_is_late_and_the_loop_goes_on(isolated: Any) -> None:
     released = threading.Event()
-    backend = isolated(limit=0.2, status=lambda: released.wait(60))
+    backend = isolated(limit=0.2, status=lambda: released.wait(HUNG))
     turns = 0
 
     async def count() -> None:
@@ -182,10 +183,10 @@ async def test_one_that_blocks_is_late_and_the_loop_goes_on(isolated: Any) -> No
 
 async def test_one_that_was_stuck_is_asked_again_once_it_is_free(isolated: Any) -> None:
     released = threading.Event()
-    backend = isolated(limit=0.2, version=lambda: "1.0" if released.wait(60) else "")
+    backend = isolated(limit=0.2, version=lambda: "1.0" if released.wait(HUNG) else "")
     assert await asked(backend.version) == ""
     released.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HUNG):
         while "stuck" in (await asked(backend.status)).details:
             await asyncio.to_thread(time.sleep, 0)
     assert await asked(backend.version) == "1.0"
@@ -204,7 +205,7 @@ async def test_one_that_hangs_is_cancelled_at_its_limit(isolated: Any) -> None:
     backend = isolated(limit=0.1, sleep_level=hang, version=returns("1.0"))
     with pytest.raises(BackendFaulty, match="within"):
         await asked(backend.sleep_level, None)
-    assert await asyncio.to_thread(cancelled.wait, 30)
+    assert await asyncio.to_thread(cancelled.wait, HUNG)
     assert await asked(backend.version) == "1.0", "a call that only waits blocks no other"
 
 
@@ -224,7 +225,7 @@ async def test_a_caller_that_is_cancelled_cancels_the_call(isolated: Any, spec: 
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert await asyncio.to_thread(cancelled.wait, 30)
+    assert await asyncio.to_thread(cancelled.wait, HUNG)
 
 
 async def test_progress_of_an_installation_arrives_on_the_callers_loop(isolated: Any) -> None:
@@ -298,7 +299,9 @@ async def test_an_engine_whose_backend_is_stuck_is_killed(
 ) -> None:
     monkeypatch.setattr("modelrunner.plugins.isolation.KILL_AFTER", 0.2)
     released = threading.Event()
-    backend = isolated(limit=0.1, run=lambda spec, endpoint: shell(spec, "sleep 600"), status=lambda: released.wait(60))
+    backend = isolated(
+        limit=0.1, run=lambda spec, endpoint: shell(spec, "sleep 600"), status=lambda: released.wait(HUNG)
+    )
     watcher = Watcher()
     running = asyncio.create_task(backend.run(observed(spec, watcher, grace=0.1), ENDPOINT))
     engine = psutil.Process(await watcher.pid)
@@ -307,7 +310,7 @@ async def test_an_engine_whose_backend_is_stuck_is_killed(
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        await asyncio.to_thread(psutil.wait_procs, [engine], 30)
+        await asyncio.to_thread(psutil.wait_procs, [engine], HUNG)
         assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
     finally:
         released.set()
@@ -324,5 +327,5 @@ def test_the_thread_ends_when_it_is_closed(tmp_path: Path) -> None:
     backend.status()
     (thread,) = set(threading.enumerate()) - before
     backend.close()
-    thread.join(30)
+    thread.join(HUNG)
     assert not thread.is_alive()

@@ -17,6 +17,7 @@ from tests.api.conftest import make_settings
 from tests.fakes import FakeBackend
 from tests.plugins.rogue import FAULTS, Rogue, released
 from tests.store.samples import add_model
+from tests.waiting import HUNG
 
 
 class Daemon:
@@ -38,7 +39,8 @@ async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
     add_model(store, "good", 0)
     add_model(store, "bad", 1)
     rogue = Rogue(tmp_path)
-    backends = {b.name: IsolatedBackend(b, answer_limit=0.5, work_limit=0.5) for b in (FakeBackend(tmp_path), rogue)}
+    good = IsolatedBackend(FakeBackend(tmp_path), answer_limit=HUNG, work_limit=HUNG)
+    backends = {"fake": good, "rogue": IsolatedBackend(rogue, answer_limit=1.0, work_limit=1.0)}
     ready = asyncio.Event()
     serving = asyncio.create_task(serve(settings, ready=ready.set, registry=BackendRegistry(backends)))
     await ready.wait()
@@ -51,7 +53,7 @@ async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
             assert answer.status == 202
     await serving
     for backend in backends.values():
-        backend.close(patience=30)
+        backend.close(patience=HUNG)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -13,6 +13,7 @@ import pytest
 
 from modelrunner.processes.processtree import sweep_orphans
 from tests.fakes import FAKE_ENGINE
+from tests.waiting import HUNG
 
 ROOT = Path(__file__).parents[2]
 STUBBORN = ["--ignore-term", "--grandchild", "plain", "--grandchild", "setsid", "--grandchild", "double-fork"]
@@ -29,9 +30,8 @@ def living() -> list[psutil.Process]:
 
 
 def survivors() -> list[list[str]]:
-    """The command lines of what lives on after a minute; what nobody ends lives for an hour. Returns as soon as nothing
-    is left."""
-    deadline = time.monotonic() + 60
+    """The command lines of what lives on, which nobody ends for an hour. Returns as soon as nothing is left."""
+    deadline = time.monotonic() + HUNG
     while (found := living()) and time.monotonic() < deadline:
         psutil.wait_procs(found, timeout=0.01)
     return [process.cmdline() for process in found]

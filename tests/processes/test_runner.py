@@ -17,8 +17,10 @@ from modelrunner.processes import process
 from modelrunner.processes.processtree import activity_of
 from modelrunner.types import Endpoint, ProcessOptions, RunSpec
 from tests.fakes import FakeBackend, FakeClock, FakeTcpBackend, Observer, fake_key, fake_spec
+from tests.waiting import HUNG
 
-GRACE = 60.0  # seconds that an engine would get: what is over sooner did not wait for it
+GRACE = 100 * HUNG
+"""Seconds that an engine would get: what ends within `HUNG` did not wait for them."""
 
 
 class Watched:
@@ -36,7 +38,7 @@ class Watched:
 
     async def until(self, condition) -> Runner:
         """`condition(runner)`, which may only become true with a reported change."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HUNG):
             while not condition(self.runner):
                 self._changed.clear()
                 waiting = asyncio.create_task(self._changed.wait())
@@ -49,12 +51,11 @@ class Watched:
     async def ready(self) -> Runner:
         return await self.until(lambda runner: runner.state is RunnerState.READY)
 
-    async def stop(self) -> float:
-        began = time.monotonic()
+    async def stop(self) -> None:
         self.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await self.task
-        return time.monotonic() - began
+        async with asyncio.timeout(HUNG):
+            with pytest.raises(asyncio.CancelledError):
+                await self.task
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ async def test_crash_while_serving_is_explained_by_the_backend(watch):
     watched = watch("--die", "before-headers")
     runner = await watched.ready()
     with pytest.raises(OSError, match=r".*"):
-        await runner.upstream.fetch("POST", "/v1/completions", b"{}", timeout=5)
+        await runner.upstream.fetch("POST", "/v1/completions", b"{}", timeout=HUNG)
     with pytest.raises(BackendExited, match=r"^the engine was ended by signal 9: the fake engine threw up$"):
         await watched.task
     assert not runner.endpoint.path.exists()
@@ -218,7 +219,7 @@ async def test_a_slow_start_that_makes_progress_is_no_stall(watch, tmp_path, noi
     log = runner.spec.process.log_path
     for _ in range(6):
         before = progress(runner.pid, log)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HUNG):
             while progress(runner.pid, log) < before + least:
                 assert not watched.task.done()
                 await asyncio.sleep(0.01)
@@ -245,7 +246,7 @@ async def test_a_health_check_that_is_not_answered_with_http(watch, tmp_path):
 async def test_engine_on_tcp(watch, tmp_path, port):
     watched = watch(backend=FakeTcpBackend(tmp_path), endpoint=Endpoint(host="127.0.0.1", port=port))
     runner = await watched.ready()
-    assert (await runner.upstream.fetch("GET", "/v1/models", timeout=5))[0] == 200
+    assert (await runner.upstream.fetch("GET", "/v1/models", timeout=HUNG))[0] == 200
     await watched.stop()
 
 
@@ -276,7 +277,7 @@ async def test_a_port_that_is_taken_leads_to_another(watch, tmp_path, port):
         watched = watch(backend=FakeTcpBackend(tmp_path), endpoint=first, other_port=free_port)
         runner = await watched.ready()
         assert runner.endpoint != first
-        assert (await runner.upstream.fetch("GET", "/v1/models", timeout=5))[0] == 200
+        assert (await runner.upstream.fetch("GET", "/v1/models", timeout=HUNG))[0] == 200
         await watched.stop()
 
 
@@ -311,7 +312,7 @@ async def test_cancelled_at_any_moment(watch, turns):
     watched = watch(stop_grace=GRACE)
     for _ in range(turns):
         await asyncio.sleep(0.001)
-    assert await watched.stop() < GRACE
+    await watched.stop()
     assert watched.runner.pid is None
 
 
@@ -321,7 +322,7 @@ async def test_cancelled_twice_does_not_wait_for_the_grace(watch):
     watched.task.cancel()
     for _ in range(5):
         await asyncio.sleep(0)
-    assert await watched.stop() < GRACE
+    await watched.stop()
 
 
 class Parting(FakeBackend):
@@ -362,7 +363,7 @@ async def test_a_backend_that_cannot_part_holds_up_for_the_grace_at_most(watch, 
     backend.hangs = True
     watched = watch(backend=backend, stop_grace=0.2)
     await watched.ready()
-    assert await watched.stop() >= 0.2
+    await watched.stop()
     assert "was not done" in caplog.text
 
 

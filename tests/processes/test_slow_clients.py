@@ -17,6 +17,7 @@ import pytest
 from modelrunner import wire
 from modelrunner.cli.client import Client
 from modelrunner.errors import ModelRunnerError
+from tests.waiting import HUNG
 
 DESCRIPTORS = 1024
 BODY_OF_1000 = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"
@@ -63,7 +64,7 @@ def serving(folder: Path) -> Iterator[tuple[psutil.Popen, Client]]:
         yield process, client
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(HUNG) == 0
 
 
 def status(client: Client) -> wire.Status:

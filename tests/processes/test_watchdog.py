@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,10 +19,12 @@ from modelrunner.errors import EngineFailed
 from modelrunner.processes.processtree import Activity
 from modelrunner.testing import alive, tree
 from modelrunner.types import Endpoint, RunSpec
-from tests.fakes import FakeBackend, fake_key, fake_spec
+from tests.fakes import FakeBackend, FakeClock, fake_key, fake_spec
+from tests.waiting import HUNG
 
 LIMIT = 0.3
-HUNG = ("--first-token-after", "1000")
+"""Seconds of the clock without a sign of life; a tenth of them really passes between two looks."""
+SILENT = ("--first-token-after", "1000")
 
 
 def look(waiting: int = 0, *, begun: bool = False, answered: bool = False, worked: bool | None = None, busy=False):
@@ -62,17 +63,28 @@ def test_when_it_is_time_to_ask() -> None:
     assert suspicious(999, 400, counts_work=True)
 
 
+class CountingClock(FakeClock):
+    """Counts how often it is read: each look of a watchdog does that."""
+
+    read = 0
+
+    def __call__(self) -> float:
+        self.read += 1
+        return super().__call__()
+
+
 class Kept:
-    """A runner in a task."""
+    """A runner in a task. Time passes for its watchdog when the test says so."""
 
     def __init__(self, folder: Path, *knobs: str, limit: float = LIMIT, backend: FakeBackend | None = None) -> None:
         self.backend = backend or FakeBackend(folder)
         self.record = folder / "record"
-        spec = fake_spec(folder, *knobs, "--record", str(self.record), stop_grace=60.0)
+        self.clock = CountingClock()
+        spec = fake_spec(folder, *knobs, "--record", str(self.record), stop_grace=100 * HUNG)
         endpoint = Endpoint(path=folder / "r.sock")
         self._ready = asyncio.Event()
         key = fake_key(spec, self.backend)
-        self.runner = Runner(self.backend, spec, key, id="r1", endpoint=endpoint, wedge_limit=limit)
+        self.runner = Runner(self.backend, spec, key, id="r1", endpoint=endpoint, wedge_limit=limit, clock=self.clock)
         self.task = asyncio.create_task(self.runner.run(self._changed))
 
     def _changed(self) -> None:
@@ -80,13 +92,13 @@ class Kept:
             self._ready.set()
 
     async def ready(self) -> Runner:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HUNG):
             await self._ready.wait()
         return self.runner
 
     def ask(self, text: str = "Hello", **fields: Any) -> "asyncio.Task[tuple[int, bytes]]":
         body = json.dumps({"prompt": text, **fields}).encode()
-        return asyncio.create_task(self.runner.upstream.fetch("POST", "/v1/completions", body, timeout=30))
+        return asyncio.create_task(self.runner.upstream.fetch("POST", "/v1/completions", body, timeout=HUNG))
 
     def probes(self) -> int:
         """How often the watchdog asked."""
@@ -117,12 +129,14 @@ async def keep(tmp_path: Path):
 
 
 async def replaced(kept: Kept, request: "asyncio.Task[Any] | None") -> None:
-    """The runner fails soon, although its grace is a minute, nothing of it is left, and who waited knows."""
-    processes, began = tree(kept.runner), time.monotonic()
+    """The runner fails without waiting for its grace, nothing of it is left, and who waited knows."""
+    processes = tree(kept.runner)
+    async with asyncio.timeout(HUNG):
+        while not kept.task.done():
+            kept.clock.advance(LIMIT / 10)
+            await asyncio.wait([kept.task], timeout=0.01)
     with pytest.raises(EngineFailed, match="stopped answering: nothing came of it for"):
-        async with asyncio.timeout(30):
-            await kept.task
-    assert time.monotonic() - began >= LIMIT
+        await kept.task
     assert isinstance(kept.runner.failure, EngineFailed)
     assert not alive(processes)
     if request is not None:
@@ -130,13 +144,13 @@ async def replaced(kept: Kept, request: "asyncio.Task[Any] | None") -> None:
             await request
 
 
-@pytest.mark.parametrize("knobs", [HUNG, (*HUNG, "--ignore-term")])
+@pytest.mark.parametrize("knobs", [SILENT, (*SILENT, "--ignore-term")])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_engine_that_is_healthy_and_answers_nothing(keep, knobs, stream) -> None:
-    kept = keep(*knobs, limit=3 * LIMIT)
+    kept = keep(*knobs)
     runner = await kept.ready()
     request = kept.ask(stream=stream)
-    assert (await runner.upstream.fetch("GET", "/v1/models", timeout=5))[0] == 200
+    assert (await runner.upstream.fetch("GET", "/v1/models", timeout=HUNG))[0] == 200
     await replaced(kept, request)
     # More than once where this engine, in Python, took one per cent of a processor to read a probe: that is work.
     assert kept.probes() >= 1
@@ -149,7 +163,7 @@ async def test_an_engine_that_was_stopped_while_it_was_idle(keep) -> None:
 
 
 async def test_clients_with_little_patience_do_not_hide_it(keep) -> None:
-    kept = keep(*HUNG)
+    kept = keep(*SILENT)
     runner = await kept.ready()
     with pytest.raises(TimeoutError):
         await runner.upstream.fetch("POST", "/v1/completions", b"{}", timeout=0.05)
@@ -164,13 +178,14 @@ async def test_an_engine_that_answers_everything_with_an_error_of_its_own(keep) 
 
 
 async def test_a_request_that_hangs_alone_costs_the_others_nothing(keep) -> None:
-    kept = keep(*HUNG, "--only-for", "slow", limit=1.0)
+    kept = keep(*SILENT, "--only-for", "slow", limit=10.0)  # a probe gets as many real seconds
     await kept.ready()
     request = kept.ask("slow")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HUNG):
         while kept.probes() < 2:
             assert not kept.task.done()
-            await asyncio.sleep(0.05)
+            kept.clock.advance(10.0)
+            await asyncio.wait([kept.task], timeout=0.05)
     assert kept.runner.state is RunnerState.READY
     assert not request.done()
     request.cancel()
@@ -179,9 +194,10 @@ async def test_a_request_that_hangs_alone_costs_the_others_nothing(keep) -> None
 async def test_a_fault_of_a_client_s_request_is_no_fault_of_the_engine_s(keep) -> None:
     kept = keep("--status", "400")
     await kept.ready()
-    for _ in range(20):
+    looked = kept.clock.read
+    while kept.clock.read < looked + 20:
         assert (await kept.ask())[0] == 400
-        await asyncio.sleep(LIMIT / 10)
+        kept.clock.advance(LIMIT / 2)
     assert (kept.probes(), kept.task.done()) == (0, False)
 
 
@@ -193,12 +209,13 @@ class DozyBackend(FakeBackend):
 
 async def test_a_sleeping_engine_is_left_alone(keep, tmp_path) -> None:
     """Even one that owes an answer to a client that left."""
-    kept = keep(*HUNG, backend=DozyBackend(tmp_path))
+    kept = keep(*SILENT, backend=DozyBackend(tmp_path))
     runner = await kept.ready()
     with pytest.raises(TimeoutError):
         await runner.upstream.fetch("POST", "/v1/completions", b"{}", timeout=0.05)
     await runner.sleep()
-    done, _ = await asyncio.wait([kept.task], timeout=4 * LIMIT)
+    kept.clock.advance(100 * LIMIT)
+    done, _ = await asyncio.wait([kept.task], timeout=LIMIT)
     assert not done
     assert kept.probes() == 0
     await runner.wake()
@@ -206,10 +223,11 @@ async def test_a_sleeping_engine_is_left_alone(keep, tmp_path) -> None:
 
 
 async def test_it_can_be_switched_off(keep) -> None:
-    kept = keep(*HUNG, limit=0.0)
+    kept = keep(*SILENT, limit=0.0)
     await kept.ready()
     request = kept.ask()
-    await asyncio.wait([request], timeout=0.3)
+    kept.clock.advance(1e6)
+    await asyncio.wait([request, kept.task], timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
     assert (kept.probes(), kept.task.done(), request.done()) == (0, False, False)
     request.cancel()
 
@@ -226,23 +244,24 @@ class Counting(FakeBackend):
 
 
 async def looks_until_the_end(
-    keep: Callable[..., Kept], cpu: Callable[[int], float], backend: FakeBackend | None = None
+    keep: Callable[..., Kept], cpu: Callable[[int], float], backend: FakeBackend | None = None, limit: float = 0.2
 ) -> int:
     """How often a watchdog with a limit of ten looks looks at a hung engine that uses as much of the processor."""
-    kept = keep(*HUNG, limit=0.0, backend=backend)
+    kept = keep(*SILENT, limit=0.0, backend=backend)
     runner = await kept.ready()
     pool, looks = UpstreamPool(runner.endpoint), 0
 
     def activity(pid: int) -> Activity:
         nonlocal looks
         looks += 1
+        kept.clock.advance(limit / 10)
         return Activity(cpu(looks), 0)
 
-    dog = Watchdog(kept.backend, runner.spec, pool, limit=0.2, clock=time.monotonic, activity=activity)
-    request = asyncio.create_task(pool.fetch("POST", "/v1/completions", b"{}", timeout=60))
+    dog = Watchdog(kept.backend, runner.spec, pool, limit=limit, clock=kept.clock, activity=activity)
+    request = asyncio.create_task(pool.fetch("POST", "/v1/completions", b"{}", timeout=HUNG))
     assert runner.pid is not None
     with pytest.raises(EngineFailed):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HUNG):
             await dog.watch(runner.pid)
     request.cancel()
     return looks
@@ -261,13 +280,19 @@ async def test_a_processor_that_spins_without_any_counted_work_is_one(keep, tmp_
 
 async def test_an_engine_that_does_not_tell_about_its_work_is_asked_often_all_the_same(keep, tmp_path) -> None:
     """Each question waits for a part of the limit, not for seconds of its own."""
+    waits: list[float] = []
 
     class Mute(Counting):
         async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-            await asyncio.Event().wait()
+            began = asyncio.get_running_loop().time()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                waits.append(asyncio.get_running_loop().time() - began)
             raise AssertionError
 
-    assert await looks_until_the_end(keep, lambda looks: 0.0, Mute(tmp_path)) > 3
+    await looks_until_the_end(keep, lambda looks: 0.0, Mute(tmp_path), limit=1.0)
+    assert min(waits) < 1.0
 
 
 async def test_counted_work_is_a_sign_of_life(keep, tmp_path) -> None:

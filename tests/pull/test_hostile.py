@@ -27,6 +27,7 @@ from tests.pull.hub import Fault, Hub, Repository, sha256
 from tests.pull.models import gguf, wheel
 from tests.pull.test_puller import ignore
 from tests.pull.test_pypi import pip_has
+from tests.waiting import HUNG
 
 SIZE = 3 << 20
 NAME = "hf.co/Org/Tiny-GGUF"
@@ -39,8 +40,13 @@ async def at_once(seconds: float) -> None:
 
 @pytest.fixture
 def puller(store: Store, hub: Hub) -> Puller:
+    return impatient(store, hub)
+
+
+def impatient(store: Store, hub: Hub, look_up_limit: float = HUNG, patience: float = HUNG) -> Puller:
     hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": gguf(SIZE)})
-    return Puller(store, [HuggingFaceSource(hub.endpoint, pause=at_once, look_up_limit=0.5, patience=0.2)])
+    source = HuggingFaceSource(hub.endpoint, pause=at_once, look_up_limit=look_up_limit, patience=patience)
+    return Puller(store, [source])
 
 
 def says(body: bytes, **headers: str) -> Listing:
@@ -66,7 +72,8 @@ async def endless(request: web.Request) -> web.StreamResponse:
         await response.write(bytes(1 << 20))
 
 
-async def test_a_look_up_that_never_ends_is_given_up_and_holds_no_thread(puller: Puller, hub: Hub) -> None:
+async def test_a_look_up_that_never_ends_is_given_up_and_holds_no_thread(store: Store, hub: Hub) -> None:
+    puller = impatient(store, hub, look_up_limit=0.5)
     hub.listing = trickle
     results = await asyncio.gather(
         *(puller.pull(NAME, ignore, name=f"model-{number}") for number in range(40)), return_exceptions=True
@@ -84,7 +91,7 @@ async def test_a_caller_who_leaves_a_slow_look_up_leaves_nothing(puller: Puller,
 
     hub.listing = listing
     pull = asyncio.create_task(puller.pull(NAME, ignore))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HUNG):
         await asked.wait()
     pull.cancel()
     await asyncio.wait([pull])
@@ -211,7 +218,8 @@ async def test_a_file_that_is_shorter_than_announced(puller: Puller, hub: Hub, s
     assert store.list() == []
 
 
-async def test_a_download_that_trickles_is_given_up(puller: Puller, hub: Hub) -> None:
+async def test_a_download_that_trickles_is_given_up(store: Store, hub: Hub) -> None:
+    puller = impatient(store, hub, patience=0.2)
     hub.faults.extend([Fault(trickle=True)] * 100)
     with pytest.raises(SourceFailed, match="it sent less than 256 KiB in"):
         await puller.pull(NAME, ignore)

@@ -19,6 +19,7 @@ from modelrunner.web.session import new_client
 from tests.pull.hub import Fault, Hub, Repository, sha256
 from tests.pull.models import gguf, shards
 from tests.store.folders import model_files, sharded
+from tests.waiting import HUNG
 
 SIZE = 2 << 20
 MODEL = gguf(SIZE)
@@ -314,7 +315,7 @@ async def test_twenty_pulls_are_one_download(client: Client) -> None:
     release = asyncio.Event()
     client.hub.faults.append(Fault(hold=release))
     pulls = [asyncio.create_task(client.pull()) for _ in range(20)]
-    await asyncio.wait_for(client.hub.held.wait(), 10)
+    await asyncio.wait_for(client.hub.held.wait(), HUNG)
     for leaving in pulls[::2]:
         leaving.cancel()
     release.set()
@@ -333,7 +334,7 @@ async def test_the_download_stops_with_the_last_who_wanted_it(client: Client) ->
 
     client.hub.faults.append(Fault(hold=asyncio.Event()))
     pulls = [asyncio.create_task(client.puller.pull(NAME, watch)) for _ in range(2)]
-    await asyncio.wait_for(arrived.wait(), 10)
+    await asyncio.wait_for(arrived.wait(), HUNG)
     for leaving in pulls:
         leaving.cancel()
     await asyncio.wait(pulls)

@@ -17,6 +17,7 @@ from tests.pull.hub import Fault, Hub, Repository
 from tests.pull.index import Index
 from tests.pull.models import gguf, wheel
 from tests.pull.test_pypi import pip_has
+from tests.waiting import HUNG
 
 BIG = 3 << 20
 
@@ -76,7 +77,7 @@ async def test_a_pull_under_way_is_told_by_its_name(store: Store, hub: Hub) -> N
 
     assert puller.under_way("hf.co/Org/Tiny-GGUF") is None
     pull = asyncio.create_task(puller.pull("hf.co/Org/Tiny-GGUF", report))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HUNG):
         await downloading.wait()
     told = puller.under_way("hf.co/org/tiny-gguf:latest")
     assert told is not None

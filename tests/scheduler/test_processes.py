@@ -12,6 +12,7 @@ from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler, Target
 from modelrunner.types import KeepAlive, RequiredMemory
 from tests.fakes import FakeBackend, FakeTcpBackend, fake_key, fake_spec
+from tests.waiting import HUNG
 
 MIB = 1 << 20
 
@@ -43,7 +44,7 @@ async def test_two_models_take_turns_under_a_budget_for_one(kind: type[FakeBacke
     seen: set[int] = set()
     for name in ("one", "two", "one"):
         with await scheduler.acquire(target(tmp_path, backend, name)) as lease:
-            assert (await lease.runner.upstream.fetch("GET", "/health", timeout=5.0))[0] == 200
+            assert (await lease.runner.upstream.fetch("GET", "/health", timeout=HUNG))[0] == 200
             assert [r.model_name for r in scheduler.runners()] == [f"docker.io/ai/{name}:latest"]
             assert str(scheduler.runners()[0].endpoint).startswith("http://" if backend.uses_tcp else "unix://")
             assert not [pid for pid in seen if psutil.pid_exists(pid)], "the one before is gone"
@@ -59,7 +60,7 @@ async def test_what_a_process_holds_is_measured_and_remembered(tmp_path: Path) -
     scheduler = make(tmp_path, backend)
     wanted = target(tmp_path, backend, "one", "--allocate", "40")
     with await scheduler.acquire(wanted):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HUNG):
             while (measured := scheduler.runners()[0].memory.measured) is None:  # noqa: ASYNC110 - a thread measures
                 await asyncio.sleep(0.01)
     assert 40 * MIB < measured.ram < 80 * MIB

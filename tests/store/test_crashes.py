@@ -13,6 +13,7 @@ from modelrunner.errors import ModelNotFound
 from modelrunner.store import Store
 from tests.store.folders import add_folder, model_files
 from tests.store.samples import add_model
+from tests.waiting import HUNG
 
 STRACE = shutil.which("strace")
 pytestmark = pytest.mark.skipif(STRACE is None, reason="strace is not installed")
@@ -39,7 +40,7 @@ def sweep(tmp_path, call: str, fault: str):
     command = [STRACE, "-f", "-qq", "-o", tmp_path / "trace", "-e", f"trace={names}"]
     command += ["-e", f"inject={names}:{fault}:when={children}"]
     command += [sys.executable, "-m", "tests.store.scenario", call, str(children), tmp_path / "runs"]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=HUNG)
     assert "INJECTED" in (tmp_path / "trace").read_text() or "killed by SIGKILL" in (tmp_path / "trace").read_text()
     return folders
 

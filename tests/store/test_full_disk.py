@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+from tests.waiting import HUNG
+
 MOUNT = [
     "unshare",
     "--map-root-user",
@@ -25,5 +27,5 @@ def test_models_can_be_removed_and_nothing_is_lost_when_the_disk_is_full(tmp_pat
     if not can_mount(tmp_path):
         pytest.skip("no file system can be mounted here")
     command = [*MOUNT, tmp_path, sys.executable, "-m", "tests.store.full_disk", tmp_path]
-    outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=HUNG)
     assert outcome.returncode == 0, outcome.stderr

@@ -17,6 +17,7 @@ from modelrunner.testing import BackendContract, alive, running, tree
 from modelrunner.types import Bundle, Mode, RunSpec
 from modelrunner_vllm import VllmBackend
 from tests.models.prepare import MINILM_SAFETENSORS
+from tests.waiting import HUNG
 
 pytestmark = pytest.mark.engine
 LIMIT = 300.0  # seconds
@@ -60,7 +61,7 @@ async def test_a_worker_that_computes_is_seen_to_until_it_dies_and_the_others_fo
                     break
         processes = await asyncio.to_thread(tree, runner)
         os.kill(named(processes, "VLLM::Worker").pid, signal.SIGKILL)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HUNG):
             with pytest.raises(BackendExited):
                 await task
         assert not alive(processes)
@@ -78,7 +79,7 @@ async def test_embeddings_their_memory_and_the_work_that_is_counted(
         body = b'{"model": "%b", "input": ["the cat sleeps", "a cat is asleep", "stock prices"]}'
         sent = body % bundle.references[0].encode()
         idle = await backend.work_done(run, runner.endpoint)
-        status, answer = await runner.upstream.fetch("POST", "/v1/embeddings", sent, timeout=60)
+        status, answer = await runner.upstream.fetch("POST", "/v1/embeddings", sent, timeout=HUNG)
         worked = await backend.work_done(run, runner.endpoint)
         measured = await asyncio.to_thread(runner.measured_memory)
     assert (status, stages) == (200, "")

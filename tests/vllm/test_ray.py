@@ -16,6 +16,7 @@ from modelrunner.processes.process import scrubbed_environment
 from modelrunner.testing import running
 from modelrunner.types import RunSpec
 from modelrunner_vllm import VllmBackend
+from tests.waiting import HUNG
 
 pytestmark = pytest.mark.engine
 
@@ -49,7 +50,7 @@ def cluster(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     )
     try:
         for words in nodes:
-            subprocess.run([*command, *words], env=env, check=True, timeout=120, capture_output=True)
+            subprocess.run([*command, *words], env=env, check=True, timeout=HUNG, capture_output=True)
         yield address
     finally:
         _end(str(folder), address)
@@ -62,7 +63,7 @@ def _end(*marks: str) -> None:
     for process in ours:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(ours, timeout=10)
+    psutil.wait_procs(ours, timeout=HUNG)
 
 
 def _cmdline(process: psutil.Process) -> list[str]:

@@ -200,14 +200,14 @@ def test_settings_that_are_refused_change_nothing(daemon: Daemon, words: tuple[s
 
 
 def test_a_client_that_leaves_ends_the_generation(daemon: Daemon) -> None:
-    """All of its tokens would take a minute or more. vLLM has a counter of what was aborted, which stays 0 for a client
+    """Long before all of its tokens. vLLM has a counter of what was aborted, which stays 0 for a client
     that leaves, with nobody between as well (docs/vllm.md): what ends is seen."""
     body = {"model": SMOLLM2_SAFETENSORS, "prompt": "Once", "max_tokens": 8000, "ignore_eos": True, "stream": True}
     with daemon.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
         chunks = answer.iter_raw()  # closes the connection when nobody refers to it any more
         assert b"data: " in next(chunks)
-        until(lambda: counter(daemon, "num_requests_running") == 1, 10)
-    until(lambda: counter(daemon, "num_requests_running") == 0, 10)
+        until(lambda: counter(daemon, "num_requests_running") == 1)
+    until(lambda: counter(daemon, "num_requests_running") == 0)
 
 
 def test_embeddings(daemon: Daemon) -> None:
@@ -231,8 +231,8 @@ def test_an_engine_that_loses_a_process_is_replaced(daemon: Daemon, name: str) -
     lost = psutil.Process(runner(daemon)["pid"])
     tree = [lost, *lost.children(recursive=True)]
     next(process for process in tree if name in " ".join(process.cmdline())).send_signal(signal.SIGKILL)
-    until(lambda: not alive(tree), 30)
-    until(lambda: not before & shared_memory_of(daemon), 5)
+    until(lambda: not alive(tree))
+    until(lambda: not before & shared_memory_of(daemon))
     assert "Paris" in chat(daemon, max_tokens=16).text
 
 
@@ -252,7 +252,7 @@ def test_nothing_outlives_a_killed_daemon(daemon: Daemon) -> None:
     processes = daemon.descendants()
     assert any("EngineCore" in " ".join(process.cmdline()) for process in processes)
     daemon.kill()
-    until(lambda: not alive(processes), 5)
+    until(lambda: not alive(processes))
     daemon.start()
     daemon.stop()
     assert not before & shared_memory_of(daemon)
