@@ -75,6 +75,9 @@ class Exchange:
     def start(self) -> None:
         pipeline, ask = self._pipeline, self._ask
         route = ask.terms.route
+        if ask.only_loads and ask.unloads:
+            self._do(self._unload())
+            return
         try:
             target = pipeline.resolve.known.get((route.backend, ask.fields.model, route.mode))
             if route.runner is not None:
@@ -88,7 +91,7 @@ class Exchange:
             return
         if lease is None:
             self._do(self._wait())
-            if ask.fields.stream and not ask.terms.preload:
+            if ask.fields.stream and not ask.only_loads:
                 after = 0.0 if ask.terms.progress else pipeline.limits.progress_after
                 self._signs = asyncio.get_running_loop().call_later(after, self._hold_open)
 
@@ -140,6 +143,16 @@ class Exchange:
         else:
             self._begin(lease)
 
+    async def _unload(self) -> None:
+        await self._pipeline.unload(self._ask)
+        if not self._over:
+            self._answer_without_engine("")
+
+    def _answer_without_engine(self, variant: str) -> None:
+        data = self._dialect.loaded(self._ask)
+        self._respond(200, (JSON, *own_headers(variant)), len(data), data)
+        self._finish()
+
     def _hold_open(self) -> None:
         """Called again and again while the request waits."""
         progress = self._pipeline.progress(self._ask) if self._ask.terms.progress else None
@@ -160,9 +173,8 @@ class Exchange:
         self._lease = lease
         self._asked_at = perf_counter()
         ask, runner = self._ask, lease.runner
-        if ask.terms.preload:
-            self._respond(200, (JSON, *own_headers(lease.variant)), 2, b"{}")
-            self._finish()
+        if ask.only_loads:
+            self._answer_without_engine(lease.variant)
             return
         path, body, self._translation = self._dialect.request(ask, runner)
         if path not in runner.endpoints:

@@ -25,7 +25,8 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
 
 
 class Inference(msgspec.Struct, frozen=True, gc=False):
-    """A request that was found good. `body` is the client's. `arrived` is in seconds of `perf_counter`."""
+    """A request that was found good. `body` is the client's. `arrived` is in seconds of `perf_counter`; a request that
+    `only_loads` is answered as soon as its model is loaded."""
 
     terms: Terms
     fields: Fields
@@ -33,6 +34,12 @@ class Inference(msgspec.Struct, frozen=True, gc=False):
     body: bytes
     request_id: str
     arrived: float
+    only_loads: bool = False
+
+    @property
+    def unloads(self) -> bool:
+        """True for a request without work that unloads its model."""
+        return self.keep_alive is not None and self.keep_alive.seconds == 0 and not self.terms.preload
 
 
 class Sink(Protocol):

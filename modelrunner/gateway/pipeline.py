@@ -131,7 +131,8 @@ class Pipeline:
         arrived = perf_counter()
         fields = fields or terms.route.dialect.read(body)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
-        exchange = Exchange(self, Inference(terms, fields, keep, body, request_id, arrived), sink)
+        only_loads = terms.preload or fields.only_loads
+        exchange = Exchange(self, Inference(terms, fields, keep, body, request_id, arrived, only_loads), sink)
         self.running.add(exchange)
         return exchange
 
@@ -177,6 +178,13 @@ class Pipeline:
             return lease
         check_endpoint(route.path, self.resolve.endpoints(target), target.key.backend)
         return await self.scheduler.acquire(target, ask.keep_alive, ask.terms.caller, ask.terms.batch)
+
+    async def unload(self, ask: Inference) -> None:
+        """Ends the runners of the request's model once they are free. Raises as `lease`."""
+        route = ask.terms.route
+        await self.resolve.prepare(route.backend, ask.fields.model, route.mode)
+        target = self.resolve(route.backend, ask.fields.model, route.mode)
+        await self.scheduler.unload(model_ids=[target.key.model_id])
 
     def lease_runner(self, ask: Inference, runner_id: str, target: Target | None) -> Lease | None:
         """The one runner, if it serves the model; None while the model is not resolved."""

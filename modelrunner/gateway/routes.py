@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from modelrunner.errors import NotImplementedHere
 from modelrunner.gateway.dialects.anthropic import Anthropic
 from modelrunner.gateway.dialects.dialect import Dialect
+from modelrunner.gateway.dialects.ollama import OllamaChat, OllamaEmbed, OllamaGenerate
 from modelrunner.gateway.dialects.openai import OpenAI
 from modelrunner.types import Mode
 
@@ -40,6 +41,9 @@ def register(dialect: Dialect) -> None:
 
 register(OPENAI := OpenAI())
 register(Anthropic())
+register(OllamaChat())
+register(OllamaGenerate())
+register(OllamaEmbed())
 
 
 def match(path: str) -> Route | None:

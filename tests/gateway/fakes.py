@@ -152,10 +152,12 @@ class FakeRunner:
     def __init__(self, endpoint: Endpoint, model: str = "m", mode: Mode = Mode.COMPLETION) -> None:
         self.id = f"runner-{model}"
         self.key = RunnerKey("fake", model, mode)
-        self.spec = SimpleNamespace(bundle=SimpleNamespace(name=f"ai/{model}"))
         self.endpoint = endpoint
         self.upstream = UpstreamPool(endpoint)
         self.names: tuple[str, ...] | None = None
+        self.spec = SimpleNamespace(
+            bundle=SimpleNamespace(name=f"ai/{model}", capabilities=frozenset({"chat", "completion"}))
+        )
         self.failure: EngineFailed | None = None
         self.gone = asyncio.Event()
 
@@ -202,7 +204,7 @@ class FakeLease:
 class FakeScheduler:
     """Grants `runner` at once if `is_warm`, else when `gate` opens. `refusal` is raised instead of a grant. `leases`
     are those held now; `granted` counts them all; `waiting` those that stand at the gate;
-    `asked` has the caller and the priority of each that stood there. Leases are of `variant`."""
+    `asked` has the caller and the priority of each that stood there, `unloaded` the models. Leases are of `variant`."""
 
     def __init__(self, runner: FakeRunner) -> None:
         self.runner = runner
@@ -213,6 +215,7 @@ class FakeScheduler:
         self.leases = self.granted = self.waiting = 0
         self.keep_alive: KeepAlive | None = None
         self.asked: list[tuple[str, bool]] = []
+        self.unloaded: list[str] = []
         self.insight = self
 
     def warm(self, target: Any, keep_alive: KeepAlive | None = None, batch: bool = False) -> FakeLease | None:
@@ -233,6 +236,9 @@ class FakeScheduler:
             raise self.refusal
         self.keep_alive = keep_alive
         return self._grant(1.0)
+
+    async def unload(self, *, model_ids: list[str]) -> None:
+        self.unloaded += model_ids
 
     def lease_runner(self, runner_id: str) -> FakeLease:
         if runner_id != self.runner.id:

@@ -1,1 +1,1 @@
-"""The families of APIs that the daemon speaks: each is one module here, and one line in proxy/routes.py."""
+"""The families of APIs that the daemon speaks: each has its modules here, and a line in gateway/routes.py."""

@@ -28,6 +28,26 @@ def is_null(raw: msgspec.Raw) -> bool:
     return bytes(raw) == b"null"
 
 
+class EventLines:
+    """Takes the data of each event out of a stream of bytes that may be cut anywhere. `unfinished` counts the bytes of
+    the last line."""
+
+    def __init__(self) -> None:
+        self._rest: list[bytes] = []
+        self.unfinished = 0
+
+    def take(self, data: bytes) -> list[bytes]:
+        """The data of the events that are complete with these bytes, without OpenAI's `[DONE]`."""
+        if b"\n" not in data:
+            self._rest.append(data)
+            self.unfinished += len(data)
+            return []
+        *lines, rest = b"".join((*self._rest, data)).split(b"\n") if self._rest else data.split(b"\n")
+        self._rest, self.unfinished = [rest] if rest else [], len(rest)
+        events = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+        return [event for event in events if event != b"[DONE]"]
+
+
 class Assembly(ABC):
     """A `Translation` that says nothing before its end. An error in the engine's stream becomes the whole answer: the
     client has no head yet, so it gets the error's status."""
@@ -36,19 +56,16 @@ class Assembly(ABC):
     whole: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        self._unfinished: list[bytes] = []  # of the last line
+        self._lines = EventLines()
         self._kept = 0  # bytes
         self._refusal: EngineRefusal | None = None
 
     def piece(self, data: bytes) -> bytes:
         """Raises `EngineProtocolError` for an answer larger than `LIMIT`, and for one that cannot be read."""
-        self._unfinished.append(data)
-        if b"\n" in data:
-            *lines, rest = b"".join(self._unfinished).split(b"\n")
-            self._unfinished = [rest]
-            for line in lines:
-                self._read(line)
-        elif self._kept + sum(map(len, self._unfinished)) > LIMIT:
+        for event in self._lines.take(data):
+            if self._refusal is None:
+                self._read(event)
+        if self._kept + self._lines.unfinished > LIMIT:
             raise EngineProtocolError(_TOO_LARGE)
         return b""
 
@@ -61,11 +78,7 @@ class Assembly(ABC):
             raise EngineProtocolError("the engine's stream ended before its answer was complete")
         return msgspec.json.encode(self.answer())
 
-    def _read(self, line: bytes) -> None:
-        name, _, data = line.partition(b":")
-        data = data.strip()
-        if name != b"data" or data == b"[DONE]" or self._refusal is not None:
-            return
+    def _read(self, data: bytes) -> None:
         try:
             event = _event.decode(data)
             if "error" in event and not is_null(event["error"]):
@@ -74,8 +87,6 @@ class Assembly(ABC):
                 self._kept += self.add(event)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise EngineProtocolError(f"the engine's stream cannot be read: {error}") from None
-        if self._kept > LIMIT:
-            raise EngineProtocolError(_TOO_LARGE)
 
     @abstractmethod
     def add(self, event: Event) -> int:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SLICE = 1 << 20  # bytes that one call looks at: a call keeps every other thread waiting
 _MODEL = b'"model"'
-_decoder = msgspec.json.Decoder(Fields)
 _DIGITS_ONLY = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
 _LONGEST_NUMBER = b"0" * 309  # the digits of the largest double
 _NUMBER_OR_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"|([0-9]{309})', re.DOTALL)
@@ -30,17 +29,16 @@ _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\],]', re.DOTALL)
 _MOST_TOKENS = 1_000_000  # half a second; only a body that says `"model"` more than once is looked at this way
 
 
-class JsonDialect(Dialect):
-    """A family whose bodies are JSON objects with a `model`, and go to the engine's endpoint of the same kind.
-    `assembly` puts an answer together that the engine streams and the client wants in one piece."""
+class JsonBodies(Dialect):
+    """A family whose bodies are JSON objects with a `model`. `decoder` takes its fields from one."""
 
-    assembly: ClassVar[type[Assembly]]
+    decoder: "ClassVar[msgspec.json.Decoder[Any]]" = msgspec.json.Decoder(Fields)
 
     def read(self, body: bytes) -> Fields:
         """Raises `BadRequest` for anything but one JSON object with one `model`, of bounded depth, numbers that a
         double can hold, and text that is Unicode."""
         try:
-            fields = _decoder.decode(body)
+            fields: Fields = self.decoder.decode(body)
         except msgspec.ValidationError as error:
             raise _unlike_schema(error) from None
         except msgspec.DecodeError as error:
@@ -63,6 +61,13 @@ class JsonDialect(Dialect):
         ):
             _check_one_model(body)
         return fields
+
+
+class JsonDialect(JsonBodies):
+    """A family whose requests go to the engine's endpoint of the same kind.
+    `assembly` puts an answer together that the engine streams and the client wants in one piece."""
+
+    assembly: ClassVar[type[Assembly]]
 
     def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Assembly | None]:
         """The body is the client's, byte for byte, unless the engine refuses the name that the client gave the model,

@@ -48,6 +48,9 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     dimensions: msgspec.Raw = _ABSENT
     return_documents: msgspec.Raw = _ABSENT
 
+    only_loads: ClassVar[bool] = False
+    """True for a request without work for the engine: it loads the model or, with a keep-alive of 0, unloads it."""
+
     def watched(self) -> dict[str, Any]:
         """Those of the fields after `keep_alive` that the body has and that are not null, decoded."""
         found = {name: getattr(self, name) for name in _WATCHED}
@@ -97,6 +100,10 @@ class Dialect(ABC):
     def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation | None]:
         """The engine's path and the body that it gets, once the runner is known, and what its answer goes through; None
         where that is the client's, byte for byte. Raises `ModelRunnerError`."""
+
+    def loaded(self, ask: "Inference") -> bytes:
+        """The answer, JSON, to a request that only loads or unloads its model."""
+        return b"{}"
 
     @abstractmethod
     def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:

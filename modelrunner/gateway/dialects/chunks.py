@@ -1,0 +1,167 @@
+"""The chunks of a chat completion's or a completion's stream, for families into whose form they are translated.
+
+Source of the shapes: https://platform.openai.com/docs/api-reference/chat-streaming; llama.cpp adds `timings`, and both
+llama.cpp and vLLM the text of the reasoning.
+"""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from modelrunner.errors import EngineProtocolError
+from modelrunner.gateway.dialects.assembly import LIMIT, EventLines
+from modelrunner.http.answers import Header
+
+if TYPE_CHECKING:
+    from modelrunner.engine.runner import Runner
+
+
+class FunctionPart(msgspec.Struct, gc=False):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallPart(msgspec.Struct):
+    index: int = 0
+    id: str | None = None
+    function: FunctionPart | None = None
+
+
+class ChunkDelta(msgspec.Struct):
+    """`reasoning_content` is llama.cpp's and vLLM's name, `reasoning` vLLM's newer one."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCallPart] | None = None
+
+    @property
+    def thought(self) -> str:
+        return self.reasoning_content or self.reasoning or ""
+
+
+class LogProbabilities(msgspec.Struct):
+    """`content` has an element for each token, as the engine wrote them."""
+
+    content: list[msgspec.Raw] | None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    """`text` is a completion's."""
+
+    delta: ChunkDelta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: LogProbabilities | None = None
+
+
+class CachedTokens(msgspec.Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class TokenUsage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: CachedTokens | None = None
+
+    @property
+    def cached(self) -> int:
+        return (self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens) or 0
+
+
+class Timings(msgspec.Struct, gc=False):
+    """llama.cpp's, in milliseconds."""
+
+    prompt_ms: float = 0.0
+    predicted_ms: float = 0.0
+
+
+class CompletionChunk(msgspec.Struct):
+    choices: list[ChunkChoice] = []
+    usage: TokenUsage | None = None
+    timings: Timings | None = None
+    error: Any = None
+
+
+_decoder = msgspec.json.Decoder(CompletionChunk)
+
+
+class GrowingToolCall:
+    """A call of a tool, put together from its parts. `arguments` is the text of their JSON."""
+
+    def __init__(self) -> None:
+        self.id = ""
+        self.name = ""
+        self._arguments: list[str] = []
+
+    def add(self, part: ToolCallPart) -> None:
+        self.id = part.id or self.id
+        if part.function is not None:
+            self.name = part.function.name or self.name
+            self._arguments.append(part.function.arguments or "")
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self._arguments)
+
+
+class ChunkTranslation(ABC):
+    """A `Translation` of the first choice of a stream. The last lines are written in `end`, since the usage comes after
+    the reason why the answer finished."""
+
+    headers: tuple[Header, ...]
+    whole: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._lines = EventLines()
+        self.finish_reason = ""
+        self.usage = TokenUsage()
+        self.timings: Timings | None = None
+
+    def piece(self, data: bytes) -> bytes:
+        events = self._lines.take(data)
+        if self._lines.unfinished > LIMIT:
+            raise EngineProtocolError(f"the engine's stream has an event of more than {LIMIT >> 20} MiB")
+        return b"".join([self._translated(event) for event in events])
+
+    def _translated(self, event: bytes) -> bytes:
+        try:
+            chunk = _decoder.decode(event)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise EngineProtocolError(f"the engine's stream cannot be read: {error}") from None
+        if chunk.error is not None:
+            told = chunk.error.get("message") if isinstance(chunk.error, dict) else chunk.error
+            raise EngineProtocolError(f"the engine broke its answer off: {told}")
+        if chunk.usage is not None:
+            self.usage = chunk.usage
+        if chunk.timings is not None:
+            self.timings = chunk.timings
+        if not chunk.choices:
+            return b""
+        choice = chunk.choices[0]
+        self.finish_reason = choice.finish_reason or self.finish_reason
+        return self.choice(choice)
+
+    def end(self) -> bytes:
+        if not self.finish_reason:
+            raise EngineProtocolError("the engine's stream ended before its answer was complete")
+        return self.last()
+
+    @abstractmethod
+    def choice(self, choice: ChunkChoice) -> bytes:
+        """What the client gets for a chunk."""
+
+    @abstractmethod
+    def last(self) -> bytes:
+        """What the client gets at the end of a complete answer."""
+
+
+def engine_request(runner: "Runner", path: str, model: str, fields: dict[str, Any]) -> bytes:
+    """The body that asks the engine for a stream. The engine knows the model by `model`, unless it checks names and has
+    others."""
+    names = runner.names
+    stream = {"stream": True, "stream_options": {"include_usage": True}, **runner.asked_as_streams.get(path, {})}
+    named = model if names is None or model in names else names[0]
+    return msgspec.json.encode({"model": named, **fields, **stream})

@@ -1,0 +1,140 @@
+"""Ollama's API: requests are translated to OpenAI's chat completions, completions and embeddings.
+
+Source of the shapes: https://github.com/ollama/ollama/blob/main/docs/api.md. The routes about models are in
+api/ollama_routes.py.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from modelrunner.errors import ModelRunnerError
+from modelrunner.gateway.dialects.bodies import JsonBodies
+from modelrunner.gateway.dialects.chunks import engine_request
+from modelrunner.gateway.dialects.dialect import JSON, Call, Fields, Translation, refusal_headers
+from modelrunner.gateway.dialects.ollama_answer import (
+    NDJSON,
+    AnswerClock,
+    OllamaEmbeddings,
+    OllamaLines,
+    OllamaText,
+    now,
+)
+from modelrunner.gateway.dialects.ollama_request import ChatFields, EmbedFields, GenerateFields
+from modelrunner.gateway.render import own_headers
+from modelrunner.http.answers import Header
+from modelrunner.types import Mode
+
+if TYPE_CHECKING:
+    from modelrunner.engine.runner import Runner
+    from modelrunner.gateway.interfaces import Inference
+
+_CHAT, _COMPLETIONS, _EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+
+
+class Ollama(JsonBodies):
+    """What all its calls have in common."""
+
+    name: ClassVar[str] = "ollama"
+    stream_headers = NDJSON
+
+    def owns(self, path: str) -> bool:
+        return path.startswith("/api/")
+
+    def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
+        return (JSON, *refusal_headers(error)), msgspec.json.encode({"error": error.message})
+
+    def error_event(self, error: ModelRunnerError, request_id: str) -> bytes:
+        return msgspec.json.encode({"error": error.message}) + b"\n"
+
+    def waiting(self, progress: Mapping[str, Any] | None, waited: float) -> bytes:
+        """A space before the first line: its clients know no other sign of life."""
+        return b" "
+
+
+class OllamaChat(Ollama):
+    calls: ClassVar[Mapping[str, Call]] = {"/api/chat": Call(Mode.COMPLETION, _CHAT)}
+    decoder = msgspec.json.Decoder(ChatFields)
+
+    def read(self, body: bytes) -> Fields:
+        fields = super().read(body)
+        assert isinstance(fields, ChatFields)
+        fields.chat()  # raises for what cannot be translated, before a model is loaded for it
+        return fields
+
+    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
+        fields = ask.fields
+        assert isinstance(fields, ChatFields)
+        make = OllamaLines if fields.stream else OllamaText
+        translation = make(fields.model, AnswerClock(ask.arrived), own_headers("", tuple(fields.ignored())), chat=True)
+        return _CHAT, engine_request(runner, _CHAT, fields.model, fields.chat()), translation
+
+    def loaded(self, ask: "Inference") -> bytes:
+        return _loaded(ask, {"message": {"role": "assistant", "content": ""}})
+
+
+class OllamaGenerate(Ollama):
+    calls: ClassVar[Mapping[str, Call]] = {"/api/generate": Call(Mode.COMPLETION, _CHAT)}
+    decoder = msgspec.json.Decoder(GenerateFields)
+
+    def read(self, body: bytes) -> Fields:
+        fields = super().read(body)
+        assert isinstance(fields, GenerateFields)
+        fields.check()
+        if fields.raw:
+            fields.completion()
+        else:
+            fields.chat()
+        return fields
+
+    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
+        """A model without a chat template gets the prompt as it stands."""
+        fields = ask.fields
+        assert isinstance(fields, GenerateFields)
+        capabilities = runner.spec.bundle.capabilities
+        plain = bool(fields.raw) or (bool(capabilities) and "chat" not in capabilities)
+        path, asked = (_COMPLETIONS, fields.completion()) if plain else (_CHAT, fields.chat())
+        ignored = fields.ignored() + (["logprobs"] if plain and fields.logprobs else [])
+        make = OllamaLines if fields.stream else OllamaText
+        translation = make(fields.model, AnswerClock(ask.arrived), own_headers("", tuple(ignored)), chat=False)
+        return path, engine_request(runner, path, fields.model, asked), translation
+
+    def loaded(self, ask: "Inference") -> bytes:
+        return _loaded(ask, {"response": ""})
+
+
+class OllamaEmbed(Ollama):
+    calls: ClassVar[Mapping[str, Call]] = {
+        "/api/embed": Call(Mode.EMBEDDING, _EMBEDDINGS),
+        "/api/embeddings": Call(Mode.EMBEDDING, _EMBEDDINGS),
+    }
+    decoder = msgspec.json.Decoder(EmbedFields)
+
+    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
+        fields = ask.fields
+        assert isinstance(fields, EmbedFields)
+        names = runner.names
+        model = fields.model if names is None or fields.model in names else names[0]
+        body = msgspec.json.encode({"model": model, **fields.embedding()})
+        headers = own_headers("", tuple(fields.ignored()))
+        return (
+            _EMBEDDINGS,
+            body,
+            OllamaEmbeddings(fields.model, AnswerClock(ask.arrived), headers, single=_is_single(ask)),
+        )
+
+    def loaded(self, ask: "Inference") -> bytes:
+        if _is_single(ask):
+            return b'{"embedding":[]}'
+        return msgspec.json.encode({"model": ask.fields.model, "embeddings": []})
+
+
+def _is_single(ask: "Inference") -> bool:
+    return ask.terms.route.pattern == "/api/embeddings"
+
+
+def _loaded(ask: "Inference", said: Mapping[str, Any]) -> bytes:
+    reason = "unload" if ask.unloads else "load"
+    told = {"model": ask.fields.model, "created_at": now(), **said, "done": True, "done_reason": reason}
+    return msgspec.json.encode(told)

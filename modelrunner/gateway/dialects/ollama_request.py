@@ -1,0 +1,241 @@
+"""From Ollama's requests to those of OpenAI's family.
+
+Source of the fields: https://github.com/ollama/ollama/blob/main/docs/api.md
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from modelrunner.errors import BadRequest
+from modelrunner.gateway.dialects.dialect import Fields
+from modelrunner.schema import wrong_field
+
+_ABSENT = msgspec.Raw()
+_SAME = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "repeat_last_n", "repeat_penalty"),
+    *("presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta"),
+)
+_IMAGE_TYPES = {"iVBORw0KGgo": "png", "R0lGOD": "gif", "UklGR": "webp", "/9j/": "jpeg"}  # as their base64 begins
+
+
+class OllamaOptions(msgspec.Struct, gc=False):
+    """The sampling options. Those of a load (`num_ctx`, `num_gpu`, ...) are the model's configuration here."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    repeat_last_n: int | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    num_predict: int | None = None
+    num_keep: int | None = None
+
+    def mapped(self) -> dict[str, Any]:
+        """As llama.cpp and vLLM name them. A negative `num_predict` sets no limit."""
+        found = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
+        if self.repeat_penalty is not None:
+            found["repetition_penalty"] = self.repeat_penalty  # vLLM's name
+        if self.num_keep is not None:
+            found["n_keep"] = self.num_keep
+        if self.num_predict is not None and self.num_predict >= 0:
+            found["max_tokens"] = self.num_predict
+        return found
+
+
+class OllamaFunction(msgspec.Struct):
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class OllamaCall(msgspec.Struct):
+    function: OllamaFunction
+
+
+class OllamaMessage(msgspec.Struct):
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[OllamaCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaFields(Fields, frozen=True, gc=False):
+    """What all requests for a text have in common. `think` may be a level."""
+
+    stream: bool | None = True
+    options: dict[str, Any] | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    think: bool | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """Raises `BadRequest` for an option of a wrong type."""
+        found = mapped_options(self.options)
+        if self.format == "json":
+            found["response_format"] = {"type": "json_object"}
+        elif isinstance(self.format, dict):
+            schema = {"name": "answer", "schema": self.format, "strict": True}
+            found["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if self.logprobs:
+            found |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
+        if self.think is not None:
+            found["chat_template_kwargs"] = {"enable_thinking": self.think is not False}
+            if isinstance(self.think, str):
+                found["reasoning_effort"] = self.think
+        return found
+
+    def ignored(self) -> list[str]:
+        """The names of what the request has and what nothing here uses."""
+        return ignored_options(self.options)
+
+
+class ChatFields(OllamaFields, frozen=True, gc=False):
+    """`POST /api/chat`."""
+
+    messages: list[OllamaMessage] | None = None
+
+    @property
+    def only_loads(self) -> bool:  # type: ignore[override]  # of each request
+        return not self.messages
+
+    def chat(self) -> dict[str, Any]:
+        """Raises `BadRequest`."""
+        found = {"messages": _messages(self.messages or ()), **self.sampling()}
+        return found | ({"tools": self.tools} if bytes(self.tools) not in (b"", b"null", b"[]") else {})
+
+
+class GenerateFields(OllamaFields, frozen=True, gc=False):
+    """`POST /api/generate`."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    images: list[str] | None = None
+    suffix: str | None = None
+    template: str | None = None
+    context: list[int] | None = None
+
+    @property
+    def only_loads(self) -> bool:  # type: ignore[override]  # of each request
+        return not self.prompt and not self.images
+
+    def check(self) -> None:
+        """Raises `BadRequest` for a field without which the answer would mean something else."""
+        if self.template:
+            raise BadRequest("a template for one request is not taken: configure the model's own", param="template")
+        if self.context:
+            raise BadRequest(
+                "the context of an earlier answer is not taken: send the messages to /api/chat", param="context"
+            )
+        if self.suffix:
+            raise BadRequest("text between a prompt and a suffix is not offered: leave `suffix` out", param="suffix")
+
+    def chat(self) -> dict[str, Any]:
+        """Raises `BadRequest`."""
+        system = [OllamaMessage("system", self.system)] if self.system else []
+        messages = [*system, OllamaMessage("user", self.prompt or "", images=self.images)]
+        return {"messages": _messages(messages), **self.sampling()}
+
+    def completion(self) -> dict[str, Any]:
+        """The prompt as it stands, without the model's chat template. Raises `BadRequest`."""
+        if self.images:
+            raise BadRequest("a raw prompt has no images: leave `raw` or `images` out", param="images")
+        found = self.sampling()
+        for chat_only in ("logprobs", "top_logprobs", "chat_template_kwargs", "reasoning_effort"):
+            found.pop(chat_only, None)
+        return {"prompt": f"{self.system}\n{self.prompt}" if self.system and not self.raw else self.prompt, **found}
+
+
+class EmbedFields(Fields, frozen=True, gc=False):
+    """`POST /api/embed`, and `/api/embeddings` with `prompt`."""
+
+    stream: None = None
+    input: str | list[str] | None = None
+    prompt: str | None = None
+    options: dict[str, Any] | None = None
+
+    @property
+    def only_loads(self) -> bool:  # type: ignore[override]  # of each request
+        return not self.input and not self.prompt
+
+    def embedding(self) -> dict[str, Any]:
+        dimensions = {"dimensions": self.dimensions} if bytes(self.dimensions) not in (b"", b"null") else {}
+        return {"input": self.input or self.prompt, "encoding_format": "float", **dimensions}
+
+    def ignored(self) -> list[str]:
+        """An option changes nothing in an embedding."""
+        return [f"options.{name}" for name in self.options or {}]
+
+
+def mapped_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Raises `BadRequest` for an option of a wrong type."""
+    try:
+        return msgspec.convert(options or {}, OllamaOptions).mapped()
+    except msgspec.ValidationError as error:
+        wrong = wrong_field(error)
+        raise BadRequest(
+            f"options.{wrong.message}", param=f"options.{wrong.param}" if wrong.param else "options"
+        ) from None
+
+
+def ignored_options(options: Mapping[str, Any] | None) -> list[str]:
+    """The names of those that are no `OllamaOptions`."""
+    known = OllamaOptions.__struct_fields__
+    return [f"options.{name}" for name, value in (options or {}).items() if name not in known and value is not None]
+
+
+def _messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
+    """OpenAI's messages. Its calls of tools have IDs, which Ollama's lack: an answer belongs to the first call of its
+    tool that has none yet. Raises `BadRequest` for an image that is not base64."""
+    found: list[dict[str, Any]] = []
+    open_calls: list[tuple[str, str]] = []  # ID and name
+    for number, message in enumerate(messages):
+        one: dict[str, Any] = {"role": message.role, "content": _content(message)}
+        if message.thinking:
+            one["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            names = [call.function for call in message.tool_calls]
+            open_calls = [(f"call_{number}_{place}", function.name) for place, function in enumerate(names)]
+            one["tool_calls"] = [
+                {
+                    "id": id,
+                    "type": "function",
+                    "function": {"name": function.name, "arguments": msgspec.json.encode(function.arguments).decode()},
+                }
+                for (id, _), function in zip(open_calls, names, strict=True)
+            ]
+        if message.role == "tool":
+            call = next((call for call in open_calls if message.tool_name in (None, call[1])), None)
+            one["tool_call_id"] = message.tool_call_id or (call[0] if call else "call_0")
+            if call:
+                open_calls.remove(call)
+        found.append(one)
+    return found
+
+
+def _content(message: OllamaMessage) -> Any:
+    if not message.images:
+        return message.content or ""
+    text = [{"type": "text", "text": message.content}] if message.content else []
+    images = [{"type": "image_url", "image_url": {"url": _data_url(image)}} for image in message.images]
+    return [*text, *images]
+
+
+def _data_url(image: str) -> str:
+    if image.startswith("data:"):
+        return image
+    kind = next((kind for start, kind in _IMAGE_TYPES.items() if image.startswith(start)), "jpeg")
+    return f"data:image/{kind};base64,{image}"
