@@ -3,7 +3,8 @@
 ModelRunnerError 500
 ├── BadRequest 400 ── InvalidReference, ContextTooLong
 ├── Unauthorized 401, Forbidden 403
-├── NotFound 404 ── ModelNotFound, BackendNotFound, RouteNotFound, RunnerNotFound
+├── NotFound 404 ── ModelNotFound, BackendNotFound, RouteNotFound, RunnerNotFound,
+│   RequestNotFound
 ├── MethodNotAllowed 405, LengthRequired 411, PayloadTooLarge 413, UnsupportedMediaType 415, ExpectationFailed 417
 ├── HeadersTooLarge 431, UpgradeRefused 426, NotImplementedHere 501
 ├── Conflict 409
@@ -13,7 +14,7 @@ ModelRunnerError 500
 ├── QueueFull 429
 ├── EngineFailed 502 ── BackendExited ── OutOfMemory; EngineProtocolError; BackendFaulty
 ├── SourceFailed 502           a registry or hub did not answer as it should
-├── Unavailable 503 ── ShuttingDown, BackingOff
+├── Unavailable 503 ── ShuttingDown, BackingOff; RequestCancelled 503
 ├── TimedOut 504
 ├── InsufficientMemory 507, InsufficientDisk 507
 ├── StorageFailed 500          the disk failed, or the data is of a newer version
@@ -106,6 +107,10 @@ class RouteNotFound(NotFound):
 
 class RunnerNotFound(NotFound):
     code = "runner_not_found"
+
+
+class RequestNotFound(NotFound):
+    code = "request_not_found"
 
 
 class MethodNotAllowed(ModelRunnerError):
@@ -250,6 +255,13 @@ class BackingOff(Unavailable):
     """The last start of this model failed; the next try comes later."""
 
     code = "backing_off"
+
+
+class RequestCancelled(ModelRunnerError):
+    """Somebody ended the request with `modelrunner requests cancel`."""
+
+    status, code = 503, "request_cancelled"
+    permanent = True
 
 
 class TimedOut(ModelRunnerError):

@@ -5,6 +5,8 @@ import re
 from modelrunner.errors import BadRequest
 
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE | re.ASCII)
+_AGE = re.compile(r"([0-9]{1,6})([dw])")
+_AGE_UNITS = {"d": 86400.0, "w": 604800.0}
 _DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _DURATION_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -56,6 +58,15 @@ def parse_duration(text: str) -> float:
     if not rest or position != len(rest):
         raise BadRequest(f'{text!r} is not a duration: write a number with a unit, such as "90s", "5m" or "1h30m"')
     return sign * seconds
+
+
+def parse_age(text: str) -> float:
+    """A number of days or weeks (`30d`, `2w`), or a Go duration, in seconds; never negative. Raises `BadRequest`."""
+    found = _AGE.fullmatch(text.strip())
+    seconds = float(found[1]) * _AGE_UNITS[found[2]] if found else parse_duration(text)
+    if seconds < 0:
+        raise BadRequest(f"{text!r} is negative")
+    return seconds
 
 
 def format_duration(seconds: float) -> str:

@@ -309,3 +309,41 @@ class Status(msgspec.Struct, frozen=True):
     data_dir: str
     backends: dict[str, str]
     memory: dict[str, int]
+
+
+class RequestStatus(msgspec.Struct, frozen=True):
+    """`GET /engines/requests`: a request that ended at `time`, or one under way where `status` is 0. Times are in
+    seconds since it arrived, `first_byte` is null without an answer; tokens are counted by the engine."""
+
+    id: int
+    time: str
+    request_id: str
+    family: str
+    route: str
+    status: int
+    error: str
+    model: str
+    model_name: str
+    backend: str
+    runner: str
+    caller: str
+    queued: float
+    loading: float
+    first_byte: float | None
+    duration: float
+    bytes_in: int
+    bytes_out: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    tokens_per_second: float | None
+
+
+class UsageTotals(msgspec.Struct, frozen=True):
+    """`GET /usage`: the sums of one day, model or caller. `engine_seconds` is how long engines worked for it."""
+
+    name: str
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    engine_seconds: float

@@ -212,6 +212,10 @@ class Exchange:
         if self.path == "/health":
             up = self.engine.ready.is_set()
             return self.send(200 if up else 503, {"status": "ok" if up else "loading model"})
+        if self.path == "/metrics":
+            text = b'# TYPE fake_batches counter\nfake_batches_total{kind="any"} 3\n'
+            head = self.head(200, "text/plain", f"Content-Length: {len(text)}")
+            return self.connection.sendall(head + text)
         self.engine.record(method=self.method, path=self.path, headers=self.headers, body=self.body.decode("latin-1"))
         if self.options.garbage:
             return self.connection.sendall(b"these are not the headers you are looking for\r\n\r\n")

@@ -18,7 +18,7 @@ SHARED = {"modelrunner", "chattemplates", "concurrency", "durable", "errors", "s
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
     "__main__": {"cli"},
-    "api": {"gateway", "http", "models", "plugins", "scheduler", "store", "wire"},
+    "api": {"gateway", "http", "models", "plugins", "scheduler", "store", "telemetry", "wire"},
     "backend": set(),
     "chattemplates": set(),
     "cli": {"config", "daemon", "wire"},
@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": set(),
     "daemon": {
         *("api", "backend", "config", "gateway", "http", "models", "plugins", "processes", "pull", "scheduler"),
-        *("store", "wire"),
+        *("store", "telemetry", "wire"),
     },
     "durable": set(),
     "engine": {"backend", "http", "plugins", "processes"},
@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "schema": set(),
     "sdk": {"backend", "engine", "processes"},
     "store": set(),
+    "telemetry": {"engine", "gateway", "scheduler"},
     "testing": {"backend", "engine", "plugins", "processes", "store"},
     "types": set(),
     "units": set(),

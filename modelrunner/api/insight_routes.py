@@ -1,19 +1,17 @@
 """The feed of events, why a model waits, and whether a model would fit."""
 
-from contextlib import aclosing
-
 import msgspec
 from aiohttp import web
 
 from modelrunner.api import wireforms
 from modelrunner.api.messages import check_query, json_response, reference_in_path
+from modelrunner.api.streaming import ALIVE, stream_events
 from modelrunner.errors import BadRequest
 from modelrunner.models.advice import Advisor
 from modelrunner.models.library import Library
 from modelrunner.scheduler import EventRecord
 from modelrunner.scheduler.events import Events
 
-_ALIVE = 15.0  # seconds of silence after which a feed sends a comment
 _LONGEST_ID = 18
 
 
@@ -37,17 +35,11 @@ class InsightRoutes:
         check_query(request, "model", "since")
         after = _event_id(request)
         names = self._names(request.query["model"]) if "model" in request.query else None
-        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        response = web.StreamResponse(headers=headers)
-        await response.prepare(request)
-        async with aclosing(self._events.subscribe(after, idle=_ALIVE)) as feed:
-            async for event in feed:
-                if event is None:
-                    await response.write(b": alive\n\n")
-                elif names is None or event.model in names:
-                    await response.write(_sent(event))
-        await response.write_eof()
-        return response
+        return await stream_events(
+            request,
+            self._events.subscribe(after, idle=ALIVE),
+            lambda event: _sent(event) if names is None or event.model in names else b"",
+        )
 
     async def why(self, request: web.Request) -> web.Response:
         """`?model=`, and `?mode=` for another mode than the model's main one."""

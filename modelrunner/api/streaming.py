@@ -1,8 +1,9 @@
 """Reports long pieces of work line by line: NDJSON for programs, plain lines for people."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -13,6 +14,9 @@ from modelrunner.errors import ModelRunnerError
 from modelrunner.types import ProgressReport
 from modelrunner.wire import Progress
 
+T = TypeVar("T")
+ALIVE = 15.0
+"""Seconds of silence after which a feed sends a comment."""
 Work = Callable[[ProgressReport], Awaitable[Progress]]
 
 
@@ -57,6 +61,24 @@ async def stream_progress(request: web.Request, work: Work, *, mode: str) -> web
             left.cancel()
         await asyncio.gather(task, taking, return_exceptions=True)
     return answer.response
+
+
+async def stream_events(
+    request: web.Request, feed: AsyncGenerator[T | None, None], render: Callable[[T], bytes]
+) -> web.StreamResponse:
+    """Sends a feed as server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) until it ends
+    or the client leaves. `render` gives an item's event, b"" for one that is left out; None from the feed becomes a
+    comment."""
+    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    response = web.StreamResponse(headers=headers)
+    await response.prepare(request)
+    async with aclosing(feed):
+        async for item in feed:
+            event = b": alive\n\n" if item is None else render(item)
+            if event:
+                await response.write(event)
+    await response.write_eof()
+    return response
 
 
 class _ProgressLines:

@@ -15,6 +15,8 @@ from modelrunner.models.presence import ModelPresence
 from modelrunner.models.reload import SettingChange
 from modelrunner.scheduler import EventRecord, Explanation, RunnerView, UnloadResult
 from modelrunner.store import RemoveResult, StoredModel
+from modelrunner.telemetry.recent import RequestEntry
+from modelrunner.telemetry.usage import UsageSum
 from modelrunner.types import RequiredMemory, WorkProgress
 
 _LONGEST_CHANGE = 200  # characters of one value
@@ -100,6 +102,27 @@ def event(record: EventRecord) -> wire.Event:
         record.reason,
         dict(record.details),
     )
+
+
+def request(entry: RequestEntry) -> wire.RequestStatus:
+    prompt, answer, cached, _ = entry.tokens
+    writing = entry.duration - (entry.first_byte or 0.0)
+    speed = round((answer - 1) / writing, 1) if answer > 1 and entry.first_byte is not None and writing > 0 else None
+    fields = msgspec.structs.asdict(entry)
+    del fields["tokens"]
+    for name in ("queued", "loading", "duration", "first_byte"):
+        fields[name] = fields[name] and round(fields[name], 4)
+    return wire.RequestStatus(
+        **{**fields, "time": _time(entry.time)},
+        prompt_tokens=prompt,
+        completion_tokens=answer,
+        cached_tokens=cached,
+        tokens_per_second=speed,
+    )
+
+
+def usage(found: UsageSum) -> wire.UsageTotals:
+    return wire.UsageTotals(found.name, found.requests, found.prompt, found.answer, round(found.seconds, 3))
 
 
 def why(found: Explanation) -> wire.WhyResponse:

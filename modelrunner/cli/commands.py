@@ -33,6 +33,8 @@ SECTIONS = {
         "pause": ("residency_commands:pause", "Unload models and let their requests wait"),
         "resume": ("residency_commands:resume", "Answer the requests for paused models again"),
         "why": ("insight_commands:why", "Say what a model waits for"),
+        "requests": ("telemetry_commands:requests", "Show the requests under way, and the last ones"),
+        "usage": ("telemetry_commands:usage", "Show requests, tokens and engine time"),
         "events": ("insight_commands:events", "Show what happens, as it happens"),
         "configure": ("configure_commands:configure", "Show or change how a model is run"),
     },

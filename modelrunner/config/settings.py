@@ -100,6 +100,7 @@ class Settings(BaseModel):
     wedge_limit: Seconds = 60.0
     drain_limit: Seconds = 30.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _by(lambda v: str(v).lower())] = "info"
+    telemetry: bool = True
     llama_server: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
     models: Mapping[str, ModelTable] = Field(default_factory=dict)
     backends: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)

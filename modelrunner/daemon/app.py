@@ -16,6 +16,7 @@ from modelrunner.api.insight_routes import InsightRoutes
 from modelrunner.api.middleware import connections, envelope, finish_head
 from modelrunner.api.model_routes import ModelRoutes
 from modelrunner.api.residency_routes import ResidencyRoutes
+from modelrunner.api.telemetry_routes import TelemetryRoutes
 from modelrunner.concurrency.threads import Pool
 from modelrunner.config.locations import default_runtimes
 from modelrunner.config.settings import Settings
@@ -32,6 +33,7 @@ from modelrunner.models.ondemand import InstallOnDemand
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes.processtree import sweep_orphans
 from modelrunner.scheduler import Scheduler
+from modelrunner.telemetry.hub import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +104,9 @@ class Daemon:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = Limits.within(descriptors, body=settings.body_limit, total_body=settings.total_body_limit)
         self._pipeline = Pipeline(InstallOnDemand(parts.resolver, parts.installer), parts.scheduler, access, limits)
+        self._telemetry = Telemetry(parts.scheduler, lambda: self._pipeline.running, settings.data_dir / "state")
+        if settings.telemetry:
+            self._pipeline.observe(self._telemetry)
         self._pipeline.log_requests(settings.log_level == "debug")
         self._reloader = make_reloader(settings, parts, self._pipeline, port)
         self.lifecycle.on_reload = self._reloader.in_background
@@ -128,6 +133,8 @@ class Daemon:
         self._background = [
             asyncio.create_task(parts.preloader.run(), name="preload"),
             asyncio.create_task(foresight.run(), name="foresight"),
+            asyncio.create_task(self._telemetry.count_events(), name="events"),
+            asyncio.create_task(self._telemetry.usage.run(), name="usage"),
             asyncio.create_task(self._doorway.watch(self._serve_unix), name="doorway"),
         ]
 
@@ -149,6 +156,7 @@ class Daemon:
             lane.drain()
         await self._parts.installer.close()
         await self._runner.cleanup()
+        await self._telemetry.usage.flush()
         self._parts.registry.close()
         log.info("ended")
 
@@ -163,6 +171,7 @@ class Daemon:
             ModelRoutes(parts.library),
             EngineRoutes(parts.scheduler, parts.presence, parts.disk, parts.statuses, parts.installer),
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
+            TelemetryRoutes(self._telemetry),
             ResidencyRoutes(parts.presence, parts.preloader),
             SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running)),
         )

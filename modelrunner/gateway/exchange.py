@@ -14,7 +14,7 @@ from modelrunner.engine.connections import UpstreamConnection, build_request
 from modelrunner.errors import EngineProtocolError, ModelRunnerError
 from modelrunner.gateway.dialects.dialect import JSON, Translation
 from modelrunner.gateway.interfaces import Inference, Sink
-from modelrunner.gateway.observers import record_of
+from modelrunner.gateway.observers import Meter, RequestRecord, record_of
 from modelrunner.gateway.passage import Passage
 from modelrunner.gateway.render import (
     ID_LINE,
@@ -111,6 +111,10 @@ class Exchange:
     def lease(self) -> Lease | None:
         """None while the request waits for a runner."""
         return self._lease
+
+    def record(self) -> RequestRecord:
+        """What is known of the request so far."""
+        return record_of(self._ask, self._lease, self._meter or Meter(0), self._status, self._error)
 
     def stop(self, error: ModelRunnerError) -> None:
         """Ends the request with an error, whatever it is doing."""
@@ -354,4 +358,4 @@ class Exchange:
         self._pipeline.running.discard(self)
         self._pipeline.buffered -= len(self._ask.body)
         if self._meter is not None:
-            self._pipeline.tell(record_of(self._ask, self._lease, self._meter, self._status, self._error))
+            self._pipeline.tell(self.record())

@@ -22,9 +22,9 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
 
     `route` is the client's path with `{backend}` or `{runner}` for a name, `family` the API's. `status` is 499 for a
     client that left; `error` is the code of the error, "" without one. `model` is the name that the client wrote,
-    `model_name` that of the model that the runner serves, "" without a runner. `body` is the request's, `tail` the end
-    of the engine's answer, as long as the observers asked for. A request that was refused before its body was read has
-    no `model`, no `caller` and no body."""
+    `model_name` that of the model that the runner serves, "" without a runner. `tail` is the end of the
+    engine's answer, as long as the observers asked for. A request that was refused before its body was read has no
+    `model` and no `caller`."""
 
     request_id: str
     family: str
@@ -42,7 +42,6 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     duration: float = 0.0
     bytes_in: int = 0
     bytes_out: int = 0
-    body: bytes = b""
     tail: bytes = b""
 
 
@@ -100,7 +99,6 @@ def record_of(
         duration=perf_counter() - ask.arrived,
         bytes_in=len(ask.body),
         bytes_out=meter.size,
-        body=ask.body,
         tail=meter.tail,
     )
 

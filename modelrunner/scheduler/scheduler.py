@@ -144,6 +144,13 @@ class Scheduler:
             for key, slot in self._table.slots.items()
         ]
 
+    def waiting(self) -> dict[str, int]:
+        """How many requests wait for a runner, by the name of their model."""
+        waiting: dict[str, int] = {}
+        for queue in self._table.queues.values():
+            waiting[queue.target.name] = waiting.get(queue.target.name, 0) + len(queue.tickets)
+        return waiting
+
     def health(self) -> views.SchedulerHealth:
         """Cheap, and the same for everybody who asks at one moment."""
         if self._table.closing:

@@ -54,6 +54,7 @@ async def start_daemon(tmp_path: Path) -> AsyncIterator[StartDaemon]:
     started: list[Daemon] = []
 
     async def start(*, models: dict[str, int] | None = None, folder: Path = tmp_path, **overrides: object) -> Daemon:
+        folder.mkdir(exist_ok=True)
         settings = make_settings(folder, **overrides)
         settings.data_dir.mkdir(exist_ok=True)
         store = Store(settings.data_dir)

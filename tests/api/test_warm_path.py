@@ -58,7 +58,7 @@ async def chat(daemon: Daemon, path: str = "/v1/chat/completions") -> Count:
 async def test_a_warm_chat(start_daemon: StartDaemon) -> None:
     """The connection and its answers, admission, the family, the exchange, the scheduler's slots, the engine's
     connection, HTTP/1: a file for each."""
-    daemon = await start_daemon(models={"smol": 0})
+    daemon = await start_daemon(models={"smol": 0}, telemetry=False)
     counted = await chat(daemon)
     assert sum(counted.files.values()) <= 37, counted.calls
     assert len(counted.files) <= 8, counted.files
@@ -70,6 +70,11 @@ async def test_every_family_takes_the_same_way(start_daemon: StartDaemon) -> Non
     assert (await chat(daemon, "/v1/messages")).calls == plain.calls
 
 
-async def test_observers_cost_nothing_where_there_are_none(start_daemon: StartDaemon) -> None:
-    daemon = await start_daemon(models={"smol": 0})
-    assert "proxy/record.py" not in (await chat(daemon)).files
+async def test_telemetry_comes_at_the_end(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """It measures the answer on its way, and adds up once the answer is over."""
+    without = await chat(await start_daemon(models={"smol": 0}, folder=tmp_path / "without", telemetry=False))
+    counted = await chat(await start_daemon(models={"smol": 0}, folder=tmp_path / "with"))
+    own = {name for name in counted.files if name.startswith("telemetry/") or name == "gateway/observers.py"}
+    assert own
+    assert not own & set(without.files)
+    assert sum(counted.files[name] for name in own) <= 20, counted.calls

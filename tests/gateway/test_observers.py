@@ -49,8 +49,7 @@ async def test_an_answer_is_told(folder: Path, kind: str, tail: int) -> None:
         assert (record.family, record.route, record.model) == ("openai", CHAT, "m")
         assert record.model_name == "ai/m"
         assert (record.backend, record.runner, record.caller) == ("fake", "runner-m", "nightly")
-        assert record.body == served.engine.received[0].body
-        assert record.bytes_in == len(record.body)
+        assert record.bytes_in == len(served.engine.received[0].body)
         assert (record.queued, record.loading) == (0.5, 0.5)
         assert record.first_byte is not None
         assert 0 < record.first_byte <= record.duration

@@ -1,0 +1,74 @@
+"""Metrics, the last requests, and usage."""
+
+from datetime import timedelta
+
+import msgspec
+from aiohttp import web
+
+from modelrunner.api import wireforms
+from modelrunner.api.messages import check_query, json_response, query_count
+from modelrunner.api.streaming import ALIVE, stream_events
+from modelrunner.errors import BadRequest, RequestCancelled, RequestNotFound
+from modelrunner.telemetry.hub import Telemetry
+from modelrunner.telemetry.recent import RequestEntry
+from modelrunner.telemetry.usage import Grouping
+from modelrunner.units import parse_age
+
+_GROUPINGS = {grouping.name.lower(): grouping for grouping in Grouping}
+
+
+class TelemetryRoutes:
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/metrics", self.metrics),
+            web.get("/engines/requests", self.requests),
+            web.post("/engines/requests/{id}/cancel", self.cancel),
+            web.get("/usage", self.usage),
+        ]
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        body, content_type = await self._telemetry.exposition.render(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def requests(self, request: web.Request) -> web.StreamResponse:
+        """The requests under way, then the last ones, the newest first: all 1,000, or `?limit=N`; with `?model=` those
+        of one model (the name that the client wrote, or the model's own), with `?status=` those that ended so. As
+        server-sent events from now on where the client accepts `text/event-stream`."""
+        check_query(request, "model", "status", "limit")
+        model, status, limit = request.query.get("model"), query_count(request, "status"), query_count(request, "limit")
+
+        def is_asked_for(entry: RequestEntry) -> bool:
+            return model in (None, entry.model, entry.model_name) and status in (None, entry.status)
+
+        recent = self._telemetry.recent
+        if "text/event-stream" in request.headers.get("Accept", ""):
+            return await stream_events(
+                request, recent.subscribe(idle=ALIVE), lambda entry: _sent(entry) if is_asked_for(entry) else b""
+            )
+        found = [entry for entry in (*recent.running(), *reversed(list(recent))) if is_asked_for(entry)]
+        return json_response([wireforms.request(entry) for entry in found[:limit]])
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """Ends a request under way; its client gets a 503 or, in a stream, an error event."""
+        exchange = self._telemetry.recent.find(request.match_info["id"])
+        if exchange is None:
+            raise RequestNotFound("no request with this ID is under way: `modelrunner requests` shows those that are")
+        exchange.stop(RequestCancelled("the request was cancelled by `modelrunner requests cancel`"))
+        return json_response({"cancelled": request.match_info["id"]})
+
+    async def usage(self, request: web.Request) -> web.Response:
+        """Sums `?by=` model (the default), key or day, of the last 30 days or of `?since=` (`7d`, `12h`)."""
+        check_query(request, "by", "since")
+        by = request.query.get("by", "model")
+        if by not in _GROUPINGS:
+            raise BadRequest(f"usage is summed by {', '.join(_GROUPINGS)}, not by {by!r}", param="by")
+        seconds = parse_age(request.query.get("since", "30d"))
+        found = await self._telemetry.usage.sums(_GROUPINGS[by], timedelta(seconds=seconds))
+        return json_response([wireforms.usage(each) for each in found])
+
+
+def _sent(entry: RequestEntry) -> bytes:
+    return b"id: %d\nevent: request\ndata: %b\n\n" % (entry.id, msgspec.json.encode(wireforms.request(entry)))

@@ -1,0 +1,114 @@
+"""The commands requests and usage."""
+
+from datetime import datetime
+
+import click
+
+from modelrunner import wire
+from modelrunner.cli import output
+from modelrunner.cli.client import Client, decode, path
+from modelrunner.cli.common_options import json_option, with_client
+from modelrunner.units import format_duration
+
+_HEADINGS = (
+    "TIME",
+    "STATUS",
+    "MODEL",
+    "PROMPT",
+    "ANSWER",
+    "TOKENS/S",
+    "QUEUE",
+    "LOAD",
+    "FIRST",
+    "TOTAL",
+    "CALLER",
+    "ID",
+)
+_EXPENDABLE = ("CALLER", "LOAD", "QUEUE", "TOKENS/S", "PROMPT")
+
+
+@click.group(invoke_without_command=True)
+@click.option("-f", "--follow", is_flag=True, help="Show requests as they end, until Ctrl-C.")
+@click.option("--model", metavar="MODEL", help="Only those for this model.")
+@click.option("--status", metavar="CODE", help="Only those that ended with this HTTP status; 0: those under way.")
+@click.option("-n", "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many.")
+@json_option
+@with_client(start=False)
+def requests(client: Client, follow: bool, model: str | None, status: str | None, limit: int, as_json: bool) -> None:
+    """Show the requests under way, and the last ones.
+
+    The daemon keeps the last 1,000, without their texts. With -f --json, prints one object a line.
+    """
+    if click.get_current_context().invoked_subcommand is not None:
+        return
+    if follow:
+        headers = {"Accept": "text/event-stream"}
+        with client.open("GET", path("engines", "requests", model=model, status=status), headers=headers) as response:
+            for event in client.events(response):
+                told = event.data if as_json else "  ".join(filter(None, _row(decode(event.data, wire.RequestStatus))))
+                output.say(told, flush=True)
+        return
+    raw = client.fetch("GET", path("engines", "requests", model=model, status=status, limit=str(limit)))
+    if as_json:
+        output.json(raw)
+    else:
+        output.table(_HEADINGS, map(_row, decode(raw, list[wire.RequestStatus])), expendable=_EXPENDABLE)
+
+
+@requests.command()
+@click.argument("id")
+@with_client(start=False)
+def cancel(client: Client, id: str) -> None:
+    """End a request that is under way."""
+    client.fetch("POST", path("engines", "requests", id, "cancel"))
+    output.say(f"cancelled: {id}")
+
+
+@click.command()
+@click.option("--by", type=click.Choice(["model", "key", "day"]), default="model", show_default=True, help="Sum by.")
+@click.option("--since", metavar="AGE", default="30d", show_default=True, help="How far back: 7d, 12h.")
+@json_option
+@with_client(start=False)
+def usage(client: Client, by: str, since: str, as_json: bool) -> None:
+    """Show requests, tokens and engine time.
+
+    Counts the requests that an engine answered. Days are in UTC.
+    """
+    raw = client.fetch("GET", path("usage", by=by, since=since))
+    if as_json:
+        output.json(raw)
+        return
+    output.table(
+        (by.upper(), "REQUESTS", "PROMPT TOKENS", "ANSWER TOKENS", "ENGINE TIME"),
+        [
+            (
+                found.name or "(none)",
+                str(found.requests),
+                str(found.prompt_tokens),
+                str(found.completion_tokens),
+                format_duration(round(found.engine_seconds)),
+            )
+            for found in decode(raw, list[wire.UsageTotals])
+        ],
+    )
+
+
+def _row(entry: wire.RequestStatus) -> tuple[str, ...]:
+    return (
+        datetime.fromisoformat(entry.time).astimezone().strftime("%H:%M:%S"),
+        f"{entry.status or 'running'}" + (f" {entry.error}" if entry.error else ""),
+        entry.model_name or entry.model,
+        str(entry.prompt_tokens or ""),
+        str(entry.completion_tokens or ""),
+        str(entry.tokens_per_second or ""),
+        _seconds(entry.queued),
+        _seconds(entry.loading),
+        _seconds(entry.first_byte),
+        _seconds(entry.duration),
+        entry.caller,
+        entry.request_id,
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return f"{value:.2f}s" if value else ""

@@ -1,0 +1,123 @@
+"""Counters and histograms of requests and events, in the form in which Prometheus wants them.
+
+They are plain numbers: a request adds to them in about two microseconds, and they become families of prometheus_client
+only when somebody scrapes.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+
+from modelrunner.gateway.observers import RequestRecord
+from modelrunner.scheduler import EventRecord
+from modelrunner.telemetry.tokens import Tokens
+
+BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0)
+"""Upper bounds in seconds, from the first token of a small model to the load of a large one."""
+_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_UNKNOWN = "unknown"
+# Names and meanings: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/ where they exist there.
+_HISTOGRAMS = (
+    ("modelrunner_request_queue_seconds", "Time in the queue, without the load of the model", BUCKETS),
+    ("modelrunner_request_load_seconds", "Time that the request waited for its model to load", BUCKETS),
+    ("gen_ai_server_time_to_first_token_seconds", "Time until the first byte of the engine's answer", BUCKETS),
+    ("gen_ai_server_time_per_output_token_seconds", "Time per token after the first", _TOKEN_BUCKETS),
+    ("gen_ai_server_request_duration_seconds", "Time from the request's arrival to its end", BUCKETS),
+)
+_OF_RUNNERS = frozenset(("load", "ready", "sleep", "wake", "evict", "stop", "crash"))
+
+
+class Histogram:
+    """Observations in buckets with the upper bounds `bounds`, in seconds."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Returns (upper bound, observations up to it), the last bound being +Inf."""
+        below, found = 0, []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            below += count
+            found.append((bound, float(below)))
+        return found
+
+
+class RequestCounters:
+    """Counts finished requests. A model that no runner served is one label value: clients choose what they ask for."""
+
+    def __init__(self) -> None:
+        self._requests: Counter[tuple[str, str, str, str, str]] = Counter()
+        self._tokens: Counter[tuple[str, str]] = Counter()
+        self._times: dict[tuple[str, str], tuple[Histogram, ...]] = {}
+
+    def add(self, record: RequestRecord, tokens: Tokens) -> None:
+        model = record.model_name or _UNKNOWN
+        backend = record.backend if record.model_name else _UNKNOWN
+        self._requests[record.family, model, backend, str(record.status), record.error] += 1
+        if not record.model_name:
+            return
+        times = self._times.get((record.family, model))
+        if times is None:
+            times = self._times[record.family, model] = tuple([Histogram(bounds) for _, _, bounds in _HISTOGRAMS])
+        queue, load, first, each, whole = times
+        queue.observe(record.queued)
+        load.observe(record.loading)
+        whole.observe(record.duration)
+        if record.first_byte is not None:
+            first.observe(record.first_byte)
+            if tokens.answer > 1:
+                each.observe((record.duration - record.first_byte) / (tokens.answer - 1))
+        for kind, count in zip(("input", "output", "cached", "drafted"), tokens, strict=True):
+            if count:
+                self._tokens[model, kind] += count
+
+    def families(self) -> Iterator[Metric]:
+        labels = ("family", "model", "backend", "status", "error")
+        requests = CounterMetricFamily("modelrunner_requests", "Requests that ended", labels=labels)
+        for key, count in self._requests.items():
+            requests.add_metric(key, count)
+        yield requests
+        tokens = CounterMetricFamily("modelrunner_tokens", "Tokens, as the engines count", labels=("model", "type"))
+        for pair, count in self._tokens.items():
+            tokens.add_metric(pair, count)
+        yield tokens
+        for number, (name, meaning, _) in enumerate(_HISTOGRAMS):
+            family = HistogramMetricFamily(name, meaning, labels=("family", "model"))
+            for pair, times in self._times.items():
+                family.add_metric(pair, times[number].buckets(), times[number].total)
+            yield family
+
+
+class EventCounters:
+    """Counts what happens to runners, and how long loads take."""
+
+    def __init__(self) -> None:
+        self._events: Counter[tuple[str, str]] = Counter()
+        self._loads: dict[str, Histogram] = {}
+
+    def add(self, event: EventRecord) -> None:
+        self._events[event.event, event.model if event.event in _OF_RUNNERS else ""] += 1
+        if event.event == "ready" and (seconds := event.details.get("seconds")) is not None:
+            self._loads.setdefault(event.model, Histogram(BUCKETS)).observe(seconds)
+
+    def families(self) -> Iterator[Metric]:
+        events = CounterMetricFamily(
+            "modelrunner_events", "What happened: loads, evictions, crashes, refusals", labels=("event", "model")
+        )
+        for pair, count in self._events.items():
+            events.add_metric(pair, count)
+        yield events
+        loads = HistogramMetricFamily("modelrunner_model_load_seconds", "Time to load a model", labels=("model",))
+        for model, times in self._loads.items():
+            loads.add_metric((model,), times.buckets(), times.total)
+        yield loads

@@ -1,0 +1,109 @@
+"""What `GET /metrics` answers: the daemon's own figures, and those of every running engine."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from modelrunner import __version__
+from modelrunner.scheduler import RunnerView, Scheduler
+from modelrunner.telemetry import engines
+from modelrunner.telemetry.counters import EventCounters, RequestCounters
+from modelrunner.types import RequiredMemory
+
+_PULSE = 0.005  # seconds of sleep that show how late the event loop is
+
+
+class Exposition:
+    """`running` tells the number of requests under way."""
+
+    def __init__(
+        self, scheduler: Scheduler, requests: RequestCounters, events: EventCounters, running: Callable[[], int]
+    ) -> None:
+        self._scheduler = scheduler
+        self._requests = requests
+        self._events = events
+        self._running = running
+
+    async def render(self, accept: str) -> tuple[bytes, str]:
+        """Returns body and content type: OpenMetrics 1.0 (https://prometheus.io/docs/specs/om/open_metrics_spec/) where
+        the header `Accept` asks for it, else Prometheus' text format 0.0.4."""
+        runners = self._scheduler.runners()
+        answers = await engines.fetch(runners)
+        own = [*self._families(await _lag()), *_runners(runners)]
+        encode, content_type = choose_encoder(accept)
+        return await asyncio.to_thread(lambda: encode(_Given(engines.merged(own, answers)))), content_type
+
+    def _families(self, lag: float) -> Iterator[Metric]:
+        yield from self._requests.families()
+        yield from self._events.families()
+        info = GaugeMetricFamily("modelrunner_info", "The daemon's version", labels=("version",))
+        info.add_metric((__version__,), 1)
+        yield info
+        yield _gauge("modelrunner_event_loop_lag_seconds", "How late the daemon's event loop is", lag)
+        yield _gauge("modelrunner_requests_running", "Requests under way", self._running())
+        waiting = GaugeMetricFamily(
+            "modelrunner_requests_waiting", "Requests that wait for a runner", labels=("model",)
+        )
+        for model, count in self._scheduler.waiting().items():
+            waiting.add_metric((model,), count)
+        yield waiting
+        for name, size in self._scheduler.memory().items():
+            yield _gauge(f"modelrunner_memory_{name}_bytes", f"Main memory for runners: {name}", size)
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        yield from registry.collect()
+
+
+class _Given(Collector):
+    """Families that are there already, in the shape of a registry."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+async def _lag() -> float:
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    await asyncio.sleep(_PULSE)
+    return max(0.0, clock() - began - _PULSE)
+
+
+def _runners(runners: list[RunnerView]) -> Iterator[Metric]:
+    labels = ("model", "backend", "runner")
+    states = GaugeMetricFamily("modelrunner_runners", "Runners by state", labels=("backend", "state"))
+    for pair, count in Counter([(view.backend_name, str(view.state)) for view in runners]).items():
+        states.add_metric(pair, count)
+    yield states
+    leases = GaugeMetricFamily("modelrunner_runner_leases", "Requests that a runner answers", labels=labels)
+    memory = GaugeMetricFamily(
+        "modelrunner_runner_memory_bytes",
+        "Memory of a runner, estimated and measured",
+        labels=(*labels, "device", "figure"),
+    )
+    for view in runners:
+        key = view.model_name, view.backend_name, view.id
+        leases.add_metric(key, view.leases)
+        for figure, value in (("estimated", view.memory.estimated), ("measured", view.memory.measured)):
+            if value is not None:
+                for device, size in _by_device(value):
+                    memory.add_metric((*key, device, figure), size)
+    yield leases
+    yield memory
+
+
+def _by_device(memory: RequiredMemory) -> Iterator[tuple[str, int]]:
+    yield "ram", memory.ram
+    for number, size in enumerate(memory.vram):
+        yield f"gpu{number}", size
+
+
+def _gauge(name: str, meaning: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, meaning, value=value)

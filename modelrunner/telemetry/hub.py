@@ -1,0 +1,39 @@
+"""The observer that hands each request to the counters, the recent requests and the usage."""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from modelrunner.gateway.exchange import Exchange
+from modelrunner.gateway.observers import RequestRecord
+from modelrunner.scheduler import Scheduler
+from modelrunner.telemetry.counters import EventCounters, RequestCounters
+from modelrunner.telemetry.exposition import Exposition
+from modelrunner.telemetry.recent import RecentRequests
+from modelrunner.telemetry.tokens import NONE, tokens_of
+from modelrunner.telemetry.usage import Usage
+
+
+class Telemetry:
+    """An `Observer`. `under_way` gives the requests that have not ended; `state` is the folder of the usage file."""
+
+    tail = 1536  # bytes: the counts stand in the last event of a stream, or at the end of a plain answer
+
+    def __init__(self, scheduler: Scheduler, under_way: Callable[[], Collection[Exchange]], state: Path) -> None:
+        self._scheduler = scheduler
+        self._counters = RequestCounters()
+        self._events = EventCounters()
+        self.recent = RecentRequests(under_way)
+        self.usage = Usage(state / "usage.sqlite")
+        self.exposition = Exposition(scheduler, self._counters, self._events, lambda: len(under_way()))
+
+    def finished(self, record: RequestRecord) -> None:
+        tokens = tokens_of(record.tail) if record.tail and record.status == 200 else NONE
+        self._counters.add(record, tokens)
+        self.recent.take(record, tokens)
+        self.usage.take(record, tokens)
+
+    async def count_events(self) -> None:
+        """Counts the scheduler's events until it closes."""
+        async for event in self._scheduler.events.subscribe():
+            if event is not None:
+                self._events.add(event)

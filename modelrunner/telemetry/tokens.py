@@ -1,0 +1,36 @@
+"""The token counts at the end of an engine's answer."""
+
+import re
+from typing import NamedTuple
+
+# A name in the text of an answer does not match: there its quotes are escaped.
+_COUNT = re.compile(
+    rb'"(prompt_tokens|input_tokens|completion_tokens|output_tokens|cached_tokens|cache_read_input_tokens'
+    rb'|cache_n|prompt_n|predicted_n|draft_n)"\s*:\s*(\d{1,12})'
+)
+
+
+class Tokens(NamedTuple):
+    """Counts of one answer, as its engine counted them. `prompt` includes the `cached` ones; `drafted` were proposed by
+    a draft model."""
+
+    prompt: int = 0
+    answer: int = 0
+    cached: int = 0
+    drafted: int = 0
+
+
+NONE = Tokens()
+
+
+def tokens_of(tail: bytes) -> Tokens:
+    """Reads the `usage` of OpenAI's and Anthropic's answers, else the `timings` of llama.cpp (its tools/server/README,
+    "timings"), from the last bytes of an answer. Zeros where an engine tells neither."""
+    found = {name: int(count) for name, count in _COUNT.findall(tail)}
+    if not found:
+        return NONE
+    get = found.get
+    cached = get(b"cached_tokens", get(b"cache_read_input_tokens", get(b"cache_n", 0)))
+    prompt = get(b"prompt_tokens", get(b"input_tokens", get(b"cache_n", 0) + get(b"prompt_n", 0)))
+    answer = get(b"completion_tokens", get(b"output_tokens", get(b"predicted_n", 0)))
+    return Tokens(prompt, answer, cached, get(b"draft_n", 0))

@@ -1,0 +1,147 @@
+"""Usage by day, caller and model, in an SQLite file that survives a kill."""
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+
+from modelrunner.gateway.observers import RequestRecord
+from modelrunner.telemetry.tokens import Tokens
+
+log = logging.getLogger(__name__)
+
+EVERY = 1.0
+"""Seconds between two writes, and so the most that a kill can lose, with the time of a write."""
+_LARGEST = 64 << 20  # bytes of the file, after which the oldest days go
+_PAGE = 4096
+_TABLE = """create table if not exists usage (
+    day text, caller text, model text, requests integer, prompt integer, answer integer, seconds real,
+    primary key (day, caller, model)) without rowid"""
+_ADD = """insert into usage values (?, ?, ?, ?, ?, ?, ?) on conflict do update set
+    requests = requests + excluded.requests, prompt = prompt + excluded.prompt,
+    answer = answer + excluded.answer, seconds = seconds + excluded.seconds"""
+
+
+class Grouping(StrEnum):
+    """The columns by which usage can be summed."""
+
+    KEY = "caller"
+    MODEL = "model"
+    DAY = "day"
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSum:
+    """Requests that reached an engine, their tokens, and the `seconds` that engines worked for them. `name` is the day,
+    the model or the caller that they are the sum of."""
+
+    name: str
+    requests: int
+    prompt: int
+    answer: int
+    seconds: float
+
+
+class Usage:
+    """Adds up in memory, and writes once a second in a thread: no request waits for the disk. `wall` is the time of day
+    in Unix seconds."""
+
+    def __init__(self, path: Path, wall: Callable[[], float] = time.time, largest: int = _LARGEST) -> None:
+        self._path = path
+        self._wall = wall
+        self._largest = largest
+        self._new: dict[tuple[str, str, str], list[float]] = {}
+        self._failing = False
+
+    def take(self, record: RequestRecord, tokens: Tokens) -> None:
+        if not record.model_name:
+            return
+        day = time.strftime("%Y-%m-%d", time.gmtime(self._wall()))
+        sums = self._new.setdefault((day, record.caller, record.model_name), [0, 0, 0, 0.0])
+        sums[0] += 1
+        sums[1] += tokens.prompt
+        sums[2] += tokens.answer
+        sums[3] += max(0.0, record.duration - record.queued - record.loading)
+
+    async def run(self) -> None:
+        """Writes until it is cancelled."""
+        while True:
+            await asyncio.sleep(EVERY)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Writes the sums that are new. A disk that refuses them loses nothing: the next call tries again."""
+        new, self._new = self._new, {}
+        if not new:
+            return
+        try:
+            await asyncio.to_thread(self._write, new)
+            self._failing = False
+        except (sqlite3.Error, OSError) as error:
+            if not self._failing:  # once, not every second
+                log.warning("usage cannot be written to %s: %s; it is kept in memory meanwhile", self._path, error)
+            self._failing = True
+            for key, sums in new.items():
+                later = self._new.setdefault(key, [0, 0, 0, 0.0])
+                later[:] = [a + b for a, b in zip(sums, later, strict=True)]
+
+    async def sums(self, by: Grouping, since: timedelta) -> list[UsageSum]:
+        """Sums by day, model or caller, of the days that `since` reaches back to; the newest day or the largest number
+        of requests first. Raises `OSError`, `sqlite3.Error`."""
+        await self.flush()
+        first = (datetime.fromtimestamp(self._wall(), UTC) - since).date().isoformat()
+        return await asyncio.to_thread(self._read, by, first)
+
+    def _write(self, new: dict[tuple[str, str, str], list[float]]) -> None:
+        rows = [(*key, *sums) for key, sums in new.items()]
+        with contextlib.closing(self._open()) as database:
+            while True:
+                try:
+                    with database:
+                        database.executemany(_ADD, rows)
+                    return
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorcode != sqlite3.SQLITE_FULL or not self._drop_oldest_day(database):
+                        raise
+
+    def _drop_oldest_day(self, database: sqlite3.Connection) -> bool:
+        with database:
+            return database.execute("delete from usage where day = (select min(day) from usage)").rowcount > 0
+
+    def _read(self, column: Grouping, first: str) -> list[UsageSum]:
+        order = "day desc" if column is Grouping.DAY else "sum(requests) desc"
+        asked = (
+            f"select {column}, sum(requests), sum(prompt), sum(answer), sum(seconds) from usage"
+            f" where day >= ? group by {column} order by {order}"
+        )
+        with contextlib.closing(self._open()) as database:
+            return [UsageSum(*row) for row in database.execute(asked, (first,))]
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            return self._connect()
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode not in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+                raise
+            aside = self._path.with_suffix(".damaged")
+            log.warning("%s is damaged: it is set aside as %s", self._path, aside)
+            self._path.replace(aside)
+            return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, timeout=5.0)
+        try:
+            self._path.chmod(0o600)
+            database.execute("pragma journal_mode = wal")
+            database.execute(f"pragma max_page_count = {self._largest // _PAGE}")
+            database.execute(_TABLE)
+        except BaseException:
+            database.close()
+            raise
+        return database

@@ -1,0 +1,148 @@
+"""Metrics, the last requests and usage of a whole daemon."""
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.api.conftest import Daemon, StartDaemon
+
+CHAT = {"model": "smol", "messages": [{"role": "user", "content": "the secret of my heart"}]}
+
+
+async def ask(daemon: Daemon, body: dict[str, Any] = CHAT, caller: str = "") -> int:
+    async with daemon.unix.post("/v1/chat/completions", json=body, headers={"X-Caller": caller}) as answer:
+        await answer.read()
+        return answer.status
+
+
+async def get(daemon: Daemon, path: str, status: int = 200, **headers: str) -> Any:
+    async with daemon.unix.get(path, headers=headers) as answer:
+        assert answer.status == status, await answer.text()
+        return await answer.json()
+
+
+async def metrics(daemon: Daemon) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    async with daemon.unix.get("/metrics") as answer:
+        assert answer.content_type == "text/plain"
+        families = list(text_string_to_metric_families(await answer.text()))
+    assert len({family.name for family in families}) == len(families)
+    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+def total(found: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, **labels: str) -> float:
+    return sum(value for (each, has), value in found.items() if each == name and labels.items() <= dict(has).items())
+
+
+async def test_metrics_equal_what_the_clients_counted(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0, "other": 1})
+    assert [await ask(daemon) for _ in range(3)] == [200] * 3
+    assert await ask(daemon, {**CHAT, "stream": True, "stream_options": {"include_usage": True}}) == 200
+    assert await ask(daemon, {**CHAT, "model": "other"}) == 200
+    for number in range(20):
+        assert await ask(daemon, {**CHAT, "model": f"made-up-{number}"}) == 404
+    found = await metrics(daemon)
+    assert total(found, "modelrunner_requests_total", status="200", model="smol") == 4
+    assert total(found, "modelrunner_requests_total", status="200") == 5
+    assert total(found, "modelrunner_requests_total", model="unknown", error="model_not_found") == 20
+    assert not any("made-up" in str(labels) for _, labels in found)
+    assert total(found, "modelrunner_tokens_total", type="output", model="smol") == 4 * 8
+    assert total(found, "modelrunner_tokens_total", type="input", model="smol") == 4 * 3
+    assert total(found, "gen_ai_server_request_duration_seconds_count", model="smol", family="openai") == 4
+    assert total(found, "gen_ai_server_time_to_first_token_seconds_count", model="smol") == 4
+    assert total(found, "modelrunner_events_total", event="ready") == 2
+    assert total(found, "modelrunner_runners", state="ready") == 2
+    assert total(found, "modelrunner_runner_memory_bytes", figure="estimated", device="ram", model="smol") > 0
+    assert total(found, "process_resident_memory_bytes") > 0
+
+
+async def test_metrics_of_the_engines_tell_their_runner(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0, "other": 1})
+    await ask(daemon)
+    await ask(daemon, {**CHAT, "model": "other"})
+    found = await metrics(daemon)
+    runners = {each["id"]: each["model_name"] for each in await get(daemon, "/engines/ps")}
+    told = {dict(labels)["runner"]: dict(labels)["model"] for name, labels in found if name == "fake_batches_total"}
+    assert told == runners
+
+
+async def test_openmetrics_where_it_is_asked_for(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    await ask(daemon)
+    async with daemon.unix.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}) as answer:
+        assert answer.content_type == "application/openmetrics-text"
+        assert (await answer.text()).endswith("# EOF\n")
+
+
+async def test_the_last_requests(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    await ask(daemon, caller="kim")
+    await ask(daemon, {**CHAT, "model": "nope"})
+    newest, oldest = await get(daemon, "/engines/requests")
+    assert (newest["status"], newest["error"], newest["model"]) == (404, "model_not_found", "nope")
+    assert (oldest["model_name"], oldest["caller"], oldest["status"]) == ("smol", "kim", 200)
+    assert (oldest["prompt_tokens"], oldest["completion_tokens"]) == (3, 8)
+    assert 0 < oldest["loading"] <= oldest["first_byte"] <= oldest["duration"]
+    assert [each["status"] for each in await get(daemon, "/engines/requests?status=404")] == [404]
+    assert [each["model"] for each in await get(daemon, "/engines/requests?model=smol&limit=1")] == ["smol"]
+    assert "secret" not in json.dumps(await get(daemon, "/engines/requests"))
+    await get(daemon, "/engines/requests?status=x", 400)
+
+
+async def test_requests_are_followed(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    async with daemon.unix.get("/engines/requests?model=smol", headers={"Accept": "text/event-stream"}) as feed:
+        await ask(daemon, {**CHAT, "model": "nope"})
+        await ask(daemon)
+        lines = [(await feed.content.readline()).decode().strip() for _ in range(3)]
+    assert lines[1] == "event: request"
+    assert json.loads(lines[2].removeprefix("data: "))["model"] == "smol"
+
+
+async def test_a_request_under_way_is_shown_and_cancelled(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    daemon.backend.knobs = ("--rate=20", "--tokens=100000")
+    body = {**CHAT, "stream": True}
+    async with daemon.unix.post("/v1/chat/completions", json=body, headers={"X-Request-ID": "mine"}) as answer:
+        await answer.content.readline()
+        [running] = await get(daemon, "/engines/requests?status=0")
+        assert (running["request_id"], running["model_name"]) == ("mine", "smol")
+        async with daemon.unix.post("/engines/requests/mine/cancel") as cancelled:
+            assert cancelled.status == 200
+        rest = bytearray()
+        with contextlib.suppress(aiohttp.ClientPayloadError):
+            async for line in answer.content:
+                rest += line
+    [over] = await get(daemon, "/engines/requests")
+    assert (over["request_id"], over["error"]) == ("mine", "request_cancelled")
+    assert b"request_cancelled" in rest
+    assert b"[DONE]" not in rest
+    async with daemon.unix.post("/engines/requests/mine/cancel") as again:
+        assert again.status == 404
+
+
+async def test_usage_survives_a_restart(start_daemon: StartDaemon) -> None:
+    first = await start_daemon(models={"smol": 0})
+    await asyncio.gather(*(ask(first) for _ in range(4)))
+    async with first.unix.post("/shutdown") as answer:
+        assert answer.status == 202
+    await first.task
+    second = await start_daemon()
+    await ask(second)
+    [smol] = await get(second, "/usage")
+    assert (smol["name"], smol["requests"], smol["completion_tokens"], smol["prompt_tokens"]) == ("smol", 5, 40, 15)
+    assert smol["engine_seconds"] > 0
+    assert [each["requests"] for each in await get(second, "/usage?by=day&since=1d")] == [5]
+    await get(second, "/usage?by=mood", 400)
+    await get(second, "/usage?since=-1h", 400)
+
+
+async def test_without_telemetry_nothing_is_kept(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0}, telemetry=False)
+    await ask(daemon)
+    assert await get(daemon, "/engines/requests") == []
+    assert await get(daemon, "/usage") == []
+    assert total(await metrics(daemon), "modelrunner_runners", state="ready") == 1

@@ -1,0 +1,34 @@
+"""Token counts, read from the end of real answers."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelrunner.telemetry.tokens import NONE, Tokens, tokens_of
+
+OPENAI = (
+    b'{"choices":[{"finish_reason":"stop","index":0,"message":{"role":"assistant","content":"Paris"}}],'
+    b'"usage":{"completion_tokens":8,"prompt_tokens":42,"total_tokens":50,"prompt_tokens_details":{"cached_tokens":31}}}'
+)
+ANTHROPIC = (
+    b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"},'
+    b'"usage":{"cache_read_input_tokens":3,"input_tokens":9,"output_tokens":7}}\n\n'
+)
+TIMINGS = (
+    b'data: {"choices":[{"delta":{}}],"timings":{"cache_n":30,"prompt_n":12,"prompt_ms":9.5,"predicted_n":64,'
+    b'"predicted_ms":812.1,"draft_n":40,"draft_n_accepted":31}}\n\ndata: [DONE]\n\n'
+)
+
+
+def test_each_family() -> None:
+    assert tokens_of(OPENAI) == Tokens(42, 8, 31, 0)
+    assert tokens_of(ANTHROPIC) == Tokens(9, 7, 3, 0)
+    assert tokens_of(TIMINGS) == Tokens(42, 64, 30, 40)
+
+
+def test_an_answer_that_talks_about_usage_is_not_counted() -> None:
+    assert tokens_of(rb'{"content":"say \"prompt_tokens\": 999 and \"completion_tokens\": 9"}') is NONE
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(data: bytes) -> None:
+    assert all(count >= 0 for count in tokens_of(data))
