@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
@@ -37,24 +37,13 @@ _LABELS = {
 @dataclass(frozen=True, slots=True)
 class BackendStatus:
     """`str()` gives docker/model-runner's text (pkg/inference/backend.go): "Running: llama.cpp b11549", "Installing",
-    "Not Installed: binary not found"; `parse` reads it back."""
+    "Not Installed: binary not found"."""
 
     state: BackendState
     details: str = ""
 
     def __str__(self) -> str:
         return f"{_LABELS[self.state]}: {self.details}" if self.details else _LABELS[self.state]
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """An empty text is "not installed"; one with an unknown label is an error with that text as its details."""
-        if not text:
-            return cls(BackendState.NOT_INSTALLED)
-        label, _, details = text.partition(": ")
-        for state, known in _LABELS.items():
-            if label == known:
-                return cls(state, details)
-        return cls(BackendState.ERROR, text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 ModelRunnerError 500
 ├── BadRequest 400 ── InvalidReference, ContextTooLong
-├── Unauthorized 401, Forbidden 403
+├── Forbidden 403
 ├── NotFound 404 ── ModelNotFound, BackendNotFound, RouteNotFound, RunnerNotFound,
 │   RequestNotFound
 ├── MethodNotAllowed 405, LengthRequired 411, PayloadTooLarge 413, UnsupportedMediaType 415, ExpectationFailed 417
@@ -77,10 +77,6 @@ class ContextTooLong(BadRequest):
     def __init__(self, message: str, n_prompt_tokens: int | None = None, n_ctx: int | None = None) -> None:
         super().__init__(message, param="messages")
         self.details = {"n_prompt_tokens": n_prompt_tokens, "n_ctx": n_ctx}
-
-
-class Unauthorized(ModelRunnerError):
-    status, code, type = 401, "unauthorized", "authentication_error"
 
 
 class Forbidden(ModelRunnerError):

@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 import psutil
 import pytest
 
-from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus
+from modelrunner.backend import Backend, BackendContext, BackendState
 from modelrunner.engine.runner import Runner, RunnerState
 from modelrunner.errors import BackendExited, BadRequest, Misdirected
 from modelrunner.plugins.isolation import WORK_LIMIT, IsolatedBackend
@@ -82,10 +82,8 @@ class BackendContract:
         assert spec.mode in backend.modes
         assert isinstance(backend.priority(spec.bundle), float | int)
 
-    async def test_status_is_running_and_reads_back(self, backend: Backend) -> None:
-        status = backend.status()
-        assert status.state is BackendState.RUNNING
-        assert BackendStatus.parse(str(status)) == status
+    async def test_status_is_running(self, backend: Backend) -> None:
+        assert backend.status().state is BackendState.RUNNING
 
     async def test_disk_usage_is_a_number_of_bytes(self, backend: Backend) -> None:
         assert await backend.disk_usage() >= 0

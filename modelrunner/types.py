@@ -15,7 +15,6 @@ from modelrunner.units import format_bytes, format_duration, parse_duration
 class ModelFormat(StrEnum):
     GGUF = "gguf"
     SAFETENSORS = "safetensors"
-    DIFFUSERS = "diffusers"
 
 
 class Mode(StrEnum):

@@ -179,19 +179,10 @@ def attributes(options: Mapping[str, str]) -> dict[str, Any]:
 # What the daemon asks of every engine, and llama-cpp-python's server does not know: it has one sequence, its own
 # routes and no projector detection. Any other option that it lacks came from a person, who is told.
 _NOT_IN_PYTHON = frozenset(
-    {
-        *(
-            "--parallel",
-            "--ctx-checkpoints",
-            "--kv-unified",
-            "--cache-ram",
-            "--jinja",
-            "--pooling",
-            "--spec-type",
-            "--metrics",
-        ),
-        *("--slots", "--props", "--webui", "--offline", "--fit", "--host", "--port"),
-    }
+    (
+        *("--parallel", "--ctx-checkpoints", "--kv-unified", "--cache-ram", "--jinja", "--pooling", "--spec-type"),
+        *("--metrics", "--slots", "--props", "--webui", "--offline", "--fit", "--host", "--port"),
+    )
 )
 
 
@@ -204,9 +195,6 @@ def model_settings(options: Mapping[str, str]) -> dict[str, Any]:
                 "install it with `modelrunner install llama.cpp`",
                 param="runtime-flags",
             )
-    settings = {
-        OPTIONS[flag].setting: OPTIONS[flag].setting_value(text)
-        for flag, text in options.items()
-        if OPTIONS[flag].setting
-    }
+    given = [(OPTIONS[flag], text) for flag, text in options.items()]
+    settings = {option.setting: option.setting_value(text) for option, text in given if option.setting}
     return {"settings": settings, "host": options["--host"], "port": int(options.get("--port", 0))}

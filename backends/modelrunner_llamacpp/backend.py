@@ -49,12 +49,8 @@ _DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # so that devices have the 
 # each then keeps the other's threads from running: together they gave less than half of what they do with a short loop,
 # which costs one engine alone a few percent at most (docs/performance.md).
 _SHARED_PROCESSORS = {"GOMP_SPINCOUNT": "300"}
-_KEPT_VARIABLES = (
-    "GGML_*",
-    "LLAMA_CPP_LIB_PATH",
-    "GOMP_*",
-    "OMP_*",
-)  # never LLAMA_ARG_*, which would be flags past the allow-list
+# Never LLAMA_ARG_*, which would be flags past the allow-list.
+_KEPT_VARIABLES = ("GGML_*", "LLAMA_CPP_LIB_PATH", "GOMP_*", "OMP_*")
 
 
 class LlamaCppBackend(Backend):
@@ -127,7 +123,7 @@ class LlamaCppBackend(Backend):
             await keeper.save(endpoint)
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-        return await engines.batches(endpoint)
+        return await engines.work_done(endpoint)
 
     async def forget(self, model_id: str) -> None:
         if self._saved:
@@ -141,16 +137,13 @@ class LlamaCppBackend(Backend):
         except BackendUnavailable as error:
             return BackendStatus(BackendState.ERROR, error.message)
         if engine is None:
-            return BackendStatus(
-                BackendState.NOT_INSTALLED, self._installing.failure or "no llama.cpp engine was found"
-            )
+            why = self._installing.failure or "no llama.cpp engine was found"
+            return BackendStatus(BackendState.NOT_INSTALLED, why)
         return BackendStatus(BackendState.RUNNING, str(engine))
 
     def version(self) -> str:
-        with contextlib.suppress(BackendUnavailable):
-            engine = engines.find(self.context, self.settings)
-            return f"{engine.version} ({engine.kind})" if engine else ""
-        return ""
+        engine = self._found()
+        return f"{engine.version} ({engine.kind})" if engine else ""
 
     async def disk_usage(self) -> int:
         """Counts the managed engines. Saved prompt caches lie in `context.state`, which the daemon counts."""

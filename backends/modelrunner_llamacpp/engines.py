@@ -178,7 +178,7 @@ def _ask(*argv: str) -> str:
     return done.stdout + done.stderr if done.returncode == 0 else ""
 
 
-async def batches(endpoint: Endpoint) -> float | None:
+async def work_done(endpoint: Endpoint) -> float | None:
     """Returns how many batches the engine has computed, None if it does not count them. The loop that computes batches
     answers this request, too, so a stuck engine does not answer. Raises `OSError`, `ModelRunnerError`."""
     status, text = await calls.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)

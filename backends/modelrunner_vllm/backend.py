@@ -71,16 +71,11 @@ class VllmBackend(Backend):
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
         engine = self._engine()
         args.check(spec, engine.cuda)
-        if ray_address := VllmOptions.model_validate(dict(spec.options)).ray_address:
+        if ray_address := VllmOptions.of(spec.options).ray_address:
             await check_reachable(ray_address)
         adapters = self._adapters(spec)
-        argv = args.command(
-            spec,
-            endpoint,
-            engine,
-            kv_cache=memory.kv_cache(spec, cuda=engine.cuda),
-            adapters=adapters,
-        )
+        kv_cache = memory.kv_cache(spec, cuda=engine.cuda)
+        argv = args.command(spec, endpoint, engine, kv_cache=kv_cache, adapters=adapters)
         with self._scratch.run() as scratch:
             env = scrubbed_environment() | environment.variables(spec, engine, adapters, self._compiled(), scratch)
             await run(argv, env=env | dict(spec.environment), options=spec.process, cwd=scratch.folder)
@@ -147,10 +142,10 @@ class VllmBackend(Backend):
         return errors.stage(line)
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-        return await engines.work(endpoint)
+        return await engines.work_done(endpoint)
 
     def sleep_level(self, spec: RunSpec) -> int:
-        return (VllmOptions.model_validate(dict(spec.options)).sleep or 0) if self._cuda() else 0
+        return (VllmOptions.of(spec.options).sleep or 0) if self._cuda() else 0
 
     async def sleep(self, spec: RunSpec, endpoint: Endpoint) -> None:
         await self._ask(endpoint, f"/sleep?level={self.sleep_level(spec)}&mode=wait")
@@ -179,8 +174,7 @@ class VllmBackend(Backend):
         return engine.cuda if engine else self.settings.build != "cpu" and has_cuda()
 
     def _adapters(self, spec: RunSpec) -> tuple[Adapter, ...]:
-        names = VllmOptions.model_validate(dict(spec.options)).lora_adapters
-        return find_adapters(self.settings.adapters, names)
+        return find_adapters(self.settings.adapters, VllmOptions.of(spec.options).lora_adapters)
 
     def _compiled(self) -> Path:
         return self.context.cache / _COMPILED

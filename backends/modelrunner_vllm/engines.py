@@ -57,7 +57,7 @@ def usable(folder: Path) -> Engine | None:
     return Engine(program, str(marker.get("version")), str(marker["kind"]))
 
 
-async def work(endpoint: Endpoint) -> float | None:
+async def work_done(endpoint: Endpoint) -> float | None:
     """Returns a figure that changes with every batch, None if the engine has none. The API server answers this while
     another process computes, so a stuck engine reports the same figure again. Raises `OSError`, `ModelRunnerError`."""
     status, text = await calls.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)

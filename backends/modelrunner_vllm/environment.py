@@ -96,7 +96,7 @@ def variables(
 ) -> dict[str, str]:
     """Returns what is added to the scrubbed environment. `compiled` is a folder that keeps compiled code from run to
     run."""
-    options = VllmOptions.model_validate(dict(spec.options))
+    options = VllmOptions.of(spec.options)
     names = {"models": served_names(spec), "adapters": [adapter.name for adapter in adapters]}
     found = {
         "PYTHONPATH": str(INSIDE),

@@ -44,7 +44,7 @@ class Shape:
         own = flags.parse(spec.flags)
         block = int(own.get("--block-size", _CUDA_BLOCK if cuda else _CPU_BLOCK))
         batched = int(own.get("--max-num-batched-tokens", _BATCHED_TOKENS))
-        options = VllmOptions.model_validate(dict(spec.options))
+        options = VllmOptions.of(spec.options)
         return cls(spec.context_size, spec.parallel, options, block, batched)
 
 

@@ -1,7 +1,8 @@
 """What can be set per model for vLLM alone: the table `vllm` of a model's configuration. Nothing in it can name code, a
 file outside the folders that the command line trusts, or another repository."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -133,13 +134,18 @@ class VllmOptions(_Table):
     speculative_ngram: Annotated[int, Field(ge=1, le=32)] | None = None
     sleep: Literal[1, 2] | None = None
 
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """From `RunSpec.options`."""
+        return cls.model_validate(dict(options))
+
     @property
     def workers(self) -> int:
         """Processes that share the model, one for each device."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @model_validator(mode="after")
-    def _consistent(self) -> "VllmOptions":
+    def _consistent(self) -> Self:
         if self.ray_address is not None and self.executor != "ray":
             raise ValueError("ray-address needs executor ray")
         if self.gpu_memory_utilization is not None and self.kv_cache_size is not None:

@@ -4,7 +4,7 @@ from modelrunner import wire
 from modelrunner.cli.client import Client, path
 from modelrunner.cli.output import note
 from modelrunner.cli.progress import follow
-from modelrunner.errors import ModelNotFound, ModelRunnerError
+from modelrunner.errors import ModelNotFound
 
 
 def prepare(client: Client, model: str, *, backend: str | None, context_size: int | None) -> str:
@@ -38,22 +38,18 @@ def pull(
     """Downloads (or packages) with progress; returns the model's name."""
     wanted = wire.PullRequest(source, None, name, trust, verify, mmproj, chat_template)
     try:
-        last = follow(client.progress("/models/create", wanted))
+        last = follow(client.progress("/models/create", wanted), f"the pull of {source}")
     except KeyboardInterrupt:
         note("stopped; the same command goes on where it was")
         raise
-    if last is None or last.type != "success":
-        raise ModelRunnerError(f"the pull of {source} ended without a result; see `modelrunner logs`")
     return last.model or name or source
 
 
 def install(client: Client, backend: str, *, build: bool = False, action: str = "install") -> str:
     """Installs, updates or uninstalls an engine with progress; returns the daemon's closing sentence."""
     body = wire.InstallRequest(backend, build)
-    last = follow(client.progress(f"/engines/{action}-backend", body), f"{action} {backend}")
-    if last is None or last.type != "success":
-        raise ModelRunnerError(f"the {action} of {backend} ended without a result; see `modelrunner logs`")
-    return last.message
+    lines = client.progress(f"/engines/{action}-backend", body)
+    return follow(lines, f"the {action} of {backend}", f"{action} {backend}").message
 
 
 def is_missing(status: str) -> bool:

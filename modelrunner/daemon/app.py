@@ -25,7 +25,7 @@ from modelrunner.daemon.doorway import Doorway, open_port
 from modelrunner.daemon.parts import Parts, build, make_reloader
 from modelrunner.daemon.system_routes import Addresses, SystemRoutes
 from modelrunner.gateway import protocol
-from modelrunner.gateway.access import Access
+from modelrunner.gateway.access import Access, host_names
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.http.limits import Limits
 from modelrunner.models.foresight import Foresight
@@ -100,7 +100,7 @@ class Daemon:
         self._tcp = tcp
         self.lifecycle = instance.Lifecycle()
         port = tcp.getsockname()[1] if tcp else 0
-        access = Access.for_listener(port, settings.hosts, settings.origins)
+        access = Access(host_names(port, settings.hosts), settings.origins)
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = Limits.within(descriptors, body=settings.body_limit, total_body=settings.total_body_limit)
         self._pipeline = Pipeline(InstallOnDemand(parts.resolver, parts.installer), parts.scheduler, access, limits)

@@ -3,7 +3,6 @@ rebound to loopback, away from a daemon on TCP."""
 
 import re
 from collections.abc import Iterable
-from typing import Self
 
 from modelrunner.errors import Forbidden
 
@@ -25,11 +24,6 @@ class Access:
         self.generation += 1
         self._hosts = _matching(host.lower() for host in hosts)
         self._origins = _matching(f"{origin}*" if origin.endswith("://") else origin.rstrip("/") for origin in origins)
-
-    @classmethod
-    def for_listener(cls, port: int, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> Self:
-        """For a listener on `port`: allows the loopback names and `hosts`, each with its own port or with this one."""
-        return cls(host_names(port, hosts), origins)
 
     def check(self, host: str | None, origin: str | None, target_authority: str | None, *, local: bool) -> str | None:
         """Returns the Origin to echo in Access-Control-Allow-Origin, None without one. `target_authority` is the host
@@ -82,7 +76,8 @@ def _has_port(host: str) -> bool:
 
 
 def host_names(port: int, hosts: Iterable[str]) -> list[str]:
-    """Returns the allowed values of a Host header for a listener on `port`."""
+    """Returns the allowed values of a Host header for a listener on `port`: the loopback names and `hosts`, each with
+    its own port or with this one."""
     named = [host if _has_port(host) else f"{host}:{port}" for host in (*LOOPBACK_NAMES, *hosts)]
     if port == 80:  # a client leaves the default port out
         named += [host.removesuffix(":80") for host in named]

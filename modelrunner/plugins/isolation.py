@@ -8,20 +8,17 @@ nonsense is answered with a `BackendFaulty` that names it and the call.
 import asyncio
 import inspect
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn, ParamSpec, TypeVar
-
-import psutil
 
 from modelrunner.backend import Backend, BackendState, BackendStatus, InstallProgress, ProgressCallback
 from modelrunner.errors import BackendFaulty, ModelRunnerError
 from modelrunner.plugins import checks
+from modelrunner.plugins.relay import KEPT_LINES, RunRelay
 from modelrunner.plugins.thread import BackendThread, CallTimeout
-from modelrunner.processes.processtree import process_tree
-from modelrunner.types import Bundle, Endpoint, Mode, ProcessObserver, RequiredMemory, RunSpec, Variant
+from modelrunner.types import Bundle, Endpoint, Mode, RequiredMemory, RunSpec, Variant
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,7 +33,6 @@ INSTALL_LIMIT = 4 * 3600.0
 KILL_AFTER = 5.0
 """Seconds beyond the grace of a stop, after which the engine of a stuck backend is killed."""
 _CHANGES = ("install", "update", "uninstall")
-_LINES = 50  # of a log, that wait for the caller's loop
 
 
 class IsolatedBackend(Backend):
@@ -137,7 +133,7 @@ class IsolatedBackend(Backend):
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
         """Ends only by raising, as `Backend.run` does. The observer of `spec` is called on the caller's loop. A run
         that does not end within the grace of its stop and `KILL_AFTER` seconds has its processes killed."""
-        relay = _Relay(self._announced, spec.process.observer)
+        relay = RunRelay(self._announced, spec.process.observer)
         spec = replace(spec, process=replace(spec.process, observer=relay))
         patience = spec.process.stop_grace + KILL_AFTER
         await self._on_thread("run", lambda: self.backend.run(spec, endpoint), None, patience, relay.kill)
@@ -191,7 +187,7 @@ class IsolatedBackend(Backend):
             log.exception("backend %s: progress failed", self.name)
             return
         if isinstance(stage, str):
-            if len(self._stages) >= _LINES:
+            if len(self._stages) >= KEPT_LINES:
                 self._stages.clear()
             self._stages[line] = stage
 
@@ -272,44 +268,3 @@ def _shown(value: object) -> str:
         return f"{value!r:.200}"
     except Exception:
         return f"an object of the class {type(value).__name__}"
-
-
-class _Relay:
-    """The observer of one run on the backend's thread: passes its news to the caller's loop, bundled, so that a flood
-    of log lines costs the caller little. `announced` is told of each line on the thread, before the caller is."""
-
-    def __init__(self, announced: Callable[[str], None], observer: ProcessObserver | None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._announced = announced
-        self._observer = observer
-        self._lines: deque[str] = deque(maxlen=_LINES)
-        self._is_due = False
-        self._pid: int | None = None
-
-    def started(self, pid: int) -> None:
-        self._pid = pid
-        if self._observer is not None:
-            self._tell(self._observer.started, pid)
-
-    def output(self, line: str) -> None:
-        self._announced(line)
-        self._lines.append(line)
-        if not self._is_due:
-            self._is_due = True
-            self._tell(self._pass_on)
-
-    def kill(self) -> None:
-        """Ends the engine without its backend."""
-        if self._pid is not None:
-            for process in process_tree(self._pid):
-                with suppress(psutil.Error):
-                    process.kill()
-
-    def _pass_on(self) -> None:
-        self._is_due = False
-        while self._observer is not None and self._lines:
-            self._observer.output(self._lines.popleft())
-
-    def _tell(self, function: Callable[..., None], *args: object) -> None:
-        with suppress(RuntimeError):  # the caller's loop is closed
-            self._loop.call_soon_threadsafe(function, *args)
