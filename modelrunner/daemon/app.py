@@ -15,6 +15,7 @@ from modelrunner.api.engine_routes import EngineRoutes
 from modelrunner.api.insight_routes import InsightRoutes
 from modelrunner.api.middleware import connections, envelope, finish_head
 from modelrunner.api.model_routes import ModelRoutes
+from modelrunner.api.ollama_routes import OllamaRoutes
 from modelrunner.api.residency_routes import ResidencyRoutes
 from modelrunner.api.telemetry_routes import TelemetryRoutes
 from modelrunner.concurrency.threads import Pool
@@ -172,6 +173,7 @@ class Daemon:
             EngineRoutes(parts.scheduler, parts.presence, parts.disk, parts.statuses, parts.installer),
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
             TelemetryRoutes(self._telemetry),
+            OllamaRoutes(parts.library, parts.scheduler),
             ResidencyRoutes(parts.presence, parts.preloader),
             SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running)),
         )
