@@ -13,7 +13,7 @@ from modelrunner import __version__
 from modelrunner.cli.commands import SECTIONS
 from modelrunner.cli.commands import cli as group
 from tests.cli.conftest import Cli
-from tests.cli.fake_daemon import FakeDaemon, Status, Stream, Text, lines
+from tests.cli.fake_daemon import FakeDaemon, Status, Stream, Text, lines, words
 from tests.waiting import HUNG
 
 ID = "sha256:" + "ab" * 32
@@ -270,6 +270,20 @@ def test_configure_sends_what_was_given_and_shows_the_result(daemon: FakeDaemon,
             "raw-runtime-flags": "-a 'b c'",
         }
     ]
+
+
+@pytest.mark.parametrize("command", ["configure m", "run m hello"])
+def test_the_context_that_a_model_was_trained_for(daemon: FakeDaemon, cli: Cli, command: str) -> None:
+    daemon.answers |= {
+        "POST /engines/_configure": {},
+        "GET /engines/_configure?model=m": [],
+        "GET /models/m": {},
+        "GET /v1/models/m": {"backend": None},
+        "POST /v1/chat/completions": words("Paris"),
+    }
+    assert cli(*command.split(), "--context-size", "-1").code == 0
+    [sent] = daemon.asked("POST", "/engines/_configure")
+    assert sent["context-size"] == -1
 
 
 def test_what_could_not_be_stopped_is_a_failure(daemon: FakeDaemon, cli: Cli) -> None:
