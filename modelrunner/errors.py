@@ -10,7 +10,7 @@ ModelRunnerError 500
 ├── Conflict 409
 ├── BackendUnavailable 412
 ├── Misdirected 421
-├── UnsupportedModel 422 ── InvalidModel
+├── UnsupportedModel 422 ── InvalidModel, UntrustedModel
 ├── QueueFull 429
 ├── EngineFailed 502 ── BackendExited ── OutOfMemory; EngineProtocolError; BackendFaulty
 ├── SourceFailed 502           a registry or hub did not answer as it should
@@ -176,6 +176,12 @@ class InvalidModel(UnsupportedModel):
 
     def __init__(self, reason: str, *, param: str | None = None) -> None:
         super().__init__(f"invalid model: {reason}", param=param)
+
+
+class UntrustedModel(UnsupportedModel):
+    """It is not signed, or not by a key that was asked for."""
+
+    code = "untrusted_model"
 
 
 class QueueFull(ModelRunnerError):

@@ -417,14 +417,16 @@ def test_looking_starts_no_daemon(folders: Path, cli: Cli, command: str) -> None
     assert not (folders / "data").exists()
 
 
-def test_every_command_but_serve_takes_host_and_its_help_is_told_once() -> None:
+def test_every_command_that_asks_a_daemon_takes_host_and_its_help_is_told_once() -> None:
     context = click.Context(group)
     for section in SECTIONS.values():
         for name, (_, line) in section.items():
             command = group.get_command(context, name)
             assert command is not None
             assert command.get_short_help_str(limit=200).removesuffix(".") == line
-            assert (name in ("serve", "help")) != any("--host" in option.opts for option in command.params)
+            assert (name in ("serve", "help", "login", "logout")) != any(
+                "--host" in option.opts for option in command.params
+            )
 
 
 def test_a_broken_configuration_file_is_named(folders: Path, cli: Cli) -> None:
