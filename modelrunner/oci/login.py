@@ -3,10 +3,10 @@
 from modelrunner.errors import SourceFailed
 from modelrunner.oci.credentials import Credential, Credentials
 from modelrunner.oci.registries import Registries
-from modelrunner.oci.repository import Repository
+from modelrunner.oci.repository import RemoteRepository
 
 
-class _Given(Credentials):
+class _TypedCredentials(Credentials):
     """Has nothing but what was typed."""
 
     def __init__(self, credential: Credential) -> None:
@@ -19,7 +19,7 @@ class _Given(Credentials):
 async def check(registries: Registries, host: str, credential: Credential) -> None:
     """Raises `SourceFailed` if the registry refuses the login, or cannot be asked."""
     endpoint = registries.origin(host)
-    async with await Repository.open(endpoint, "", _Given(credential)) as repository:
+    async with await RemoteRepository.open(endpoint, "", _TypedCredentials(credential)) as repository:
         answer = await repository.request("GET", f"{endpoint.url}/v2/", {})
         if answer.status in (401, 403):
             raise SourceFailed(f"{host} refuses the user or the password")

@@ -52,7 +52,7 @@ class Manner:
     patience: float = 60.0
 
 
-class Repository:
+class RemoteRepository:
     """`path` is the repository's name at the endpoint. Its methods raise `SourceFailed`, and `ModelNotFound` for what
     the registry does not have. An async context manager."""
 

@@ -15,7 +15,7 @@ from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound, So
 from modelrunner.oci import imageindex
 from modelrunner.oci.credentials import Credentials
 from modelrunner.oci.registries import Registries
-from modelrunner.oci.repository import INDEX_TYPES, Manner, RemoteManifest, Repository
+from modelrunner.oci.repository import INDEX_TYPES, Manner, RemoteManifest, RemoteRepository
 from modelrunner.pull.archives import unpack
 from modelrunner.pull.source import Context, FetchResult, FromArchive, Preview, PullSpec, Source, require_space
 from modelrunner.store import Digest
@@ -59,13 +59,13 @@ class RegistrySource(Source):
             return False
 
     async def revision(self, wanted: PullSpec) -> str | None:
-        async def look_up(repository: Repository, reference: Reference) -> str:
+        async def look_up(repository: RemoteRepository, reference: Reference) -> str:
             return str((await _find(repository, reference)).revision)
 
         return await self._asked(wanted.text, wanted.token, look_up)
 
     async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
-        async def look_up(repository: Repository, reference: Reference) -> Preview:
+        async def look_up(repository: RemoteRepository, reference: Reference) -> Preview:
             return Preview(sum(file.size for file in (await _find(repository, reference)).files))
 
         return await self._asked(text, token, look_up)
@@ -73,18 +73,20 @@ class RegistrySource(Source):
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
         context.report(WorkProgress(f"Looking up {wanted.text}", "resolving"))
 
-        async def fetch(repository: Repository, reference: Reference) -> FetchResult:
+        async def fetch(repository: RemoteRepository, reference: Reference) -> FetchResult:
             return await self._fetch(repository, await _find(repository, reference), wanted, context)
 
         return await self._asked(wanted.text, wanted.token, fetch)
 
-    async def _asked(self, text: str, token: str | None, work: Callable[[Repository, Reference], Awaitable[T]]) -> T:
+    async def _asked(
+        self, text: str, token: str | None, work: Callable[[RemoteRepository, Reference], Awaitable[T]]
+    ) -> T:
         """What `work` returns at the first of the registry's endpoints where it does not fail."""
         reference = Reference.parse(text)
         endpoints = self._registries.endpoints(reference.host)
         for endpoint in endpoints:
             own = endpoint is endpoints[-1]
-            repository = await Repository.open(
+            repository = await RemoteRepository.open(
                 endpoint, reference.path, self._credentials, token=token if own else None, manner=self._manner
             )
             async with repository:
@@ -96,7 +98,9 @@ class RegistrySource(Source):
                     log.warning("the mirror %s cannot serve %s: %s", endpoint.host, reference, error)
         raise AssertionError("the last endpoint returns or raises")
 
-    async def _fetch(self, repository: Repository, found: _Found, wanted: PullSpec, context: Context) -> FetchResult:
+    async def _fetch(
+        self, repository: RemoteRepository, found: _Found, wanted: PullSpec, context: Context
+    ) -> FetchResult:
         stored = {file.digest: await context.stored(file.digest.hex) for file in found.files}
         wanting = {file.digest: repository.remote_file(file) for file in found.files if stored[file.digest] is None}
         paths = {digest: context.partial(file) for digest, file in wanting.items()}
@@ -123,7 +127,7 @@ class RegistrySource(Source):
         )
 
 
-async def _find(repository: Repository, reference: Reference) -> _Found:
+async def _find(repository: RemoteRepository, reference: Reference) -> _Found:
     """Raises `InvalidModel` for what is no model."""
     manifest = await repository.manifest(str(reference.digest or reference.tag))
     revision = manifest.digest
