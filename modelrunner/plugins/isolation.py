@@ -1,9 +1,8 @@
-"""Keeps a backend from hurting any models but its own. Every call runs on a thread of the backend's own, has a limit in
-time, and has its result checked.
+"""Confines the faults of a backend to its own models: every call runs on a thread of the backend's own, has a time
+limit, and has its result checked.
 
 The daemon uses an `IsolatedBackend` in place of the backend itself. A backend that raises, blocks, hangs or returns
-nonsense is answered with a `BackendFaulty` that names it and the call.
-"""
+nonsense causes a `BackendFaulty` that names it and the call."""
 
 import asyncio
 import inspect
@@ -36,9 +35,9 @@ _CHANGES = ("install", "update", "uninstall")
 
 
 class IsolatedBackend(Backend):
-    """`backend`, on a thread of its own. The methods are `Backend`'s, raise what `Backend` allows them to raise, and
-    `BackendFaulty` for everything else. Methods that are no coroutines wait for the thread: call them in a worker
-    thread, or by `asked` on an event loop."""
+    """`backend`, on a thread of its own. The methods are those of `Backend`. They raise what `Backend` allows them to
+    raise, and `BackendFaulty` for everything else. Methods that are no coroutines wait for the thread: call them in a
+    worker thread, or through `asked` on an event loop."""
 
     def __init__(self, backend: Backend, *, answer_limit: float = ANSWER_LIMIT, work_limit: float = WORK_LIMIT) -> None:
         for name in Backend.__annotations__:
@@ -56,21 +55,21 @@ class IsolatedBackend(Backend):
         return f"<IsolatedBackend {self.name}>"
 
     def close(self, patience: float = 0.0) -> None:
-        """Cancels what the backend does, and waits at most `patience` seconds for its thread to end. A thread that is
-        stuck ends with the daemon."""
+        """Cancels the backend's work, and waits at most `patience` seconds for its thread to end. A stuck thread ends
+        with the daemon."""
         self._thread.stop(patience)
 
     # about the backend and its engine
 
     def status(self) -> BackendStatus:
-        """Never raises: a backend that cannot say how it is has the state `ERROR`."""
+        """Never raises: a backend that fails here has the state `ERROR`."""
         try:
             return self._now("status", checks.instance(BackendStatus))
         except ModelRunnerError as error:
             return BackendStatus(BackendState.ERROR, error.message)
 
     def version(self) -> str:
-        """ "" for a backend that cannot say it."""
+        """Returns "" for a backend that fails here."""
         return self._or("", "version", checks.instance(str))
 
     async def disk_usage(self) -> int:
@@ -140,7 +139,7 @@ class IsolatedBackend(Backend):
         raise BackendFaulty(self.name, "run", "returned instead of keeping its engine")
 
     def progress(self, line: str) -> str | None:
-        """For a line that the observer of a run gets; the backend itself was asked on its thread."""
+        """Returns the stage for a line that the observer of a run got; the backend itself was asked on its thread."""
         return self._stages.pop(line, None)
 
     async def after_ready(self, spec: RunSpec, endpoint: Endpoint) -> None:
@@ -164,7 +163,7 @@ class IsolatedBackend(Backend):
     async def wake(self, spec: RunSpec, endpoint: Endpoint) -> None:
         await self._checked("wake", checks.nothing, spec, endpoint, limit=INSTALL_LIMIT)
 
-    # about requests and an engine's words: a fault here costs an explanation and nothing else
+    # about requests and the engine's log: a fault here costs an explanation and nothing else
 
     def check_request(self, spec: RunSpec, path: str, fields: Mapping[str, Any]) -> Sequence[str]:
         return self._now("check_request", checks.words, spec, path, fields)
@@ -201,7 +200,7 @@ class IsolatedBackend(Backend):
             return default
 
     def _now(self, method: str, check: Callable[[Any], T], *args: object) -> T:
-        """Waits for the thread."""
+        """Calls the method and waits for the thread."""
         with self._faults(method):
             result = self._thread.wait_for(_work(lambda: getattr(self.backend, method)(*args)), self._limit)
         return self._valid(method, check, result)
@@ -218,7 +217,8 @@ class IsolatedBackend(Backend):
         patience: float = 0.0,
         abandon: Callable[[], None] = lambda: None,
     ) -> object:
-        """The result of `call`, or of the awaitable that it returns. See `BackendThread.run` for the rest."""
+        """Returns the result of `call`, or of the awaitable that it returns. `BackendThread.run` explains the
+        parameters."""
         with self._faults(method):
             return await self._thread.run(_work(call), limit=limit, patience=patience, abandon=abandon)
 
@@ -230,16 +230,16 @@ class IsolatedBackend(Backend):
 
     @contextmanager
     def _faults(self, method: str) -> Iterator[None]:
-        """What a call raises that `Backend` does not allow becomes a `BackendFaulty`."""
+        """Turns exceptions that `Backend` does not allow into a `BackendFaulty`."""
         try:
             yield
         except ModelRunnerError:
             raise
         except CallTimeout as error:
             raise BackendFaulty(self.name, method, str(error)) from None
-        except OSError as error:  # its engine or the disk: no fault in the code, so the log gets no traceback
+        except OSError as error:  # the engine or the disk failed, not the code: the log gets no traceback
             if method in _CHANGES and not isinstance(error, TimeoutError):
-                raise  # the installer explains what a disk refuses
+                raise  # the installer explains a disk's errors
             raise BackendFaulty(self.name, method, f"failed: {error}") from error
         except Exception as error:
             log.error("backend %s: %s failed", self.name, method, exc_info=error)
@@ -247,7 +247,7 @@ class IsolatedBackend(Backend):
 
 
 async def asked(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Calls a backend's method that is no coroutine without holding up the caller's event loop. A backend that is not
+    """Calls a backend's method that is no coroutine without blocking the caller's event loop. A backend that is not
     isolated, as in tests, is called at once."""
     if isinstance(getattr(method, "__self__", None), IsolatedBackend):
         return await asyncio.to_thread(method, *args, **kwargs)
@@ -263,7 +263,7 @@ def _work(call: Callable[[], object]) -> Callable[[], Coroutine[Any, Any, object
 
 
 def _shown(value: object) -> str:
-    """For a message, whatever the value's own code does."""
+    """Returns text for a message, even if the value's own code fails."""
     try:
         return f"{value!r:.200}"
     except Exception:

@@ -15,8 +15,8 @@ KEPT_LINES = 50
 
 
 class RunRelay:
-    """The observer of one run on the backend's thread: passes its news to the caller's loop, bundled, so that a flood
-    of log lines costs the caller little. `announced` is told of each line on the thread, before the caller is."""
+    """The observer of one run on the backend's thread. It passes the news to the caller's loop in bundles, so that a
+    flood of log lines costs the caller little. `announced` gets each line on the thread, before the caller does."""
 
     def __init__(self, announced: Callable[[str], None], observer: ProcessObserver | None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -39,7 +39,7 @@ class RunRelay:
             self._tell(self._pass_on)
 
     def kill(self) -> None:
-        """Ends the engine without its backend."""
+        """Kills the engine without its backend."""
         if self._pid is not None:
             for process in process_tree(self._pid):
                 with suppress(psutil.Error):
