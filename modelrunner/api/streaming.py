@@ -1,4 +1,5 @@
-"""Reports long pieces of work line by line: NDJSON for programs, plain lines for people."""
+"""Streams the progress of long work, as NDJSON for programs and plain lines for people, and feeds as server-sent
+events."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -21,8 +22,8 @@ Work = Callable[[ProgressReport], Awaitable[Progress]]
 
 
 class _Mailbox:
-    """Keeps the newest line of each kind, in the order in which the kinds first came: for a slow client, figures are
-    skipped instead of piling up in the daemon."""
+    """Keeps the newest line of each kind, in the order in which the kinds first came: a slow client misses figures, and
+    lines do not pile up in the daemon."""
 
     def __init__(self) -> None:
         self._lines: dict[Any, Progress] = {}

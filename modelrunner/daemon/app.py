@@ -42,7 +42,7 @@ _CLOSING = 2.0  # seconds that answers of the control plane get at the end
 
 
 def run(settings: Settings) -> None:
-    """The daemon as a process of its own, until it is asked to stop. Raises what `serve` raises."""
+    """Runs the daemon as a process of its own, until it is asked to stop. Raises what `serve` raises."""
     import uvloop
 
     instance.prepare_process()
@@ -57,7 +57,7 @@ async def serve(
     registry: BackendRegistry | None = None,
     last: bool = False,
 ) -> None:
-    """Holds the data directory, serves until a signal or `POST /shutdown`, drains, and leaves nothing behind. `ready`
+    """Locks the data directory, serves until a signal or `POST /shutdown`, drains, and leaves nothing behind. `ready`
     is called once both listeners answer; `registry` replaces the installed backends; with `last` the process ends
     afterwards. Raises `AlreadyRunning`, `ConfigurationError`, `StorageFailed`."""
     with (
@@ -87,7 +87,7 @@ async def serve(
                 finally:
                     await server.stop()
         if addresses.socket.parent in default_runtimes(settings.data_dir):
-            with suppress(OSError):  # not empty: another program's
+            with suppress(OSError):  # not empty: it has another program's files
                 addresses.socket.parent.rmdir()
 
 
@@ -162,12 +162,12 @@ class Daemon:
         log.info("ended")
 
     def _application(self) -> web.Application:
-        """The control plane."""
+        """Makes the control plane."""
         parts, pipeline, lifecycle = self._parts, self._pipeline, self.lifecycle
         app = web.Application(middlewares=[envelope(lifecycle.stop.is_set)], client_max_size=self._settings.body_limit)
         app.on_response_prepare.append(finish_head)
         families = (
-            # Before the routes of models, which take what follows `/models/` for a reference.
+            # Before the routes of models, where all text after `/models/` is a reference.
             InsightRoutes(parts.library, parts.advisor, parts.scheduler.events),
             ModelRoutes(parts.library),
             EngineRoutes(parts.scheduler, parts.presence, parts.disk, parts.statuses, parts.installer),

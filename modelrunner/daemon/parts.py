@@ -1,4 +1,4 @@
-"""The parts of the daemon, made once from its settings."""
+"""Makes the parts of the daemon, once, from its settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ from modelrunner.store import Reference, Store
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the daemon consists of; the operations, from `library` on, know no HTTP."""
+    """The parts of the daemon; the operations, from `library` on, know no HTTP."""
 
     store: Store
     registry: BackendRegistry
@@ -62,7 +62,7 @@ class Parts:
 
 
 def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
-    """Opens the store and finds the backends; nothing runs yet. Raises `ConfigurationError`, `StorageFailed`."""
+    """Opens the store and finds the backends; starts nothing. Raises `ConfigurationError`, `StorageFailed`."""
     data = settings.data_dir
     state = data / "state"
     state.mkdir(mode=0o700, exist_ok=True)
@@ -148,7 +148,8 @@ def _context(settings: Settings, backend: type[Backend]) -> BackendContext:
 
 
 def file_settings(settings: Settings) -> FileSettings:
-    """What a reload compares. Raises `ConfigurationError` for a table whose name is no reference."""
+    """Returns the settings that a reload compares. Raises `ConfigurationError` for a table whose name is no
+    reference."""
     for reference in settings.models:
         try:
             Reference.parse(reference)
@@ -159,7 +160,7 @@ def file_settings(settings: Settings) -> FileSettings:
 
 
 def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, port: int) -> Reloader:
-    """With the settings that can be changed while the daemon runs, and the part that each of them belongs to."""
+    """Makes the reloader, with a setter for each setting that can change while the daemon runs."""
     scheduler, access = parts.scheduler, pipeline.access
 
     def set_log_level(changed: Mapping[str, Any]) -> None:
