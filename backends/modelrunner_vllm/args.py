@@ -15,7 +15,7 @@ from modelrunner_vllm.model_options import VllmOptions
 _SERVE = "modelrunner_serve"
 _DRAFT_TOKENS = 4
 _TEMPLATE = "chat_template.jinja"
-# No media is fetched for a client: data: URLs have no domain, and this name can never be one (RFC 2606).
+# No media is fetched for a client: data: URLs have no domain, and no domain can have this name (RFC 2606).
 _NO_DOMAIN = "media.invalid"
 
 
@@ -45,7 +45,7 @@ def command(
 
 
 def _owned(spec: RunSpec, endpoint: Endpoint) -> Iterator[str]:
-    """Yields what no option and no flag may change."""
+    """Yields the words that no option and no flag may change."""
     where = (
         ["--uds", str(endpoint.path)] if endpoint.path else ["--host", str(endpoint.host), "--port", str(endpoint.port)]
     )

@@ -64,7 +64,8 @@ class VllmBackend(Backend):
             await install.install(self.context, self.settings, tell)
 
     async def uninstall(self) -> None:
-        """Removes the environment, unless another data directory uses it, and what interrupted installations left."""
+        """Removes the environment, unless another data directory uses it, and the leftovers of interrupted
+        installations."""
         await enginecache.withdraw(engines.link(self.context))
         await enginecache.discard_leftovers(self.context.cache, self.name)
 
@@ -81,7 +82,7 @@ class VllmBackend(Backend):
             await run(argv, env=env | dict(spec.environment), options=spec.process, cwd=scratch.folder)
 
     def priority(self, bundle: Bundle) -> float:
-        """Raises `BackendUnavailable` where there is no vLLM for the machine."""
+        """Raises `BackendUnavailable` if there is no vLLM for the machine."""
         if engines.find(self.context) is None:
             Machine.here().build(self.settings.build)
         return 0.0
@@ -98,7 +99,7 @@ class VllmBackend(Backend):
         return f"{engine.version} ({engine.kind})" if engine else ""
 
     async def disk_usage(self) -> int:
-        """Counts the environment, and what was compiled for models."""
+        """Counts the environment, and the code that was compiled for models."""
         link = engines.link(self.context)
         folders = [folder for folder in (link.resolve(), self._compiled()) if folder.exists()]
         return await asyncio.to_thread(enginecache.disk_usage, folders)
@@ -155,7 +156,7 @@ class VllmBackend(Backend):
             await self._ask(endpoint, "/wake_up")
             return
         await self._ask(endpoint, "/wake_up?tags=weights")
-        await self._ask(endpoint, "/collective_rpc", {"method": "reload_weights"})  # level 2 dropped them
+        await self._ask(endpoint, "/collective_rpc", {"method": "reload_weights"})  # sleep of level 2 dropped them
         await self._ask(endpoint, "/wake_up?tags=kv_cache")
 
     async def _ask(self, endpoint: Endpoint, path: str, body: object = None) -> None:

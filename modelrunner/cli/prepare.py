@@ -1,4 +1,4 @@
-"""Makes a model ready to be asked: pulls the model, installs its engine, and sets its configuration."""
+"""Prepares a model for requests: pulls it, installs its engine, and sets its configuration."""
 
 from modelrunner import wire
 from modelrunner.cli.client import Client, path
@@ -8,8 +8,8 @@ from modelrunner.errors import ModelNotFound
 
 
 def prepare(client: Client, model: str, *, backend: str | None, context_size: int | None) -> str:
-    """Pulls and installs what is missing, with a note about it, and returns the model's name. `backend` and
-    `context_size` are written into the model's configuration, because a request never reloads a model."""
+    """Pulls and installs what is missing, with a note, and returns the model's name. `backend` and `context_size`
+    become part of the model's configuration, because a request never reloads a model."""
     try:
         client.fetch("GET", path("models", model))
     except ModelNotFound:
@@ -53,14 +53,13 @@ def install(client: Client, backend: str, *, build: bool = False, action: str = 
 
 
 def is_missing(status: str) -> bool:
-    """Returns whether a text of GET /engines/status says that the engine is not installed. The wire format fixes its
-    label; the class that parses it belongs to a library that takes longer to load than most commands run."""
+    """Returns whether a text of GET /engines/status says that the engine is not installed."""
     return status.partition(":")[0] in ("", "Not Installed")
 
 
 def missing_engine(client: Client, model: str) -> str | None:
-    """The backend that runs the model, if its engine is not installed. None too where nothing here runs the model: the
-    request's error says why."""
+    """Returns the backend of the model if its engine is not installed. Returns None, too, if no backend here runs the
+    model: the request's error says why."""
     backend = client.call("GET", path("v1", "models", model), dict[str, object]).get("backend")
     if not isinstance(backend, str):
         return None
