@@ -44,13 +44,17 @@ _MANAGED = (EngineKind.NATIVE, EngineKind.WHEEL)
 # llama.cpp notices that a client has left between two batches only, and 2,048 tokens take a processor many seconds.
 # Smaller ones were not measurably slower there (docs/performance.md); on a device they are.
 _CPU_BATCH = 64
-_DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # numbers devices as the daemon does
+_DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # so that devices have the numbers that the daemon knows them by
 # libgomp's threads wait for each other in a busy loop, by default for milliseconds. Where two engines share processors,
 # each then keeps the other's threads from running: together they gave less than half of what they do with a short loop,
 # which costs one engine alone a few percent at most (docs/performance.md).
 _SHARED_PROCESSORS = {"GOMP_SPINCOUNT": "300"}
-# Never LLAMA_ARG_*, which would be flags past the allow-list.
-_KEPT_VARIABLES = ("GGML_*", "LLAMA_CPP_LIB_PATH", "GOMP_*", "OMP_*")
+_KEPT_VARIABLES = (
+    "GGML_*",
+    "LLAMA_CPP_LIB_PATH",
+    "GOMP_*",
+    "OMP_*",
+)  # never LLAMA_ARG_*, which would be flags past the allow-list
 
 
 class LlamaCppBackend(Backend):
@@ -85,15 +89,15 @@ class LlamaCppBackend(Backend):
                 await self._install_wheel(tell)
 
     async def update(self, progress: ProgressCallback, **options: Any) -> None:
-        """Installs the version of this release, or of the settings, of every installed engine; the wheel if there is
-        none."""
+        """Installs the version of this release, or of the settings, of every engine that is installed; the wheel if
+        none is."""
         installed = [kind for kind in _MANAGED if engines.link(self.context, kind).is_symlink()]
         for kind in installed or [EngineKind.WHEEL]:
             await self.install(progress, **{"build": kind is EngineKind.NATIVE, **options})
 
     async def uninstall(self) -> None:
-        """Removes both managed engines, and the leftovers of interrupted installations. Entries of the cache that
-        another data directory uses stay."""
+        """Removes both managed engines, and what interrupted installations left. The cache keeps what another data
+        directory uses."""
         for kind in _MANAGED:
             await enginecache.withdraw(engines.link(self.context, kind))
         await enginecache.discard_leftovers(self.context.cache, self.name)
@@ -123,7 +127,7 @@ class LlamaCppBackend(Backend):
             await keeper.save(endpoint)
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-        return await engines.work_done(endpoint)
+        return await engines.batches(endpoint)
 
     async def forget(self, model_id: str) -> None:
         if self._saved:
@@ -137,13 +141,16 @@ class LlamaCppBackend(Backend):
         except BackendUnavailable as error:
             return BackendStatus(BackendState.ERROR, error.message)
         if engine is None:
-            why = self._installing.failure or "no llama.cpp engine was found"
-            return BackendStatus(BackendState.NOT_INSTALLED, why)
+            return BackendStatus(
+                BackendState.NOT_INSTALLED, self._installing.failure or "no llama.cpp engine was found"
+            )
         return BackendStatus(BackendState.RUNNING, str(engine))
 
     def version(self) -> str:
-        engine = self._found()
-        return f"{engine.version} ({engine.kind})" if engine else ""
+        with contextlib.suppress(BackendUnavailable):
+            engine = engines.find(self.context, self.settings)
+            return f"{engine.version} ({engine.kind})" if engine else ""
+        return ""
 
     async def disk_usage(self) -> int:
         """Counts the managed engines. Saved prompt caches lie in `context.state`, which the daemon counts."""
@@ -156,7 +163,7 @@ class LlamaCppBackend(Backend):
         return memory.growth(spec.bundle, spec.draft, self._options(spec))
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
-        """Uses the budget's devices if the engine can. The order is that of split.py."""
+        """On the budget's devices where the engine can use them. The order is that of split.py."""
         engine = self._found()
         rooms = () if engine is not None and engine.devices is False else budget.vram
 

@@ -1,4 +1,4 @@
-"""The table `[backends."llama.cpp"]` of the configuration."""
+"""What `[backends."llama.cpp"]` in the configuration may hold."""
 
 from pathlib import Path
 from typing import Annotated, Any, Self

@@ -1,4 +1,4 @@
-"""The table `[backends.vllm]` of the configuration."""
+"""What `[backends.vllm]` in the configuration may hold."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,4 +1,4 @@
-"""/engines/_configure and /engines/reload: the configuration of models and of the daemon."""
+"""/engines/_configure and /engines/reload: how each model is run."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ class ConfigurationRoutes:
         return json_response(wireforms.configuration(shown), status=202)
 
     async def show(self, request: web.Request) -> web.Response:
-        """With `?model=`, the configuration of that model; otherwise all configurations."""
+        """`?model=` for one of them; without it, all for which something is set."""
         check_query(request, "model")
         backend = request.match_info.get("backend")
         if backend is not None:
@@ -56,7 +56,7 @@ class ConfigurationRoutes:
 
 
 def _with_backend(patch: dict[str, Any], in_path: str | None) -> dict[str, Any]:
-    """Adds the backend of the path to the body. Raises `BadRequest` if the body names another one."""
+    """The backend of the path counts as one in the body. Raises `BadRequest` where they differ."""
     if in_path is None:
         return patch
     if patch.get("backend", in_path) != in_path:

@@ -1,4 +1,4 @@
-"""The header lines that the answers of every family share, and the translation of an engine's error answer."""
+"""Bytes that the answers of every family have in common, and what an engine's own answer becomes."""
 
 import itertools
 import re
@@ -29,7 +29,7 @@ _HANDED_ON = {
     b"content-language": b"Content-Language",
 }
 ERROR_BODY_LIMIT = 256 << 10
-"""The limit of an engine's error answer, in bytes."""
+"""Bytes of an engine's error answer."""
 _CLIENT_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 _OF_STATUS: dict[int, type[ModelRunnerError]] = {
@@ -42,15 +42,14 @@ _OF_STATUS: dict[int, type[ModelRunnerError]] = {
 
 
 def harmless_id(given: str | None) -> str | None:
-    """Returns the client's request ID if it is safe in logs and headers."""
+    """The request ID that a client sent, if it can stand in logs and headers."""
     return given if given is not None and _CLIENT_ID.fullmatch(given) else None
 
 
 new_request_id: Callable[[], str] = map((secrets.token_hex(6) + "{:010x}").format, itertools.count(1)).__next__
-"""Twelve random digits for the process, then ten that count. This is an iterator's method, since every request calls
-it."""
+"""Twelve random digits for the process, ten that count. An iterator's method, since it is called for each request."""
 ID_LINE = b"X-Request-ID: %b\r\n"
-"""In an answer's head, and in the request to the engine."""
+"""Of an answer's head, and of the request to the engine."""
 
 
 def id_line(request_id: str) -> bytes:
@@ -58,7 +57,7 @@ def id_line(request_id: str) -> bytes:
 
 
 def server_timing(queue: float, load: float, proxy: float) -> bytes:
-    """Returns the header's line; all times are in seconds."""
+    """The header's line; all in seconds."""
     times = (queue * 1e3, load * 1e3, max(0.0, proxy) * 1e3)
     return b"Server-Timing: queue;dur=%.1f, load;dur=%.1f, proxy;dur=%.3f\r\n" % times
 
@@ -73,8 +72,8 @@ def chunk(data: bytes) -> bytes:
 
 @lru_cache(maxsize=256)
 def engine_headers(headers: tuple[Header, ...], variant: str, ignored: tuple[str, ...]) -> tuple[Header, ...]:
-    """Returns the engine's headers that the client may see, and our own: how the runner differs from its configuration,
-    and the fields of the request that the engine ignores."""
+    """Of an engine's answer, what the client may see, and our own: how the runner differs from what was configured,
+    and the request's fields that the engine ignores."""
     found = [(_HANDED_ON[name], value) for name, value in headers if name in _HANDED_ON]
     if any(value.startswith(b"text/event-stream") for _, value in found):
         found += EVENT_STREAM[1:]
@@ -96,7 +95,7 @@ RequestError = Callable[[int, str, Mapping[str, Any]], Awaitable[ModelRunnerErro
 
 
 class EngineRefused(Exception):
-    """Raised when an engine's stream turns out to be an error."""
+    """An engine's stream turned out to be an error."""
 
     def __init__(self, refusal: "EngineRefusal") -> None:
         self.refusal = refusal
@@ -116,8 +115,8 @@ class EngineRefusal:
             raise EngineProtocolError("the engine's error is too large to pass on")
 
     async def error(self, request_error: RequestError) -> ModelRunnerError:
-        """Returns our error with the engine's message. The backend's `request_error` comes first. A fault of the engine
-        rather than of the request becomes 502; 500 would be a fault of the daemon."""
+        """An error of ours with the engine's message. The backend's `request_error` is asked first. What is wrong with
+        the engine rather than with the request becomes 502: 500 would be a fault of ours."""
         status, fields = self._status, _fields(bytes(self._body))
         if status < 400:
             return EngineFailed(f"the engine answered with status {status}, which is no answer to this request")
@@ -131,8 +130,8 @@ class EngineRefusal:
 
 
 def _fields(body: bytes) -> Mapping[str, Any]:
-    """Returns the error object. llama.cpp, vLLM and OpenAI send `{"error": {"message", ...}}`, FastAPI `{"detail"}`;
-    any other text is the message itself."""
+    """The error object. llama.cpp, vLLM and OpenAI: `{"error": {"message", ...}}`; FastAPI `{"detail"}`; otherwise the
+    text is the message."""
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

@@ -1,1 +1,1 @@
-"""The daemon's side of backends: finding them, and isolating their faults from other backends' models."""
+"""How the daemon holds its backends, so that none of them can hurt another's models."""

@@ -4,243 +4,276 @@
    waited for it.
 2. A runner without leases stops when its keep-alive has passed; a paused model's runner stops after its last lease. A
    runner that can sleep sleeps for a second keep-alive before it stops, and is woken like a start.
-3. Requests are served in the order of `turns`. The runner is ready and has a lease left: grant. It is starting: wait.
-   The model can never fit: refuse. It fits: start. Otherwise evict (`victims`) and wait for the memory, which no
-   request later in line may take.
+3. Requests are served in the order of `fairness`. The runner is ready and has a lease left: grant. It is starting or
+   leaving: wait. The model can never fit: refuse. It fits: start. Otherwise evict (`eviction`) and reserve the memory,
+   which no request later in line may take.
 4. Of several variants of a run the first that can be given room by eviction is started.
 5. A runner's memory counts until its process is gone.
-6. A pinned runner is never evicted; a request that only its memory could serve is refused.
+6. A pinned runner is never evicted; a request that only its memory could serve is refused. A pinned model that is
+   waited for counts as pinned already.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property, reduce
 from itertools import takewhile
 
-from modelrunner.errors import BackendUnavailable, OutOfMemory
+from modelrunner.errors import BackendUnavailable
 from modelrunner.scheduler import failures
-from modelrunner.scheduler.planning import Planning
-from modelrunner.scheduler.room import Vector, add, covers, own, raised, subtract
-from modelrunner.scheduler.state import Action, Failure, Forget, Group, Phase, Reason, Slot, State
-from modelrunner.scheduler.turns import in_line
+from modelrunner.scheduler.allocation import Allocation, Vector, add, covers, raised, subtract
+from modelrunner.scheduler.eviction import Eviction
+from modelrunner.scheduler.fairness import in_line, in_turn, urgent, yields_until
+from modelrunner.scheduler.state import (
+    Action,
+    Forget,
+    Grant,
+    Group,
+    Phase,
+    Reason,
+    Refuse,
+    Sleep,
+    Slot,
+    Start,
+    State,
+    Stop,
+    Wake,
+    WakeAt,
+)
 from modelrunner.types import RequiredMemory, RunnerKey
 
 _STAYING = (Phase.STARTING, Phase.READY, Phase.SLEEPING)
 
 
-def is_full(waiting: int, in_use: int, parallel: int, max_queue: int) -> bool:
-    """True if a model's queue is full. Requests beyond the engine's `parallel` sequences wait too, inside the
-    engine."""
-    return waiting + max(0, in_use - parallel) >= max_queue
-
-
 def plan(state: State, now: float) -> list[Action]:
     """The actions for this state at time `now`, in the order to carry them out. Carried out, they leave a state whose
     plan is empty but for `WakeAt`."""
-    return _Plan(state, now).make()
+    return Plan(state, now).make()
 
 
-class _Plan:
-    """The decisions of one plan; `Planning` keeps account of them."""
+class Plan:
+    """One plan in the making. `live` are the runners whose process may still exist, as they will be."""
+
+    eviction = Eviction
 
     def __init__(self, state: State, now: float) -> None:
-        self._state, self._now, self._policy = state, now, state.policy
+        self.state, self.now, self.policy = state, now, state.policy
+        self.live: dict[RunnerKey, Slot] = {s.key: s for s in state.slots if s.phase is not Phase.ENDED}
+        needs = [need for group in state.groups for need in group.needs]
+        self.memory = Allocation(state.budget, self.live.values(), (*needs, *state.asleep.values()))
         self._failures = dict(state.failures)
-        self._planning = Planning(state, now)
-        self._room = self._planning.room
+        self._served = state.served
+        self._waiting: Sequence[Group] = ()
+        self._urgent: set[RunnerKey] = set()
+        self._actions: list[Action] = []
+        self._wake = math.inf
 
     def make(self) -> list[Action]:
         failed = self._forget_ended()
-        groups = [g for g in self._state.groups if g.waiting and g.key not in failed]
-        if self._state.closing:
-            self._close(groups)
-            groups = []
-        else:
-            self._pause()
-        waiting = [g for g in map(self._serve, groups) if g.waiting]
-        self._planning.wait(waiting)
+        self._drain_unwanted()
+        served = [self._serve(group) for group in self.state.groups if group.waiting and group.key not in failed]
+        self._waiting = [group for group in served if group.waiting]
+        self._urgent = urgent(self._waiting, self._served, self.policy.ageing, self.now)
+        for group in self._waiting:
+            if group.key not in self._urgent:
+                self._wake_at(min([yields_until(r, self._served, self.policy.ageing) for r in group.waiting]))
         self._stop_unused()
-        self._admit_in_line(waiting)
-        return self._planning.finished()
+        self._admit_in_line([g for g in self._waiting if self._wants_a_runner(g)])
+        return self._actions if math.isinf(self._wake) else [*self._actions, WakeAt(self._wake)]
+
+    # Rule 1
 
     def _forget_ended(self) -> set[RunnerKey]:
-        """Rule 1. Returns the keys whose waiting requests were answered with the failure."""
-        groups = {g.key: g for g in self._state.groups}
+        """Returns the keys whose waiting requests were answered with the failure."""
+        groups = {g.key: g for g in self.state.groups}
         failed = set()
-        for slot in self._state.slots:
+        for slot in self.state.slots:
             if slot.phase is not Phase.ENDED:
                 continue
             group, failure = groups.get(slot.key), None
             # An engine that is not installed was not started: no pause, since installing it mends that at once.
             if slot.error is not None and not isinstance(slot.error, BackendUnavailable):
                 variants = len(group.needs) if group is not None else 1
-                failure = failures.after(self._failures.get(slot.key), slot, variants, self._now)
+                failure = failures.after(self._failures.get(slot.key), slot, variants, self.now)
                 self._failures[slot.key] = failure
             if slot.error is not None and not slot.was_ready and not (failure and failure.waits):
                 failed.add(slot.key)
                 if group is not None:
-                    self._planning.refuse(slot.key, group.waiting, self._told(group, slot.error))
-            self._planning.actions.append(Forget(slot.key, failure))
+                    self._refuse(group, failures.explained(slot.error, group, self.memory))
+            self._actions.append(Forget(slot.key, failure))
         return failed
 
-    def _told(self, group: Group, error: BaseException) -> BaseException:
-        if isinstance(error, OutOfMemory) and group.needs:
-            return failures.out_of_memory(group, error, self._room.budget, self._room.free)
-        return error
+    def _is_resting(self, group: Group) -> bool:
+        """True during the pause after a failure. Refuses the group if its requests may not wait for the end of it."""
+        failure = self._failures.get(group.key)
+        if failure is None or self.now >= failure.until or group.key in self.live:
+            return False
+        if failure.waits:
+            self._wake_at(failure.until)
+        else:
+            self._refuse(group, failures.backing_off(group, failure, self.now))
+        return True
 
-    def _close(self, groups: Sequence[Group]) -> None:
-        for group in groups:
-            self._planning.refuse(group.key, group.waiting, failures.shutting_down())
-        for slot in list(self._planning.live.values()):
-            if slot.phase in _STAYING:
-                self._planning.drain(slot, Reason.SHUTDOWN)
+    # Rule 2
 
-    def _pause(self) -> None:
-        """Drains the runners of paused models, pinned or not."""
-        for slot in list(self._planning.live.values()):
-            if slot.key.model_id in self._state.paused and slot.phase in _STAYING:
-                self._planning.drain(slot, Reason.PAUSED)
+    def _drain_unwanted(self) -> None:
+        """Drains all runners when the daemon ends, and those of paused models, pinned or not."""
+        for slot in list(self.live.values()):
+            if slot.phase in _STAYING and (self.state.closing or slot.key.model_id in self.state.paused):
+                self._stop(slot, Reason.SHUTDOWN if self.state.closing else Reason.PAUSED)
+
+    def _stop_unused(self) -> None:
+        for slot in [slot for slot in self.live.values() if not slot.leases]:
+            if slot.phase is Phase.DRAINING:
+                self._stop(slot, slot.drain or Reason.UNLOAD)
+            elif slot.phase in (Phase.READY, Phase.SLEEPING) and not slot.pinned:
+                tired, expires = slot.last_used + slot.keep_alive, slot.last_used + 2 * slot.keep_alive
+                if self.now < tired:
+                    self._wake_at(tired)
+                elif self.now < expires and (slot.phase is Phase.SLEEPING or self._turn(slot, Phase.SLEEPING)):
+                    self._wake_at(expires)
+                else:
+                    self._stop(slot, Reason.IDLE)
+
+    # Rule 3
 
     def _serve(self, group: Group) -> Group:
         """Grants leases of a ready runner and refuses requests that waited too long. Returns the rest of the group."""
-        slot = self._planning.live.get(group.key)
+        if self.state.closing:
+            self._refuse(group, failures.shutting_down())
+            return replace(group, waiting=())
+        slot = self.live.get(group.key)
         if slot is not None and slot.phase is Phase.READY:
-            group = self._planning.grant(slot, group)
-        late = tuple(takewhile(lambda r: r.since + self._policy.max_wait <= self._now, group.waiting))
+            group = self._grant(slot, group)
+        late = tuple(takewhile(lambda r: r.since + self.policy.max_wait <= self.now, group.waiting))
         if late:
-            paused = group.key.model_id in self._state.paused
-            error = failures.timed_out(group, self._policy.max_wait, slot.phase if slot else None, paused)
-            self._planning.refuse(group.key, late, error)
+            paused = group.key.model_id in self.state.paused
+            error = failures.timed_out(group, self.policy.max_wait, slot.phase if slot else None, paused)
+            self._refuse(replace(group, waiting=late), error)
             group = replace(group, waiting=group.waiting[len(late) :])
         if group.waiting:
-            self._planning.wake_at(group.waiting[0].since + self._policy.max_wait)
+            self._wake_at(group.waiting[0].since + self.policy.max_wait)
         return group
 
-    def _admit_in_line(self, waiting: Sequence[Group]) -> None:
-        """Finds runners for the groups that want one, in line; then for those whose runner was evicted for them."""
-        planning, done = self._planning, set[RunnerKey]()
-        for is_urgent in (True, False):
-            groups = [group for group in waiting if (group.key in planning.urgent) is is_urgent]
-            while wanting := [g for g in groups if g.key not in done and self._wants_a_runner(g)]:
-                done |= {group.key for group in wanting}
-                staying = [planning.turned(group) for group in wanting if not self._is_refused(group)]
-                leaving = {g.key for g in staying if g.key in planning.live and self._sleeper(g) is None}
-                for group in in_line(staying, leaving, planning.served):
-                    self._admit(group)
+    def _grant(self, slot: Slot, group: Group) -> Group:
+        """Grants as many leases as the runner has left. Returns the group without the requests that got one."""
+        free = max(0, slot.capacity - slot.leases)
+        chosen = in_turn(group.waiting, free, self._served, self.policy.ageing, self.now)
+        if not chosen:
+            return group
+        self._served = {**self._served, **{(r.caller, r.batch): self.now for r in chosen}}
+        ids = tuple([request.id for request in chosen])
+        leases, interactive = slot.leases + len(ids), slot.interactive + sum([not r.batch for r in chosen])
+        self.live[slot.key] = slot._replace(leases=leases, interactive=interactive, last_used=self.now)
+        self._actions.append(Grant(slot.key, ids))
+        taken = set(ids)
+        return replace(group, waiting=tuple([r for r in group.waiting if r.id not in taken]), turn=self.now)
 
     def _wants_a_runner(self, group: Group) -> bool:
-        """True if no runner of the group is ready or starting, and one may be started."""
-        slot = self._planning.live.get(group.key)
-        has_one = slot is not None and slot.phase in (Phase.READY, Phase.STARTING)
-        return bool(group.needs) and not has_one and group.key.model_id not in self._state.paused
+        """True if the group may be given a runner: it has none, or one that sleeps."""
+        slot = self.live.get(group.key)
+        if slot is not None and slot.phase is not Phase.SLEEPING:
+            return False
+        return bool(group.needs) and group.key.model_id not in self.state.paused
 
-    def _stop_unused(self) -> None:
-        """Rule 2, and the end of every drain."""
-        for slot in list(self._planning.live.values()):
-            if slot.leases:
-                continue
-            if slot.phase is Phase.DRAINING:
-                self._planning.stop(slot, slot.drain or Reason.UNLOAD)
-            elif slot.phase in (Phase.READY, Phase.SLEEPING) and not slot.pinned:
-                self._let_expire(slot)
+    def _admit_in_line(self, groups: Sequence[Group]) -> None:
+        """Finds runners for the groups that want one, and can have one."""
+        chosen = self._choose([group for group in groups if not self._is_resting(group)])
+        for group in in_line([g for g in groups if g.key in chosen], self._urgent, self._served):
+            if self._wants_a_runner(group):  # its sleeping runner may have been evicted
+                self._admit(group, *chosen[group.key])
 
-    def _let_expire(self, slot: Slot) -> None:
-        tired, expires = slot.last_used + slot.keep_alive, slot.last_used + 2 * slot.keep_alive
-        if self._now < tired:
-            self._planning.wake_at(tired)
-        elif self._now < expires and (slot.phase is Phase.SLEEPING or self._planning.sleep(slot)):
-            self._planning.wake_at(expires)
+    def _admit(self, group: Group, number: int, memory: RequiredMemory) -> None:
+        if (sleeper := self.live.get(group.key)) is not None:
+            need = subtract(self._awake(sleeper), self.memory.size(sleeper))
+            self._eviction.remove({group.key})
         else:
-            self._planning.stop(slot, Reason.IDLE)
-
-    def _is_refused(self, group: Group) -> bool:
-        """Refuses the group if it cannot have a runner now, or ever. Returns whether it did."""
-        error = self._refusal(group)
-        if error is not None:
-            self._planning.refuse(group.key, group.waiting, error)
-        return error is not None
-
-    def _refusal(self, group: Group) -> Exception | None:
-        failure = self._resting(group)
-        if failure is not None:
-            return None if failure.waits else failures.backing_off(group, failure, self._now)
-        _, memory = self._variant(group)
-        need = self._room.vector(memory)
-        if not covers(self._room.budget, need):
-            return failures.too_large(group, self._room.budget, self._room.free)
-        if not covers(self._evictable(group), need):
-            return failures.pinned_out(group, self._room.budget, self._room.free)
-        return None
-
-    def _resting(self, group: Group) -> Failure | None:
-        """The failure whose pause is not over yet."""
-        failure = self._failures.get(group.key)
-        if failure is None or self._now >= failure.until or group.key in self._planning.live:
-            return None
-        return failure
-
-    def _admit(self, group: Group) -> None:
-        """Rule 3, for one group that wants a runner."""
-        failure = self._resting(group)
-        if failure is not None:
-            self._planning.wake_at(failure.until)
-            return
-        number, memory = self._variant(group)
-        need = self._room.vector(memory)
-        if not covers(self._evictable(group), need):
-            self._is_refused(group)  # an earlier start of this plan will be pinned
-            return
-        if self._begin(group, number, memory):
-            return
-        if (sleeper := self._sleeper(group)) is not None:
-            need = subtract(need, self._room.vector(sleeper.memory))
-            self._planning.keep(group.key)
-        self._make_room(group, need)
-        if not self._begin(group, number, memory):
-            self._room.claim(tuple([max(0, n) for n in need]))
-
-    def _begin(self, group: Group, number: int, memory: RequiredMemory) -> bool:
-        """Starts or wakes the group's runner if there is room now."""
-        if (sleeper := self._sleeper(group)) is not None:
-            return self._planning.wake(sleeper)
-        return group.key not in self._planning.live and self._planning.start(group, number, memory)
-
-    def _sleeper(self, group: Group) -> Slot | None:
-        slot = self._planning.live.get(group.key)
-        return slot if slot is not None and slot.phase is Phase.SLEEPING else None
-
-    def _evictable(self, group: Group) -> Vector:
-        """The most memory that eviction could give the group. Its own sleeping runner, even if pinned, gives its room
-        too."""
-        sleeper = self._sleeper(group)
-        own = self._choices(group)[0][1] if sleeper is not None and sleeper.pinned else None
-        return self._planning.evictable if own is None else add(self._planning.evictable, self._room.vector(own))
-
-    def _variant(self, group: Group) -> tuple[int, RequiredMemory]:
-        """Rule 4: the number and memory of the variant to start; the smallest one if none fits."""
-        choices = self._choices(group)
-        fitting = (c for c in choices if covers(self._planning.evictable, self._room.vector(c[1])))
-        return next(fitting, choices[-1])
-
-    def _choices(self, group: Group) -> list[tuple[int, RequiredMemory]]:
-        """Numbers and memory of the variants that may be tried, the preferred one first. After memory ran out, more
-        than the estimate counts. A sleeping runner has only the variant that it runs."""
-        sleeper = self._sleeper(group)
+            need = self.memory.need(group.key, memory)
+        if any(shortage := self.memory.shortage(need)):
+            victims, again = self._eviction.take(shortage, group)
+            for slot in victims:
+                self._stop(slot, Reason.ROOM, group.name)
+            self._wake_at(again)
         if sleeper is not None:
-            return [(sleeper.variant, sleeper.memory.most(self._state.asleep[group.key]))]
-        failure, choices = self._failures.get(group.key), list(enumerate(group.needs))
-        if mapped := self._planning.mapped.get(group.key.model_id):
-            choices = [(number, own(memory, mapped)) for number, memory in choices]
-        if failure is None or not failure.raised:
-            return choices
-        floor = min(failure.floor, len(choices) - 1)
-        return [(number, raised(memory, self._planning.evictable)) for number, memory in choices[floor:]]
+            begun = self._turn(sleeper, Phase.STARTING)
+        elif begun := self.memory.start(group.key, memory):
+            self._actions.append(Start(group.key, memory, number))
+        if not begun:
+            self.memory.reserve(need)
 
-    def _make_room(self, group: Group, need: Vector) -> None:
-        """Evicts just enough for what is missing, if enough runners may go now."""
-        shortage = self._room.shortage(need)
-        if not any(shortage):
-            return  # leaving runners give it
-        victims, again = self._planning.victims.take(shortage, group)
-        for slot in victims:
-            self._planning.evict(slot, group)
-        self._planning.wake_at(again)
+    # Rules 4 and 6
+
+    def _choose(self, groups: Sequence[Group]) -> dict[RunnerKey, tuple[int, RequiredMemory]]:
+        """By key, the number and the memory of the variant to start; refuses the groups of which none can ever fit.
+        What pinned runners hold cannot be evicted, nor what older groups need that will be pinned: so no start of this
+        plan changes the choice of another group."""
+        chosen: dict[RunnerKey, tuple[int, RequiredMemory]] = {}
+        pinned = [slot for slot in self.live.values() if slot.pinned and slot.phase in _STAYING] if groups else []
+        evictable = reduce(subtract, map(self._awake, pinned), self.memory.budget)
+        for group in sorted(groups, key=lambda g: (not g.pinned, g.since, g.waiting[0].id)):
+            most, sleeper = evictable, self.live.get(group.key)
+            if sleeper is not None and sleeper.pinned:
+                most = add(most, self._awake(sleeper))
+            for number, memory, need in self._variants(group, most):
+                if covers(most, need):
+                    chosen[group.key] = number, memory
+                    break
+            else:
+                too_large = not covers(self.memory.budget, need)
+                self._refuse(group, failures.never_fits(group, self.memory, too_large))
+                continue
+            if group.pinned and sleeper is None:
+                evictable = subtract(evictable, need)
+        return chosen
+
+    def _variants(self, group: Group, most: Vector) -> list[tuple[int, RequiredMemory, Vector]]:
+        """Number, memory and need of the variants that may be tried, the preferred one first. After memory ran out,
+        more than the estimate counts, if eviction could give it. A sleeping runner has only the variant that it
+        runs."""
+        if (sleeper := self.live.get(group.key)) is not None:
+            return [(sleeper.variant, sleeper.memory, self._awake(sleeper))]
+        failure, variants = self._failures.get(group.key), list(enumerate(group.needs))
+        if failure is not None and failure.raised:
+            floor = min(failure.floor, len(variants) - 1)
+            variants = [(number, raised(memory, most)) for number, memory in variants[floor:]]
+        return [(number, memory, self.memory.need(group.key, memory)) for number, memory in variants]
+
+    def _awake(self, slot: Slot) -> Vector:
+        """What counts for a runner that may be woken at any time."""
+        other = self.state.asleep.get(slot.key) if slot.phase is Phase.SLEEPING else None
+        return self.memory.size(slot if other is None else slot._replace(memory=slot.memory.most(other)))
+
+    # Actions
+
+    @cached_property
+    def _eviction(self) -> Eviction:
+        waited_for = {group.key for group in self._waiting}
+        return self.eviction(self.live.values(), waited_for, self._urgent, self.memory, self.policy, self.now)
+
+    def _turn(self, slot: Slot, phase: Phase) -> bool:
+        """Puts a runner to sleep, or wakes it, if it can sleep and there is room for the larger of both figures."""
+        other = self.state.asleep.get(slot.key)
+        if other is None:
+            return False
+        turned = slot._replace(phase=phase, memory=slot.memory.most(other))
+        if not self.memory.take(subtract(self.memory.size(turned), self.memory.size(slot))):
+            return False
+        self.live[slot.key] = turned
+        self._actions.append(Wake(slot.key, other) if phase is Phase.STARTING else Sleep(slot.key))
+        return True
+
+    def _stop(self, slot: Slot, reason: Reason, room_for: str = "") -> None:
+        """Stops the runner after its last lease, at once if it has none."""
+        if slot.phase is not Phase.DRAINING:
+            self.memory.release(slot)
+        self.live[slot.key] = slot._replace(phase=Phase.DRAINING if slot.leases else Phase.STOPPING)
+        self._actions.append(Stop(slot.key, reason, room_for))
+
+    def _refuse(self, group: Group, error: BaseException) -> None:
+        if group.waiting:
+            self._actions.append(Refuse(group.key, tuple([request.id for request in group.waiting]), error))
+
+    def _wake_at(self, time: float) -> None:
+        """Plan again at the earliest of these times; past times are ignored."""
+        if self.now < time < self._wake:
+            self._wake = time

@@ -11,19 +11,19 @@ from modelrunner.errors import EngineFailed, ModelRunnerError
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.factory import MakeRunner
 from modelrunner.scheduler.failures import is_past
+from modelrunner.scheduler.fairness import note_turn
 from modelrunner.scheduler.ledger import Account
 from modelrunner.scheduler.loop import Alarm, Background
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.queues import Queue, Queues, Ticket
-from modelrunner.scheduler.room import counted_once, whole
 from modelrunner.scheduler.sleeping import Sleeping
 from modelrunner.scheduler.slots import Lease, RunnerSlot, Slots, Target
 from modelrunner.scheduler.state import (
     Action,
-    Drain,
     Failure,
     Forget,
     Grant,
+    Line,
     Phase,
     Policy,
     Reason,
@@ -36,7 +36,6 @@ from modelrunner.scheduler.state import (
     Wake,
     WakeAt,
 )
-from modelrunner.scheduler.turns import Line, note_turn
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
 
 log = logging.getLogger(__name__)
@@ -155,11 +154,9 @@ class Reconciler:
 
     def state(self) -> State:
         """The input of a plan."""
-        queues = [queue.view(self.load_seconds.get(key, 0.0)) for key, queue in self.queues.items()]
-        slots, groups = counted_once([slot.view() for slot in self.slots.values()], queues)
         return State(
-            groups,
-            slots,
+            tuple([queue.view(self.load_seconds.get(key, 0.0)) for key, queue in self.queues.items()]),
+            tuple([slot.view() for slot in self.slots.values()]),
             self.budget(),
             self._failures,
             self.policy,
@@ -181,10 +178,8 @@ class Reconciler:
                 self._sleeping.wake(self.slots[key])
             case Stop(key, reason, room_for):
                 self._note_turn(key)
-                self.end(self.slots[key], reason, room_for)
-            case Drain(key, reason, room_for):
-                self._note_turn(key)
-                self.drain(self.slots[key], reason, room_for)
+                slot = self.slots[key]
+                (self.drain if slot.leases else self.end)(slot, reason, room_for)
             case Forget(key, failure):
                 self._sleeping.remove(self.slots.pop(key))
                 if failure is not None:
@@ -244,9 +239,7 @@ class Reconciler:
             return
         log.info("starting %s (%s)", target.name, runner.id)
         self._events.emit("load", model=target.name, runner=runner.id, ram=memory.ram, vram=list(memory.vram))
-        slot = self.slots[key] = RunnerSlot(
-            runner, target, variant, number, whole(memory, variant.memory.shared), self.time()
-        )
+        slot = self.slots[key] = RunnerSlot(runner, target, variant, number, memory, self.time())
         slot.task = asyncio.get_running_loop().create_task(runner.run(self.changed), name=f"runner {runner.id}")
         slot.task.add_done_callback(partial(self._ended, slot))
 

@@ -7,20 +7,19 @@ the newer one. Only `retire`, the end of a restart, drains a loaded runner.
 from collections.abc import Iterator
 from dataclasses import replace
 
+from modelrunner.scheduler.allocation import Allocation, covers
 from modelrunner.scheduler.queues import Queue
 from modelrunner.scheduler.reconciler import Reconciler
-from modelrunner.scheduler.room import counted_once
 from modelrunner.scheduler.slots import RunnerSlot, Target
-from modelrunner.scheduler.state import Group, Reason
+from modelrunner.scheduler.state import Reason
 from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey
 
 
 def fits_beside(table: Reconciler, target: Target, need: RequiredMemory) -> bool:
     """True if `need` fits beside everything that is loaded now. The model's files, which both runners map, count
     once."""
-    group = Group(target.key, (), (need,), target.name)
-    slots, (group,) = counted_once([slot.view() for slot in table.slots.values()], [group])
-    return sum((slot.memory for slot in slots), group.needs[0]).fits(table.budget())
+    memory = Allocation(table.budget(), [slot.view() for slot in table.slots.values()], [need])
+    return covers(memory.free, memory.need(target.key, need))
 
 
 def retire(table: Reconciler, target: Target) -> None:

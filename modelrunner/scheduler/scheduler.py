@@ -9,13 +9,13 @@ from dataclasses import replace
 from modelrunner.errors import QueueFull, RunnerNotFound, Unavailable
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import factory, failures, revisions, views
+from modelrunner.scheduler.allocation import Allocation
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.factory import MakeRunner, Measure
 from modelrunner.scheduler.insight import Insight
 from modelrunner.scheduler.ledger import Account, Ledger
 from modelrunner.scheduler.memory import MemoryProbe, Probe
-from modelrunner.scheduler.plan import is_full
-from modelrunner.scheduler.queues import Ticket
+from modelrunner.scheduler.queues import Ticket, is_full
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.slots import Lease, RunnerSlot, Target
 from modelrunner.scheduler.state import Phase, Policy, Reason
@@ -161,9 +161,9 @@ class Scheduler:
 
     def memory(self) -> dict[str, int]:
         """Main memory in bytes: `budget`, `used` (what the runners count for) and `free`."""
-        budget = self._table.budget().ram
-        used = sum(slot.memory.ram for slot in self._table.state().slots)
-        return {"budget": budget, "used": used, "free": max(0, budget - used)}
+        memory = Allocation(self._table.budget(), [slot.view() for slot in self._table.slots.values()])
+        budget, free = memory.budget[0], memory.free[0]
+        return {"budget": budget, "used": budget - free, "free": max(0, free)}
 
     async def ask(self, target: Target) -> None:
         """Asks the engine itself what the target's run will need, where it can say; takes a second, and counts for

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Self
 from modelrunner.scheduler.loop import Alarm
 from modelrunner.scheduler.queues import Queues
 from modelrunner.scheduler.state import Phase, Reason, Slot
-from modelrunner.scheduler.turns import capacity
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, RunSpec, Variant
 
 if TYPE_CHECKING:
@@ -43,6 +42,13 @@ _NEXT: Mapping[Phase, frozenset[Phase]] = {
 }
 _KEPT_PHASES = 16
 _MEASURED_AGE = 30.0  # seconds between two measurements of a runner in use
+
+
+def capacity(parallel: int) -> int:
+    """Leases that a runner gives out at once: one for each of the engine's `parallel` sequences, and a quarter more, so
+    that a sequence which ends finds the next request inside the engine. All others wait in the scheduler's queue: there
+    they take turns, cost nothing when they leave, and do not prolong a drain."""
+    return parallel + max(1, parallel // 4)
 
 
 class RunnerSlot:

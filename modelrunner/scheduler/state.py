@@ -9,11 +9,14 @@ from typing import NamedTuple
 
 from modelrunner.types import RequiredMemory, RunnerKey
 
+# A caller and whether its requests are a batch: each such line takes turns with the others.
+Line = tuple[str, bool]
+
 
 class Phase(StrEnum):
-    """The scheduler's word for one runner. Only a ready runner takes new leases; only an ended one has given its memory
-    back. A runner that is being woken is starting, one that is falling asleep is sleeping. `RunnerSlot.become` holds
-    the allowed changes. (`RunnerState` in runner.py is less: how far the engine's process itself has come.)"""
+    """A runner's phase. Only a ready runner takes new leases; only an ended one has given its memory back. A runner
+    that is being woken is starting, one that is falling asleep is sleeping. `RunnerSlot.become` holds the allowed
+    changes. (`RunnerState` in engine/runner.py describes only the engine's process.)"""
 
     STARTING = "starting"
     READY = "ready"
@@ -35,7 +38,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request in the queue, waiting since `since`. `caller` names who asks, "" for all that give no name. A `batch`
+    """One request in the queue, waiting since `since`. `caller` is "" for all clients that give no name. A `batch`
     request lets interactive requests go first."""
 
     id: int
@@ -46,11 +49,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The requests that wait for one key, oldest first. `turn` is when one of them last got a lease, or
-    their runner was evicted. `needs` holds the
-    memory of each variant of the run, the preferred variant first; it is empty until the estimate is there. `name` is
-    the model's name in messages. A runner of a `pinned` group will be pinned. `load_seconds` is how long the last load
-    took, 0 if there was none."""
+    """The requests that wait for one key, oldest first. `needs` holds the memory of each variant of the run, the
+    preferred variant first; it is empty until the estimate is there. `name` is the model's name in messages. A runner
+    of a `pinned` group will be pinned. `load_seconds` is how long the last load took, 0 if there was none. `turn` is
+    when one of the requests last got a lease, or when their runner was evicted."""
 
     key: RunnerKey
     waiting: tuple[Request, ...]
@@ -68,11 +70,10 @@ class Group:
 
 
 class Slot(NamedTuple):
-    """The one runner of its key. `memory` counts until the process is gone. `leases` is the number of requests that
-    hold the runner, `interactive` of them not from a batch, at most `capacity`. `last_used` is when the last lease
-    began or ended, or when the load ended, which took `load_seconds` and ended at `ready_at`. `variant` is the number
-    of the variant that runs. `drain` says why the runner takes no new leases; `error` how it ended, if nobody asked it
-    to."""
+    """The one runner of its key. `memory` counts until the process is gone. At most `capacity` requests hold a lease of
+    the runner; `leases` do now, `interactive` of them not from a batch. `last_used` is when the last lease began or
+    ended, or when the load ended; the load took `load_seconds` and ended at `ready_at`. `variant` is the number of the
+    variant that runs. `drain` says why the runner takes no new leases, `error` how it ended by itself."""
 
     key: RunnerKey
     phase: Phase
@@ -93,9 +94,9 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`count` runners of the key in a row ended by themselves, the last one with `error`; no other is started before
-    `until`. `waits`: who asks for it meanwhile waits rather than being refused. Where memory ran out, no variant before
-    `floor` is tried again and, if `raised`, each counts for more than its estimate."""
+    """`count` runners of the key in a row ended by themselves, the last one with `error`. No other is started before
+    `until`; meanwhile requests wait (`waits`) or are refused. Where memory ran out, no variant before `floor` is tried
+    again and, if `raised`, each counts for more than its estimate."""
 
     count: int
     until: float
@@ -107,24 +108,23 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Times in seconds. `max_wait` is how long a request may wait in all. `patience`, `loads`, `linger` and `residency`
-    say how long runners are spared, see `victims`. A batch whose caller got nothing for `ageing` seconds counts as
+    """`max_wait` is how many seconds a request may wait in all. `patience` in seconds, `loads` and `spare` in multiples
+    of load times say when runners go, see `eviction`. A batch whose caller got nothing for `ageing` seconds counts as
     interactive until its next turn."""
 
     max_wait: float = 600.0
     patience: float = 6.0
     loads: float = 8.0
-    linger: float = 1.0
-    residency: float = 2.0
+    spare: float = 1.0
     ageing: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that a plan depends on. `closing`: no request is admitted any more. `paused` has the IDs of the models
-    whose runners stop and whose requests wait. `served` has the time of the last turn of each caller, and of its batch.
-    `asleep` has, for each runner that can sleep, the memory that counts for it in its other condition: asleep if it is
-    awake, awake if it sleeps."""
+    """Everything that a plan depends on; `slots` are oldest first. `closing`: the daemon ends. `paused` has the IDs of
+    the models whose runners stop and whose requests wait. `served` has the time of each line's last turn. `asleep` has,
+    for each runner that can sleep, the memory that counts for it in its other condition: asleep if it is awake, awake
+    if it sleeps."""
 
     groups: tuple[Group, ...]
     slots: tuple[Slot, ...]
@@ -133,7 +133,7 @@ class State:
     policy: Policy = field(default_factory=Policy)
     closing: bool = False
     paused: frozenset[str] = frozenset()
-    served: Mapping[tuple[str, bool], float] = field(default_factory=dict)
+    served: Mapping[Line, float] = field(default_factory=dict)
     asleep: Mapping[RunnerKey, RequiredMemory] = field(default_factory=dict)
 
 
@@ -171,16 +171,8 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ends the process, whoever still uses it. `room_for` is the name of the model that needs the room."""
-
-    key: RunnerKey
-    reason: Reason
-    room_for: str = field(default="", compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """No new leases; a later plan stops it after the last. `room_for` as in `Stop`."""
+    """Ends the process, at once if no request holds a lease; otherwise the runner takes no new leases, and a later plan
+    ends it after the last. `room_for` is the name of the model that needs the memory."""
 
     key: RunnerKey
     reason: Reason
@@ -211,4 +203,4 @@ class WakeAt:
     time: float
 
 
-Action = Grant | Start | Sleep | Wake | Stop | Drain | Forget | Refuse | WakeAt
+Action = Grant | Start | Sleep | Wake | Stop | Forget | Refuse | WakeAt

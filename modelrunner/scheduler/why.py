@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from modelrunner.scheduler import failures
+from modelrunner.scheduler.allocation import Allocation, Vector
 from modelrunner.scheduler.events import EventRecord
+from modelrunner.scheduler.fairness import in_line, urgent
 from modelrunner.scheduler.plan import plan
-from modelrunner.scheduler.room import Room, Vector
 from modelrunner.scheduler.state import (
     Action,
-    Drain,
     Group,
     Phase,
     Reason,
@@ -22,7 +22,6 @@ from modelrunner.scheduler.state import (
     Stop,
     Wake,
 )
-from modelrunner.scheduler.turns import in_line, urgent
 from modelrunner.types import RequiredMemory, RunnerKey
 
 _LEAVING = (Phase.DRAINING, Phase.STOPPING)
@@ -132,7 +131,7 @@ def outlook(state: State, group: Group, now: float) -> Outlook:
         return Outlook(error=error, pinned=_refusal(plan(unpinned, now), group.key) is None)
     if (start := _start(actions, group.key)) is not None:
         return Outlook(start, at_once=True)
-    victims = tuple([a.key for a in actions if isinstance(a, Stop | Drain) and a.reason is Reason.ROOM])
+    victims = tuple([a.key for a in actions if isinstance(a, Stop) and a.reason is Reason.ROOM])
     gone = {*victims, *(slot.key for slot in state.slots if slot.phase in _LEAVING)}
     stay = tuple([slot for slot in state.slots if slot.key not in gone])
     start = _start(plan(replace(alone, slots=stay), now), group.key)
@@ -159,8 +158,7 @@ def explain(state: State, group: Group, about: ExplainContext, now: float) -> Ex
     """Where the group's model stands, and what its requests wait for, or the next one would."""
     waiting = [g for g in state.groups if g.waiting]
     first = urgent(waiting, state.served, state.policy.ageing, now)
-    leaving = {slot.key for slot in state.slots if slot.phase in _LEAVING}
-    line = sorted((g.key for g in in_line(waiting, leaving, state.served)), key=lambda key: key not in first)
+    line = [g.key for g in in_line(waiting, first, state.served)]
     look, queued = outlook(state, group, now), group.key in line
     answer = _answer(state, group, about, now, look, queued=queued)
     return Explanation(
@@ -234,10 +232,9 @@ def _leaving(state: State) -> tuple[RunnerKey, ...]:
 
 def figures(state: State, group: Group, start: Start | Wake | None) -> Figures:
     """What the group's model needs to be started in that way, what is free, and the budget."""
-    live = [slot for slot in state.slots if slot.phase is not Phase.ENDED]
-    room = Room(state.budget, live, [group])
+    memory = Allocation(state.budget, state.slots, group.needs)
     need = start.memory if start else next(iter(group.needs), None)
-    return Figures(need, _memory(tuple([max(0, free) for free in room.free])), _memory(room.budget))
+    return Figures(need, _memory(tuple([max(0, free) for free in memory.free])), _memory(memory.budget))
 
 
 def _memory(vector: Vector) -> RequiredMemory:
@@ -253,7 +250,7 @@ def _alone(state: State, group: Group, now: float) -> State:
         failures={key: replace(failure, until=now) for key, failure in state.failures.items()},
         paused=frozenset(),
         closing=False,
-        policy=replace(state.policy, patience=0.0, linger=0.0, residency=0.0),
+        policy=replace(state.policy, patience=0.0, spare=0.0),
     )
 
 

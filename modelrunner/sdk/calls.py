@@ -17,8 +17,7 @@ async def fetch(endpoint: Endpoint, method: str, path: str, body: bytes = b"", *
 async def ask(
     endpoint: Endpoint, method: str, path: str, body: object = None, *, timeout: float
 ) -> tuple[int, dict[str, Any] | list[Any]]:
-    """Sends and receives JSON, like `fetch` otherwise. Also raises `EngineProtocolError` for an answer that is not
-    JSON."""
+    """As `fetch`, with JSON both ways. Also raises `EngineProtocolError` for an answer that is not JSON."""
     sent = b"" if body is None else json.dumps(body).encode()
     status, raw = await fetch(endpoint, method, path, sent, timeout=timeout)
     try:

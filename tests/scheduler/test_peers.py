@@ -199,7 +199,7 @@ async def test_two_models_in_turns_do_not_spend_their_time_with_loading() -> Non
         client.cancel()
     await gathered(clients)
     assert min(answers.values()) > 0.3 * 300 / 0.5, "two thirds of the time they serve"
-    assert len(world.started) <= 300 / (3 * 3.0)
+    assert len(world.started) <= 1 + 300 / (3 * 3.0), "the first switch comes before both loads are known"
     await scheduler.close(0)
 
 

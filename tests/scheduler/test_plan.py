@@ -1,6 +1,7 @@
 """Decisions as values: a state in, actions out."""
 
 import math
+from dataclasses import replace
 
 from modelrunner.errors import (
     BackendUnavailable,
@@ -11,9 +12,8 @@ from modelrunner.errors import (
     TimedOut,
 )
 from modelrunner.scheduler.failures import REMEMBERED, after, is_past
-from modelrunner.scheduler.plan import is_full
+from modelrunner.scheduler.queues import is_full
 from modelrunner.scheduler.state import (
-    Drain,
     Failure,
     Forget,
     Grant,
@@ -193,7 +193,7 @@ def test_a_shortage_on_one_device_does_not_hold_up_another() -> None:
 def test_a_busy_runner_is_drained_only_after_the_patience_of_who_waits() -> None:
     busy = slot("a", 6, leases=1)
     assert everything(group("x", 6, NOW - 4), busy) == [WakeAt(NOW + 1)]
-    assert decide(group("x", 6, NOW - 5), busy) == [Drain(key("a"), Reason.ROOM)]
+    assert decide(group("x", 6, NOW - 5), busy) == [Stop(key("a"), Reason.ROOM)]
 
 
 def test_idle_runners_go_before_busy_ones() -> None:
@@ -204,7 +204,7 @@ def test_idle_runners_go_before_busy_ones() -> None:
 
 def test_the_least_recently_used_busy_runner_is_drained_with_the_idle_one_that_it_takes() -> None:
     runners = [slot("a", 4, leases=1, idle=3), slot("b", 4, leases=1, idle=9), slot("c", 2)]
-    assert decide(group("x", 6, NOW - 50), *runners) == [Stop(key("c"), Reason.ROOM), Drain(key("b"), Reason.ROOM)]
+    assert decide(group("x", 6, NOW - 50), *runners) == [Stop(key("c"), Reason.ROOM), Stop(key("b"), Reason.ROOM)]
 
 
 def test_what_a_drained_runner_gives_counts_once() -> None:
@@ -234,7 +234,7 @@ def test_one_plan_drains_for_the_older_and_evicts_for_the_younger() -> None:
     older, younger = group("x", 1, NOW - 50, vram=(8, 0)), group("y", 1, NOW - 40, first=2, vram=(0, 8))
     busy, idle = slot("a", 1, leases=1, vram=(8, 0)), slot("b", 1, vram=(0, 8))
     actions = decide(older, younger, busy, idle, vram=(8, 8))
-    assert actions == [Drain(key("a"), Reason.ROOM), Stop(key("b"), Reason.ROOM)]
+    assert actions == [Stop(key("a"), Reason.ROOM), Stop(key("b"), Reason.ROOM)]
 
 
 # Pins
@@ -250,7 +250,18 @@ def test_a_pinned_runner_is_neither_evicted_nor_drained_where_another_can_go() -
     pinned, other = slot("a", 5, pinned=True, idle=99), slot("b", 5, idle=1)
     assert decide(group("x", 5), pinned, other) == [Stop(key("b"), Reason.ROOM)]
     pinned, other = pinned._replace(leases=1), other._replace(leases=1)
-    assert decide(group("x", 5, NOW - 50), pinned, other) == [Drain(key("b"), Reason.ROOM)]
+    assert decide(group("x", 5, NOW - 50), pinned, other) == [Stop(key("b"), Reason.ROOM)]
+
+
+def test_a_pinned_model_that_is_waited_for_counts_as_pinned_already() -> None:
+    """So its start takes no memory that an older request counts on."""
+    pinned = replace(group("p", 4, first=2), pinned=True)
+    older = group("x", 8, NOW - 2, smaller=(5,))
+    assert decide(older, pinned) == [Start(key("x"), RequiredMemory(5), 1), Start(key("p"), RequiredMemory(4))]
+    refused, start = decide(group("x", 8, NOW - 2), pinned)
+    assert isinstance(refused, Refuse)
+    assert "pinned" in str(refused.error)
+    assert start == Start(key("p"), RequiredMemory(4))
 
 
 def test_a_pinned_model_that_was_unloaded_gives_its_room() -> None:
@@ -347,9 +358,9 @@ def test_closing_refuses_stops_and_drains() -> None:
     actions = decide(group("idle", 1), group("new", 1, first=2), *runners, closing=True)
     refused = [a.error for a in actions if isinstance(a, Refuse)]
     assert [type(e) for e in refused] == [ShuttingDown, ShuttingDown]
-    assert actions[2:] == [
+    assert actions[:3] == [
         Stop(key("idle"), Reason.SHUTDOWN),
-        Drain(key("busy"), Reason.SHUTDOWN),
+        Stop(key("busy"), Reason.SHUTDOWN),
         Stop(key("loading"), Reason.SHUTDOWN),
     ]
 

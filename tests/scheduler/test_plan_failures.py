@@ -3,11 +3,10 @@
 import pytest
 
 from modelrunner.errors import BackingOff, EngineFailed, InsufficientMemory, OutOfMemory
+from modelrunner.scheduler.allocation import raised
 from modelrunner.scheduler.failures import BREAKER, HEALTHY, MAX_BACKOFF, REMEMBERED, after, is_past
-from modelrunner.scheduler.room import raised
 from modelrunner.scheduler.state import (
     Action,
-    Drain,
     Failure,
     Forget,
     Phase,
@@ -38,7 +37,7 @@ def test_the_preferred_variant_is_started_where_it_fits() -> None:
 def test_room_is_made_for_the_preferred_variant_though_a_smaller_one_fits_now() -> None:
     waiting = group("a", 8, NOW - 49, smaller=(5, 2))
     assert decide(waiting, slot("b", 5)) == [Stop(key("b"), Reason.ROOM)]
-    assert decide(waiting, slot("b", 5, leases=1)) == [Drain(key("b"), Reason.ROOM)]
+    assert decide(waiting, slot("b", 5, leases=1)) == [Stop(key("b"), Reason.ROOM)]
     assert decide(group("a", 8, NOW - 1, smaller=(5, 2)), slot("b", 5, leases=1)) == [], "nor is it settled for"
 
 

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from modelrunner.scheduler.fairness import in_line, in_turn, note_turn, urgent
+from modelrunner.scheduler.slots import capacity
 from modelrunner.scheduler.state import (
-    Drain,
     Grant,
     Group,
     Phase,
@@ -17,11 +18,10 @@ from modelrunner.scheduler.state import (
     Stop,
     WakeAt,
 )
-from modelrunner.scheduler.turns import capacity, in_line, in_turn, note_turn, urgent
 from modelrunner.types import RequiredMemory
 from tests.scheduler.states import NOW, decide, everything, group, key, slot
 
-POLICY = Policy(max_wait=100.0, patience=6.0, loads=8.0, linger=1.0, residency=1.0, ageing=20.0)
+POLICY = Policy(max_wait=100.0, patience=6.0, loads=8.0, spare=1.0, ageing=20.0)
 
 
 def turns(*waiting: Request, count: int = 1, served: dict[tuple[str, bool], float] | None = None) -> list[int]:
@@ -31,7 +31,7 @@ def turns(*waiting: Request, count: int = 1, served: dict[tuple[str, bool], floa
 def line(*groups: Group, served: dict[tuple[str, bool], float] | None = None) -> list[str]:
     served = served or {}
     first = urgent(groups, served, ageing=20.0, now=NOW)
-    return [g.name for g in sorted(in_line(groups, set(), served), key=lambda g: g.key not in first)]
+    return [g.name for g in in_line(groups, first, served)]
 
 
 # Among those who wait for one runner
@@ -143,29 +143,29 @@ def test_a_busy_runner_is_drained_after_a_wait_in_proportion_to_the_switch(
     [again] = everything(early, busy, policy=POLICY)
     assert isinstance(again, WakeAt)
     assert again.time == pytest.approx(NOW + 0.01)
-    assert decide(late, busy, policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
+    assert decide(late, busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
 
 
 def test_a_queue_does_not_protect_its_runner() -> None:
     """Also where its requests are older."""
     busy = slot("a", 6, leases=2, capacity=2, load=0.1)
     flood = group("a", 6, *[NOW - 50] * 40, first=2)
-    assert decide(group("x", 6, NOW - 2, load=0.1), flood, busy, policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
+    assert decide(group("x", 6, NOW - 2, load=0.1), flood, busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
 
 
-def test_a_busy_runner_serves_for_as_long_as_its_load_took() -> None:
-    waiting = group("x", 6, NOW - 30)
-    fresh = slot("a", 6, leases=1, load=40.0, ready=39.0)
+def test_a_busy_runner_serves_for_as_long_as_both_loads_take() -> None:
+    waiting = group("x", 6, NOW - 30, load=10.0)
+    fresh = slot("a", 6, leases=1, load=40.0, ready=49.0)
     assert everything(waiting, fresh, policy=POLICY)[-1] == WakeAt(NOW + 1)
-    served = slot("a", 6, leases=1, load=40.0, ready=40.0)
-    assert decide(waiting, served, policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
+    served = slot("a", 6, leases=1, load=40.0, ready=50.0)
+    assert decide(waiting, served, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
 
 
 def test_a_wait_for_memory_begins_anew_with_each_turn_of_the_model() -> None:
     busy = slot("x", 6, leases=1, load=1.0)
     before = replace(group("a", 6, NOW - 50, load=1.0), turn=NOW - 2)
     assert decide(before, busy, policy=POLICY) == []
-    assert decide(replace(before, turn=NOW - 6), busy, policy=POLICY) == [Drain(key("x"), Reason.ROOM)]
+    assert decide(replace(before, turn=NOW - 6), busy, policy=POLICY) == [Stop(key("x"), Reason.ROOM)]
 
 
 def test_an_idle_runner_stays_for_as_long_as_its_load_took() -> None:
@@ -189,7 +189,7 @@ def test_the_defaults_keep_the_promise_of_ten_seconds() -> None:
     usual = Policy()
     busy = slot("a", 6, leases=1, load=0.5)
     began = NOW - (10.0 - 0.5 - 3.0)
-    assert decide(group("x", 6, began, load=0.5), busy, policy=usual) == [Drain(key("a"), Reason.ROOM)]
+    assert decide(group("x", 6, began, load=0.5), busy, policy=usual) == [Stop(key("a"), Reason.ROOM)]
 
 
 # Batches
@@ -199,7 +199,7 @@ def test_a_batch_gives_way_at_once() -> None:
     batch = slot("b", 6, leases=2, interactive=0, capacity=2, load=1.0, ready=0.1)
     queue = group("b", 6, *[NOW - 50] * 40, first=2, batch=True)
     served = {("", True): NOW}
-    assert decide(group("x", 6), batch, queue, policy=POLICY, served=served) == [Drain(key("b"), Reason.ROOM)]
+    assert decide(group("x", 6), batch, queue, policy=POLICY, served=served) == [Stop(key("b"), Reason.ROOM)]
     mixed = batch._replace(interactive=1)
     assert decide(group("x", 6), mixed, queue, policy=POLICY, served=served) == []
 
@@ -217,8 +217,8 @@ def test_a_batch_takes_idle_runners_and_no_busy_ones_until_it_is_old() -> None:
     young, old = group("b", 6, NOW - 19, batch=True), group("b", 6, NOW - 20, batch=True)
     assert decide(young, slot("a", 6), policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
     assert decide(young, slot("a", 6, leases=1), policy=POLICY) == []
-    assert decide(young, slot("a", 6, leases=1, interactive=0), policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
-    assert decide(old, slot("a", 6, leases=1), policy=POLICY) == [Drain(key("a"), Reason.ROOM)]
+    assert decide(young, slot("a", 6, leases=1, interactive=0), policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(old, slot("a", 6, leases=1), policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
 
 
 # Pause
@@ -227,7 +227,7 @@ def test_a_batch_takes_idle_runners_and_no_busy_ones_until_it_is_old() -> None:
 def test_a_paused_model_goes_when_it_is_unused_and_takes_nothing_new() -> None:
     paused = frozenset({"a"})
     assert decide(group("a", 4), slot("a", 4, pinned=True), paused=paused) == [Stop(key("a"), Reason.PAUSED)]
-    assert decide(group("a", 4), slot("a", 4, leases=1), paused=paused) == [Drain(key("a"), Reason.PAUSED)]
+    assert decide(group("a", 4), slot("a", 4, leases=1), paused=paused) == [Stop(key("a"), Reason.PAUSED)]
     assert decide(group("a", 4), slot("a", 4, Phase.STARTING), paused=paused) == [Stop(key("a"), Reason.PAUSED)]
 
 

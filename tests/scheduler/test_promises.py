@@ -106,7 +106,7 @@ async def test_models_that_load_slowly_spend_at_most_a_third_of_the_time_with_it
 
 @virtual
 async def test_a_client_in_a_loop_keeps_its_runner_for_the_time_of_a_load() -> None:
-    """`linger`: it comes back within the second that its model takes to load."""
+    """It comes back within the second that its model takes to load."""
     world = World(10, {"loop": Engine(6, load_seconds=1.0), "other": Engine(6, load_seconds=1.0)})
     scheduler = world.scheduler()
     await answer(scheduler, "loop", 0.5)

@@ -1,1 +1,0 @@
-"""OCI registries (https://github.com/opencontainers/distribution-spec): names, credentials, pulling and pushing."""

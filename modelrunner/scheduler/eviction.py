@@ -1,0 +1,127 @@
+"""Eviction: which runners go for a group of requests that waits for memory, and from when on. Pure.
+
+A switch and back costs price = load(group's model) + load(runner). Let wait = min(patience, 8 * price).
+
+- An idle runner goes once it has been idle for load(runner), or the group has waited for `wait`.
+- A busy runner is drained once it has been ready for `price`, and the group has waited for `wait`.
+- A runner that only a batch uses goes at once for an interactive request, and no runner that interactive requests use
+  goes for a batch.
+- A runner that sleeps, or loads without a waiting request, goes at once.
+
+Idle runners go before busy ones, sleeping ones before all; among equals the least recently used goes first.
+"""
+
+import math
+from collections.abc import Container, Iterable
+from typing import NamedTuple
+
+from modelrunner.scheduler.allocation import Allocation, Vector, add, subtract
+from modelrunner.scheduler.state import Group, Phase, Policy, Slot
+from modelrunner.types import RequiredMemory, RunnerKey
+
+# Bytes per second at which a model is assumed to load until its load was measured: a slow disk.
+_ASSUMED_RATE = 500e6
+
+
+def _load_time(measured: float, memory: RequiredMemory) -> float:
+    """Seconds of a model's last load (`measured`); estimated from its `memory` if there was none (0)."""
+    return measured or (memory.ram + sum(memory.vram)) / _ASSUMED_RATE
+
+
+class _Victim(NamedTuple):
+    """A runner of `size` that may go, and loads in `load` seconds. `since` is when it became ready if it is `busy`, and
+    until when it is spared if it is idle."""
+
+    slot: Slot
+    size: Vector
+    load: float
+    busy: bool
+    since: float
+
+
+class Eviction:
+    """The candidates for eviction within one plan. `waited_for` are the keys that requests wait for, `urgent` those of
+    them with a request that does not yield to interactive ones."""
+
+    def __init__(
+        self,
+        slots: Iterable[Slot],
+        waited_for: Container[RunnerKey],
+        urgent: Container[RunnerKey],
+        memory: Allocation,
+        policy: Policy,
+        now: float,
+    ) -> None:
+        self.waited_for, self.urgent, self.policy, self.now = waited_for, urgent, policy, now
+        self._slots = sorted([slot for slot in slots if not slot.pinned], key=self.rank)
+        self._memory = memory
+        self._candidates: dict[bool, list[_Victim]] = {}  # for urgent groups, and for others
+
+    def rank(self, slot: Slot) -> tuple[float, ...]:
+        """Runners with a lower rank go first."""
+        return slot.leases > 0, slot.phase is not Phase.SLEEPING, slot.last_used
+
+    def spared(self, slot: Slot, load: float, urgent: bool) -> tuple[bool, float] | None:
+        """`busy` and `since` as in `_Victim`. None if the runner may not go: it is leaving, or requests need it
+        more."""
+        at_once = False, -math.inf
+        interactive = bool(slot.interactive or slot.key in self.urgent)
+        match slot.phase:
+            case Phase.SLEEPING:
+                return at_once
+            case Phase.STARTING:
+                return at_once if slot.key not in self.waited_for or (urgent and not interactive) else None
+            case Phase.READY if not slot.leases:
+                return False, slot.last_used + self.policy.spare * load
+            case Phase.READY if urgent is interactive:
+                return True, slot.ready_at
+            case Phase.READY if urgent:
+                return at_once
+        return None
+
+    def take(self, shortage: Vector, group: Group) -> tuple[list[Slot], float]:
+        """The runners that go for `group`, which lacks `shortage`; they are candidates no longer. None if the runners
+        that may go now do not suffice; then the time at which another one may go, infinity if no time helps."""
+        policy, began, load = self.policy, group.since, _load_time(group.load_seconds, group.needs[0])
+        chosen: list[_Victim] = []
+        missing, again = shortage, math.inf
+        for candidate in self._those_for(group.key in self.urgent):
+            _, size, own, busy, at = candidate
+            if busy or at > self.now:
+                price = load + own
+                wait = policy.loads * price
+                waited = began + (wait if wait < policy.patience else policy.patience)
+                if busy:
+                    at += policy.spare * price
+                if (waited > at) is busy:  # the later of both times for a busy runner, the sooner for an idle one
+                    at = waited
+                if at > self.now:
+                    again = at if at < again else again
+                    continue
+            chosen.append(candidate)
+            missing = subtract(missing, size)
+            if max(missing) <= 0:
+                break
+        else:
+            return [], again
+        for candidate in chosen[::-1]:  # without those that turned out to be needless
+            if max(without := add(missing, candidate.size)) <= 0:
+                chosen.remove(candidate)
+                missing = without
+        self.remove({candidate.slot.key for candidate in chosen})
+        return [candidate.slot for candidate in chosen], math.inf
+
+    def _those_for(self, urgent: bool) -> list[_Victim]:
+        if urgent not in self._candidates:
+            found = self._candidates[urgent] = []
+            for slot in self._slots:
+                load = _load_time(slot.load_seconds, slot.memory)
+                if spared := self.spared(slot, load, urgent):
+                    found.append(_Victim(slot, self._memory.size(slot), load, *spared))
+        return self._candidates[urgent]
+
+    def remove(self, keys: Container[RunnerKey]) -> None:
+        """From now on these runners are no candidates."""
+        self._slots = [slot for slot in self._slots if slot.key not in keys]
+        for candidates in self._candidates.values():
+            candidates[:] = [candidate for candidate in candidates if candidate.slot.key not in keys]

@@ -1,0 +1,66 @@
+"""Whose turn it is: which requests a runner serves next, and which model gets memory next. Pure."""
+
+import math
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+from modelrunner.scheduler.state import Group, Line, Request
+from modelrunner.types import RunnerKey
+
+_MAX_LINES = 1024
+
+
+def yields_until(request: Request, served: Mapping[Line, float], ageing: float) -> float:
+    """Until when the request lets interactive ones go first. A batch does for `ageing` seconds after its caller's last
+    turn in a batch: so a flood of batch requests has one turn in `ageing` seconds beside interactive ones."""
+    if not request.batch:
+        return -math.inf
+    return max(request.since, served.get((request.caller, True), -math.inf)) + ageing
+
+
+def urgent(groups: Iterable[Group], served: Mapping[Line, float], ageing: float, now: float) -> set[RunnerKey]:
+    """The keys for which a request waits that does not let others go first."""
+    return {g.key for g in groups if any(now >= yields_until(request, served, ageing) for request in g.waiting)}
+
+
+def in_turn(
+    waiting: Sequence[Request], count: int, served: Mapping[Line, float], ageing: float, now: float
+) -> tuple[Request, ...]:
+    """The `count` requests whose turn it is: interactive ones before a batch, then in rounds with one of each caller.
+    Within a round the caller served longest ago comes first (`served` has the times), then the older request. The first
+    request of an aged batch takes part in the rounds."""
+    if count >= len(waiting):
+        return tuple(waiting)
+    turns: Counter[Line] = Counter()
+    candidates = []
+    for position, request in enumerate(waiting):
+        line = (request.caller, request.batch)
+        turn = turns[line]
+        if turn < count:
+            turns[line] = turn + 1
+            later = request.batch and (turn > 0 or now < yields_until(request, served, ageing))
+            candidates.append((later, turn, served.get(line, -math.inf), position))
+    return tuple(waiting[position] for *_, position in sorted(candidates)[:count])
+
+
+def in_line(groups: Iterable[Group], first: Container[RunnerKey], served: Mapping[Line, float]) -> list[Group]:
+    """The groups in the order in which they get memory: those in `first` before the others, then in rounds with one
+    model of each caller as in `in_turn`, then the group that got no lease for longest."""
+    turns: Counter[Line] = Counter()
+    ranked = []
+    oldest_first = sorted(groups, key=lambda g: (g.key not in first, g.since, g.waiting[0].id))
+    for position, group in enumerate(oldest_first):
+        interactive = {(request.caller, False) for request in group.waiting if not request.batch}
+        lines = interactive or {(request.caller, True) for request in group.waiting}
+        turn, last = min((turns[line], served.get(line, -math.inf)) for line in lines)
+        turns.update(lines)
+        ranked.append((group.key not in first, turn, last, position, group))
+    return [group for *_, group in sorted(ranked, key=lambda r: r[:4])]
+
+
+def note_turn(served: dict[Line, float], line: Line, now: float) -> None:
+    """Records that the line was served at `now`. Keeps the 1,024 lines served last."""
+    served.pop(line, None)
+    served[line] = now
+    if len(served) > _MAX_LINES:
+        del served[next(iter(served))]
