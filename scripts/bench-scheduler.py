@@ -2,7 +2,8 @@
 
   time   a warm grant (target: at most 5 microseconds) and one full plan at 1,000 queued requests for 20 models and 50
          runners (target: at most 1 ms); exit code 1 if a target is missed
-  rules  what each rule for sparing runners is worth: answers, loads, p99 and worst wait with all rules and without each
+  rules  the table of docs/scheduling.md: answers, loads and the worst wait in each workload, with all rules, without
+         each, and with each that was dropped
 
 --parts time,rules  --seeds N (5) of each workload
 """
@@ -17,23 +18,16 @@ from pathlib import Path
 from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from scheduling_rules import DROPPED, RULES
 from simulator import Outcome, Simulation, workloads
 
 from modelrunner.scheduler.plan import plan
-from modelrunner.scheduler.state import Group, Phase, Policy, Request, Slot, State
+from modelrunner.scheduler.state import Group, Phase, Request, Slot, State
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 from tests.scheduler.fakes import Engine, World, target
 
 GIB = 1 << 30
 NOW = 10_000.0
-RULES = {
-    "all rules": Policy(),
-    "no patience": Policy(patience=0.0),
-    "no linger": Policy(linger=0.0),
-    "no residency": Policy(residency=0.0),
-    "batch as others": Policy(ageing=0.0),
-    "as the router": Policy(patience=math.inf, loads=math.inf, linger=0.0),
-}
 
 
 async def warm_grant() -> float:
@@ -68,7 +62,7 @@ def state(runners_leased: int, waited: float, size: int) -> State:
     slots = tuple(
         Slot(
             key(100 + i), Phase.READY, RequiredMemory(GIB), int(i < runners_leased), NOW - i - 2.0, 300.0, False, 1.0,
-            interactive=int(i < runners_leased),
+            interactive=int(i < runners_leased), ready_at=NOW - 100.0,
         )
         for i in range(50)
     )  # fmt: skip
@@ -97,23 +91,18 @@ def measure_time() -> bool:
 
 def compare_rules(seeds: int) -> None:
     for workload in workloads():
-        print(f"\n{workload.name}: {workload.about}")
-        print(f"  {'':16}  answers          loads   wait p99    worst")
-        base: tuple[float, float] | None = None
-        for name, policy in RULES.items():
-            found = [Simulation(workload, policy, seed).run() for seed in range(seeds)]
-            base = base or (mean(o.answers for o in found), mean(o.loads for o in found))
-            print(f"  {name:16} {line(found, *base)}", flush=True)
+        print(f"- *{workload.name}*: {workload.about}.")
+    print("\n| | " + " | ".join(workload.name for workload in workloads()) + " |")
+    print("|---|" + "---|" * len(list(workloads())))
+    for name, rules in (RULES | DROPPED).items():
+        cells = [cell([Simulation(workload, rules, seed).run() for seed in range(seeds)]) for workload in workloads()]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
-def line(found: list[Outcome], answers: float, loads: float) -> str:
-    """Means of the seeds, and by how much they differ from `answers` and `loads`; the worst wait of all."""
-    now = mean(o.answers for o in found), mean(o.loads for o in found)
-    p99, worst = mean(o.quantile(0.99) for o in found), max(o.quantile(1.0) for o in found)
-    return (
-        f"{now[0]:6.0f} {now[0] / answers - 1:+5.0%}   {now[1]:6.1f} {now[1] / loads - 1:+6.0%}"
-        f"   {p99:6.1f} s {worst:6.1f} s"
-    )
+def cell(found: list[Outcome]) -> str:
+    """Mean answers and loads of all seeds, and the worst wait of all."""
+    answers, loads = mean(o.answers for o in found), mean(o.loads for o in found)
+    return f"{answers:,.0f}, {loads:.0f}, {max(o.quantile(1.0) for o in found):.1f} s"
 
 
 def main() -> int:

@@ -1,5 +1,5 @@
-"""A machine in virtual time, whose runners come and go as `plan` decides: what a rule of the scheduler is worth,
-without an engine and without waiting. `scripts/bench scheduler` prints the table.
+"""A machine in virtual time, whose runners come and go as a plan decides: what a rule of the scheduler is worth,
+without an engine and without waiting. `scripts/bench scheduler` prints the table; `scheduling_rules.py` has its rows.
 
 Load and answer times are those that `scripts/bench contention` measured on two processors (docs/performance.md): an
 engine alone answers 8 requests a second one after another and 11.3 of four at once, and two engines share the
@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from modelrunner.scheduler.plan import plan
+from modelrunner.scheduler.fairness import note_turn
+from modelrunner.scheduler.plan import Plan
+from modelrunner.scheduler.slots import capacity
 from modelrunner.scheduler.state import (
-    Drain,
     Forget,
     Grant,
     Group,
+    Line,
     Phase,
     Policy,
     Refuse,
@@ -32,7 +34,6 @@ from modelrunner.scheduler.state import (
     Wake,
     WakeAt,
 )
-from modelrunner.scheduler.turns import Line, capacity, note_turn
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 
 MIB = 1 << 20
@@ -101,9 +102,19 @@ class _Runner:
     inside: list[tuple[Client, float]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Rules:
+    """How the simulated scheduler decides: by `plan`, with the figures of `policy`, and `capacity` leases of an engine
+    that works on so many requests at once."""
+
+    policy: Policy = field(default_factory=Policy)
+    plan: type[Plan] = Plan
+    capacity: Callable[[int], int] = capacity
+
+
 class Simulation:
-    def __init__(self, workload: Workload, policy: Policy, seed: int) -> None:
-        self.workload, self.policy = workload, policy
+    def __init__(self, workload: Workload, rules: Rules, seed: int) -> None:
+        self.workload, self.rules = workload, rules
         self.models = {model.key: model for model in workload.models}
         self.by_name = {model.name: model for model in workload.models}
         self.random = random.Random(seed)
@@ -153,7 +164,7 @@ class Simulation:
     def _state(self) -> State:
         groups = tuple([self._group(key, queue) for key, queue in self.waiting.items() if queue])
         slots = tuple([runner.slot for runner in self.runners.values()])
-        return State(groups, slots, RequiredMemory(self.workload.budget), {}, self.policy, served=self.served)
+        return State(groups, slots, RequiredMemory(self.workload.budget), {}, self.rules.policy, served=self.served)
 
     def _group(self, key: RunnerKey, queue: Mapping[int, tuple[Request, Client]]) -> Group:
         model = self.models[key]
@@ -162,20 +173,20 @@ class Simulation:
         return Group(key, waiting, (RequiredMemory(model.size),), model.name, load_seconds=load, turn=turn)
 
     def _reconcile(self) -> None:
-        for action in plan(self._state(), self.now):
+        for action in self.rules.plan(self._state(), self.now).make():
             match action:
                 case Grant(key, requests):
                     for id in requests:
                         self._grant(self.runners[key], *self.waiting[key].pop(id))
                 case Start(key, memory):
                     self._start(self.models[key], memory)
-                case Stop(key):
+                case Stop(key, reason):
                     self.turns[key] = self.now
-                    self._change(key, phase=Phase.STOPPING)
-                    self._later(self.models[key].stop, lambda key=key: self._change(key, phase=Phase.ENDED))
-                case Drain(key, reason):
-                    self.turns[key] = self.now
-                    self._change(key, phase=Phase.DRAINING, drain=reason)
+                    if self.runners[key].slot.leases:
+                        self._change(key, phase=Phase.DRAINING, drain=reason)
+                    else:
+                        self._change(key, phase=Phase.STOPPING)
+                        self._later(self.models[key].stop, lambda key=key: self._change(key, phase=Phase.ENDED))
                 case Forget(key):
                     del self.runners[key]
                 case WakeAt(at):
@@ -194,7 +205,7 @@ class Simulation:
     def _start(self, model: Model, memory: RequiredMemory) -> None:
         self.outcome.loads += 1
         slot = Slot(model.key, Phase.STARTING, memory, last_used=self.now, was_ready=False)
-        runner = self.runners[model.key] = _Runner(slot._replace(capacity=capacity(model.parallel)))
+        runner = self.runners[model.key] = _Runner(slot._replace(capacity=self.rules.capacity(model.parallel)))
         self._later(model.load, lambda: self._ready(runner, model))
 
     def _ready(self, runner: _Runner, model: Model) -> None:
@@ -257,29 +268,31 @@ def zipf() -> Workload:
     models = [Model(f"model-{i}", 100 * MIB, load=0.3 + 0.1 * (i % 5), work=0.2) for i in range(20)]
     names, weights = [m.name for m in models], [1 / (i + 1) for i in range(20)]
     clients = [Client(lambda r: r.choices(names, weights)[0], think=2.0) for _ in range(16)]
-    about = "16 clients that think for 2 s ask for twenty models by a Zipf law, of which five fit"
-    return Workload("zipf", about, models, 500 * MIB, clients)
+    about = "16 clients that think for 2 s ask for twenty small models by a Zipf law, of which five fit"
+    return Workload("Zipf", about, models, 500 * MIB, clients)
 
 
 def beside(name: str, about: str, *, batch: bool) -> Workload:
     models = [Model("chat", 300 * MIB, load=0.5, work=0.5), Model("bulk", 300 * MIB, load=0.5, work=1.5)]
     alone = Client(lambda r: "chat", think=3.0)
     bulk = [Client(lambda r: "bulk", count=1, batch=batch, watched=False) for _ in range(200)]
-    about = f"a client that thinks for 3 s beside {about} for another model; room for one; waits of that client"
-    return Workload(name, about, models, 400 * MIB, [alone, *bulk])
+    about = (
+        f"one client that thinks for 3 s, beside {about} for another model, room for one; the waits are that client's"
+    )
+    return Workload(f"beside a {name}", about, models, 400 * MIB, [alone, *bulk])
 
 
 def slow_loads() -> Workload:
     models = [Model(name, 300 * MIB, load=42.8, work=2.0) for name in ("a", "b")]
     clients = [Client(lambda r, name=name: name, think=1.0) for name in ("a", "b") for _ in range(6)]
-    about = "two models that load as long as vLLM did (42.8 s), six clients each, room for one; 600 s"
+    about = "two models that load as long as vLLM did (42.8 s), six clients each, room for one, 600 s"
     return Workload("slow loads", about, models, 400 * MIB, clients, seconds=600.0)
 
 
 def workloads() -> Iterator[Workload]:
-    """The three by which rules were kept or dropped, then two that show a promise."""
+    """Three by which rules are kept or dropped, then two that show a promise."""
     yield contention()
     yield zipf()
-    yield beside("batch", "a batch of 200 (X-Priority: batch)", batch=True)
+    yield beside("batch", "200 requests with `X-Priority: batch`", batch=True)
     yield beside("flood", "200 requests like its own", batch=False)
     yield slow_loads()
