@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
@@ -37,24 +37,13 @@ _LABELS = {
 @dataclass(frozen=True, slots=True)
 class BackendStatus:
     """`str()` gives docker/model-runner's text (pkg/inference/backend.go): "Running: llama.cpp b11549", "Installing",
-    "Not Installed: binary not found"; `parse` reads it back."""
+    "Not Installed: binary not found"."""
 
     state: BackendState
     details: str = ""
 
     def __str__(self) -> str:
         return f"{_LABELS[self.state]}: {self.details}" if self.details else _LABELS[self.state]
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """An empty text is "not installed"; one with an unknown label is an error with that text as its details."""
-        if not text:
-            return cls(BackendState.NOT_INSTALLED)
-        label, _, details = text.partition(": ")
-        for state, known in _LABELS.items():
-            if label == known:
-                return cls(state, details)
-        return cls(BackendState.ERROR, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +91,17 @@ class Backend(ABC):
     endpoints: ClassVar[frozenset[str]] = frozenset(
         ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/tokenize", "/detokenize")
     )
-    """The paths in proxy/dialects that its engine serves; a request for another path is refused with 501."""
+    """The paths of the gateway's dialects that its engine serves; a request for another path is refused with 501."""
     uses_tcp: ClassVar[bool] = False
     checks_model: ClassVar[bool] = False
-    """True if its engine rejects unknown `model` names: it knows the bundle's references and the model ID. The proxy
+    """True if its engine rejects unknown `model` names: it knows the bundle's references and the model ID. The gateway
     then rewrites any other `model` (a part of a name, a new tag) to the bundle's first reference."""
     installs_on_demand: ClassVar[bool] = False
-    """True if its engine is installed for the first request that needs it: tens of megabytes, not gigabytes."""
+    """True if the first request that needs its engine installs it: tens of megabytes, not gigabytes."""
     asked_as_streams: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """The endpoints at which its engine is asked for a stream although the client wants a plain answer, since the
-    engine notices in a stream only (or sooner) that a client has left. Each endpoint has the fields that are set in the
-    request: they ask for the stream, and for everything that the plain answer says. The gateway assembles the answer
-    (dialects/assembly.py)."""
+    """The endpoints at which the engine streams although the client wants a plain answer, because in a stream the
+    engine notices sooner that a client has left. Each endpoint has the fields that are set in the request: they ask for
+    the stream, and for everything in the plain answer. The gateway assembles the answer (dialects/assembly.py)."""
     settings_model: ClassVar[type[BaseModel]] = NoSettings
     options_model: ClassVar[type[BaseModel]] = NoSettings
     """The settings of a model for this backend alone; `RunSpec.options` holds the validated value."""
@@ -159,23 +147,23 @@ class Backend(ABC):
         """Estimates the memory at a full context from the model's own header; never starts the engine."""
 
     def growth(self, spec: RunSpec) -> RequiredMemory:
-        """The part of `required_memory` that an engine touches only as its context fills, and does not hold right after
-        its load."""
+        """Returns the part of `required_memory` that the engine uses only as its context fills, and does not hold right
+        after its load."""
         return RequiredMemory(0)
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
-        """The ways to run the model on a machine with this budget: first the configured one and then, where the model's
+        """Returns the ways to run the model within this budget: first the configured one and then, where the model's
         settings allow it, ways that need less and less memory (fewer layers on a device, less context). Never empty;
         never starts the engine."""
         return [Variant(spec, await self.required_memory(spec))]
 
     async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:
-        """The engine's own estimate of the run's memory, made without loading the model; None if the engine cannot
-        estimate. May take a second; no load waits for it."""
+        """Returns the engine's own estimate of the run's memory, made without loading the model; None if the engine
+        cannot estimate. May take a second; no load waits for it."""
         return None
 
     def version(self) -> str:
-        """The version of the engine that `run` would start, "" if none."""
+        """Returns the version of the engine that `run` would start, "" if none."""
         return ""
 
     def check_flags(self, flags: tuple[str, ...], mode: Mode) -> None:
@@ -202,11 +190,11 @@ class Backend(ABC):
             raise BadRequest(f"{self.name} has no speculative decoding with a draft model", param="speculative")
 
     def default_context_size(self, bundle: Bundle) -> int:
-        """Tokens that one sequence may use, for a model without a configured context size."""
+        """Returns the tokens of one sequence, for a model without a configured context size."""
         return min(bundle.context_length or 4096, 8192)
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
-        """Sequences that the engine works on at once, for a model without a configured number."""
+        """Returns how many sequences the engine works on at once, for a model without a configured number."""
         return 1
 
     def explain(self, tail: str) -> str | None:
@@ -214,53 +202,53 @@ class Backend(ABC):
         return None
 
     def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
-        """The error that a client gets for an engine's error answer with this status, 400 to 599. `fields` are the
-        answer's error object, `message` its text. None for the usual: a status below 500 is passed on as the client's
+        """Returns the client's error for an engine's error answer with this status, 400 to 599. `fields` are the
+        answer's error object, `message` its text. None for the default: a status below 500 passes as the client's
         mistake, any other becomes 502."""
         return None
 
     def check_request(self, spec: RunSpec, path: str, fields: Mapping[str, Any]) -> Sequence[str]:
         """Called before a request goes to the engine's endpoint `path` with fields that some engines ignore: `tools`,
-        `tool_choice`, `dimensions`, `return_documents`; `fields` are those of the request, decoded. Returns the names
-        of those that this engine ignores. Raises `BadRequest` where ignoring one would change what the answer means."""
+        `tool_choice`, `dimensions`, `return_documents`. `fields` are the decoded ones. Returns the names of those that
+        this engine ignores. Raises `BadRequest` where ignoring a field would change the meaning of the answer."""
         return ()
 
     def ran_out_of_memory(self, tail: str) -> bool:
-        """Returns whether the engine's last words say that memory ran out. The run is then tried again with more
+        """Returns whether the engine's last words say that memory ran out. Then the run is tried again with more
         memory, and in a smaller variant."""
         return False
 
     def progress(self, line: str) -> str | None:
-        """The stage of starting ("loading weights") that a log line announces, or None."""
+        """Returns the stage of starting ("loading weights") that a log line announces, or None."""
         return None
 
     async def after_ready(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        """Called when the engine is ready, before its first request, for instance to restore what `before_stop` saved.
-        A failure is logged and the runner serves anyway."""
+        """Called when the engine is ready, before its first request; it may restore what `before_stop` saved. A failure
+        is logged, and the runner serves anyway."""
         return
 
     async def before_stop(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        """Called before the engine is asked to end, while it still answers."""
+        """Called before the engine is asked to end, while it still answers requests."""
         return
 
     def probe(self, spec: RunSpec) -> tuple[str, Mapping[str, Any]] | None:
-        """Path and body of the smallest request that proves that the engine serves, None if there is none. It is sent
-        only to an engine that owes answers and has shown no sign of life for a while."""
+        """Returns path and body of the smallest request that proves that the engine serves, None if there is none. It
+        is sent only to an engine with open requests that has shown no sign of life for a while."""
         if (probe := _PROBES.get(spec.mode)) is None:
             return None
         path, body = probe
         return path, {"model": spec.bundle.name, **body}
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-        """A counter of the engine that grows with every batch it computes, None if it has none: then only processor
-        time distinguishes a working engine from a stuck one. Called while the engine owes answers; it must return
-        within seconds. Raises `OSError` or `ModelRunnerError` if the engine does not answer."""
+        """Returns a counter of the engine that grows with every computed batch, None without one: then only processor
+        time distinguishes a working engine from a stuck one. Called while requests are open; it must return within
+        seconds. Raises `OSError` or `ModelRunnerError` if the engine does not answer."""
         return None
 
     def sleep_level(self, spec: RunSpec) -> int:
-        """The memory that an idle engine of this run can release without being stopped: 0 none (it cannot sleep here,
-        or sleep is not configured), 1 its devices' memory, with the weights moved to main memory, 2 the weights as
-        well."""
+        """Returns the memory that an idle engine of this run can release without being stopped: 0 none (it cannot sleep
+        here, or sleep is not configured), 1 its devices' memory, with the weights moved to main memory, 2 the weights
+        as well."""
         return 0
 
     async def sleep(self, spec: RunSpec, endpoint: Endpoint) -> None:
@@ -272,5 +260,5 @@ class Backend(ABC):
         raise BackendUnavailable(f"{self.name} cannot sleep")
 
     async def forget(self, model_id: str) -> None:
-        """Called after a model was removed. Deletes the saved state of its runs."""
+        """Deletes the saved state of a model's runs. Called after the model was removed."""
         return

@@ -1,9 +1,9 @@
-"""What the text of a chat template says about a model. A template comes from strangers: the daemon searches its text in
-linear time and never renders it."""
+"""Capabilities of a model that the text of its chat template shows. A template comes from strangers: the daemon
+searches its text in linear time and never renders it."""
 
 import re
 
-LARGEST = 1 << 17  # bytes; the largest that are in use have 30,000
+LARGEST = 1 << 17  # bytes; the largest templates in use have 30,000
 
 # A comment, or a tag of Jinja (https://jinja.palletsprojects.com/templates/). The quantifiers give nothing back, so
 # that a tag without an end costs no second search.
@@ -19,8 +19,8 @@ _MARKS = ("<think>", "</think>", "[THINK]", "<|channel|>analysis", "<|START_THIN
 
 
 def abilities(template: str) -> frozenset[str]:
-    """The capabilities that a model has by its template: "chat", and "tools" and "reasoning" where the template knows
-    them. Empty without a template."""
+    """Returns the capabilities that a template gives a model: "chat", and "tools" and "reasoning" where the template
+    handles them. Empty without a template."""
     if not template:
         return frozenset()
     names = _names(template)
@@ -33,5 +33,5 @@ def abilities(template: str) -> frozenset[str]:
 
 
 def _names(template: str) -> set[str]:
-    """The names in its tags, without attributes and the content of strings."""
+    """Returns the names in the template's tags, without attributes and the content of strings."""
     return {name[1] for tag in _TAG.finditer(template) if tag[1] for name in _NAME.finditer(tag[1]) if name[1]}

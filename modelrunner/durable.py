@@ -1,8 +1,7 @@
-"""Files that survive a crash: each is wholly written or not changed at all, also after a power cut.
+"""Files that survive a crash, power cuts included: a write either succeeds as a whole or changes nothing.
 
-A file is written under a temporary name, synced and renamed, and then its folder is synced. Links, FIFOs and folders
-that lie in a file's place are never followed and never waited for. `JsonFile` keeps one value in one such file.
-"""
+A file is written under a temporary name, synced and renamed, and then its folder is synced. Links, FIFOs and folders in
+a file's place are never followed and never waited for. `JsonFile` keeps one value in one such file."""
 
 import contextlib
 import errno
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 @contextlib.contextmanager
 def translated(what: str, folder: Path) -> Iterator[None]:
     """Turns an `OSError` of the block into `InsufficientDisk` or `StorageFailed`, which name the path and the remedy.
-    `what` is what failed, `folder` where it was at work."""
+    `what` is the failed work, `folder` its place."""
     try:
         yield
     except OSError as error:
@@ -57,8 +56,8 @@ def is_full(error: OSError) -> bool:
 
 
 def write(path: Path, data: bytes, *, synced: bool = True) -> None:
-    """Replaces `path` with `data`. Raises `OSError`; then the old content is still there, or put back. Without `synced`
-    a power cut may damage the file."""
+    """Replaces `path` with `data`. Raises `OSError`, with the old content kept or put back. Without `synced` a power
+    cut may damage the file."""
     temporary = temporary_name(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
@@ -76,7 +75,7 @@ def write(path: Path, data: bytes, *, synced: bool = True) -> None:
 
 def replace(temporary: Path, path: Path, *, synced: bool = True) -> None:
     """Renames `temporary`, a synced file, to `path` and syncs the folder. A folder at `path` is set aside. Raises
-    `OSError`; then the old file is still at `path`, or put back."""
+    `OSError`, with the old file kept or put back."""
     if _is_folder(path):
         set_aside(path, "a folder is in the place of a file")
     if not synced:
@@ -96,7 +95,7 @@ def replace(temporary: Path, path: Path, *, synced: bool = True) -> None:
 
 
 def _second_link(path: Path) -> Path | None:
-    """A temporary link to the file, if there is one."""
+    """Makes a temporary link to the file; returns None without a file."""
     link = temporary_name(path)
     try:
         os.link(path, link)
@@ -136,8 +135,8 @@ def open_regular(path: Path) -> FileIO:
 
 
 def make_folder(path: Path, *, synced: bool = True) -> bool:
-    """Makes a private folder, inside an existing one. Anything else at the path (a link above all) is set aside;
-    returns True then. Raises `OSError`."""
+    """Makes a private folder, inside an existing one. Anything else at the path (such as a link) is set aside; then
+    returns True. Raises `OSError`."""
     odd = False
     try:
         if stat.S_ISDIR(os.lstat(path).st_mode):
@@ -154,8 +153,8 @@ def make_folder(path: Path, *, synced: bool = True) -> bool:
 
 
 def set_aside(path: Path, reason: object) -> Path:
-    """Renames a damaged file or folder, so that it is neither used nor lost, and logs that. Returns the new path.
-    Raises `OSError`."""
+    """Renames a damaged file or folder, so that it is neither used nor lost, and logs it. Returns the new path. Raises
+    `OSError`."""
     aside = path.with_name(f"{path.name}{_ASIDE}{time.time_ns()}")
     os.rename(path, aside)
     log.error("%s cannot be used (%s): it is set aside as %s", path, reason, aside.name)
@@ -198,7 +197,7 @@ def sync_folder(path: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` that no other writer uses."""
+    """Returns a name beside `path` that no other writer uses."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}{_TEMPORARY}")
 
 
@@ -224,12 +223,10 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 
 class JsonFile(Generic[T]):
-    """One value of the type `T` in one file, as JSON with a checksum.
-
-    A file that is damaged, of another shape, or not regular is set aside with an error in the log, and the caller goes
-    on without it. A `cache` can be computed again: its writes are not synced, and a disk error is logged instead of
-    raised. `check` may raise `ValueError` for a value of the right type that makes no sense.
-    """
+    """One value of the type `T` in one file, as JSON with a checksum. A file that is damaged, of another shape, or not
+    regular is set aside with an error in the log, and the caller goes on without it. A `cache` can be computed again:
+    its writes are not synced, and a disk error is logged instead of raised. `check` may raise `ValueError` for an
+    implausible value of the right type."""
 
     def __init__(
         self, path: Path, type: type[T], *, cache: bool = False, check: Callable[[T], None] | None = None
@@ -256,8 +253,8 @@ class JsonFile(Generic[T]):
         return None
 
     def save(self, value: T) -> int:
-        """Replaces the file, whose folder is made if need be, and returns its size in bytes. Raises `OSError`; then
-        the old value is still there."""
+        """Replaces the file, makes its folder if needed, and returns its size in bytes. Raises `OSError`, with the old
+        value kept."""
         content = msgspec.json.format(msgspec.json.encode(value), indent=1)
         data = msgspec.json.encode(_Envelope(hashlib.sha256(content).hexdigest(), msgspec.Raw(content)))
         try:

@@ -2,7 +2,7 @@
 
 ModelRunnerError 500
 ├── BadRequest 400 ── InvalidReference, ContextTooLong
-├── Unauthorized 401, Forbidden 403
+├── Forbidden 403
 ├── NotFound 404 ── ModelNotFound, BackendNotFound, RouteNotFound, RunnerNotFound,
 │   RequestNotFound
 ├── MethodNotAllowed 405, LengthRequired 411, PayloadTooLarge 413, UnsupportedMediaType 415, ExpectationFailed 417
@@ -10,7 +10,7 @@ ModelRunnerError 500
 ├── Conflict 409
 ├── BackendUnavailable 412
 ├── Misdirected 421
-├── UnsupportedModel 422 ── InvalidModel
+├── UnsupportedModel 422 ── InvalidModel, UntrustedModel
 ├── QueueFull 429
 ├── EngineFailed 502 ── BackendExited ── OutOfMemory; EngineProtocolError; BackendFaulty
 ├── SourceFailed 502           a registry or hub did not answer as it should
@@ -30,9 +30,9 @@ from typing import Any, ClassVar, Self
 
 
 class ModelRunnerError(Exception):
-    """Base of the tree. `param` names the field of the request that is at fault, if one is; `retry_after` is in seconds
-    and becomes the Retry-After header. `details` are further members of the error object. A `permanent` error means
-    that the same request would fail again."""
+    """Base of the tree. `param` names the wrong field of the request, if there is one; `retry_after` is in seconds and
+    becomes the Retry-After header. `details` are further members of the error object. A `permanent` error means that
+    the same request would fail again."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
@@ -47,14 +47,14 @@ class ModelRunnerError(Exception):
         self.retry_after = retry_after
 
     def saying(self, message: str) -> Self:
-        """The same error with another message."""
+        """Returns the same error with another message."""
         made = type(self).__new__(type(self), message)
         made.__dict__.update(self.__dict__)
         made.message = message
         return made
 
     def as_dict(self, request_id: str) -> dict[str, Any]:
-        """The body of every error answer."""
+        """Returns the body of an error answer."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code, **self.details}
         return {"error": error, "request_id": request_id}
 
@@ -77,10 +77,6 @@ class ContextTooLong(BadRequest):
     def __init__(self, message: str, n_prompt_tokens: int | None = None, n_ctx: int | None = None) -> None:
         super().__init__(message, param="messages")
         self.details = {"n_prompt_tokens": n_prompt_tokens, "n_ctx": n_ctx}
-
-
-class Unauthorized(ModelRunnerError):
-    status, code, type = 401, "unauthorized", "authentication_error"
 
 
 class Forbidden(ModelRunnerError):
@@ -142,21 +138,21 @@ class HeadersTooLarge(ModelRunnerError):
 
 
 class NotImplementedHere(ModelRunnerError):
-    """A method that no route takes, a mode that no backend offers, or an endpoint that the engine lacks."""
+    """A method without a route, a mode without a backend, or an endpoint that the engine lacks."""
 
     status, code, type = 501, "not_implemented", "invalid_request_error"
     permanent = True
 
 
 class Conflict(ModelRunnerError):
-    """The thing is in use and `force` was not given."""
+    """The object is in use and `force` was not given."""
 
     status, code, type = 409, "in_use", "invalid_request_error"
     permanent = True
 
 
 class BackendUnavailable(ModelRunnerError):
-    """The backend is known but not installed, or unfit for this machine."""
+    """The backend is known but not installed, or cannot run on this machine."""
 
     status, code, type = 412, "backend_unavailable", "invalid_request_error"
 
@@ -180,6 +176,12 @@ class InvalidModel(UnsupportedModel):
 
     def __init__(self, reason: str, *, param: str | None = None) -> None:
         super().__init__(f"invalid model: {reason}", param=param)
+
+
+class UntrustedModel(UnsupportedModel):
+    """It is not signed, or not by a key that was asked for."""
+
+    code = "untrusted_model"
 
 
 class QueueFull(ModelRunnerError):
@@ -216,7 +218,7 @@ class OutOfMemory(BackendExited):
 
 
 class EngineProtocolError(EngineFailed):
-    """The engine's answer is not the HTTP that was asked for."""
+    """The engine's answer is not valid HTTP for the request."""
 
     code = "engine_protocol_error"
 
@@ -237,7 +239,7 @@ class SourceFailed(ModelRunnerError):
 
 
 class Unavailable(ModelRunnerError):
-    """Cannot be served now. Retry-After is `pause` seconds unless a better time is known."""
+    """The request cannot be served now. Retry-After is `pause` seconds unless a better time is known."""
 
     status, code = 503, "unavailable"
     pause: ClassVar[float] = 1.0
@@ -252,13 +254,13 @@ class ShuttingDown(Unavailable):
 
 
 class BackingOff(Unavailable):
-    """The last start of this model failed; the next try comes later."""
+    """The last start of this model failed; the next attempt comes later."""
 
     code = "backing_off"
 
 
 class RequestCancelled(ModelRunnerError):
-    """Somebody ended the request with `modelrunner requests cancel`."""
+    """The request was cancelled with `modelrunner requests cancel`."""
 
     status, code = 503, "request_cancelled"
     permanent = True

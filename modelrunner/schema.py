@@ -1,8 +1,7 @@
-"""Finds what is wrong with a JSON value of another shape than wanted: takes msgspec's sentence apart, in one place.
+"""Explains why a JSON value has not the wanted shape. It parses msgspec's sentence, in one place.
 
 msgspec 0.19 and later say "Expected `int`, got `str` - at `$.speculative.num_tokens`", "Object contains unknown field
-`x` - at `$.a`" and "Object missing required field `model`".
-"""
+`x` - at `$.a`" and "Object missing required field `model`"."""
 
 import re
 from collections.abc import Iterable
@@ -17,8 +16,8 @@ _NAMED = re.compile(r"Object (?P<what>contains unknown|missing required) field `
 
 
 def wrong_field(error: msgspec.ValidationError, known: Iterable[str] = ()) -> BadRequest:
-    """Returns the refusal of a value: its `param` is the path of the field at fault, None for the whole value. `known`
-    are the names to suggest for an unknown field."""
+    """Returns the refusal of a value: its `param` is the path of the wrong field, None for the whole value. `known` are
+    the names to suggest for an unknown field."""
     whole = _PLACE.fullmatch(str(error))
     said, place = (whole["said"], whole["place"] or "") if whole else (str(error), "")
     if named := _NAMED.fullmatch(said):

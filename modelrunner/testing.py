@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 import psutil
 import pytest
 
-from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus
+from modelrunner.backend import Backend, BackendContext, BackendState
 from modelrunner.engine.runner import Runner, RunnerState
 from modelrunner.errors import BackendExited, BadRequest, Misdirected
 from modelrunner.plugins.isolation import WORK_LIMIT, IsolatedBackend
@@ -55,21 +55,22 @@ _REQUESTS: dict[Mode, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.asyncio
 class BackendContract:
-    """See the module's text. The tests take `backend` and `spec`, nothing else."""
+    """The tests take `backend` and `spec`, nothing else. The module's docstring shows how to use the class."""
 
     model: ClassVar[str | Path]
     load_limit: ClassVar[float] = 120.0
 
     @pytest.fixture
     def context(self, tmp_path: Path) -> BackendContext:
-        """Folders that the backend may write in, and no settings."""
+        """The folders that the backend may write in, and no settings."""
         folders = {name: tmp_path / name for name in ("engines", "cache", "logs")}
         for folder in folders.values():
             folder.mkdir()
         return BackendContext(**folders, settings={}, state=tmp_path / "state")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """A subclass with a `model` gets the fixture `spec`. Without one, a fixture of its module can be used."""
+        """Gives a subclass with a `model` the fixture `spec`. A subclass without one may use a fixture of its
+        module."""
         super().__init_subclass__(**kwargs)
         if "model" in vars(cls) and "spec" not in vars(cls):
             cls.spec = pytest.fixture(_spec)  # type: ignore[attr-defined]
@@ -82,10 +83,8 @@ class BackendContract:
         assert spec.mode in backend.modes
         assert isinstance(backend.priority(spec.bundle), float | int)
 
-    async def test_status_is_running_and_reads_back(self, backend: Backend) -> None:
-        status = backend.status()
-        assert status.state is BackendState.RUNNING
-        assert BackendStatus.parse(str(status)) == status
+    async def test_status_is_running(self, backend: Backend) -> None:
+        assert backend.status().state is BackendState.RUNNING
 
     async def test_disk_usage_is_a_number_of_bytes(self, backend: Backend) -> None:
         assert await backend.disk_usage() >= 0
@@ -99,7 +98,7 @@ class BackendContract:
         assert small.ram + sum(small.vram) <= large.ram + sum(large.vram)
 
     async def test_each_call_gives_in_time_what_it_promises(self, backend: Backend, spec: RunSpec) -> None:
-        """A call that raises, blocks, hangs or returns nonsense fails here with the sentence that people would get."""
+        """A call that raises, blocks, hangs or returns nonsense fails here with the sentence that users would get."""
         budget = RequiredMemory(1 << 50, (1 << 50,) * 8)
         isolated = IsolatedBackend(backend, answer_limit=CALL_LIMIT, work_limit=WORK_LIMIT)
         try:
@@ -198,8 +197,8 @@ def _spec(self: BackendContract, tmp_path: Path) -> RunSpec:
 
 
 def spec_for(model: Path, folder: Path, *, mode: Mode | None = None, context_size: int = 512) -> RunSpec:
-    """A run of the model in `model`, a GGUF file or a folder of safetensors, which is copied into a store in `folder`.
-    `mode` is by default what the model is for. Raises `InvalidModel` for a file that is no model."""
+    """Returns a run of the model in `model`, a GGUF file or a folder of safetensors, which is copied into a store in
+    `folder`. The default `mode` is the model's main one. Raises `InvalidModel` for a file that is no model."""
     store = Store(folder / "models")
     paths = {"model.gguf": model} if model.is_file() else {path.name: path for path in model.iterdir()}
     blobs = {}
@@ -216,7 +215,7 @@ def spec_for(model: Path, folder: Path, *, mode: Mode | None = None, context_siz
 
 @asynccontextmanager
 async def running(backend: Backend, spec: RunSpec, limit: float) -> AsyncIterator[tuple[Runner, "asyncio.Task[None]"]]:
-    """A runner that is ready, and its task. Fails with what the engine said if it does not get ready."""
+    """Yields a ready runner and its task. Fails with the engine's error if the engine does not become ready."""
     runner = make_runner(backend, spec)
     ready = asyncio.Event()
     task = asyncio.create_task(runner.run(lambda: ready.set() if runner.state is RunnerState.READY else None))
@@ -236,7 +235,7 @@ async def running(backend: Backend, spec: RunSpec, limit: float) -> AsyncIterato
 
 
 def make_runner(backend: Backend, spec: RunSpec) -> Runner:
-    """On a Unix socket with a short path, or on a free port."""
+    """Returns a Unix socket with a short path, or a free port."""
     key = RunnerKey(backend.name, spec.model_id, spec.mode)
     return Runner(backend, spec, key, id="contract", endpoint=free_endpoint(backend))
 
@@ -250,7 +249,7 @@ def free_endpoint(backend: Backend) -> Endpoint:
 
 
 def tree(runner: Runner) -> list[psutil.Process]:
-    """The processes of its engine."""
+    """Returns the processes of the runner's engine."""
     return [] if runner.pid is None else process_tree(runner.pid)
 
 

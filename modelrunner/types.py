@@ -15,7 +15,6 @@ from modelrunner.units import format_bytes, format_duration, parse_duration
 class ModelFormat(StrEnum):
     GGUF = "gguf"
     SAFETENSORS = "safetensors"
-    DIFFUSERS = "diffusers"
 
 
 class Mode(StrEnum):
@@ -52,7 +51,7 @@ class KeepAlive:
 
     @classmethod
     def parse(cls, value: str | int | float) -> Self:
-        """A Go duration, or a number of seconds (a JSON number). Raises `BadRequest`."""
+        """Parses a Go duration, or a number of seconds (a JSON number). Raises `BadRequest`."""
         match value:
             case bool():
                 raise BadRequest("keep_alive is a duration or a number of seconds, not a boolean", param="keep_alive")
@@ -85,8 +84,8 @@ def _duration(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RequiredMemory:
-    """Bytes that a runner needs: main memory, and each device's memory in the order the engine numbers them. `shared`
-    is the part of `ram` that is mapped model files, which all runners of one model have in common."""
+    """Bytes that a runner needs: main memory, and each device's memory in the engine's order. `shared` is the part of
+    `ram` that is mapped model files, which all runners of one model share."""
 
     ram: int
     vram: tuple[int, ...] = ()
@@ -97,12 +96,12 @@ class RequiredMemory:
         return RequiredMemory(self.ram + other.ram, tuple(a + b for a, b in pairs), self.shared + other.shared)
 
     def most(self, other: "RequiredMemory") -> "RequiredMemory":
-        """Returns the larger one of each figure."""
+        """Returns the larger value of each figure."""
         vram = tuple(map(max, zip_longest(self.vram, other.vram, fillvalue=0)))
         return RequiredMemory(max(self.ram, other.ram), vram, max(self.shared, other.shared))
 
     def fits(self, free: "RequiredMemory") -> bool:
-        """True if every figure is at most the one of `free`; a device that `free` does not list has nothing."""
+        """Returns True if no figure exceeds that of `free`; a device that `free` does not list has no memory."""
         return self.ram <= free.ram and all(
             need <= (free.vram[i] if i < len(free.vram) else 0) for i, need in enumerate(self.vram)
         )
@@ -123,8 +122,8 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelHeader:
-    """The metadata of a model file. `metadata` holds the scalars and the short arrays (at most 4,096 entries); a longer
-    array appears as its length under the key `NAME.length`. `tensors` of all files of the model together."""
+    """The metadata of a model file. `metadata` holds scalars and short arrays (at most 4,096 entries); a longer array
+    appears as its length under the key `NAME.length`. `tensors` are those of all files of the model together."""
 
     metadata: Mapping[str, Any]
     tensors: tuple[Tensor, ...]
@@ -145,8 +144,8 @@ CAPABILITIES = (
     "audio",
     "reasoning",
 )
-"""What a model can do, in the order in which it is shown. A model that writes has "completion", with a chat template
-"chat" too; "tools" and "reasoning" are those of its template, "vision" and "audio" what it takes in."""
+"""The possible capabilities of a model, in the order in which they are shown. A generative model has "completion", with
+a chat template "chat" too; "tools" and "reasoning" come from its template; "vision" and "audio" are its inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +180,17 @@ class Bundle:
 
 
 class ProcessObserver(Protocol):
-    """Gets the events of an engine's process, in the event loop's thread."""
+    """Receives the events of an engine's process, in the event loop's thread."""
 
     def started(self, pid: int) -> None: ...
 
     def output(self, line: str) -> None:
-        """One line of its log, without the newline; control characters are still in it."""
+        """Receives one line of the log, without the newline but with control characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """How the child process of a run is kept. The runner hands it through the backend, unchanged, to
+    """Options of a run's child process. The runner passes them through the backend, unchanged, to
     `modelrunner.processes.process.run`. `stop_grace` is the seconds between TERM and KILL."""
 
     log_path: Path
@@ -231,7 +230,8 @@ class RunSpec:
 
 @dataclass(frozen=True, slots=True)
 class FileProgress:
-    """How much of one file of a pull is here, in bytes. `id` is its digest, or its name while the digest is unknown."""
+    """The received part of one file of a pull, in bytes. `id` is its digest, or its name while the digest is
+    unknown."""
 
     id: str
     size: int
@@ -241,8 +241,8 @@ class FileProgress:
 @dataclass(frozen=True, slots=True)
 class WorkProgress:
     """The progress of a pull, an installation or a load. `message` is for people; `phase` is one word, such as
-    "downloading"; `total` and `current` are in bytes, 0 if unknown, `rate` in bytes per second. A `warning` stays true
-    whatever comes later."""
+    "downloading"; `total` and `current` are in bytes, 0 if unknown, `rate` in bytes per second. A `warning` holds
+    regardless of later progress."""
 
     message: str
     phase: str = ""
@@ -258,8 +258,8 @@ ProgressReport = Callable[[WorkProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to run a model: `spec`, and the bytes that it needs. `label` says in a few words how it differs from what
-    was asked for ("20 of 32 layers on the GPU", "2 of 4 sequences", "context 4096 of 8192"), "" where it does not."""
+    """One way to run a model: `spec`, and the bytes that it needs. `label` says in a few words how it differs from the
+    configured way ("20 of 32 layers on the GPU", "2 of 4 sequences", "context 4096 of 8192"), "" where it does not."""
 
     spec: RunSpec
     memory: RequiredMemory

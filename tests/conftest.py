@@ -8,6 +8,7 @@ import ctypes
 import gc
 import inspect
 import os
+import random
 import signal
 import sys
 import threading
@@ -35,6 +36,16 @@ uvloop.run(asyncio.sleep(0))  # the first loop opens a pipe for signals that it 
 
 # A job that a shell runs in the background ignores Ctrl-C, and so would every command that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", metavar="SEED", help="another order of the files, and of the tests in each")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (seed := config.getoption("--shuffle")) is not None:
+        places = {path: random.Random(f"{seed} {path}").random() for path in {item.path for item in items}}
+        items.sort(key=lambda item: (places[item.path], random.Random(f"{seed} {item.nodeid}").random()))
 
 
 def pytest_collection_finish() -> None:

@@ -1,5 +1,5 @@
-"""LoRA adapters: GGUF files that the person who runs the daemon put in one folder (`adapters` of the settings). A
-model's configuration names them, and can name nothing else on this machine."""
+"""LoRA adapters: GGUF files that the daemon's operator put in one folder (`adapters` of the settings). A model's
+configuration names them, and can name no other file on this machine."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +10,7 @@ _MAGIC = b"GGUF"
 
 
 def find_adapters(root: Path | None, names: Iterable[str]) -> tuple[Path, ...]:
-    """Their files. Raises `BadRequest` for one that is not there, or is no GGUF file."""
+    """Returns the adapters' files. Raises `BadRequest` for a missing file, and for one that is no GGUF file."""
     return tuple(_adapter(root, name) for name in names)
 
 

@@ -12,9 +12,9 @@ from modelrunner_llamacpp.engines import Engine, EngineKind
 from modelrunner_llamacpp.flags import OPTIONS
 from modelrunner_llamacpp.model_options import LlamaCppOptions
 
-# Flags that give positions beyond the trained ones a meaning.
+# Flags that extend the context beyond the trained one.
 _STRETCHING = {"--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale"}
-# Copies of a sequence's sliding or recurrent layers, for going back in it: llama.cpp's default of 32 for each sequence
+# Copies of a sequence's sliding or recurrent layers, to roll it back: llama.cpp's default of 32 for each sequence
 # can take more than the model.
 _CHECKPOINTS = "3"
 _SERVE = Path(__file__).with_name("serve.py")
@@ -29,16 +29,16 @@ def effective(
     batch: int | None = None,
     rearranged: bool = False,
 ) -> dict[str, str]:
-    """Returns the options that decide memory and speed, keyed by llama-server's flags. The person's own flags win over
-    the specification. `cache_ram` is in MiB, `batch` in tokens (None for llama.cpp's default), and `rearranged` is True
-    where most weights would be held twice (repack.py). Raises `BadRequest` as `flags.parse` does."""
+    """Returns the options that decide memory and speed, keyed by llama-server's flags. The user's flags win over the
+    specification. `cache_ram` is in MiB, `batch` in tokens (None for llama.cpp's default), and `rearranged` is True if
+    most weights would be in memory twice (repack.py). Raises `BadRequest` as `flags.parse` does."""
     own = flags.parse(spec.flags)
     context, parallel = _sizes(spec, own)
     options = {
         "--ctx-size": str(context * parallel),
         "--parallel": str(parallel),
         "--kv-unified": "off",  # each sequence has a context of its own, so that no request can fail because of others
-        "--cache-ram": str(cache_ram),  # llama.cpp's default is 8 GiB, which nobody has counted
+        "--cache-ram": str(cache_ram),  # llama.cpp's default is 8 GiB, which no estimate counts
         "--n-gpu-layers": "auto" if spec.gpu_layers is None else str(spec.gpu_layers),
         "--ctx-checkpoints": _CHECKPOINTS,
         "--jinja": "on",
@@ -59,13 +59,13 @@ def effective(
     if rearranged and own.get("--repack") != "off":
         options["--load-mode"] = "none"
     if (options | own)["--n-gpu-layers"] != "auto":
-        options["--fit"] = "off"  # somebody has counted already
+        options["--fit"] = "off"  # the layers are counted already
     own = {flag: text for flag, text in own.items() if flag not in ("--ctx-size", "--parallel")}
     return options | _mode(spec, options | own, context) | own
 
 
 def _sizes(spec: RunSpec, own: Mapping[str, str]) -> tuple[int, int]:
-    """The context of one sequence in tokens, and how many sequences there are."""
+    """Returns the tokens of one sequence's context, and the number of sequences."""
     return int(own.get("--ctx-size", spec.context_size)), int(own.get("--parallel", spec.parallel))
 
 
@@ -81,14 +81,14 @@ def _mode(spec: RunSpec, options: Mapping[str, str], context: int) -> dict[str, 
 
 
 def _batch(pooling: str, context: int) -> dict[str, str]:
-    """A pooled input is computed in one physical batch, so that batch is as large as the context of a sequence; only
-    the last token's pooling lets llama.cpp split it (`can_split` in tools/server/server-context.cpp)."""
+    """A pooled input is computed in one physical batch, so that batch is as large as the context of a sequence.
+    llama.cpp can split it only with the last token's pooling (`can_split` in tools/server/server-context.cpp)."""
     return {} if pooling == "last" else {"--batch-size": str(context), "--ubatch-size": str(context)}
 
 
 def pooling_of(bundle: Bundle) -> str:
-    """Returns the model's own pooling. A model that does not name one is a causal one, where only the last token has
-    seen the whole text: its pooling is "last"."""
+    """Returns the model's own pooling. A model without one is causal: only its last token has seen the whole text, so
+    the pooling is "last"."""
     number = bundle.header.metadata.get(f"{bundle.header.architecture}.pooling_type")
     return _POOLING[number] if isinstance(number, int) and 0 < number < len(_POOLING) else "last"
 
@@ -103,7 +103,7 @@ def owned(
         "--alias": spec.bundle.name,
         "--host": str(endpoint.path or endpoint.host),
         "--metrics": "on",
-        "--slots": "off" if slots is None else "on",  # how long each one's prompt is, and never its text
+        "--slots": "off" if slots is None else "on",  # shows the length of each prompt, never its text
         "--props": "off",
         "--webui": "off",
         "--offline": "on",
@@ -122,7 +122,7 @@ def owned(
         options["--lora"] = ",".join(map(str, adapters))
     if spec.draft is not None:
         options |= {"--spec-draft-model": str(spec.draft.model_file), "--spec-type": "draft-simple"}
-    if is_stretched(spec):  # a slot's context would be cut to what the file says (server-context.cpp)
+    if is_stretched(spec):  # the engine would cut a slot's context to the file's figure (server-context.cpp)
         options["--override-kv"] = f"{spec.bundle.header.architecture}.context_length=int:{spec.context_size}"
     return options
 
@@ -133,8 +133,8 @@ def is_stretched(spec: RunSpec) -> bool:
 
 
 def check_context(spec: RunSpec, engine: Engine | None) -> None:
-    """Raises `BadRequest` for a stretched context without the flags that make the model understand it, or with an
-    engine that cannot be told."""
+    """Raises `BadRequest` for a stretched context without the flags that extend the model's positions, or with an
+    engine that lacks them."""
     if not is_stretched(spec):
         return
     trained, wanted = spec.bundle.context_length, f"context-size {spec.context_size} is beyond the"
@@ -179,19 +179,10 @@ def attributes(options: Mapping[str, str]) -> dict[str, Any]:
 # What the daemon asks of every engine, and llama-cpp-python's server does not know: it has one sequence, its own
 # routes and no projector detection. Any other option that it lacks came from a person, who is told.
 _NOT_IN_PYTHON = frozenset(
-    {
-        *(
-            "--parallel",
-            "--ctx-checkpoints",
-            "--kv-unified",
-            "--cache-ram",
-            "--jinja",
-            "--pooling",
-            "--spec-type",
-            "--metrics",
-        ),
-        *("--slots", "--props", "--webui", "--offline", "--fit", "--host", "--port"),
-    }
+    (
+        *("--parallel", "--ctx-checkpoints", "--kv-unified", "--cache-ram", "--jinja", "--pooling", "--spec-type"),
+        *("--metrics", "--slots", "--props", "--webui", "--offline", "--fit", "--host", "--port"),
+    )
 )
 
 
@@ -204,9 +195,6 @@ def model_settings(options: Mapping[str, str]) -> dict[str, Any]:
                 "install it with `modelrunner install llama.cpp`",
                 param="runtime-flags",
             )
-    settings = {
-        OPTIONS[flag].setting: OPTIONS[flag].setting_value(text)
-        for flag, text in options.items()
-        if OPTIONS[flag].setting
-    }
+    given = [(OPTIONS[flag], text) for flag, text in options.items()]
+    settings = {option.setting: option.setting_value(text) for option, text in given if option.setting}
     return {"settings": settings, "host": options["--host"], "port": int(options.get("--port", 0))}

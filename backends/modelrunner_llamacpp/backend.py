@@ -44,17 +44,13 @@ _MANAGED = (EngineKind.NATIVE, EngineKind.WHEEL)
 # llama.cpp notices that a client has left between two batches only, and 2,048 tokens take a processor many seconds.
 # Smaller ones were not measurably slower there (docs/performance.md); on a device they are.
 _CPU_BATCH = 64
-_DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # so that devices have the numbers that the daemon knows them by
+_DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # numbers devices as the daemon does
 # libgomp's threads wait for each other in a busy loop, by default for milliseconds. Where two engines share processors,
 # each then keeps the other's threads from running: together they gave less than half of what they do with a short loop,
 # which costs one engine alone a few percent at most (docs/performance.md).
 _SHARED_PROCESSORS = {"GOMP_SPINCOUNT": "300"}
-_KEPT_VARIABLES = (
-    "GGML_*",
-    "LLAMA_CPP_LIB_PATH",
-    "GOMP_*",
-    "OMP_*",
-)  # never LLAMA_ARG_*, which would be flags past the allow-list
+# Never LLAMA_ARG_*, which would be flags past the allow-list.
+_KEPT_VARIABLES = ("GGML_*", "LLAMA_CPP_LIB_PATH", "GOMP_*", "OMP_*")
 
 
 class LlamaCppBackend(Backend):
@@ -89,15 +85,15 @@ class LlamaCppBackend(Backend):
                 await self._install_wheel(tell)
 
     async def update(self, progress: ProgressCallback, **options: Any) -> None:
-        """Installs the version of this release, or of the settings, of every engine that is installed; the wheel if
-        none is."""
+        """Installs the version of this release, or of the settings, of every installed engine; the wheel if there is
+        none."""
         installed = [kind for kind in _MANAGED if engines.link(self.context, kind).is_symlink()]
         for kind in installed or [EngineKind.WHEEL]:
             await self.install(progress, **{"build": kind is EngineKind.NATIVE, **options})
 
     async def uninstall(self) -> None:
-        """Removes both managed engines, and what interrupted installations left. The cache keeps what another data
-        directory uses."""
+        """Removes both managed engines, and the leftovers of interrupted installations. Entries of the cache that
+        another data directory uses stay."""
         for kind in _MANAGED:
             await enginecache.withdraw(engines.link(self.context, kind))
         await enginecache.discard_leftovers(self.context.cache, self.name)
@@ -127,7 +123,7 @@ class LlamaCppBackend(Backend):
             await keeper.save(endpoint)
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-        return await engines.batches(endpoint)
+        return await engines.work_done(endpoint)
 
     async def forget(self, model_id: str) -> None:
         if self._saved:
@@ -141,16 +137,13 @@ class LlamaCppBackend(Backend):
         except BackendUnavailable as error:
             return BackendStatus(BackendState.ERROR, error.message)
         if engine is None:
-            return BackendStatus(
-                BackendState.NOT_INSTALLED, self._installing.failure or "no llama.cpp engine was found"
-            )
+            why = self._installing.failure or "no llama.cpp engine was found"
+            return BackendStatus(BackendState.NOT_INSTALLED, why)
         return BackendStatus(BackendState.RUNNING, str(engine))
 
     def version(self) -> str:
-        with contextlib.suppress(BackendUnavailable):
-            engine = engines.find(self.context, self.settings)
-            return f"{engine.version} ({engine.kind})" if engine else ""
-        return ""
+        engine = self._found()
+        return f"{engine.version} ({engine.kind})" if engine else ""
 
     async def disk_usage(self) -> int:
         """Counts the managed engines. Saved prompt caches lie in `context.state`, which the daemon counts."""
@@ -163,7 +156,7 @@ class LlamaCppBackend(Backend):
         return memory.growth(spec.bundle, spec.draft, self._options(spec))
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
-        """On the budget's devices where the engine can use them. The order is that of split.py."""
+        """Uses the budget's devices if the engine can. The order is that of split.py."""
         engine = self._found()
         rooms = () if engine is not None and engine.devices is False else budget.vram
 

@@ -41,8 +41,8 @@ class Device:
 
 
 async def install_build(context: BackendContext, progress: ProgressCallback) -> None:
-    """Compiles the engine, which takes minutes. Raises `BackendUnavailable` that says what to install, or where the log
-    of a failed build lies."""
+    """Compiles the engine, which takes minutes. Raises `BackendUnavailable` with the package to install, or with the
+    place of a failed build's log."""
     if compiler() is None:
         raise BackendUnavailable(_NO_COMPILER)
     device = find_device()
@@ -53,7 +53,7 @@ async def install_build(context: BackendContext, progress: ProgressCallback) -> 
 
 
 def find_device() -> Device | None:
-    """Returns the kind of GPU that is here, if the tools to compile for it are here, too; None for the CPU alone."""
+    """Returns the kind of GPU here, if the tools to compile for it are here, too; None for the CPU alone."""
     if sys.platform == "darwin":
         return Device("Metal", "-DGGML_METAL=ON") if platform.machine() == "arm64" else None
     if shutil.which("nvcc") and Path("/dev/nvidiactl").exists():
@@ -64,7 +64,7 @@ def find_device() -> Device | None:
 
 
 def _cpu() -> str:
-    """Returns what tells processors apart, since the build uses every instruction that this one has."""
+    """Returns a text that identifies the processor's features, since the build uses every instruction that it has."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         features = next((line for line in lines if line.startswith(("flags", "Features"))), "")

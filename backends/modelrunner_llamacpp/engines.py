@@ -1,8 +1,8 @@
-"""The engines of llama.cpp: which versions this release installs, which one is here, and what a running one counts.
+"""The engines of llama.cpp: their versions in this release, the choice among the installed ones, and a running engine's
+counter.
 
-The first of these that exists is used: the `llama_server` of the settings, a managed native build, a llama-server on
-PATH, the managed wheel, llama-cpp-python.
-"""
+The first one in this order is used: the `llama_server` of the settings, a managed native build, a llama-server on PATH,
+the managed wheel, llama-cpp-python."""
 
 import contextlib
 import functools
@@ -99,8 +99,8 @@ async def provide(
 
 
 def find(context: BackendContext, settings: LlamaCppSettings) -> Engine | None:
-    """Returns the first engine that is here, None if there is none. Raises `BackendUnavailable` if the configuration
-    names an engine that cannot be used: a typing error must not silently choose another one."""
+    """Returns the first engine here, None without one. Raises `BackendUnavailable` if the configuration names an engine
+    that cannot be used: a typing error must not silently choose another one."""
     if settings.llama_server is not None:
         return _explicit(settings.llama_server)
     if (managed := _managed(context, EngineKind.NATIVE)) is not None:
@@ -122,9 +122,9 @@ def _managed(context: BackendContext, kind: EngineKind) -> Engine | None:
 
 
 def usable(folder: Path, kind: EngineKind) -> Engine | None:
-    """Returns the finished engine in `folder`, None for anything else. An interpreter that the engine needs may be
+    """Returns the finished engine in `folder`, None for any other content. An interpreter that the engine needs may be
     gone."""
-    folder = folder.resolve()  # an update may point the link elsewhere between now and the start of the program
+    folder = folder.resolve()  # an update may change the link before the program starts
     marker = enginecache.read_marker(folder)
     program = folder / ("bin/python" if kind is EngineKind.WHEEL else "bin/llama-server")
     if marker is None or marker.get("kind") != kind or not os.access(program, os.X_OK):
@@ -178,18 +178,18 @@ def _ask(*argv: str) -> str:
     return done.stdout + done.stderr if done.returncode == 0 else ""
 
 
-async def batches(endpoint: Endpoint) -> float | None:
+async def work_done(endpoint: Endpoint) -> float | None:
     """Returns how many batches the engine has computed, None if it does not count them. The loop that computes batches
-    answers this request, too, so a stuck engine does not answer. Raises `OSError`, `ModelRunnerError`."""
+    also answers this request, so a stuck engine does not answer. Raises `OSError`, `ModelRunnerError`."""
     status, text = await calls.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)
     found = _BATCHES.search(text) if status == 200 else None
     return float(found[1]) if found else None
 
 
 def limited_threads(root: Path = Path("/")) -> int | None:
-    """CPUs that affinity and the control groups leave to this process, where they are fewer than the machine's physical
-    cores. None where they are not: llama.cpp's own choice then is best (physical cores, only the fast ones of a hybrid
-    CPU), but it does not see a container's quota."""
+    """Returns the CPUs that affinity and the control groups leave to this process, if they are fewer than the machine's
+    physical cores. Otherwise returns None: llama.cpp's own choice then is best (physical cores, only the fast ones of a
+    hybrid CPU), but it does not see a container's quota."""
     physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
     allowed = min([allowed, *map(_quota, _cpu_groups(root))])
@@ -197,8 +197,8 @@ def limited_threads(root: Path = Path("/")) -> int | None:
 
 
 def _cpu_groups(root: Path) -> Iterator[Path]:
-    """The folders of the control groups that may limit this process's processor time, from its own up to the one that
-    is mounted. In a container the path may not exist under the mount, which then is the container's own group (Linux:
+    """Yields the folders of the control groups that may limit this process's processor time, from its own up to the
+    mounted one. In a container the path may not exist under the mount, which then is the container's own group (Linux:
     Documentation/admin-guide/cgroup-v2.rst and scheduler/sched-bwc.rst)."""
     try:
         lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
@@ -215,7 +215,7 @@ def _cpu_groups(root: Path) -> Iterator[Path]:
 
 
 def _quota(group: Path) -> int:
-    """Whole CPUs of a control group's quota, at least one; a large number without a quota."""
+    """Returns the whole CPUs of a control group's quota, at least one; a large number without a quota."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
             quota, period = map(int, " ".join((group / name).read_text("ascii") for name in names).split())

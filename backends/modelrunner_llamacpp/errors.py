@@ -16,7 +16,7 @@ _NO_MEMORY = (
     r"failed to allocate (?:compute )?(?:\S+ )?buffers?|unable to allocate|std::bad_alloc|Cannot allocate memory|"
     r"MemoryError|mmap failed|failed to mlock"
 )
-# A line that is only information or a warning ended nothing: a failed mlock of an hour ago explains no crash of now.
+# Information and warnings end no engine: a failed mlock of an hour ago does not explain a crash now.
 _IRRELEVANT = r"^(?:\d[\d.]* )?[DIW] "
 # Specific causes come first, since every failed load ends with the same general lines.
 _CAUSES = [
@@ -87,7 +87,7 @@ explain, ran_out_of_memory, stage = _DIAGNOSIS.explain, _DIAGNOSIS.ran_out_of_me
 
 
 def request_error(status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
-    """As `Backend.request_error`."""
+    """`Backend.request_error` for llama.cpp."""
     if (found := _TOO_LONG.search(message)) or fields.get("type") == "exceed_context_size_error":
         tokens = [int(figure) for figure in found.groups() if figure] if found else [None, None]
         return ContextTooLong(message, fields.get("n_prompt_tokens", tokens[0]), fields.get("n_ctx", tokens[1]))

@@ -1,5 +1,5 @@
-"""Asks llama.cpp what a run needs, by `llama-fit-params`, which a native build puts beside llama-server. The program
-reads the model's header and allocates nothing (tools/fit-params of llama.cpp)."""
+"""Gets a run's memory from `llama-fit-params`, which a native build puts beside llama-server. The program reads the
+model's header and allocates nothing (tools/fit-params of llama.cpp)."""
 
 import asyncio
 import re
@@ -33,8 +33,7 @@ class Row:
 
 
 async def told(engine: Engine, bundle: Bundle, options: Mapping[str, str], log: Path) -> list[Row]:
-    """Returns the rows that the program prints, none where the engine has no such program. It takes half a second at
-    low priority."""
+    """Returns the rows that the program prints, none if the engine lacks it. Takes half a second at low priority."""
     program = engine.program.with_name("llama-fit-params")
     if engine.kind is not EngineKind.NATIVE or not program.exists():
         return []
@@ -77,9 +76,9 @@ def corrected(
     options: Mapping[str, str],
     features: Collection[str] = (),
 ) -> RequiredMemory:
-    """The estimate with what the engine said of weights, caches and device buffers. Its figure for the buffers of the
-    CPU is not taken: most of them are never touched. Weights that it leaves out are those that it rearranges
-    (repack.py), of which the estimate knows `features` only."""
+    """Returns the estimate, corrected by the engine's figures for weights, caches and device buffers. Its figure for
+    the buffers of the CPU is not used: most of them are never touched. Weights that the engine omits are those that it
+    rearranges (repack.py); the estimate computes them from `features`."""
     parts = memory.tensor_sizes(bundle, Shape.of(options))
     ram, vram = estimate.ram, list(estimate.vram)
     for row in rows:

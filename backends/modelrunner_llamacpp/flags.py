@@ -1,6 +1,5 @@
-"""llama.cpp's flags: those that a person may set, with type and range, and those that the daemon decides; and how
-each one is spelled for every engine. Names and ranges: common/arg.cpp of llama.cpp.
-"""
+"""llama.cpp's flags: those that a user may set, with type and range, and those that the daemon sets; and the spelling
+of each for every engine. Names and ranges: common/arg.cpp of llama.cpp."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +8,7 @@ from typing import Any
 from modelrunner.sdk.flags import AllowList, Choice, Field, FlagKind, Integer, Number, Switch, Text
 from modelrunner_llamacpp.flagkinds import AllExperts, Experts, Numbers, Overrides, Paths, Reciprocal, Words
 
-GGML_TYPES = {  # the ones that a KV cache may have, with ggml_type's numbers
+GGML_TYPES = {  # the types of a KV cache, with ggml_type's numbers
     "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7,
 }  # fmt: skip
 _SAMPLERS = frozenset("penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature adaptive_p".split())  # noqa: SIM905
@@ -156,7 +155,7 @@ ALLOWED = (
            ("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft")),
 )  # fmt: skip
 
-# What the daemon itself decides. A person who sets one of them would break routing, health or another user's privacy.
+# The daemon sets these. A user's value would break routing, health or another user's privacy.
 OWNED = (
     Option("--model", "model.path", Text(), ("-m",), "model"),
     Option("--alias", "model_alias", Text(), ("-a",), "model_alias"),
@@ -182,7 +181,7 @@ OWNED = (
     Option("--lora", "lora_adapters", Paths()),
     Option("--chat-template-file", "chat_template_file", Text()),  # serve.py reads it for the wheel
 )
-# Others of llama-server's that would take the same things out of the daemon's hands, and that it never sets.
+# Flags of llama-server with the same effects, which the daemon never sets.
 ALSO_OWNED = (  # noqa: SIM905
     "--api-key --api-key-file --api-prefix --path --log-file --log-disable --log-jsonl --log-prompts-dir --hf-repo -hf "
     "--hf-file --hf-token --model-url --docker-repo --mmproj-url --rerank --reranking --media-path "
@@ -190,7 +189,7 @@ ALSO_OWNED = (  # noqa: SIM905
     "--reuse-port --sleep-idle-seconds --cors-origins"
 ).split()
 OPTIONS = {option.flag: option for option in (*ALLOWED, *OWNED)}
-# Flags that people look for, and what there is instead.
+# Refused flags with the setting to use instead.
 _REASONS = {
     **dict.fromkeys(
         ("--lora", "--lora-scaled", "--lora-base"),
@@ -229,7 +228,7 @@ _REASONS = {
     **dict.fromkeys(("--verbose", "-v", "--log-file", "--log-verbosity", "-lv"), "`modelrunner logs` shows the log"),
 }
 
-# Spellings that llama-server had before --load-mode, and that people still type.
+# llama-server's spellings before --load-mode, which are still in use.
 _SHORTHANDS = {"--mlock": ("--load-mode", "mmap+mlock"), "--no-mmap": ("--load-mode", "none")}
 _FIELDS = {
     "--ctx-size": Field("context_size"),

@@ -1,7 +1,6 @@
-"""What llama.cpp makes of a model's header: which layers keep which kind of memory. Pure.
+"""Reads a model's header as llama.cpp does: the kind of memory that each layer keeps. Pure.
 
-Sources: load_hparams and create_memory of llama-model.cpp, and load_arch_hparams of every file in src/models.
-"""
+Sources: load_hparams and create_memory of llama-model.cpp, and load_arch_hparams of every file in src/models."""
 
 import re
 from functools import cached_property
@@ -11,7 +10,7 @@ from modelrunner.sdk import InvalidModel, ModelHeader
 
 _MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
 _MOST = (1 << 32) - 1  # llama.cpp reads these figures as 32-bit numbers
-# For which llama.cpp keeps nothing: encoders and diffusion models (create_memory).
+# Architectures without a cache: encoders and diffusion models (create_memory).
 _CACHELESS = frozenset(
     {"bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert"}
     | {"gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1"}
@@ -22,15 +21,15 @@ _SWA_PERIOD = {"afmoe": 4, "cohere2": 4, "cohere2moe": 4, "exaone-moe": 4, "exao
                "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "laguna": 4, "lfm2": 0, "llama4": 4, "mellum": 4,
                "muse-glimmer": 4, "olmo2": 4, "plamo3": 8, "smallthinker": 4}  # fmt: skip
 _DENSE_FIRST = frozenset({"cohere2moe", "laguna", "smallthinker"})
-_WINDOW = {"llama4": 8192, "smallthinker": 4096}  # whatever the file says, unless that is 0
+_WINDOW = {"llama4": 8192, "smallthinker": 4096}  # regardless of the file, unless it says 0
 _ATTENTION = re.compile(r"blk\.(\d{1,4})\.attn_(?:k|qkv|kv_a_mqa|kv)\.weight")
 _RECURRENT = re.compile(r"blk\.(\d{1,4})\.(?:ssm_conv1d\w*|ssm_out|shortconv\.conv|time_mix_receptance)\.weight")
 _BOTH = "falcon-h1"  # every layer has attention and a recurrent state
 
 
 class Header:
-    """A model header's figures, by their names without the architecture. Every use raises `InvalidModel` for a figure
-    that llama.cpp cannot read, so that no estimate works with it."""
+    """A model header's figures, by their names without the architecture. A figure that llama.cpp cannot read raises
+    `InvalidModel` at every use, so that no estimate works with it."""
 
     def __init__(self, header: ModelHeader) -> None:
         self._header = header

@@ -1,4 +1,4 @@
-"""Installs the prebuilt wheel in an environment of its own: that takes seconds and no compiler."""
+"""Installs the prebuilt wheel in an environment of its own, in seconds and without a compiler."""
 
 import platform
 import shutil
@@ -56,8 +56,8 @@ def _version(settings: LlamaCppSettings) -> str:
 
 
 def _digests(settings: LlamaCppSettings) -> tuple[str, ...]:
-    """Returns the digests of the files that may be installed. Another index or version has files with digests of its
-    own, which the configuration names. An index without any is trusted."""
+    """Returns the digests of the allowed files. Another index or version has files with other digests, which the
+    configuration names. An index without digests is trusted."""
     return settings.wheel_sha256 if settings.wheel_index or settings.version else WHEEL_SHA256
 
 

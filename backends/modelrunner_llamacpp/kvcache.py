@@ -19,9 +19,8 @@ _TYPE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_0": 22 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The options of a run that decide its memory. `context` is tokens of one sequence, and there are `parallel` of
-    them, each with a cache of its own. `ubatch` is how many tokens are computed at once. Without `flash` attention
-    values lie transposed, in all layers as wide as in the widest.
-    """
+    them, each with a cache of its own. `ubatch` is the tokens of one computation. Without `flash` attention values lie
+    transposed, and all layers are as wide as the widest."""
 
     context: int
     parallel: int
@@ -63,8 +62,8 @@ def by_layer(header: Header, shape: Shape) -> dict[int, int]:
 
 
 def checkpoints(header: Header, shape: Shape, count: int) -> int:
-    """Returns the bytes of `count` checkpoints for each sequence. A checkpoint copies what a sequence cannot be rolled
-    back in: the tokens that its sliding layers hold, and its recurrent states."""
+    """Returns the bytes of `count` checkpoints for each sequence. A checkpoint copies the parts of a sequence that
+    cannot be rolled back: the tokens in its sliding layers, and its recurrent states."""
     if not header.has_cache:
         return 0
     cells = shape.parallel * min(shape.context, header.window + shape.ubatch)

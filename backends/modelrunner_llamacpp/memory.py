@@ -1,9 +1,8 @@
-"""Bytes that an engine will need, from the model's header and the options of the run. Pure.
+"""Estimates the bytes of an engine from the model's header and the options of the run. Pure.
 
 On the CPU an engine that has just loaded its model holds the weights, some of them twice (repack.py), the KV cache,
-0.21 KiB for each word of the vocabulary and what its program needs. Later it touches the activations of one batch, and
-keeps checkpoints and prompts. Measured in docs/memory.md.
-"""
+0.21 KiB for each word of the vocabulary and its program's own memory. Later it uses memory for the activations of one
+batch, for checkpoints and for prompts. Measured in docs/memory.md."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -18,14 +17,14 @@ from modelrunner_llamacpp.kvcache import Shape
 from modelrunner_llamacpp.model_options import LlamaCppOptions
 
 MIB = 1 << 20
-# The program itself; the wheel's is a Python, llama-cpp-python's a whole web server.
+# The program itself: the wheel's is a Python, llama-cpp-python's a web server.
 _PROGRAM = {EngineKind.NATIVE: 19 * MIB, EngineKind.WHEEL: 42 * MIB, EngineKind.PYTHON: 90 * MIB}
 _PER_WORD = 215  # 0.21 KiB: tokenizer and sampling candidates
 _SEQUENCE = MIB  # its thread, its request and its tokens
-# What a driver keeps on each device in use (context, kernels, library workspaces), and of main memory for its buffers.
+# A driver's memory on each device in use (context, kernels, library workspaces), and of main memory for its buffers.
 PER_DEVICE = 400 * MIB
 _PINNED = 200 * MIB
-# Caches that a model nobody configured may have without a look at its weights.
+# The largest caches of a model without a configuration, regardless of its weights.
 _SMALL_CACHE = 1 << 30
 _MOST_SEQUENCES = 4
 _LAYER = re.compile(r"blk\.(\d{1,4})\..*")
@@ -35,9 +34,9 @@ PROJECTOR = re.compile(r"(?:v|a|mm|resampler)\..*")
 
 @dataclass(frozen=True, slots=True)
 class TensorSizes:
-    """A model in the pieces that can lie on different devices, in bytes. `rest` stays in main memory: what is looked up
-    (the token embedding), not multiplied. `output` counts as one layer more when layers are
-    placed; it is the embedding once more where the model has no output of its own."""
+    """The sizes of a model's parts that can lie on different devices, in bytes. `rest` stays in main memory: the token
+    embedding, which is looked up, not multiplied. `output` counts as one layer more when layers are placed; without an
+    output of its own a model uses the embedding again."""
 
     layers: tuple[int, ...]
     caches: tuple[int, ...]
@@ -81,8 +80,8 @@ def tensor_sizes(bundle: Bundle, shape: Shape, experts_on_host: int = 0) -> Tens
 
 
 def default_parallel(bundle: Bundle, context: int) -> int:
-    """Sequences for a model that nobody configured: 4, 2 or 1, the most whose caches together take no more memory than
-    half of the weights, or than 1 GiB. `context` is tokens of one sequence."""
+    """Returns the sequences of a model without a configuration: 4, 2 or 1, the most whose caches together take no more
+    memory than half of the weights, or than 1 GiB. `context` is tokens of one sequence."""
     one = kvcache.kv_cache(Header(bundle.header), Shape(context, 1))
     parallel = _MOST_SEQUENCES
     while parallel > 1 and parallel * one > max(tensors(bundle) // 2, _SMALL_CACHE):
@@ -116,8 +115,8 @@ def _mapped(options: Mapping[str, str]) -> bool:
 def required(
     bundle: Bundle, draft: Bundle | None, options: Mapping[str, str], kind: EngineKind, features: Collection[str] = ()
 ) -> RequiredMemory:
-    """Returns what the run needs at a full context. `options` are those of args.effective. Where they say how many
-    layers each device gets (split.py), the devices count too; else everything is main memory. `features` are the
+    """Returns the memory of the run at a full context. `options` are those of args.effective. If they give each device
+    a number of layers (split.py), the devices count too; otherwise everything is main memory. `features` are the
     processor's (repack.py)."""
     shape = Shape.of(options)
     model, header = tensor_sizes(bundle, shape, _experts_on_host(options)), Header(bundle.header)
@@ -139,8 +138,8 @@ def required(
 
 
 def growth(bundle: Bundle, draft: Bundle | None, options: Mapping[str, str]) -> RequiredMemory:
-    """Returns what is touched only as prompts come: the activations and the attention mask of one batch, and the logits
-    where every token is an output; checkpoints of what cannot be rolled back; the cache of prompts."""
+    """Returns the memory that is used only as prompts come: the activations and the attention mask of one batch, and
+    the logits if every token is an output; checkpoints of states that cannot be rolled back; the cache of prompts."""
     shape, header = Shape.of(options), Header(bundle.header)
     row = 4 * (2 * header.integer("feed_forward_length") + 6 * header.embedding) + 2 * shape.context
     if not shape.flash:  # the scores of all heads, and a copy at half the precision that values are multiplied by
@@ -170,8 +169,8 @@ def _drafting(shape: Shape) -> Shape:
 
 
 def placement(options: Mapping[str, str], layers: int) -> tuple[int, ...]:
-    """Returns how many layers each device gets, where the output counts as the last layer; empty where llama.cpp
-    decides. The last layers go to devices, cut by the shares (load_tensors of llama-model.cpp)."""
+    """Returns how many layers each device gets, where the output counts as the last layer; empty if llama.cpp decides.
+    The last layers go to devices, cut by the shares (load_tensors of llama-model.cpp)."""
     text = options.get("--n-gpu-layers", "auto")
     if text == "auto":
         return ()
@@ -193,7 +192,7 @@ def _experts_on_host(options: Mapping[str, str]) -> int:
 
 def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) -> list[split.Placement]:
     """Returns the ways to place the run's layers on devices with these `rooms` (bytes), the preferred one first. Empty
-    where there is nothing to choose: no device, or flags that decide."""
+    without a choice: no device, or flags that decide."""
     if not rooms or options.keys() & {"--tensor-split", "--split-mode", "--main-gpu", "--override-tensor"}:
         return []
     shape, header = Shape.of(options), Header(spec.bundle.header)
@@ -214,7 +213,7 @@ def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) 
 def _on_devices(
     model: TensorSizes, placed: tuple[int, ...], header: Header, shape: Shape, options: Mapping[str, str]
 ) -> RequiredMemory:
-    """Returns the need of a run on devices, without what the process needs in main memory in any case."""
+    """Returns the memory of a run on devices, without the part of main memory that the process needs in any case."""
     on_host = len(model.layers) + 1 - sum(placed)
     caches = model.caches if options.get("--kv-offload") != "off" else (0,) * len(model.caches)
     blocks = [weights + cache for weights, cache in zip(model.layers, caches, strict=True)] + [model.output]
@@ -231,7 +230,7 @@ def _on_devices(
 
 
 def compute(header: Header, shape: Shape, options: Mapping[str, str], *, output: bool) -> int:
-    """Returns the bytes of a device's buffer for one batch: the logits where it has the output, the activations, the
+    """Returns the bytes of a device's buffer for one batch: the logits if it has the output, the activations, the
     attention mask, and without flash attention the scores of all heads."""
     heads = header.integer("attention.head_count", 1)
     scores = heads * shape.context * 4 if options.get("--flash-attn") == "off" else 0

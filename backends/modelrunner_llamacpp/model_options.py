@@ -1,4 +1,4 @@
-"""What a model's configuration may hold for llama.cpp alone: its table `llamacpp`."""
+"""The table `llamacpp` of a model's configuration: settings for llama.cpp alone."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
@@ -45,5 +45,5 @@ class LlamaCppOptions(BaseModel):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """From `RunSpec.options`."""
+        """Converts `RunSpec.options`."""
         return cls.model_validate(dict(options))

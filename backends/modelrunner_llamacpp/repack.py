@@ -1,8 +1,7 @@
 """Weights that llama.cpp rearranges for the processor's vector units, into memory of their own. Where the file is
-mapped, they stay there too, so that they are held twice.
+mapped, these weights are in memory twice.
 
-Source: ggml_repack_get_optimal_repack_type in ggml/src/ggml-cpu/repack.cpp.
-"""
+Source: ggml_repack_get_optimal_repack_type in ggml/src/ggml-cpu/repack.cpp."""
 
 import platform
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from modelrunner.sdk import Tensor
 
-# Types that each feature of a processor is used for, and of how many rows a matrix must be a multiple.
+# The types that each feature of a processor applies to, with the divisor of a matrix's rows.
 _ROWS = {
     "avx2": {"Q4_0": 8, "Q4_K": 8, "IQ4_NL": 8, "MXFP4": 8},
     "avx512f": {"Q2_K": 8},
@@ -20,8 +19,8 @@ _EMBEDDING = "token_embd.weight"
 
 
 def features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Returns the features of this processor that matter, by Linux's names. Every Mac with Apple's own processor has
-    dot products."""
+    """Returns the relevant features of this processor, by Linux's names. Every Mac with Apple's own processor has dot
+    products."""
     try:
         rows = cpuinfo.read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -32,14 +31,13 @@ def features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 def most(tensors: Iterable[Tensor], with_features: Iterable[str]) -> bool:
     """Returns True if more than half of all weights are rearranged. Then reading them takes less memory than mapping
-    them, even where two runners of the model would map them together."""
+    them, even if two runners of the model would share the mapping."""
     tensors = tuple(tensors)
     return 2 * size(tensors, with_features) > sum(tensor.size for tensor in tensors)
 
 
 def size(tensors: Iterable[Tensor], with_features: Iterable[str]) -> int:
-    """Returns the bytes of the matrices that are rearranged. The embedding, which is only looked up, is one of them
-    where it is the output, too."""
+    """Returns the bytes of the rearranged matrices. The embedding is one of them only where it is the output, too."""
     tensors = tuple(tensors)
     rows = {kind: least for feature in with_features for kind, least in _ROWS[feature].items()}
     tied = not any(tensor.name == "output.weight" for tensor in tensors)

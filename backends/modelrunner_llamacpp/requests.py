@@ -1,4 +1,4 @@
-"""How requests are put to llama.cpp's server, and which of their fields it ignores."""
+"""Changes to requests for llama.cpp's server, and the fields that it ignores."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ AS_STREAMS: Mapping[str, Mapping[str, Any]] = {
 
 
 def ignored(spec: RunSpec, fields: Mapping[str, Any]) -> Sequence[str]:
-    """As `Backend.check_request`: llama.cpp gives embeddings in their full length only, and calls tools only where the
+    """`Backend.check_request` for llama.cpp: it gives embeddings in their full length only, and calls tools only if the
     model's chat template has a place for them."""
     found = [name for name in ("return_documents",) if fields.get(name)]
     _check_dimensions(spec, fields.get("dimensions"))
@@ -47,6 +47,6 @@ def _check_dimensions(spec: RunSpec, wanted: object) -> None:
 
 
 def _knows_tools(spec: RunSpec) -> bool:
-    """llama.cpp's built-in templates, which --chat-template names, know no tools."""
+    """llama.cpp's built-in templates, which --chat-template names, have no tools."""
     named = any(flag.partition("=")[0] == "--chat-template" for flag in spec.flags)
     return not named and "tools" in spec.bundle.capabilities

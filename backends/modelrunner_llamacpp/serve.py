@@ -15,7 +15,7 @@ from typing import Any
 
 
 def fitted(current: Any, value: Any) -> Any:
-    """`value` from JSON in the form that an attribute which now holds `current` takes."""
+    """Converts `value` from JSON to the type of an attribute whose value is `current`."""
     match current:
         case Enum():
             return type(current)[value]
@@ -59,7 +59,7 @@ def serve_xllamacpp(given: dict[str, Any]) -> None:
 
 
 def adapter(xllamacpp: Any, path: str) -> Any:
-    """A LoRA adapter at its full strength, unless a request says otherwise (`lora`)."""
+    """A LoRA adapter at its full strength, unless a request changes it (`lora`)."""
     made = xllamacpp.CommonAdapterLoraInfo()
     made.path, made.scale = path, 1.0
     return made

@@ -1,4 +1,4 @@
-"""What `[backends."llama.cpp"]` in the configuration may hold."""
+"""The table `[backends."llama.cpp"]` of the configuration."""
 
 from pathlib import Path
 from typing import Annotated, Any, Self

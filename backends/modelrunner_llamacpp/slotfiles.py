@@ -21,7 +21,7 @@ from modelrunner import durable
 log = logging.getLogger(__name__)
 
 WORD = 4  # bytes of a token's ID
-_LONG = 256  # tokens: seconds of work on a CPU, which no number of shorter prompts may push out
+_LONG = 256  # tokens: computing them takes a CPU seconds, and shorter prompts never displace them
 _MAGIC = 0x67677371  # LLAMA_FILE_MAGIC_GGSQ
 _MOST_WORDS = 1 << 24
 _SAVED, _PARTIAL = ".slot", ".part"
@@ -30,7 +30,7 @@ _MODEL_ID = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A complete file. `prompt` has the IDs of its tokens as bytes that can be compared, `tokens` their number."""
+    """A complete file. `prompt` has the IDs of its tokens as bytes, for comparison, `tokens` their number."""
 
     path: Path
     prompt: bytes
@@ -49,8 +49,7 @@ class SlotFiles:
         self._bound = bound
 
     def heal(self) -> None:
-        """Removes half-written files of a killed daemon, and what is over the bound. To be called when the daemon
-        starts."""
+        """Removes half-written files of a killed daemon, and files beyond the bound. Called when the daemon starts."""
         try:
             for left in self._root.glob(f"*/*/*{_PARTIAL}"):
                 left.unlink(missing_ok=True)
@@ -62,8 +61,7 @@ class SlotFiles:
             log.warning("old prompt caches cannot be removed: %s", error)
 
     def folder(self, model_id: str, key: str) -> Path:
-        """Returns the folder for a model and key, and makes it if need be. Nobody else can read it: the files hold
-        conversations."""
+        """Makes and returns the folder for a model and key. Nobody else can read it: the files hold conversations."""
         path = self._of(model_id) / key
         for part in (self._root.parent, self._root, path.parent, path):
             part.mkdir(mode=0o700, exist_ok=True)
@@ -96,7 +94,7 @@ def partial(folder: Path, used: int) -> Path:
 
 
 def publish(written: Path) -> None:
-    """Makes a file visible that the engine has written; it is complete also after a power cut. Raises `OSError`."""
+    """Publishes a file that the engine has written; it is complete also after a power cut. Raises `OSError`."""
     durable.sync_file(written)
     written.rename(written.with_name(f"{written.stem}-{_checksum(written):08x}{_SAVED}"))
     durable.sync_folder(written.parent)
@@ -141,7 +139,7 @@ def found(folder: Path) -> list[Saved]:
 
 
 def prompt_of(path: Path) -> bytes:
-    """Returns the prompt in a file's head; for a prompt with images, everything that tells it from others. Raises
+    """Returns the prompt in a file's head; for a prompt with images, everything that identifies it. Raises
     `ValueError`, `OSError`."""
     with open(path, "rb") as file:
         magic, _, words = struct.unpack("<3I", _exactly(file.read(3 * WORD), 3))
@@ -167,9 +165,8 @@ def _exactly(data: bytes, words: int) -> bytes:
 
 
 def superfluous(best_first: Sequence[Saved], most: int) -> list[Saved]:
-    """Returns the files that need not be kept. One kind has a prompt whose first nine tenths are the beginning of a
-    better file's, as when a conversation went on. The other kind comes after the first `most` files, and would never be
-    restored."""
+    """Returns the files that need not be kept: files whose prompt is nine tenths or more a beginning of a better
+    file's, as when a conversation went on, and files after the first `most`, which would never be restored."""
     kept: list[Saved] = []
     for saved in best_first:
         most_of_it = saved.prompt[: saved.tokens * 9 // 10 * WORD]

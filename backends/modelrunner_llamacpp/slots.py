@@ -25,33 +25,33 @@ from modelrunner_llamacpp.slotfiles import Saved, SlotFiles
 
 log = logging.getLogger(__name__)
 
-# Seconds. An engine that is well tells about its slots at once, and one that does not must not hold up its own end.
+# Seconds. A healthy engine lists its slots at once; another one must not delay its own end.
 _LOOK_LIMIT = 1.0
-# Seconds for all slots of a run; whoever waits for the memory, or for the model, waits for this too.
+# Seconds for all slots of a run; requests that wait for the memory or for the model wait for this too.
 _SAVE_LIMIT = _RESTORE_LIMIT = 5.0
-# What slides without saying so in its metadata (llama-model.cpp).
+# Architectures with sliding layers that their metadata does not mention (llama-model.cpp).
 _SLIDING = frozenset({"llama4"})
 
 
 def can_be_kept(spec: RunSpec, engine: Engine, options: Mapping[str, str]) -> bool:
-    """Returns False where a restored state would be useless or harmful. Of a sliding window only the last tokens are
-    kept, so the engine would compute the whole prompt again (`--swa-full` keeps all). The draft model's cache is not in
-    the file."""
+    """Returns False if a restored state would be useless or harmful. Of a sliding window only the last tokens are kept,
+    so the engine would compute the whole prompt again (`--swa-full` keeps all). The draft model's cache is not in the
+    file."""
     metadata, architecture = spec.bundle.header.metadata, spec.bundle.header.architecture
     slides = bool(metadata.get(f"{architecture}.attention.sliding_window")) or architecture in _SLIDING
     return (
         spec.mode is Mode.COMPLETION
         and engine.kind in (EngineKind.NATIVE, EngineKind.WHEEL)
         and spec.draft is None
-        and not LlamaCppOptions.of(spec.options).lora_adapters  # each request may give them another strength
+        and not LlamaCppOptions.of(spec.options).lora_adapters  # each request may give the adapters another strength
         and options.get("--cache-prompt") != "off"
         and (not slides or options.get("--swa-full") == "on")
     )
 
 
 def key_of(engine: Engine, options: Mapping[str, str]) -> str:
-    """Returns a text that stands for everything, apart from the model, that must not have changed: the engine's file
-    and version, and every option. Once the daemon serves several owners, the owner belongs here, too."""
+    """Returns a text for everything, apart from the model, that must not have changed: the engine's file and version,
+    and every option. Once the daemon serves several owners, the owner belongs here, too."""
     made_by = [str(engine), str(engine.program), os.stat(engine.program).st_mtime_ns, sorted(options.items())]
     return hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:32]
 
@@ -59,12 +59,12 @@ def key_of(engine: Engine, options: Mapping[str, str]) -> str:
 def keeper_for(
     files: SlotFiles | None, settings: LlamaCppSettings, spec: RunSpec, engine: Engine, options: dict[str, str]
 ) -> "SlotKeeper | None":
-    """Returns the keeper of a run with these `options` (of args.effective). None where nothing is kept: the settings
-    say so, a state would be useless, or there is no folder for it."""
+    """Returns the keeper of a run with these `options` (of args.effective). None if no slots are kept: the settings say
+    so, a state would be useless, or there is no folder for it."""
     wanted = settings.slot_cache > 0 and LlamaCppOptions.of(spec.options).save_slots
     if files is None or not wanted or not can_be_kept(spec, engine, options):
         return None
-    # Else the engine moves what idle slots hold to its cache in main memory, where nothing can save it.
+    # Otherwise the engine moves idle slots to its cache in main memory, where they cannot be saved.
     options = {"--cache-idle-slots": "off"} | options
     try:
         folder = files.folder(spec.model_id, key_of(engine, options))
@@ -100,7 +100,7 @@ class SlotKeeper:
             log.info("%d prompt caches restored, %d tokens", slot, tokens)
 
     async def _restore(self, endpoint: Endpoint, slot: int, saved: Saved, limit: float) -> bool:
-        """Removes a file that the engine does not take completely, but not when the runner is stopped meanwhile."""
+        """Removes a file that the engine does not accept completely, but not when the runner is stopped meanwhile."""
         try:
             claimed = await asyncio.to_thread(slotfiles.claim, saved.path)
         except ValueError as error:
@@ -123,8 +123,8 @@ class SlotKeeper:
         return good
 
     async def save(self, endpoint: Endpoint) -> None:
-        """Saves every slot that was used in this run and holds a long prompt, the last used first. A slot that still
-        works is left alone: saving would wait for it. Raises `OSError`, `ModelRunnerError`."""
+        """Saves every slot that was used in this run and holds a long prompt, the last used first. Skips a busy slot:
+        saving would wait for it. Raises `OSError`, `ModelRunnerError`."""
         _, slots = await ask(endpoint, "GET", "/slots", timeout=_LOOK_LIMIT)
         worth = [slot for slot in slots if isinstance(slot, dict) and self._is_worth_it(slot)]
         now, began, tokens = time.time_ns(), time.monotonic(), 0
@@ -139,8 +139,8 @@ class SlotKeeper:
             log.info("prompt caches of %d tokens saved in %.0f ms", tokens, (time.monotonic() - began) * 1000)
 
     def _is_worth_it(self, slot: Mapping[str, Any]) -> bool:
-        """Returns False for a slot that no request has used: it has no `id_task`, and what was restored into it is
-        still on disk."""
+        """Returns False for a slot that no request has used: it has no `id_task`, and its restored content is still on
+        disk."""
         return "id_task" in slot and not slot["is_processing"] and slot.get("n_prompt_tokens", 0) >= self._least
 
     async def _save(self, endpoint: Endpoint, slot: int, file: Path, limit: float) -> bool:

@@ -1,8 +1,7 @@
-"""Which of a model's layers go to which device, and the smaller ways to run it. Pure.
+"""Places a model's layers on devices, and finds the smaller ways to run it. Pure.
 
 Devices have the engine's numbers. llama.cpp puts the last layers on devices, cut into one piece for each device in the
-order of their numbers, the output after the last (load_tensors of llama-model.cpp).
-"""
+order of their numbers, the output after the last (load_tensors of llama-model.cpp)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,8 +13,8 @@ Placement = tuple[int, ...]  # layers on each device, the output counted as one
 
 def fill(blocks: Sequence[int], each: int, rooms: Sequence[int]) -> Placement:
     """Returns how many of the last `blocks` fit on each device. `blocks` are the bytes of each layer, the output's
-    last; `each` is what a device in use needs besides, and `rooms` what the devices have, 0 for a device that is not
-    used."""
+    last; `each` is the further need of a device in use, and `rooms` are the free bytes of the devices, 0 for a device
+    that is not used."""
     left, counts = list(blocks), [0] * len(rooms)
     for device in reversed(range(len(rooms))):
         free = rooms[device] - each
@@ -33,9 +32,9 @@ def alone(blocks: Sequence[int], each: int, rooms: Sequence[int], device: int) -
 def placements(
     blocks: Sequence[int], each: int, rooms: Sequence[int], *, main: int | None = None, exactly: int | None = None
 ) -> list[Placement]:
-    """Everything on one device, `main` first, for each that has the room; else on several, as much as fits; then three
-    quarters of that, half, a quarter, nothing. `exactly` so many layers, the output among them: that and nothing else,
-    on the device with the most room where it fits nowhere."""
+    """Returns placements in order of preference: everything on one device, `main` first, for each device with enough
+    room; else as much as fits on several; then three quarters of that, half, a quarter, nothing. With `exactly`, only
+    so many layers (with the output), on the device with the most room if they fit nowhere."""
     order = sorted(range(len(rooms)), key=lambda i: (i != main, -rooms[i], i))
     if exactly is not None:
         wanted = min(exactly, len(blocks))
@@ -64,7 +63,7 @@ def _on(device: int, count: int, devices: int) -> Placement:
 
 
 def flags(placement: Placement) -> tuple[str, ...]:
-    """Returns the flags that place llama.cpp's layers so."""
+    """Returns llama.cpp's flags for such a placement."""
     used = [device for device, count in enumerate(placement) if count]
     layers = ("--n-gpu-layers", str(sum(placement)))
     if len(used) > 1:
@@ -73,8 +72,8 @@ def flags(placement: Placement) -> tuple[str, ...]:
 
 
 def sizes(spec: RunSpec) -> Iterator[RunSpec]:
-    """Yields the run as it was asked for, then with half the sequences, down to one, then that one with half the
-    context, down to the least that is allowed. With fewer sequences requests wait; with less context long ones fail."""
+    """Yields the configured run, then with half the sequences, down to one, then that one with half the context, down
+    to the allowed minimum. With fewer sequences requests wait; with less context long ones fail."""
     yield spec
     while spec.parallel > 1:
         spec = replace(spec, parallel=spec.parallel // 2)
@@ -91,9 +90,9 @@ def variants(
     layers: int,
 ) -> list[Variant]:
     """Returns the run in every size that `sizes` yields. Without devices `place` returns no placements, and each size
-    is one variant. With devices, variants with all layers on devices and the whole context come first, from the most
-    sequences on; then the run as it was asked for in its other placements; then the smaller sizes in their first and
-    last placement."""
+    is one variant. With devices, variants with all layers on devices and the whole context come first, beginning with
+    the most sequences; then the configured run in its other placements; then the smaller sizes in their first and last
+    placement."""
     whole: list[Variant] = []
     rest: list[Variant] = []
     for size in sizes(spec):

@@ -1,5 +1,5 @@
-"""LoRA adapters: folders that the person who runs the daemon put in one place (`adapters` of the settings). A request
-can name one of them, and nothing else on this machine."""
+"""LoRA adapters: folders that the daemon's operator put in one place (`adapters` of the settings). A request can name
+one of them, and no other file on this machine."""
 
 import json
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ class Adapter:
 
 
 def find_adapters(root: Path | None, names: Iterable[str]) -> tuple[Adapter, ...]:
-    """Returns the adapters of these names. Raises `BadRequest` for one that is not there, or that is no adapter in
+    """Returns the adapters of these names. Raises `BadRequest` for a missing one, and for one that is no adapter in
     safetensors."""
     return tuple(_adapter(root, name) for name in names)
 

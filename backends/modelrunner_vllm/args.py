@@ -15,7 +15,7 @@ from modelrunner_vllm.model_options import VllmOptions
 _SERVE = "modelrunner_serve"
 _DRAFT_TOKENS = 4
 _TEMPLATE = "chat_template.jinja"
-# No media is fetched for a client: data: URLs have no domain, and this name can never be one (RFC 2606).
+# No media is fetched for a client: data: URLs have no domain, and no domain can have this name (RFC 2606).
 _NO_DOMAIN = "media.invalid"
 
 
@@ -29,7 +29,7 @@ def command(
 ) -> list[str]:
     """Returns the words to execute. `kv_cache` is bytes on each device, None for vLLM's own choice. Raises
     `BadRequest`."""
-    options = VllmOptions.model_validate(dict(spec.options))
+    options = VllmOptions.of(spec.options)
     words = [
         *_owned(spec, endpoint),
         *_sizes(spec, options, kv_cache),
@@ -45,18 +45,13 @@ def command(
 
 
 def _owned(spec: RunSpec, endpoint: Endpoint) -> Iterator[str]:
-    """Yields what no option and no flag may change."""
+    """Yields the words that no option and no flag may change."""
     where = (
         ["--uds", str(endpoint.path)] if endpoint.path else ["--host", str(endpoint.host), "--port", str(endpoint.port)]
     )
     yield from ("--model", str(spec.bundle.directory), "--served-model-name", *served_names(spec), *where)
-    yield from (
-        "--middleware",
-        "modelrunner_guard.ModelGuard",
-        "--disable-uvicorn-access-log",
-        "--disable-fastapi-docs",
-    )
-    yield from ("--allowed-media-domains", _NO_DOMAIN)
+    yield from ("--middleware", "modelrunner_guard.ModelGuard", "--allowed-media-domains", _NO_DOMAIN)
+    yield from ("--disable-uvicorn-access-log", "--disable-fastapi-docs")
     if spec.bundle.brings_code:
         yield "--trust-remote-code"
 
@@ -133,7 +128,7 @@ def _flags(own: Mapping[str, str]) -> Iterator[str]:
 
 def check(spec: RunSpec, engine_is_cuda: bool) -> None:
     """Raises `BadRequest` for options that contradict each other or the machine."""
-    options = VllmOptions.model_validate(dict(spec.options))
+    options = VllmOptions.of(spec.options)
     if options.sleep is not None and not engine_is_cuda:
         raise BadRequest("sleep needs the CUDA build of vLLM: this machine runs the CPU build", param="vllm.sleep")
     if options.gpu_memory_utilization is not None and not engine_is_cuda:

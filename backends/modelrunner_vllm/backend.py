@@ -64,29 +64,25 @@ class VllmBackend(Backend):
             await install.install(self.context, self.settings, tell)
 
     async def uninstall(self) -> None:
-        """Removes the environment, unless another data directory uses it, and what interrupted installations left."""
+        """Removes the environment, unless another data directory uses it, and the leftovers of interrupted
+        installations."""
         await enginecache.withdraw(engines.link(self.context))
         await enginecache.discard_leftovers(self.context.cache, self.name)
 
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
         engine = self._engine()
         args.check(spec, engine.cuda)
-        if ray_address := VllmOptions.model_validate(dict(spec.options)).ray_address:
+        if ray_address := VllmOptions.of(spec.options).ray_address:
             await check_reachable(ray_address)
         adapters = self._adapters(spec)
-        argv = args.command(
-            spec,
-            endpoint,
-            engine,
-            kv_cache=memory.kv_cache(spec, cuda=engine.cuda),
-            adapters=adapters,
-        )
+        kv_cache = memory.kv_cache(spec, cuda=engine.cuda)
+        argv = args.command(spec, endpoint, engine, kv_cache=kv_cache, adapters=adapters)
         with self._scratch.run() as scratch:
             env = scrubbed_environment() | environment.variables(spec, engine, adapters, self._compiled(), scratch)
             await run(argv, env=env | dict(spec.environment), options=spec.process, cwd=scratch.folder)
 
     def priority(self, bundle: Bundle) -> float:
-        """Raises `BackendUnavailable` where there is no vLLM for the machine."""
+        """Raises `BackendUnavailable` if there is no vLLM for the machine."""
         if engines.find(self.context) is None:
             Machine.here().build(self.settings.build)
         return 0.0
@@ -103,7 +99,7 @@ class VllmBackend(Backend):
         return f"{engine.version} ({engine.kind})" if engine else ""
 
     async def disk_usage(self) -> int:
-        """Counts the environment, and what was compiled for models."""
+        """Counts the environment, and the code that was compiled for models."""
         link = engines.link(self.context)
         folders = [folder for folder in (link.resolve(), self._compiled()) if folder.exists()]
         return await asyncio.to_thread(enginecache.disk_usage, folders)
@@ -147,10 +143,10 @@ class VllmBackend(Backend):
         return errors.stage(line)
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-        return await engines.work(endpoint)
+        return await engines.work_done(endpoint)
 
     def sleep_level(self, spec: RunSpec) -> int:
-        return (VllmOptions.model_validate(dict(spec.options)).sleep or 0) if self._cuda() else 0
+        return (VllmOptions.of(spec.options).sleep or 0) if self._cuda() else 0
 
     async def sleep(self, spec: RunSpec, endpoint: Endpoint) -> None:
         await self._ask(endpoint, f"/sleep?level={self.sleep_level(spec)}&mode=wait")
@@ -160,7 +156,7 @@ class VllmBackend(Backend):
             await self._ask(endpoint, "/wake_up")
             return
         await self._ask(endpoint, "/wake_up?tags=weights")
-        await self._ask(endpoint, "/collective_rpc", {"method": "reload_weights"})  # level 2 dropped them
+        await self._ask(endpoint, "/collective_rpc", {"method": "reload_weights"})  # sleep of level 2 dropped them
         await self._ask(endpoint, "/wake_up?tags=kv_cache")
 
     async def _ask(self, endpoint: Endpoint, path: str, body: object = None) -> None:
@@ -179,8 +175,7 @@ class VllmBackend(Backend):
         return engine.cuda if engine else self.settings.build != "cpu" and has_cuda()
 
     def _adapters(self, spec: RunSpec) -> tuple[Adapter, ...]:
-        names = VllmOptions.model_validate(dict(spec.options)).lora_adapters
-        return find_adapters(self.settings.adapters, names)
+        return find_adapters(self.settings.adapters, VllmOptions.of(spec.options).lora_adapters)
 
     def _compiled(self) -> Path:
         return self.context.cache / _COMPILED

@@ -1,4 +1,4 @@
-"""The engines of vLLM: which versions this release installs, which one is here, and what a running one counts."""
+"""The engines of vLLM: their versions in this release, the installed one, and a running engine's counters."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from modelrunner.sdk import BackendContext, Endpoint, calls, enginecache
 
-# scripts/lock writes the locks, which pin everything else.
+# scripts/lock writes the locks, which pin all other packages.
 VERSION = "0.32.0"
 # The CPU build of torch is on an index of PyTorch's own, whose files the locks cannot name: the version is pinned and
 # the index is trusted.
@@ -48,16 +48,16 @@ def find(context: BackendContext) -> Engine | None:
 
 
 def usable(folder: Path) -> Engine | None:
-    """Returns the finished engine in `folder`, None for anything else. An interpreter that the engine needs may be
+    """Returns the finished engine in `folder`, None for any other content. An interpreter that the engine needs may be
     gone."""
-    folder = folder.resolve()  # an update may point the link elsewhere between now and the start of the program
+    folder = folder.resolve()  # an update may change the link before the program starts
     marker, program = enginecache.read_marker(folder), folder / "bin/python"
     if marker is None or "kind" not in marker or not os.access(program, os.X_OK):
         return None
     return Engine(program, str(marker.get("version")), str(marker["kind"]))
 
 
-async def work(endpoint: Endpoint) -> float | None:
+async def work_done(endpoint: Endpoint) -> float | None:
     """Returns a figure that changes with every batch, None if the engine has none. The API server answers this while
     another process computes, so a stuck engine reports the same figure again. Raises `OSError`, `ModelRunnerError`."""
     status, text = await calls.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)

@@ -1,8 +1,7 @@
-"""What a run of vLLM finds around it: environment variables, its folder, names in shared memory, and a Ray cluster.
+"""The surroundings of a run of vLLM: environment variables, its folder, names in shared memory, and a Ray cluster.
 
 vLLM's processes remove none of their sockets, temporary files and shared memory when they are killed. So each run gets
-names of its own, and whatever has them is removed after the run.
-"""
+names of its own, and everything with these names is removed after the run."""
 
 import asyncio
 import hashlib
@@ -21,22 +20,21 @@ from modelrunner_vllm.engines import Engine
 from modelrunner_vllm.model_options import VllmOptions
 
 INSIDE = Path(__file__).with_name("inside")
-_RAY_LIMIT = 5.0  # seconds; Ray itself tries for a quarter of an hour before it says that nobody answers
+_RAY_LIMIT = 5.0  # seconds; Ray itself reports an unreachable cluster only after a quarter of an hour
 
 _SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """`folder` is for the files of one run. The names of what the engine makes in shared memory begin with
-    `shared_prefix`."""
+    """`folder` is for the files of one run. The engine's names in shared memory begin with `shared_prefix`."""
 
     folder: Path
     shared_prefix: str
 
 
 class Scratch:
-    """What the runs of one data directory leave outside it. `owner` is a path in that directory; the names of all files
+    """Files outside a data directory that its runs leave. `owner` is a path in that directory; the names of all files
     begin with `prefix`, those of semaphores with `sem.` before it."""
 
     def __init__(self, owner: Path, shared_memory: Path = _SHARED_MEMORY) -> None:
@@ -56,7 +54,7 @@ class Scratch:
             self._forget_shared(folder.name)
 
     def sweep(self) -> None:
-        """Removes what the runs of a killed daemon have left. No run of this daemon may be under way."""
+        """Removes the leftovers of a killed daemon's runs. No run of this daemon may be under way."""
         for folder in Path(tempfile.gettempdir()).glob(f"{self.prefix}*"):
             if folder.lstat().st_uid == os.getuid():
                 shutil.rmtree(folder, ignore_errors=True)
@@ -70,8 +68,8 @@ class Scratch:
 
 
 async def check_reachable(address: str) -> None:
-    """Raises `BackendUnavailable` unless something listens at `address` (`host:port`, `ray://host:port`; "auto" is
-    Ray's own to find)."""
+    """Raises `BackendUnavailable` unless a process listens at `address` (`host:port`, `ray://host:port`; Ray itself
+    resolves "auto")."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
         return
@@ -87,16 +85,16 @@ async def check_reachable(address: str) -> None:
 
 
 def served_names(spec: RunSpec) -> tuple[str, ...]:
-    """Returns the names that the engine knows the model by. Its answers carry the first one."""
+    """Returns the model's names for the engine. Its answers carry the first one."""
     return (*spec.bundle.references, spec.model_id)
 
 
 def variables(
     spec: RunSpec, engine: Engine, adapters: tuple[Adapter, ...], compiled: Path, scratch: RunFiles
 ) -> dict[str, str]:
-    """Returns what is added to the scrubbed environment. `compiled` is a folder that keeps compiled code from run to
+    """Returns the additions to the scrubbed environment. `compiled` is a folder that keeps compiled code from run to
     run."""
-    options = VllmOptions.model_validate(dict(spec.options))
+    options = VllmOptions.of(spec.options)
     names = {"models": served_names(spec), "adapters": [adapter.name for adapter in adapters]}
     found = {
         "PYTHONPATH": str(INSIDE),
@@ -106,7 +104,7 @@ def variables(
         "HF_HOME": str(compiled / "huggingface"),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        "VLLM_PLUGINS": "",  # else whatever is installed as one is loaded
+        "VLLM_PLUGINS": "",  # otherwise every installed plug-in is loaded
         "VLLM_CACHE_ROOT": str(compiled / "vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
         "TRITON_CACHE_DIR": str(compiled / "triton"),
@@ -115,7 +113,7 @@ def variables(
         "PATH": f"{engine.program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",  # ninja and the compiler
     }
     if options.sleep is not None:
-        found["VLLM_SERVER_DEV_MODE"] = "1"  # its routes for sleep; the guard lets no other one of that mode through
+        found["VLLM_SERVER_DEV_MODE"] = "1"  # its routes for sleep; the guard blocks the other routes of that mode
     if not engine.cuda:
         # vLLM cannot load again what this saves for the CPU ("'function' object has no attribute 'finalize_loading'"),
         # and compiles anew; without it the compiler's own cache is used.

@@ -43,7 +43,7 @@ _CAUSES = [
      "there is not enough memory for the model: use a smaller context size, or stop other models first", memory=True),
     Cause(r"larger than the available KV cache memory|KV cache is needed.{0,200}larger than the available",
      "the cache is too small for the context: lower the context size, or raise kv-cache-size"),
-    Cause(r"No available memory for the cache blocks",  # others took it while vLLM measured
+    Cause(r"No available memory for the cache blocks",  # other programs took it while vLLM measured
      "there was no memory left for the cache: use a smaller context size, or stop other models first", memory=True),
     Cause(r"max_model_len \((\d+)\) is greater than the derived max_model_len",
      "the context size {0} is beyond what the model was made for: lower it, or set hf-overrides (rope_parameters) if "
@@ -65,7 +65,7 @@ _CAUSES = [
      "the model needs code of its own, which is not run: choose another model, or, if you trust it with all that this "
      "account may do, take it again with --trust-remote-code"),
     Cause(r"Unknown quantization method|quantization method.{0,120}not supported|not supported for the current GPU|"
-     r"_C::(\w+)\(\) expected at most 0 argument",  # a kernel that this build has the name of, and nothing more
+     r"_C::(\w+)\(\) expected at most 0 argument",  # this build has the kernel's name but not the kernel
      "this device or build cannot run the model's quantization: choose another quantization of the model"),
     Cause(r"must be divisible by tensor parallel size|divisible by tensor.parallel",
      "tensor-parallel-size does not divide the model's attention heads: choose another"),
@@ -75,7 +75,7 @@ _CAUSES = [
      "vLLM could not start its engine: {0}"),
     Cause(r"Engine core initialization failed", "vLLM could not start its engine; its log says more"),
 ]  # fmt: skip
-# What vLLM says to an input beyond its context (vllm/renderers/params.py, vllm/v1/engine/input_processor.py).
+# vLLM's words for an input beyond its context (vllm/renderers/params.py, vllm/v1/engine/input_processor.py).
 _TOO_LONG = [re.compile(text) for text in (r"maximum context length is \d+", r"longer than the maximum\s+model length")]
 _PROMPT_TOKENS = re.compile(r"prompt contains (?:at least )?(\d+) (?:input )?tokens|\(length (\d+)\)")
 _LIMIT = re.compile(r"maximum context length is (\d+)|model length of (\d+)")
@@ -107,7 +107,7 @@ def _number(pattern: re.Pattern[str], text: str) -> int | None:
 
 
 def request_error(status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
-    """As `Backend.request_error`."""
+    """`Backend.request_error` for vLLM."""
     if any(pattern.search(message) for pattern in _TOO_LONG):
         prompt, limit = (_number(pattern, message) for pattern in (_PROMPT_TOKENS, _LIMIT))
         return ContextTooLong(message, prompt, limit)

@@ -1,6 +1,7 @@
-"""The runtime flags of vLLM that a person may give: numbers, switches and words of a closed list. A flag that names
-files, code, addresses or other models is not among them. Where the model's table has a setting instead, the refusal
-names it. Names: vllm/engine/arg_utils.py and vllm/entrypoints/launchers/cli_args.py."""
+"""The runtime flags of vLLM that a user may give: numbers, switches and words of a closed list. Flags with files, code,
+addresses or other models are not allowed. If the model's table has a setting instead, the refusal names it.
+
+Names: vllm/engine/arg_utils.py and vllm/entrypoints/launchers/cli_args.py."""
 
 from dataclasses import dataclass
 
@@ -64,7 +65,7 @@ ALLOWED = (
     _switch("use-tqdm-on-load"),
     _switch("kv-sharing-fast-prefill"),
 )
-# What the daemon decides, or what a model's configuration has a field for.
+# Flags that the daemon sets, or that a field of a model's configuration stands for.
 OWNED = (  # noqa: SIM905
     "--model --served-model-name --uds --host --port --runner --middleware --root-path "
     "--api-key --trust-remote-code --hf-overrides --hf-token --hf-config-path --revision --code-revision --tokenizer "

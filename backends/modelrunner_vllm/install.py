@@ -21,8 +21,8 @@ _PARTS = ".wheels"
 
 
 async def install(context: BackendContext, settings: VllmSettings, progress: ProgressCallback) -> None:
-    """Installs vLLM. Raises `BackendUnavailable` with what is wrong with this machine, or with the reason that pip
-    gave, and `InsufficientDisk`."""
+    """Installs vLLM. Raises `BackendUnavailable` with the machine's shortcoming or with pip's reason, and
+    `InsufficientDisk`."""
     python = await asyncio.to_thread(find_python, settings)
     build = Machine.here(python.version).build(settings.build)
     options = (*python.identity, settings.torch_index or "", build.lock.read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""Chooses the build of vLLM that suits a machine, or says why none does. Pure, but for `Machine.here`."""
+"""Chooses the build of vLLM for a machine, or explains why there is none. Pure, except `Machine.here`."""
 
 import platform
 import sys

@@ -1,9 +1,8 @@
-"""Bytes that vLLM will need, from config.json, the safetensors headers and the options of the run. Pure.
+"""Estimates the bytes of vLLM from config.json, the safetensors headers and the options of the run. Pure.
 
-The cache is as large as the context asks for, not vLLM's "all that is left" (its --gpu-memory-utilization of 0.92), so
-that several models can live together. Block sizes and the cache's layout: vllm/platforms and
-vllm/v1/kv_cache_interface.py.
-"""
+The cache is as large as the context needs, not vLLM's default of all free memory (its --gpu-memory-utilization of
+0.92), so that several models can live together. Block sizes and the cache's layout: vllm/platforms and
+vllm/v1/kv_cache_interface.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +30,8 @@ _ENCODERS = ("Bert", "Roberta", "XLMRoberta", "ModernBert", "NomicBert", "Distil
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The part of a run that decides its memory, besides the model. `block` is the tokens of a block of the cache."""
+    """The options of a run that decide its memory. `context` is tokens of one sequence, and there are `parallel` of
+    them. `block` is the tokens of a block of the cache, `batched` those of one computation."""
 
     context: int
     parallel: int
@@ -44,7 +44,7 @@ class Shape:
         own = flags.parse(spec.flags)
         block = int(own.get("--block-size", _CUDA_BLOCK if cuda else _CPU_BLOCK))
         batched = int(own.get("--max-num-batched-tokens", _BATCHED_TOKENS))
-        options = VllmOptions.model_validate(dict(spec.options))
+        options = VllmOptions.of(spec.options)
         return cls(spec.context_size, spec.parallel, options, block, batched)
 
 
@@ -58,8 +58,8 @@ class Config:
         return self._values.get(name, self._values.get(f"text_config.{name}"))
 
     def number(self, name: str, default: int = 0) -> int:
-        """The largest, where there is one for each layer. Raises `InvalidModel` for text, a boolean, or a figure beyond
-        all models."""
+        """Returns a figure, the largest one if the file has one for each layer. Raises `InvalidModel` for text, a
+        boolean, or a figure beyond all models."""
         value = self.get(name)
         if value is None:
             return default
@@ -75,7 +75,7 @@ class Config:
 
     @property
     def layers(self) -> int:
-        """The number of layers with attention, without the recurrent ones of a hybrid model."""
+        """The number of layers with attention, without a hybrid model's recurrent ones."""
         kinds = self.get("layer_types")
         if isinstance(kinds, Sequence) and not isinstance(kinds, str):
             return sum("attention" in str(kind) and "linear" not in str(kind) for kind in kinds)
@@ -83,8 +83,8 @@ class Config:
 
 
 def required(spec: RunSpec, adapters: int, *, cuda: bool) -> RequiredMemory:
-    """Returns what the run needs. `adapters` is bytes of LoRA weights. On a GPU all of the model lies there, an equal
-    part on each device."""
+    """Returns the memory of the run. `adapters` is bytes of LoRA weights. On GPUs the whole model lies there, in equal
+    parts."""
     run = Shape.of(spec, cuda=cuda)
     workers = run.options.workers
     model = weights(spec.bundle, run.options) + adapters + _activations(Config(spec.bundle.header), run, spec.mode)
@@ -100,8 +100,8 @@ def required(spec: RunSpec, adapters: int, *, cuda: bool) -> RequiredMemory:
 
 
 def kv_cache(spec: RunSpec, *, cuda: bool) -> int | None:
-    """Returns the bytes of the cache on each device, None where the options leave it to a share of the GPU. A model
-    without a cache gets a little: without a figure vLLM demands that most of the memory is free before it starts."""
+    """Returns the bytes of the cache on each device, None if the options give vLLM a share of the GPU instead. A model
+    without a cache gets a little: without a figure vLLM requires most of the memory to be free before it starts."""
     run = Shape.of(spec, cuda=cuda)
     if run.options.gpu_memory_utilization is not None:
         return None
@@ -112,8 +112,8 @@ def kv_cache(spec: RunSpec, *, cuda: bool) -> int | None:
 
 
 def _cache_of(bundle: Bundle, run: Shape) -> int:
-    """Returns the bytes of one context, in whole blocks, which the sequences share, and of a begun block for each of
-    them. Where the cache is full, vLLM lets a sequence wait, and fails none."""
+    """Returns the bytes of one context, in whole blocks, which the sequences share, and of a begun block for each
+    sequence. With a full cache, vLLM lets a sequence wait; none fails."""
     config = Config(bundle.header)
     if config.is_encoder:
         return 0

@@ -1,9 +1,8 @@
-"""What vLLM has to know about a model: its parsers of tool calls and reasoning, and the limit of its inputs.
+"""Facts about models that vLLM needs: their parsers of tool calls and reasoning, and the limit of their inputs.
 
 Names of parsers: vllm/tool_parsers/__init__.py and vllm/reasoning/__init__.py of the version in engines.py. A parser is
 chosen by the architecture in config.json, since each family was trained on one syntax. An architecture with several
-syntaxes gets none, and a person names it.
-"""
+syntaxes gets none, and the user names it."""
 
 import json
 from collections.abc import Mapping
@@ -74,12 +73,12 @@ _REASONING_PARSER_OF = {
     "SeedOssForCausalLM": "seed_oss",
 }
 _NONE = "none"
-_LLAMA_3_VOCABULARY = 128_256  # the Llama architecture is everybody's, Llama 3's vocabulary is its own
+_LLAMA_3_VOCABULARY = 128_256  # many models have the Llama architecture; only Llama 3 has this vocabulary
 
 
 def tool_parser(config: Mapping[str, Any], wanted: str | None) -> str | None:
-    """`config` is a bundle's metadata; `wanted` is what a person named ("none" for no parser), None to go by the
-    architecture."""
+    """Returns the parser of tool calls, None for none. `config` is a bundle's metadata; `wanted` is the user's choice
+    ("none" for no parser), None to choose by the architecture."""
     architecture = config.get("general.architecture")
     if architecture == "LlamaForCausalLM" and config.get("vocab_size") == _LLAMA_3_VOCABULARY:
         return _chosen("llama3_json", wanted)
@@ -87,7 +86,7 @@ def tool_parser(config: Mapping[str, Any], wanted: str | None) -> str | None:
 
 
 def reasoning_parser(config: Mapping[str, Any], wanted: str | None) -> str | None:
-    """As `tool_parser`."""
+    """Returns the parser of reasoning, as `tool_parser` does."""
     return _chosen(_REASONING_PARSER_OF.get(str(config.get("general.architecture"))), wanted)
 
 
@@ -99,12 +98,12 @@ _SENTENCE_FILE = "sentence_bert_config.json"
 
 
 def sentence_limit(bundle: Bundle) -> int | None:
-    """The longest input in tokens that a sentence-transformers model was tuned for. It may be less than config.json
-    says, and vLLM takes no larger context. None where the model has no such limit."""
+    """Returns the longest input in tokens that a sentence-transformers model was tuned for, None without such a limit.
+    It may be less than config.json says, and vLLM accepts no larger context."""
     if _SENTENCE_FILE not in bundle.files:
         return None
     try:
         found = json.loads(bundle.files[_SENTENCE_FILE].read_bytes()).get("max_seq_length")
     except (OSError, ValueError, AttributeError):
-        return None  # damaged, as the engine will say
+        return None  # damaged, as the engine will report
     return found if isinstance(found, int) and found > 0 else None

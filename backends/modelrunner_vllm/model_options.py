@@ -1,7 +1,8 @@
-"""What can be set per model for vLLM alone: the table `vllm` of a model's configuration. Nothing in it can name code, a
-file outside the folders that the command line trusts, or another repository."""
+"""The table `vllm` of a model's configuration: settings for vLLM alone. No setting can name code, a file outside the
+folders that the command line trusts, or another repository."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -47,7 +48,7 @@ def _one_of(known: frozenset[str]) -> AfterValidator:
 
 
 class _Table(BaseModel):
-    """Keys are written with dashes, as in the API of docker/model-runner; underscores are taken too."""
+    """Keys are written with dashes, as in the API of docker/model-runner; underscores are accepted too."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -59,7 +60,7 @@ class _Table(BaseModel):
 
 
 class RopeParameters(BaseModel):
-    """`rope_parameters` (`rope_scaling`) of config.json: how positions beyond the trained ones are encoded."""
+    """`rope_parameters` (`rope_scaling`) of config.json: the encoding of positions beyond the trained ones."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -76,7 +77,7 @@ class RopeParameters(BaseModel):
 
 class HfOverrides(BaseModel):
     """The values of config.json that may be replaced, by their names there: numbers, words of a closed list and names
-    of classes that vLLM itself has. Keys that name code or files (`auto_map`, `_name_or_path`) are none of them."""
+    of vLLM's own classes. Keys with code or files (`auto_map`, `_name_or_path`) are not among them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -96,7 +97,7 @@ class HfOverrides(BaseModel):
     is_original_qwen3_reranker: bool | None = None
 
     def values(self) -> dict[str, Any]:
-        """As vLLM takes them."""
+        """Returns the values in vLLM's form."""
         return self.model_dump(mode="json", exclude_none=True)
 
 
@@ -133,13 +134,18 @@ class VllmOptions(_Table):
     speculative_ngram: Annotated[int, Field(ge=1, le=32)] | None = None
     sleep: Literal[1, 2] | None = None
 
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """Converts `RunSpec.options`."""
+        return cls.model_validate(dict(options))
+
     @property
     def workers(self) -> int:
         """Processes that share the model, one for each device."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @model_validator(mode="after")
-    def _consistent(self) -> "VllmOptions":
+    def _consistent(self) -> Self:
         if self.ray_address is not None and self.executor != "ray":
             raise ValueError("ray-address needs executor ray")
         if self.gpu_memory_utilization is not None and self.kv_cache_size is not None:

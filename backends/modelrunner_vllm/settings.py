@@ -1,4 +1,4 @@
-"""What `[backends.vllm]` in the configuration may hold."""
+"""The table `[backends.vllm]` of the configuration."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,4 +1,4 @@
-"""/engines/_configure and /engines/reload: how each model is run."""
+"""/engines/_configure and /engines/reload: the configuration of models and of the daemon."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ class ConfigurationRoutes:
         return json_response(wireforms.configuration(shown), status=202)
 
     async def show(self, request: web.Request) -> web.Response:
-        """`?model=` for one of them; without it, all for which something is set."""
+        """With `?model=`, the configuration of that model; otherwise all configurations."""
         check_query(request, "model")
         backend = request.match_info.get("backend")
         if backend is not None:
@@ -56,7 +56,7 @@ class ConfigurationRoutes:
 
 
 def _with_backend(patch: dict[str, Any], in_path: str | None) -> dict[str, Any]:
-    """The backend of the path counts as one in the body. Raises `BadRequest` where they differ."""
+    """Adds the backend of the path to the body. Raises `BadRequest` if the body names another one."""
     if in_path is None:
         return patch
     if patch.get("backend", in_path) != in_path:

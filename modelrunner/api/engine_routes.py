@@ -1,4 +1,4 @@
-"""/engines: runners and their memory, ending them; the disk; installing engines."""
+"""/engines: runners and their memory, unloading, disk usage, and the installation of engines."""
 
 from aiohttp import web
 

@@ -22,7 +22,7 @@ class InsightRoutes:
         self._events = events
 
     def routes(self) -> list[web.RouteDef]:
-        """To be added before the other routes of models, which take what follows `/models/` for a reference."""
+        """Add these before the other routes of models, where all text after `/models/` is a reference."""
         return [
             web.get("/engines/events", self.events),
             web.get("/engines/why", self.why),
@@ -30,8 +30,8 @@ class InsightRoutes:
         ]
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) from now on; from
-        `Last-Event-ID` or `?since=ID` on where one is given, 0 for all that are kept; with `?model=` of one model."""
+        """Sends events from now on; from `Last-Event-ID` or `?since=ID` on where one is given, 0 for all that are kept;
+        with `?model=` those of one model."""
         check_query(request, "model", "since")
         after = _event_id(request)
         names = self._names(request.query["model"]) if "model" in request.query else None
@@ -42,7 +42,7 @@ class InsightRoutes:
         )
 
     async def why(self, request: web.Request) -> web.Response:
-        """`?model=`, and `?mode=` for another mode than the model's main one."""
+        """Explains the model of `?model=`, in its main mode or in that of `?mode=`."""
         check_query(request, "model", "mode")
         reference = request.query.get("model", "")
         if not reference:
@@ -50,7 +50,7 @@ class InsightRoutes:
         return json_response(wireforms.why(await self._advisor.why(reference, request.query.get("mode"))))
 
     async def fit(self, request: web.Request) -> web.Response:
-        """A model that is not here is estimated from its header or the size of its files."""
+        """Estimates a model that is not here from its header or the size of its files."""
         reference = reference_in_path(request, "/models/").removesuffix("/fit")
         return json_response(wireforms.fit(await self._advisor.fit(reference)))
 

@@ -18,8 +18,8 @@ def json_response(value: Any, *, status: int = 200) -> web.Response:
 
 
 async def read_json(request: web.Request, shape: type[T]) -> T:
-    """The body as `shape`. Raises `BadRequest`, and `UnsupportedMediaType` for another type than JSON from a web page,
-    since a browser sends such a request without a preflight."""
+    """Returns the body as `shape`. Raises `BadRequest`, and `UnsupportedMediaType` for another type than JSON from a
+    web page, since a browser sends such a request without a preflight."""
     if "Origin" in request.headers and request.content_type != "application/json":
         raise UnsupportedMediaType("send the body with Content-Type: application/json")
     try:
@@ -62,7 +62,7 @@ def query_flag(request: web.Request, name: str) -> bool:
 
 
 def query_count(request: web.Request, name: str) -> int | None:
-    """A whole number of at least 0 from the query; None where it is absent. Raises `BadRequest`."""
+    """Returns a whole number of at least 0 from the query; None without the parameter. Raises `BadRequest`."""
     text = request.query.get(name)
     if text is None:
         return None
@@ -72,14 +72,13 @@ def query_count(request: web.Request, name: str) -> int | None:
 
 
 def reference_in_path(request: web.Request, marker: str) -> str:
-    """The model reference that follows `marker` in the path: percent-encoded or plain, decoded once. Raises
+    """Returns the model reference after `marker` in the path: percent-encoded or plain, decoded once. Raises
     `InvalidReference`."""
     return decode_reference(request.rel_url.raw_path.partition(marker)[2])
 
 
 def reference_and_action(request: web.Request, marker: str) -> tuple[str, str]:
-    """For `POST /models/{ref}/{action}`: a slash of the reference itself may be plain, so the action is the last
-    segment."""
+    """Splits `POST /models/{ref}/{action}`: the reference may have plain slashes, so the action is the last segment."""
     reference, _, action = request.rel_url.raw_path.partition(marker)[2].rpartition("/")
     return decode_reference(reference), action
 

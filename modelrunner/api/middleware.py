@@ -1,6 +1,6 @@
 """The common parts of every answer of the control plane: a request ID, errors in one shape, the CORS fields, and the
-end of the answer, after which the client's connection goes on without aiohttp. The fast lane has admitted the request:
-its framing, method, Host and Origin need no second check."""
+end of the answer, after which the client's connection goes on without aiohttp. The gateway has admitted the request:
+framing, method, Host and Origin need no second check."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ _OF_STATUS: dict[int, type[ModelRunnerError]] = {
 
 
 def _handed_over(request: web.BaseRequest) -> HandoverTransport | None:
-    """The way back to the client; None for a server without the fast lane, as tests have it."""
+    """Returns the transport to the client; None for a server without the gateway, as in tests."""
     if _HANDED_OVER not in request:
         transport = request.transport
         request[_HANDED_OVER] = transport if isinstance(transport, HandoverTransport) else None
@@ -51,7 +51,7 @@ def _handed_over(request: web.BaseRequest) -> HandoverTransport | None:
 
 
 def request_id_of(request: web.BaseRequest) -> str:
-    """The client's own where it sent a harmless one, else a new one; the same for the whole request."""
+    """Returns the client's own ID if it is safe, else a new one; the same for the whole request."""
     if _REQUEST_ID not in request:
         handed_over = _handed_over(request)
         request[_REQUEST_ID] = (handed_over and handed_over.admitted.request_id) or new_request_id()
@@ -59,7 +59,7 @@ def request_id_of(request: web.BaseRequest) -> str:
 
 
 def is_local(request: web.BaseRequest) -> bool:
-    """True for a request that came over the Unix socket."""
+    """Returns True for a request on the Unix socket."""
     handed_over = _handed_over(request)
     return handed_over is not None and handed_over.local
 
@@ -76,7 +76,7 @@ def _text(headers: Iterable[Header]) -> dict[str, str]:
 
 
 def translated(error: web.HTTPException, request: web.BaseRequest) -> ModelRunnerError:
-    """Returns aiohttp's own refusals as errors of ours."""
+    """Translates aiohttp's own refusals into our errors."""
     match error:
         case web.HTTPNotFound():
             return RouteNotFound(f"there is no {request.method} {request.path}{_hint(request)}")
@@ -89,7 +89,7 @@ def translated(error: web.HTTPException, request: web.BaseRequest) -> ModelRunne
 
 
 def _hint(request: web.BaseRequest) -> str:
-    """Names the path that was probably meant, if there is one."""
+    """Suggests the path that was probably meant, if there is one."""
     resources = list(request.app.router.resources()) if isinstance(request, web.Request) else []
     for path in variants(request.path):
         if path != request.path and (match(path) or any(_leads_to(resource, path) for resource in resources)):
@@ -104,16 +104,16 @@ def _leads_to(resource: web.AbstractResource, path: str) -> bool:
 
 
 def envelope(is_ending: Callable[[], bool]) -> Middleware:
-    """The outermost middleware. While the daemon ends, requests that look are answered, and those that begin something
-    are refused."""
+    """Makes the outermost middleware. While the daemon ends, reading requests are answered, and all others are
+    refused."""
 
     @web.middleware
     async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            request_id_of(request)  # while the transport is there to tell
+            request_id_of(request)  # while the transport is known
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
                 return _preflight(request)
-            if match(request.raw_path.partition("?")[0]) is not None:  # POST was the fast lane's
+            if match(request.raw_path.partition("?")[0]) is not None:  # the gateway handles POST
                 raise web.HTTPMethodNotAllowed(request.method, ["POST"])
             if is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
                 raise ShuttingDown("the daemon is shutting down")
@@ -128,7 +128,7 @@ def envelope(is_ending: Callable[[], bool]) -> Middleware:
             response = error_response(error, request)
         except ConnectionError:
             raise  # the client left; aiohttp closes the connection
-        except Exception as fault:  # a bug of ours: logged with its request ID, and not a word of it to the client
+        except Exception as fault:  # our bug: logged with its request ID; the client gets no details
             log.exception("request %s: %s %s", request_id_of(request), request.method, request.path)
             response = error_response(_internal(request), request)
             if request.get(_STARTED):
@@ -141,8 +141,8 @@ def envelope(is_ending: Callable[[], bool]) -> Middleware:
 
 
 async def finish_head(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """For `on_response_prepare`: every head passes here, those of streams inside their handler. aiohttp is to close its
-    end after each answer; the client is told about its own connection."""
+    """For `on_response_prepare`: every head passes here, those of streams inside their handler. aiohttp closes its side
+    after each answer; the header for the client describes the client's own connection."""
     request[_STARTED] = True
     handed_over = _handed_over(request)
     response.force_close()
@@ -155,7 +155,7 @@ async def finish_head(request: web.BaseRequest, response: web.StreamResponse) ->
 
 
 def connections(server: web.Server, limits: Limits) -> Callable[[], web.RequestHandler]:
-    """A factory of `server`'s protocols, each for one request that was handed over."""
+    """Returns a factory of `server`'s protocols, each for one request that was handed over."""
     loop = asyncio.get_running_loop()
     return lambda: _OneRequest(
         server,
@@ -180,7 +180,7 @@ class _OneRequest(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """For what no handler sees: a target that is no URL, or a fault in aiohttp."""
+        """Answers requests that no handler gets: a target that is no URL, or a fault in aiohttp."""
         if request.writer.output_size > 0:
             raise ConnectionAbortedError("the answer had begun")
         if status >= 500:

@@ -1,4 +1,4 @@
-"""/models, and the OpenAI list of models: listing, pulling, verifying, tagging and removing models."""
+"""/models, and OpenAI's list of models: listing, pulling, verifying, tagging and removing models."""
 
 from aiohttp import web
 
@@ -117,7 +117,7 @@ class ModelRoutes:
         return json_response({"message": f"{reference} is tagged {target}", "target": target}, status=201)
 
     async def list_openai(self, request: web.Request) -> web.Response:
-        """Each name of a model is an entry: clients choose among names."""
+        """Each name of a model is an entry: clients choose by name."""
         models = [model for model in self._library if self._is_served(request, model)]
         data = [
             wireforms.openai_model(name, model, abilities)
@@ -140,6 +140,6 @@ class ModelRoutes:
         return json_response({"id": reference, "object": "model", "deleted": True})
 
     def _is_served(self, request: web.Request, model: StoredModel) -> bool:
-        """True unless the path names a backend that cannot serve the model."""
+        """Returns True unless the path names a backend that cannot serve the model."""
         backend = request.match_info.get("backend")
         return backend is None or self._library.serves(backend, model)

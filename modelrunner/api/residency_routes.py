@@ -1,4 +1,4 @@
-"""The routes for an operator's decisions about a model's memory: preload, pin, pause."""
+"""The routes that keep models in memory or out of it: preload, pin, pause."""
 
 from aiohttp import web
 

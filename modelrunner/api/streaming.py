@@ -1,9 +1,10 @@
-"""Reports long pieces of work line by line: NDJSON for programs, plain lines for people."""
+"""Streams the progress of long work, as NDJSON for programs and plain lines for people, and feeds as server-sent
+events."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -21,8 +22,8 @@ Work = Callable[[ProgressReport], Awaitable[Progress]]
 
 
 class _Mailbox:
-    """Keeps the newest line of each kind, in the order in which the kinds first came: for a slow client, figures are
-    skipped instead of piling up in the daemon."""
+    """Keeps the newest line of each kind, in the order in which the kinds first came: a slow client misses figures, and
+    lines do not pile up in the daemon."""
 
     def __init__(self) -> None:
         self._lines: dict[Any, Progress] = {}
@@ -40,12 +41,14 @@ class _Mailbox:
         return lines
 
 
-async def stream_progress(request: web.Request, work: Work, *, mode: str) -> web.StreamResponse:
+async def stream_progress(
+    request: web.Request, work: Work, *, mode: str, lines: "type[ProgressLines] | None" = None
+) -> web.StreamResponse:
     """Runs `work` and sends its progress; its result is the last line. Lines without a mode get `mode` ("pull",
     "install"). An error before the first line is an ordinary error answer; a later one is a line of type error with the
-    same object. The work is cancelled when the client leaves."""
+    same object. The work is cancelled when the client leaves. `lines` is another form of the lines than ours."""
     mailbox = _Mailbox()
-    answer = _ProgressLines(request, mode)
+    answer = (lines or ProgressLines)(request, mode)
     task = asyncio.ensure_future(work(lambda step: mailbox.put(wireforms.progress(step))))
     taking = asyncio.ensure_future(mailbox.take())
     try:
@@ -81,21 +84,27 @@ async def stream_events(
     return response
 
 
-class _ProgressLines:
-    """The answer. Its head is sent with the first line."""
+class ProgressLines:
+    """The answer. Its head is sent with the first line. A subclass has another `render` and `content_type`; here, the
+    client chooses between JSON and text."""
+
+    content_type: ClassVar[str] = ""
 
     def __init__(self, request: web.Request, mode: str) -> None:
         self._request = request
         self._mode = mode
         self._json = "application/json" in request.headers.get("Accept", "")
-        kind = "application/x-ndjson" if self._json else "text/plain; charset=utf-8"
+        kind = self.content_type or ("application/x-ndjson" if self._json else "text/plain; charset=utf-8")
         self.response = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-store"})
 
     async def send(self, line: Progress) -> None:
         if not self.response.prepared:
             await self.response.prepare(self._request)
         line = line if line.mode else msgspec.structs.replace(line, mode=self._mode)
-        await self.response.write(msgspec.json.encode(line) + b"\n" if self._json else _text(line))
+        await self.response.write(self.render(line))
+
+    def render(self, line: Progress) -> bytes:
+        return msgspec.json.encode(line) + b"\n" if self._json else _text(line)
 
     async def finish(self, task: "asyncio.Future[Progress]") -> None:
         try:

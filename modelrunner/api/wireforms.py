@@ -1,4 +1,4 @@
-"""From the values of the daemon to the wire structs of api.py: times become RFC 3339 in UTC, enums text."""
+"""Translates the daemon's values to the structs of wire.py: times become RFC 3339 in UTC, enums text."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ def model(found: StoredModel, abilities: Abilities) -> wire.Model:
 
 
 def openai_model(name: str, found: StoredModel, abilities: Abilities) -> dict[str, Any]:
-    """An entry of OpenAI's list of models, with more fields than theirs."""
+    """Returns an entry of OpenAI's list of models, with additional fields."""
     return {
         "id": name,
         "object": "model",
@@ -202,7 +202,7 @@ def _fields(fields: Mapping[str, Any]) -> str:
 
 
 def _cut(text: str) -> str:
-    """A chat template is pages of text."""
+    """Shortens long values: a chat template has pages of text."""
     return text if len(text) <= _LONGEST_CHANGE else f"{text[:_LONGEST_CHANGE]}..."
 
 

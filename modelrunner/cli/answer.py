@@ -1,4 +1,4 @@
-"""One answer, from the stream of a chat completion to the terminal."""
+"""Shows one answer on the terminal, from the stream of a chat completion."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ from modelrunner.units import format_duration
 
 PROGRESS_EVENT = "modelrunner.progress"
 REPETITION = "repetition"
-"""The finish reason of an answer that was stopped here."""
+"""The finish reason of an answer that the command line stopped."""
 _BETWEEN_CHECKS = 200  # characters
 _CUT_SHORT = {
     "length": "(the answer was cut off at the token limit)",
@@ -48,7 +48,7 @@ class _Stage(msgspec.Struct):
 @dataclass(slots=True)
 class Answer:
     """The received part of an answer. Times are seconds since the request; `server_timing` is the header of that name.
-    `waited` is how long the request had waited for its model at the daemon's last report."""
+    `waited` is the wait for the model in the daemon's last report."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -72,7 +72,7 @@ class Screen:
         self._wrapper = Wrapper(width(sys.stdout) or 0) if moves_cursor(sys.stdout) else None
 
     def stage(self, text: str) -> None:
-        """Shows a passing line, such as "loading weights"."""
+        """Shows a line that the next one replaces, such as "loading weights"."""
         if moves_cursor(sys.stderr):
             self._stage = True
             line = styled(" ".join(shown(text, sys.stderr).split()), DIM, sys.stderr)
@@ -130,7 +130,7 @@ def stream(client: Client, body: dict[str, Any], screen: Screen, answer: Answer)
             complete = False
             for event in client.events(response):
                 if event.data == "[DONE]":
-                    complete = True  # read on to the end: a client that leaves here would be taken for one that gave up
+                    complete = True  # read on to the end: leaving here would count as giving up
                 elif event.name == PROGRESS_EVENT:
                     told = decode(event.data, _Stage)
                     answer.waited = told.waited
@@ -166,7 +166,7 @@ def _take(chunk: _Chunk, screen: Screen, answer: Answer, begin: float) -> None:
 
 
 def show_end(answer: Answer) -> None:
-    """Says why an answer is incomplete, if it is."""
+    """Reports why an answer is incomplete, if it is."""
     if answer.finish_reason in _CUT_SHORT:
         note(_CUT_SHORT[answer.finish_reason])
 
@@ -179,7 +179,7 @@ def show_timings(answer: Answer) -> None:
         name, _, milliseconds = part.strip().partition(";dur=")
         if name in ("queue", "load") and milliseconds:
             spans[name] = float(milliseconds) / 1000
-    if answer.waited and not spans.get("load"):  # the head went out while the model was loaded
+    if answer.waited and not spans.get("load"):  # the head was sent while the model was loading
         spans.pop("queue", None)
         spans["load"] = answer.waited
     for name, seconds in reversed(spans.items()):

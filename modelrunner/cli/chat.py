@@ -83,7 +83,7 @@ class Chat:
         return True
 
     def _ask(self, question: str) -> None:
-        """Keeps the received part of a stopped answer; forgets a question without any answer."""
+        """Asks, and keeps the received part of a stopped answer; forgets a question without any answer."""
         answer = Answer()
         asked = [*self.messages, user_message(question)]
         body = self.parameters.request(asked, stream=True)
@@ -172,7 +172,7 @@ class Chat:
 
 
 def chat(client: Client, parameters: Parameters, *, hide_thinking: bool, verbose: bool) -> None:
-    """Asks and answers at the terminal until the user leaves."""
+    """Runs the chat at the terminal until the user leaves."""
     session: PromptSession[str] = PromptSession(history=_history())
     conversation = Chat(client, parameters, hide_thinking=hide_thinking, verbose=verbose)
     load_ahead(client, parameters.model)
@@ -188,7 +188,7 @@ def chat(client: Client, parameters: Parameters, *, hide_thinking: bool, verbose
 
 
 def load_ahead(client: Client, model: str) -> None:
-    """Begins to load the model while the user types. A failed load is reported by the first question."""
+    """Begins to load the model while the user types. The first question reports a failed load."""
 
     def load() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C has to interrupt the main thread's read
@@ -213,7 +213,7 @@ def _read(session: "PromptSession[str]") -> str:
 
 
 def _history() -> History:
-    """Keeps the typed lines in a file that only the user can read, or in memory if there can be no file."""
+    """Keeps the typed lines in a file that only the user can read, or in memory if no file can be made."""
     try:
         data = Locations.find().data
         history = data / "state" / "chat-history"

@@ -1,9 +1,8 @@
-"""The daemon's HTTP interface as the command line uses it: small calls, lines of NDJSON and server-sent events.
+"""The command line's client of the daemon's HTTP interface: small calls, lines of NDJSON and server-sent events.
 
 Built on http.client because it starts in a quarter of the time of the usual libraries and has blocking reads that
 Ctrl-C interrupts. Every exchange has a connection of its own, so no connection is stale; closing it tells the daemon to
-stop the work.
-"""
+stop the work."""
 
 import http.client
 import socket
@@ -32,7 +31,7 @@ T = TypeVar("T")
 
 
 class ServerEvent(NamedTuple):
-    """A server-sent event; `name` is "message" where the server gave none."""
+    """A server-sent event; the default `name` is "message"."""
 
     name: str
     data: str
@@ -144,8 +143,8 @@ class Client:
             yield rest
 
     def _piece(self, response: http.client.HTTPResponse) -> bytes:
-        """Returns the bytes that are there, at least one, b"" at the end. (`readline` of http.client takes a pause for
-        the end.)"""
+        """Returns the available bytes, at least one, b"" at the end. (`readline` of http.client takes a pause for the
+        end.)"""
         try:
             return response.read1()
         except (OSError, http.client.HTTPException) as error:
@@ -185,7 +184,7 @@ class Client:
             sent["Authorization"] = f"Bearer {self._key}"
         connection.sock.settimeout(timeout)
         try:
-            # A daemon that refuses a large body closes before it has read it all, and its reason lies there to be read.
+            # A daemon that refuses a large body closes before it has read it all; its reason can still be read.
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(method, path, content, {**sent, **headers})
             response = connection.getresponse()
@@ -233,6 +232,6 @@ def decode(text: bytes | str, kind: type[T]) -> T:
 
 
 def path(*segments: str, **query: str | None) -> str:
-    """`path("models", "a/b:c", "tag", repo="x")` -> `/models/a%2Fb%3Ac/tag?repo=x`; a None is left out."""
+    """Returns `/models/a%2Fb%3Ac/tag?repo=x` for `path("models", "a/b:c", "tag", repo="x")`; omits a None."""
     given = {name: value for name, value in query.items() if value is not None}
     return "/" + "/".join(quote(s, safe="") for s in segments) + (f"?{urlencode(given)}" if given else "")

@@ -14,6 +14,8 @@ SECTIONS = {
     "Models": {
         "run": ("run:run", "Ask a model, or chat with it"),
         "pull": ("model_commands:pull", "Download a model"),
+        "login": ("login_commands:login", "Keep the user and password of a registry"),
+        "logout": ("login_commands:logout", "Forget the user and password of a registry"),
         "list": ("model_commands:list_models", "List the models on this machine"),
         "inspect": ("model_commands:inspect", "Show the details of a model"),
         "tag": ("model_commands:tag", "Give a model another name"),

@@ -1,4 +1,4 @@
-"""The options that commands share, and the way from `--host` to a client."""
+"""The options that commands share, and the client for `--host`."""
 
 import os
 from collections.abc import Callable
@@ -25,7 +25,8 @@ def with_client(*, start: bool = True) -> Callable[[Command], Command]:
         @click.option("--host", metavar="URL", help="The daemon: unix:///path or http://host:port.")
         @wraps(command)
         def with_host(*args: Any, host: str | None, **options: Any) -> Any:
-            host = host or click.get_current_context().find_root().params.get("host")  # it may stand in front, too
+            # `--host` may precede the command, too.
+            host = host or click.get_current_context().find_root().params.get("host")
             return command(connect(host, start=start), *args, **options)
 
         return with_host
@@ -47,5 +48,5 @@ def connect(host: str | None, *, start: bool) -> Client:
         return client_of(host)
     locations = Locations.find()
     if locations.host != f"unix://{locations.socket}":
-        return client_of(locations.host)  # somebody else's daemon
+        return client_of(locations.host)  # another daemon than this data directory's
     return ensure_running(locations, client_of) if start else client_of(address(locations))

@@ -1,5 +1,6 @@
 """The commands that set how models are run, and that read the configuration file again."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ _FIELDS = {
     "draft_tokens": "speculative.num_tokens",
     "draft_min_acceptance": "speculative.min_acceptance_rate",
 }
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 
 
@@ -154,7 +156,7 @@ def _value(name: str, text: str) -> Any:
     if name == "chat_template":
         return _template(text)
     if name in _NUMBERS:
-        if not text.isascii() or not text.isdecimal():
+        if not _WHOLE_NUMBER.fullmatch(text):
             raise click.UsageError(f"--{name.replace('_', '-')} is a number, or default")
         return int(text)
     if name in ("pin", "preload"):

@@ -19,7 +19,7 @@ from modelrunner.errors import ModelRunnerError
 from modelrunner.units import format_bytes
 
 _SHOWN_DIGITS = 12
-
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 trust_option = click.option(
     "--trust-remote-code",
@@ -44,29 +44,15 @@ def pull(client: Client, model: str, trust: bool, verify: bool) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option(
-    "--gguf",
-    "file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A GGUF file, or one of several shards.",
-)
+@click.option("--gguf", "file", type=_FILE, help="A GGUF file, or one of several shards.")
 @click.option(
     "--safetensors-dir",
     "folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="A folder with config.json, model.safetensors (or shards and their index) and the tokenizer's files.",
 )
-@click.option(
-    "--mmproj",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The projector of a GGUF model, with which it sees or hears.",
-)
-@click.option(
-    "--chat-template",
-    "template",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A chat template in Jinja, instead of the model's own.",
-)
+@click.option("--mmproj", type=_FILE, help="The projector of a GGUF model, with which it sees or hears.")
+@click.option("--chat-template", "template", type=_FILE, help="A chat template in Jinja, instead of the model's own.")
 @trust_option
 @with_client()
 def package(
@@ -232,10 +218,8 @@ def verify(client: Client, models: tuple[str, ...]) -> int:
     """
 
     def verify_one(model: str) -> None:
-        last = follow(client.progress(path("models", model, "verify"), None))
-        if last is None or last.type != "success":
-            raise ModelRunnerError(f"the verification of {model} ended without a result; see `modelrunner logs`")
-        output.say(last.message)
+        lines = client.progress(path("models", model, "verify"), None)
+        output.say(follow(lines, f"the verification of {model}").message)
 
     return each(models or [model.name for model in client.call("GET", "/models", list[wire.Model])], verify_one)
 

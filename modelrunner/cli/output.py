@@ -10,18 +10,18 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-# What a terminal acts upon: C0 but newline and tab, DEL, C1, and the marks that turn the direction of text.
+# Characters that control a terminal: C0 except newline and tab, DEL, C1, and the marks that turn the direction of text.
 _ACTED_UPON = [*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 _SHOWN: dict[int, str | None] = {c: f"\\x{c:02x}" if c < 0x100 else f"\\u{c:04x}" for c in _ACTED_UPON}
 _SHOWN |= {ord("\n"): "\n", ord("\t"): "\t", ord("\r"): None}
 
-_NARROWEST = 8  # columns, to which a cell may be cut
+_NARROWEST = 8  # columns of the narrowest cell
 
 DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 
 def clean(text: str) -> str:
-    """Replaces the characters that a terminal acts upon: ESC becomes `\x1b`, carriage returns vanish, newline and tab
+    """Replaces the characters that control a terminal: ESC becomes `\\x1b`, carriage returns vanish, newline and tab
     stay."""
     return text.translate(_SHOWN)
 
@@ -45,7 +45,7 @@ def has_styles(stream: TextIO) -> bool:
 
 
 def moves_cursor(stream: TextIO) -> bool:
-    """Whether a line that was written can be replaced. NO_COLOR forbids colour only (https://no-color.org)."""
+    """Returns whether a written line can be replaced. NO_COLOR forbids colour only (https://no-color.org)."""
     return is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 

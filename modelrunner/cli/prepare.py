@@ -1,15 +1,15 @@
-"""Makes a model ready to be asked: pulls the model, installs its engine, and sets its configuration."""
+"""Prepares a model for requests: pulls it, installs its engine, and sets its configuration."""
 
 from modelrunner import wire
 from modelrunner.cli.client import Client, path
 from modelrunner.cli.output import note
 from modelrunner.cli.progress import follow
-from modelrunner.errors import ModelNotFound, ModelRunnerError
+from modelrunner.errors import ModelNotFound
 
 
 def prepare(client: Client, model: str, *, backend: str | None, context_size: int | None) -> str:
-    """Pulls and installs what is missing, with a note about it, and returns the model's name. `backend` and
-    `context_size` are written into the model's configuration, because a request never reloads a model."""
+    """Pulls and installs what is missing, with a note, and returns the model's name. `backend` and `context_size`
+    become part of the model's configuration, because a request never reloads a model."""
     try:
         client.fetch("GET", path("models", model))
     except ModelNotFound:
@@ -38,33 +38,28 @@ def pull(
     """Downloads (or packages) with progress; returns the model's name."""
     wanted = wire.PullRequest(source, None, name, trust, verify, mmproj, chat_template)
     try:
-        last = follow(client.progress("/models/create", wanted))
+        last = follow(client.progress("/models/create", wanted), f"the pull of {source}")
     except KeyboardInterrupt:
         note("stopped; the same command goes on where it was")
         raise
-    if last is None or last.type != "success":
-        raise ModelRunnerError(f"the pull of {source} ended without a result; see `modelrunner logs`")
     return last.model or name or source
 
 
 def install(client: Client, backend: str, *, build: bool = False, action: str = "install") -> str:
     """Installs, updates or uninstalls an engine with progress; returns the daemon's closing sentence."""
     body = wire.InstallRequest(backend, build)
-    last = follow(client.progress(f"/engines/{action}-backend", body), f"{action} {backend}")
-    if last is None or last.type != "success":
-        raise ModelRunnerError(f"the {action} of {backend} ended without a result; see `modelrunner logs`")
-    return last.message
+    lines = client.progress(f"/engines/{action}-backend", body)
+    return follow(lines, f"the {action} of {backend}", f"{action} {backend}").message
 
 
 def is_missing(status: str) -> bool:
-    """Returns whether a text of GET /engines/status says that the engine is not installed. The wire format fixes its
-    label; the class that parses it belongs to a library that takes longer to load than most commands run."""
+    """Returns whether a text of GET /engines/status says that the engine is not installed."""
     return status.partition(":")[0] in ("", "Not Installed")
 
 
 def missing_engine(client: Client, model: str) -> str | None:
-    """The backend that runs the model, if its engine is not installed. None too where nothing here runs the model: the
-    request's error says why."""
+    """Returns the backend of the model if its engine is not installed. Returns None, too, if no backend here runs the
+    model: the request's error says why."""
     backend = client.call("GET", path("v1", "models", model), dict[str, object]).get("backend")
     if not isinstance(backend, str):
         return None

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from modelrunner.cli.output import is_terminal, note, shown
+from modelrunner.errors import ModelRunnerError
 from modelrunner.units import format_bytes, format_duration
 from modelrunner.wire import Progress
 
@@ -18,8 +19,9 @@ class _ProgressDisplay(Protocol):
     def show(self, line: Progress) -> None: ...
 
 
-def follow(lines: Iterable[Progress], about: str = "") -> Progress | None:
-    """Shows every line on stderr and returns the last one. `about` is shown until the first line comes."""
+def follow(lines: Iterable[Progress], work: str, about: str = "") -> Progress:
+    """Shows every line on stderr and returns the last one, which reports success. `about` is shown until the first line
+    comes. Raises `ModelRunnerError`, which names the `work`, for lines that end without a result."""
     last = None
     with _bar(about) if is_terminal(sys.stderr) else _plain() as view:
         for line in lines:
@@ -28,6 +30,8 @@ def follow(lines: Iterable[Progress], about: str = "") -> Progress | None:
                 note(f"warning: {line.message}")
             else:
                 view.show(line)
+    if last is None or last.type != "success":
+        raise ModelRunnerError(f"{work} ended without a result; see `modelrunner logs`")
     return last
 
 

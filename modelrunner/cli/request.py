@@ -9,7 +9,7 @@ import click
 
 Message = dict[str, Any]
 SYSTEM = "You are a helpful assistant."
-"""The system prompt of people who give none. Small models answer worse with the one of their own template, or none."""
+"""The default system prompt. Small models answer worse with their template's own prompt, or with none."""
 
 _IMAGE_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 
@@ -27,8 +27,8 @@ class Parameters:
     format: str | None = None
 
     def request(self, messages: list[Message], *, stream: bool) -> dict[str, Any]:
-        """The body of POST /v1/chat/completions (https://platform.openai.com/docs/api-reference/chat/create, with our
-        `keep_alive`)."""
+        """Returns the body of POST /v1/chat/completions (https://platform.openai.com/docs/api-reference/chat/create,
+        with our `keep_alive`)."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         system, form = given.pop("system", None), given.pop("format", None)
         body = given | {"messages": [{"role": "system", "content": system}, *messages] if system else messages}

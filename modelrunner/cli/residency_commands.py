@@ -1,7 +1,5 @@
 """The commands about models in memory: preload, pin, unpin, pause, resume."""
 
-from collections.abc import Callable
-
 import click
 
 from modelrunner import wire
@@ -10,7 +8,6 @@ from modelrunner.cli.client import Client
 from modelrunner.cli.common_options import Command, with_client
 from modelrunner.cli.progress import follow
 from modelrunner.cli.several import each
-from modelrunner.errors import ModelRunnerError
 
 _models = click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 
@@ -25,10 +22,8 @@ def preload(client: Client, models: tuple[str, ...]) -> int:
     """
 
     def load(model: str) -> None:
-        last = follow(client.progress("/engines/preload", wire.ModelName(model)))
-        if last is None or last.type != "success":
-            raise ModelRunnerError(f"the load of {model} ended without a result; see `modelrunner logs`")
-        output.say(last.message)
+        lines = client.progress("/engines/preload", wire.ModelName(model))
+        output.say(follow(lines, f"the load of {model}").message)
 
     return each(models, load)
 
@@ -38,18 +33,14 @@ def _command(action: str, text: str) -> Command:
     @_models
     @with_client()
     def command(client: Client, models: tuple[str, ...]) -> int:
-        return each(models, _asking(client, action))
+        def ask(model: str) -> None:
+            # A pause waits for the requests that the model answers.
+            told = client.call("POST", f"/engines/{action}", wire.ModelState, wire.ModelName(model), timeout=None)
+            output.say(told.message)
+
+        return each(models, ask)
 
     return command
-
-
-def _asking(client: Client, action: str) -> Callable[[str], None]:
-    def ask(model: str) -> None:
-        # A pause waits for the requests that the model answers.
-        told = client.call("POST", f"/engines/{action}", wire.ModelState, wire.ModelName(model), timeout=None)
-        output.say(told.message)
-
-    return ask
 
 
 pin = _command("pin", "Never evict models to make room for others.\n\nHolds until `modelrunner unpin`.")

@@ -23,7 +23,9 @@ from modelrunner.cli.request import SYSTEM, Parameters, user_message
 @click.option("--temperature", type=click.FloatRange(min=0), metavar="N", help="0 for the likeliest words.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="End the answer after so many tokens.")
 @click.option("--seed", type=int, metavar="N", help="The same seed, the same answer.")
-@click.option("--context-size", type=click.IntRange(min=1), metavar="N", help="Tokens; kept for this model.")
+@click.option(
+    "--context-size", type=click.IntRange(min=-1), metavar="N", help="Tokens, -1 for all; kept for this model."
+)
 @click.option("--keep-alive", metavar="DURATION", help="How long the model stays loaded: 5m, 0, or -1 for ever.")
 @click.option("--backend", metavar="NAME", help="The inference engine; kept for this model.")
 @click.option(

@@ -1,4 +1,4 @@
-"""Starts the daemon for a command that needs it. Two commands that do so at once get one daemon."""
+"""Starts the daemon for a command that needs it. Two commands that start it at the same time get one daemon."""
 
 import fcntl
 import os
@@ -16,16 +16,16 @@ from modelrunner.config import lockfile
 from modelrunner.config.locations import Locations
 from modelrunner.errors import AnswerBroken, DaemonUnreachable, StorageFailed
 
-START_LIMIT = 60.0  # seconds until a daemon must answer; it looks through its store first
-_COMES_BACK = 3.0  # seconds; the daemon publishes a removed socket again within one
+START_LIMIT = 60.0  # seconds until a daemon must answer; it checks its store first
+_COMES_BACK = 3.0  # seconds; the daemon replaces a removed socket within one
 _POLL = 0.02
 
 Connect = Callable[[str], Client]
 
 
 def ensure_running(locations: Locations, connect: Connect) -> Client:
-    """A client of the daemon of `locations`, which answers. Raises `DaemonUnreachable` with its last words if it does
-    not start, `StorageFailed` where there is no place for its data."""
+    """Returns a client of the daemon of `locations`, which answers. Raises `DaemonUnreachable` with the end of its log
+    if it does not start, `StorageFailed` if its data has no place."""
     client = _living(locations, connect)
     if client is None:
         with _turn(locations.data):  # another command may start it meanwhile
@@ -34,8 +34,8 @@ def ensure_running(locations: Locations, connect: Connect) -> Client:
 
 
 def address(locations: Locations) -> str:
-    """The address of the daemon that holds the data directory, wherever it listens; else where one would listen. A
-    socket that was removed comes back within a moment."""
+    """Returns the address of the daemon that holds the data directory, or the one where a daemon would listen. A
+    removed socket comes back within a moment."""
     end = time.monotonic() + _COMES_BACK
     while holder := lockfile.holder(locations.data):
         if os.path.exists(holder.socket):
@@ -47,8 +47,8 @@ def address(locations: Locations) -> str:
 
 
 def _living(locations: Locations, connect: Connect) -> Client | None:
-    """A client of the daemon that is there to stay, or None. One that is shutting down is waited for: another takes its
-    place."""
+    """Returns a client of a daemon that is not shutting down, or None. Waits for a daemon that is: another one takes
+    its place."""
     end = time.monotonic() + START_LIMIT
     while time.monotonic() < end:
         client = connect(address(locations))
@@ -82,7 +82,7 @@ def _start(locations: Locations, connect: Connect) -> Client:
     with log.open("ab") as output:
         begin = output.tell()
         daemon = subprocess.Popen(
-            [sys.executable, "-P", "-m", "modelrunner", "serve"],  # -P: the folder we happen to be in is nobody's code
+            [sys.executable, "-P", "-m", "modelrunner", "serve"],  # -P: code in the current folder is not ours
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -102,7 +102,7 @@ def _wait(daemon: subprocess.Popen[bytes], living: Callable[[], Client | None], 
     end = time.monotonic() + START_LIMIT
     while not (client := living()):
         if daemon.poll() is not None:
-            if client := living():  # it found another one, started by hand a moment ago, in its place
+            if client := living():  # it found another daemon in its place, started by hand a moment ago
                 return client
             raise DaemonUnreachable(f"the daemon did not start: {_last_words(log, begin)}; all of it is in {log}")
         if time.monotonic() > end:

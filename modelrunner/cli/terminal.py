@@ -1,5 +1,4 @@
-"""Keeps words whole at the end of a terminal's line, hides keys that are typed during an answer, and finds
-repetitions."""
+"""Wraps words at the terminal's edge, hides keys that are typed during an answer, and detects repetitions."""
 
 import sys
 from collections.abc import Iterator
@@ -12,8 +11,8 @@ _BACK = "\x1b[%dD\x1b[K"  # ECMA-48: the cursor to the left, and the rest of the
 
 
 class Wrapper:
-    """Breaks text, which comes in pieces, at the blanks between words. A word that reaches the edge of the terminal (of
-    `columns` columns) is erased and begins the next line. Markdown code between fences stays as it is."""
+    """Wraps text, which comes in pieces, between words. A word that reaches the edge of the terminal (of `columns`
+    columns) is erased and begins the next line. Markdown code between fences stays unchanged."""
 
     def __init__(self, columns: int) -> None:
         self._columns = columns - 1  # in the last column, terminals differ in where the cursor stands

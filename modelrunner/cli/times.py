@@ -6,7 +6,7 @@ _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
 def span(seconds: float) -> str:
-    """The largest unit, rounded: "4 minutes"."""
+    """Returns the largest unit, rounded: "4 minutes"."""
     for name, size in _UNITS:
         count = round(seconds / size)
         if count >= 1:
@@ -15,7 +15,7 @@ def span(seconds: float) -> str:
 
 
 def relative(moment: datetime, now: datetime) -> str:
-    """ "3 hours ago", "in 4 minutes", "now"."""
+    """Returns "3 hours ago", "in 4 minutes" or "now"."""
     seconds = (moment - now).total_seconds()
     text = span(abs(seconds))
     return text if text == "now" else f"in {text}" if seconds > 0 else f"{text} ago"
@@ -26,5 +26,5 @@ def ago(unix: float) -> str:
 
 
 def until(rfc3339: str | None) -> str:
-    """Returns "never" for None."""
+    """Returns the time from now, "never" for None."""
     return relative(datetime.fromisoformat(rfc3339), datetime.now(UTC)) if rfc3339 else "never"

@@ -1,4 +1,4 @@
-"""The last things that happened, and a feed of those to come that no slow reader can hold up."""
+"""The last items of a sequence, and a feed of new ones that no slow reader can block."""
 
 import asyncio
 from collections import deque
@@ -16,10 +16,10 @@ class Feed(Generic[T]):
         self.last = first - 1
         self.closed = False
         self._ring: deque[T] = deque(maxlen=kept)
-        self._news: asyncio.Event | None = None  # only while somebody waits: an item costs little without readers
+        self._news: asyncio.Event | None = None  # only while a reader waits: an item costs little without readers
 
     def __iter__(self) -> Iterator[T]:
-        """The items that are kept, oldest first."""
+        """Yields the kept items, oldest first."""
         return iter(list(self._ring))
 
     def add(self, item: T) -> None:
@@ -29,16 +29,16 @@ class Feed(Generic[T]):
         self._tell()
 
     def subscribe(self, after: int | None = None, idle: float | None = None) -> AsyncGenerator[T | None, None]:
-        """The items from now on, or from those after the ID `after` on, as far as they are kept. With `idle`, None
-        whenever nothing has happened for so many seconds. Ends when the feed is closed, and for a reader that fell
-        behind by more than is kept: it may come back with the last ID it saw."""
+        """Yields the items from now on, or those after the ID `after`, as far as they are kept. With `idle`, yields
+        None after so many seconds without an item. Ends when the feed is closed, and for a reader that is too far
+        behind: it may come back with the last ID that it saw."""
         if after is None:
             return self._follow(self.last, idle)
         oldest = self.last - len(self._ring)
         return self._follow(after if oldest <= after <= self.last else oldest, idle)
 
     def close(self) -> None:
-        """Ends every subscription once it has given the items that are there."""
+        """Ends every subscription after the last item."""
         self.closed = True
         self._tell()
 

@@ -1,4 +1,4 @@
-"""Work that several callers wait for: a later caller joins in and sees its progress."""
+"""Work with several callers: a later caller joins in and sees its progress."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -28,7 +28,7 @@ class JointWork(Generic[P, R]):
 
     @property
     def abandoned(self) -> bool:
-        """True once it was cancelled: a later caller waits for its end, and starts it anew."""
+        """True once the work was cancelled: a later caller waits for its end, and starts it anew."""
         return self.task.cancelling() > 0
 
     async def follow(self, watcher: Callable[[P], None]) -> R:

@@ -1,12 +1,13 @@
-"""Ending a task of asyncio for certain."""
+"""Ends a task of asyncio for certain."""
 
 import asyncio
 from typing import Any
 
 
 async def stopped(task: "asyncio.Task[Any]", patience: float | None = None) -> None:
-    """Cancels `task` and waits for its end. A cancellation of the caller is passed on to it, and raised afterwards.
-    After `patience` seconds without an end it is cancelled once more, which ends an engine at once."""
+    """Cancels `task` and waits for its end. If the caller is cancelled meanwhile, cancels `task` again and raises
+    `CancelledError` afterwards. A task that has not ended after `patience` seconds is cancelled once more, which ends
+    an engine at once."""
     cancelled = False
     while not task.done():
         task.cancel()

@@ -1,4 +1,4 @@
-"""Threads for blocking work, in pools by purpose: work that may take minutes never keeps short work waiting."""
+"""Threads for blocking work, in pools by purpose: work of minutes never delays short work."""
 
 import asyncio
 import threading
@@ -19,10 +19,10 @@ _pools: "WeakSet[Pool]" = WeakSet()
 
 
 class Pool(ThreadPoolExecutor):
-    """At most `threads` pieces of work at a time; a thread ends when nothing more waits. It is a `ThreadPoolExecutor`
-    because asyncio takes nothing else as its default executor. The threads are daemons: a call that hangs in the kernel
-    cannot keep the process from ending. `prompt` says that its work is short: a piece that waits long for a thread is
-    then a fault, which `stuck` reports."""
+    """At most `threads` pieces of work at a time; a thread ends when no work waits. It is a `ThreadPoolExecutor`
+    because asyncio accepts no other default executor. The threads are daemons: a call that hangs in the kernel cannot
+    keep the process from ending. In a `prompt` pool all work is short: a long wait for a thread is a fault, which
+    `stuck` reports."""
 
     def __init__(
         self, purpose: str, threads: int, *, prompt: bool, clock: Callable[[], float] = time.monotonic
@@ -52,12 +52,12 @@ class Pool(ThreadPoolExecutor):
         return future
 
     def delay(self) -> float:
-        """Seconds that the oldest piece of work has waited for a thread; 0 if none waits."""
+        """Returns how many seconds the oldest piece of work has waited for a thread; 0 if none waits."""
         with self._lock:
             return self._clock() - self._waiting[0][0] if self._waiting else 0.0
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Takes no more work, drops what waits, and with `wait` gives what runs 5 s to end."""
+        """Takes no more work, drops waiting work, and with `wait` gives running work 5 s to end."""
         with self._lock:
             self._closed = True
             running = tuple(self._running)
@@ -97,7 +97,7 @@ class Pool(ThreadPoolExecutor):
             del future, call, settle
 
 
-# Pieces of downloads that are written, and other short work of pulls.
+# Writes pieces of downloads, and does other short work of pulls.
 TRANSFERS = Pool("transfers", 4, prompt=True)
 # Reads large bodies of requests.
 BODIES = Pool("bodies", 2, prompt=True)
@@ -115,8 +115,8 @@ def stuck() -> str:
 
 
 async def in_thread(work: Callable[[threading.Event], T], pool: Pool = TRANSFERS) -> T:
-    """Runs `work(stop)` in a thread of `pool`. Cancelled, it sets `stop`, which `work` looks at, and ends when `work`
-    has; work that has not begun is dropped."""
+    """Runs `work(stop)` in a thread of `pool`. When cancelled, it sets `stop`, which `work` checks, and ends when
+    `work` has; work that has not begun is dropped."""
     stop = threading.Event()
     task = asyncio.wrap_future(begun := pool.submit(work, stop))
     try:
@@ -129,7 +129,7 @@ async def in_thread(work: Callable[[threading.Event], T], pool: Pool = TRANSFERS
 
 
 async def ended(task: asyncio.Future[Any]) -> None:
-    """Waits until the task has ended, however it ended."""
+    """Waits for the end of the task, successful or not."""
     await asyncio.wait({task})
     if not task.cancelled():
-        task.exception()  # looked at, so that asyncio does not complain that nobody did
+        task.exception()  # retrieved, so that asyncio does not log it

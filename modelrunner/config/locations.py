@@ -65,6 +65,11 @@ class Locations:
     def runtime(self) -> Path:
         return self.runtimes[0]
 
+    @property
+    def logins(self) -> Path:
+        """The file with the passwords of registries."""
+        return logins_beside(self.config_file)
+
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
@@ -91,6 +96,11 @@ class ConfigFile:
 
         found = place(self.text, key)
         return f"{self.path}, line {found[0]}, column {found[1]}" if found else str(self.path)
+
+
+def logins_beside(config_file: Path) -> Path:
+    """The file with the passwords of registries, in docker's format."""
+    return config_file.with_name("logins.json")
 
 
 def default_runtimes(data: Path) -> tuple[Path, ...]:

@@ -2,7 +2,7 @@
 configuration file and `modelrunner configure`."""
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -90,12 +90,14 @@ class ModelConfiguration(
             )
         return self
 
-    def merged(self, patch: Mapping[str, Any]) -> "ModelConfiguration":
+    def merged(self, patch: Mapping[str, Any], tables: Collection[str] = ()) -> "ModelConfiguration":
         """Applies a JSON merge patch (RFC 7396) in the names of the wire: a field that is left out keeps its value,
-        null resets it, tables are merged key by key. Raises `BadRequest` as `of` does."""
+        null resets it, tables are merged key by key. `tables` are those of the known backends, which null may reset
+        where they are not set. Raises `BadRequest` as `of` does."""
         before = self.as_dict()
+        known = {*FIELDS, *before, *tables, _RAW_FLAGS}
         for name, value in patch.items():
-            if value is None and name not in FIELDS and name not in before and name != _RAW_FLAGS:
+            if value is None and name not in known:
                 raise unknown(name)
         return self.of(_merge(before, with_raw_flags(patch)))
 

@@ -75,6 +75,23 @@ Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeV
 ModelTable = Annotated[ModelConfiguration, BeforeValidator(_model)]
 
 
+FilePath = Annotated[Path, AfterValidator(Path.expanduser)]
+
+
+class RegistryTable(BaseModel):
+    """A `[registries."HOST"]` table; docs/models.md describes each key."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mirrors: Words = ()
+    location: str | None = None
+    plain_http: bool | None = None
+    ca: FilePath | None = None
+    token_hosts: Words = ()
+    hosts: Words = ()
+    keys: tuple[FilePath, ...] = ()
+
+
 class Settings(BaseModel):
     """docs/configuration.md describes each setting. Sizes are in bytes, times in seconds."""
 
@@ -101,7 +118,8 @@ class Settings(BaseModel):
     drain_limit: Seconds = 30.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _by(lambda v: str(v).lower())] = "info"
     telemetry: bool = True
-    llama_server: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
+    llama_server: FilePath | None = None
+    registries: Mapping[str, RegistryTable] = Field(default_factory=dict)
     models: Mapping[str, ModelTable] = Field(default_factory=dict)
     backends: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
 

@@ -15,6 +15,7 @@ from modelrunner.api.engine_routes import EngineRoutes
 from modelrunner.api.insight_routes import InsightRoutes
 from modelrunner.api.middleware import connections, envelope, finish_head
 from modelrunner.api.model_routes import ModelRoutes
+from modelrunner.api.ollama_routes import OllamaRoutes
 from modelrunner.api.residency_routes import ResidencyRoutes
 from modelrunner.api.telemetry_routes import TelemetryRoutes
 from modelrunner.concurrency.threads import Pool
@@ -25,7 +26,7 @@ from modelrunner.daemon.doorway import Doorway, open_port
 from modelrunner.daemon.parts import Parts, build, make_reloader
 from modelrunner.daemon.system_routes import Addresses, SystemRoutes
 from modelrunner.gateway import protocol
-from modelrunner.gateway.access import Access
+from modelrunner.gateway.access import Access, host_names
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.http.limits import Limits
 from modelrunner.models.foresight import Foresight
@@ -41,7 +42,7 @@ _CLOSING = 2.0  # seconds that answers of the control plane get at the end
 
 
 def run(settings: Settings) -> None:
-    """The daemon as a process of its own, until it is asked to stop. Raises what `serve` raises."""
+    """Runs the daemon as a process of its own, until it is asked to stop. Raises what `serve` raises."""
     import uvloop
 
     instance.prepare_process()
@@ -56,7 +57,7 @@ async def serve(
     registry: BackendRegistry | None = None,
     last: bool = False,
 ) -> None:
-    """Holds the data directory, serves until a signal or `POST /shutdown`, drains, and leaves nothing behind. `ready`
+    """Locks the data directory, serves until a signal or `POST /shutdown`, drains, and leaves nothing behind. `ready`
     is called once both listeners answer; `registry` replaces the installed backends; with `last` the process ends
     afterwards. Raises `AlreadyRunning`, `ConfigurationError`, `StorageFailed`."""
     with (
@@ -86,7 +87,7 @@ async def serve(
                 finally:
                     await server.stop()
         if addresses.socket.parent in default_runtimes(settings.data_dir):
-            with suppress(OSError):  # not empty: another program's
+            with suppress(OSError):  # not empty: it has another program's files
                 addresses.socket.parent.rmdir()
 
 
@@ -100,7 +101,7 @@ class Daemon:
         self._tcp = tcp
         self.lifecycle = instance.Lifecycle()
         port = tcp.getsockname()[1] if tcp else 0
-        access = Access.for_listener(port, settings.hosts, settings.origins)
+        access = Access(host_names(port, settings.hosts), settings.origins)
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = Limits.within(descriptors, body=settings.body_limit, total_body=settings.total_body_limit)
         self._pipeline = Pipeline(InstallOnDemand(parts.resolver, parts.installer), parts.scheduler, access, limits)
@@ -161,17 +162,18 @@ class Daemon:
         log.info("ended")
 
     def _application(self) -> web.Application:
-        """The control plane."""
+        """Makes the control plane."""
         parts, pipeline, lifecycle = self._parts, self._pipeline, self.lifecycle
         app = web.Application(middlewares=[envelope(lifecycle.stop.is_set)], client_max_size=self._settings.body_limit)
         app.on_response_prepare.append(finish_head)
         families = (
-            # Before the routes of models, which take what follows `/models/` for a reference.
+            # Before the routes of models, where all text after `/models/` is a reference.
             InsightRoutes(parts.library, parts.advisor, parts.scheduler.events),
             ModelRoutes(parts.library),
             EngineRoutes(parts.scheduler, parts.presence, parts.disk, parts.statuses, parts.installer),
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
             TelemetryRoutes(self._telemetry),
+            OllamaRoutes(parts.library, parts.scheduler),
             ResidencyRoutes(parts.presence, parts.preloader),
             SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running)),
         )

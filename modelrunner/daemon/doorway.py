@@ -1,4 +1,4 @@
-"""The daemon's listeners: its Unix socket, which stays reachable if its files are removed, and its TCP port."""
+"""The daemon's listeners: its Unix socket, which is made again if its files are removed, and its TCP port."""
 
 import asyncio
 import logging
@@ -18,11 +18,11 @@ Serve = Callable[[UnixListener], Awaitable[asyncio.Server]]
 
 
 class Doorway:
-    """The published Unix socket. `addresses` say where it is, and why the daemon cannot be reached on it."""
+    """The published Unix socket. `addresses` have its path, and the reason if it cannot be reached."""
 
     def __init__(self, unix: UnixListener, addresses: Addresses, place: Callable[[], Path], announce: Announce) -> None:
-        """`place` makes the folder of the socket and returns the socket's path, which may be another than before:
-        systemd removes the runtime directory of a user who has logged out."""
+        """`place` makes the folder of the socket and returns the socket's path. The path may change: systemd removes
+        the runtime directory of a user who has logged out."""
         self._unix = unix
         self.addresses = addresses
         self._place = place
@@ -30,13 +30,13 @@ class Doorway:
         self._server: asyncio.Server | None = None
 
     async def open(self, serve: Serve) -> None:
-        """Serves the listener, then publishes it."""
+        """Starts serving, then publishes the socket."""
         self._server = await serve(self._unix)
         self._unix.publish()
         self._announce(self.addresses.socket, self.addresses.listen)
 
     async def watch(self, serve: Serve) -> None:
-        """Publishes another socket when this one is gone. Does not end by itself."""
+        """Publishes a new socket when this one is gone. Runs until it is cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL)
             if not self._unix.is_published():
@@ -58,15 +58,15 @@ class Doorway:
         log.warning("the socket was gone: the daemon listens on %s", path)
 
     def close(self) -> None:
-        """Takes no more connections; those that are open stay."""
+        """Accepts no more connections; open ones stay."""
         if self._server is not None:
             self._server.close()
         self._unix.close()
 
 
 def open_port(listen: str, *, wanted: bool) -> socket.socket | None:
-    """Opens the TCP listener, None without one. If the port is taken, perhaps by the daemon of another user, an address
-    that is only the default (not `wanted`) is given up: the Unix socket alone will do. Raises `ConfigurationError`,
+    """Opens the TCP listener; returns None without one. If the port is taken, perhaps by the daemon of another user, an
+    address that is only the default (not `wanted`) is given up: the Unix socket is enough. Raises `ConfigurationError`,
     `AlreadyRunning`."""
     try:
         return bind_tcp(listen)

@@ -1,5 +1,5 @@
-"""The lock of the data directory, the listening sockets and signals of the daemon, and the clean-up after a daemon that
-was killed."""
+"""The daemon's lock of the data directory, its listening sockets and its signals, and the clean-up after a killed
+daemon."""
 
 import asyncio
 import errno
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 # Seconds; Python's own are 0.005. A thread gives the interpreter away with each system call, and waits this long to get
 # it back from a busy loop: what looks at many files (`/version`) took 0.6 s beside a flood of requests, 0.25 with this.
 _SWITCH_INTERVAL = 0.001
-_HANDOVER = 10.0  # seconds that a new daemon gives one that is starting or ending
+_HANDOVER = 10.0  # seconds that a new daemon waits for one that is starting or ending
 _POLL = 0.05
 _PROBE_TIMEOUT = 1.0
 BACKLOG = 1024
-"""Clients that may wait to be accepted; one more waits a second until its system tries again."""
+"""Clients in the queue of a listener; a further client's system tries again after a second."""
 _MOST_DESCRIPTORS = 1 << 16
 _RUNTIME = re.compile(r"modelrunner-(\d+-)?[0-9a-f]{8}")
 
@@ -44,8 +44,8 @@ class AlreadyRunning(ModelRunnerError):
 
 
 class Lifecycle:
-    """Set from signals and from `POST /shutdown`: the first request to stop drains, the second does not wait.
-    `on_reload`, once it is set, is called to read the configuration again."""
+    """The requests to stop, from signals and from `POST /shutdown`: the first one drains, the second one does not wait.
+    `on_reload`, if set, reads the configuration again."""
 
     def __init__(self) -> None:
         self.on_reload: Callable[[], None] | None = None
@@ -58,8 +58,8 @@ class Lifecycle:
         (self.hurry if self.stop.is_set() else self.stop).set()
 
     def hang_up(self) -> None:
-        """HUP asks a service to read its configuration again. To a program in a terminal it says that the terminal was
-        closed: the system has detached it from the terminal before it sends the signal."""
+        """Handles HUP. It asks a service to read its configuration again. For a program in a terminal it means that the
+        terminal was closed: the system detaches the program from the terminal before it sends the signal."""
         closed = any(not os.isatty(descriptor) for descriptor in self._terminals)
         if closed or self.on_reload is None:
             self.request_stop()
@@ -68,8 +68,8 @@ class Lifecycle:
 
     @contextmanager
     def on_signals(self, *, last: bool = False) -> Iterator[None]:
-        """TERM and INT (Ctrl-C) ask to stop. With `last` the process ends after the block: signals that come then are
-        ignored, so that its exit status is its own."""
+        """Stops on TERM and INT (Ctrl-C). With `last` the process ends after the block, and ignores later signals, so
+        that its exit status is its own."""
         loop = asyncio.get_running_loop()
         asked = {
             signal.SIGTERM: self.request_stop,
@@ -89,9 +89,9 @@ class Lifecycle:
 
 
 def prepare_process() -> None:
-    """Takes descriptors 0 to 2, so that no socket or file of ours becomes some library's stdout; allows as many others
-    as the system grants; lets a thread that looks at files get on while the event loop is busy; and adopts what a
-    killed guardian leaves."""
+    """Prepares the process of the daemon. Occupies descriptors 0 to 2, so that none of our sockets or files becomes
+    some library's stdout; raises the limit of descriptors; lets threads run while the event loop is busy; and adopts
+    the processes of killed guardians."""
     become_subreaper()
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -108,10 +108,10 @@ Announce = Callable[[Path, str], None]
 
 @contextmanager
 def hold(data: Path, socket_path: Path) -> Iterator[Announce]:
-    """Holds the lock of the data directory for as long as the block lasts; it ends with the process, however that ends.
-    A daemon that is just starting or ending is waited for. Gives a function that writes the daemon's addresses (the
-    path of its socket, and its TCP address or "") into the lock file. Raises `AlreadyRunning`, which names the holder,
-    and `ConfigurationError`."""
+    """Holds the lock of the data directory within the block; the lock ends with the process, however that ends. Waits
+    for a daemon that is just starting or ending. Yields a function that writes the daemon's addresses (the path of its
+    socket, and its TCP address or "") into the lock file. Raises `AlreadyRunning`, which names the holder, and
+    `ConfigurationError`."""
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(data / lockfile.NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -122,7 +122,7 @@ def hold(data: Path, socket_path: Path) -> Iterator[Announce]:
         ) from error
 
     def announce(path: Path, listen: str) -> None:
-        with suppress(OSError):  # a full disk: what was written before is still there
+        with suppress(OSError):  # a full disk: the earlier content is still there
             lockfile.write(lock, lockfile.Holder(os.getpid(), str(path), listen))
 
     try:
@@ -163,8 +163,8 @@ def answers(path: Path) -> bool:
 
 
 def remove_abandoned(runtime: Path) -> None:
-    """Removes the folders beside `runtime` of daemons that are gone: of the same kind and user, without a listener, and
-    unchanged for a day. Their data directories may have been deleted."""
+    """Removes folders of dead daemons beside `runtime`: of the same kind and user, without a listener, and unchanged
+    for a day. Their data directories may have been deleted."""
     yesterday = time.time() - 24 * 3600
     for folder in runtime.parent.glob("modelrunner-*"):
         with suppress(OSError):
@@ -177,7 +177,7 @@ def remove_abandoned(runtime: Path) -> None:
 
 
 def remove_dead_sockets(runtime: Path) -> None:
-    """Removes the sockets that a killed daemon left. A socket with a listener stays."""
+    """Removes the sockets of killed daemons. A socket with a listener stays."""
     for path in runtime.iterdir():
         with suppress(FileNotFoundError):
             if stat.S_ISSOCK(path.lstat().st_mode) and not answers(path):
@@ -186,8 +186,8 @@ def remove_dead_sockets(runtime: Path) -> None:
 
 
 class UnixListener:
-    """A listening socket of mode 0600 with a temporary name until it is published: so no client finds a socket that
-    does not answer, and asyncio, which removes whatever lies at a path that it binds, never sees the path."""
+    """A listening socket of mode 0600, with a temporary name until it is published: so no client finds a socket that
+    does not answer. asyncio removes files at paths that it binds, so it never gets the path."""
 
     def __init__(self, path: Path) -> None:
         """Raises `AlreadyRunning` if another program listens on `path`, `ConfigurationError` if no socket can be
@@ -223,7 +223,7 @@ class UnixListener:
         self._temporary.rename(self._path)
 
     def is_published(self) -> bool:
-        """False once its name was removed, or belongs to another socket."""
+        """Returns False once the name was removed, or belongs to another socket."""
         try:
             return os.path.samestat(self._path.lstat(), self._identity)
         except OSError:
@@ -249,7 +249,7 @@ def bind_tcp(listen: str) -> socket.socket | None:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        # Now, not when the event loop is ready: with SO_REUSEADDR two may bind, but only one listens.
+        # Not later, in the event loop: with SO_REUSEADDR two programs may bind, but only one can listen.
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()

@@ -1,4 +1,4 @@
-"""The daemon's own log, and reading it and the engines' logs while they grow and rotate."""
+"""The daemon's own log, and readers of growing and rotating logs."""
 
 import asyncio
 import logging
@@ -24,8 +24,8 @@ def daemon_log(logs: Path) -> Path:
 
 @contextmanager
 def logging_to(logs: Path, level: str) -> Iterator[None]:
-    """Everything that the process logs goes to `logs`/daemon.log, and to stderr unless that is the same file, as it is
-    when a command started the daemon."""
+    """Logs everything to `logs`/daemon.log, and to stderr unless that is the same file, as it is when a command started
+    the daemon."""
     logs.mkdir(parents=True, exist_ok=True)
     path = daemon_log(logs)
     handlers: list[logging.Handler] = [RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")]
@@ -49,22 +49,22 @@ def logging_to(logs: Path, level: str) -> Iterator[None]:
 
 
 def set_level(level: str) -> None:
-    """Sets the level of every logger that has none of its own."""
+    """Sets the level of all loggers without a level of their own."""
     logging.getLogger().setLevel(level.upper())
 
 
 def prune_engine_logs(logs: Path) -> None:
     """Keeps the newest `ENGINE_LOGS_KEPT` logs: every revision of a model's configuration has one of its own."""
     found = sorted(logs.glob("engine-*.log*"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for old in found[2 * ENGINE_LOGS_KEPT :]:  # each may have a predecessor
+    for old in found[2 * ENGINE_LOGS_KEPT :]:  # each log may have a predecessor
         old.unlink(missing_ok=True)
 
 
 async def read_log(
     path: Path, ending: asyncio.Event | None = None, *, lines: int | None = None
 ) -> AsyncIterator[bytes]:
-    """Yields the file's last `lines` lines (all of them for None), read from its end. With `ending`, yields what is
-    added as well, across rotations, until `ending` is set. A missing file counts as empty."""
+    """Yields the file's last `lines` lines (all of them for None), read from its end. With `ending`, yields new content
+    as well, across rotations, until `ending` is set. A missing file counts as empty."""
     file = _open(path)
     try:
         if file is not None and lines is not None:

@@ -1,4 +1,4 @@
-"""The parts of the daemon, made once from its settings."""
+"""Makes the parts of the daemon, once, from its settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from typing import Any
 
 from modelrunner import durable
 from modelrunner.backend import Backend, BackendContext
-from modelrunner.config.locations import ConfigurationError
-from modelrunner.config.settings import Settings
+from modelrunner.config.locations import ConfigurationError, logins_beside
+from modelrunner.config.settings import RegistryTable, Settings
 from modelrunner.daemon import logs, shapes
 from modelrunner.durable import JsonFile
 from modelrunner.errors import InvalidReference, ModelNotFound
@@ -27,15 +27,21 @@ from modelrunner.models.resolve import Resolver
 from modelrunner.models.statuses import Statuses
 from modelrunner.models.templates import TemplateFiles
 from modelrunner.models.validation import Validator
+from modelrunner.oci.credentials import Credentials
+from modelrunner.oci.registries import Registries, RegistryRules
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import Puller
+from modelrunner.pull.file import FileSource
+from modelrunner.pull.huggingface import HuggingFaceSource
+from modelrunner.pull.ociregistry import RegistrySource
+from modelrunner.pull.pypi import PypiSource
 from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
 from modelrunner.store import Reference, Store
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the daemon consists of; the operations, from `library` on, know no HTTP."""
+    """The parts of the daemon; the operations, from `library` on, know no HTTP."""
 
     store: Store
     registry: BackendRegistry
@@ -52,10 +58,11 @@ class Parts:
     statuses: Statuses
     installer: Installer
     preloader: Preloader
+    registries: Registries
 
 
 def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
-    """Opens the store and finds the backends; nothing runs yet. Raises `ConfigurationError`, `StorageFailed`."""
+    """Opens the store and finds the backends; starts nothing. Raises `ConfigurationError`, `StorageFailed`."""
     data = settings.data_dir
     state = data / "state"
     state.mkdir(mode=0o700, exist_ok=True)
@@ -92,7 +99,10 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
         max_wait=settings.max_wait,
         drain_limit=settings.drain_limit,
     )
-    puller = Puller(store)
+    registries = Registries(_rules(settings.registries))
+    credentials = Credentials(logins_beside(settings.config))
+    sources = (PypiSource(), HuggingFaceSource(), FileSource(), RegistrySource(registries, credentials))
+    puller = Puller(store, sources)
     configurator = Configurator(store, scheduler, configurations, resolver, validator)
     shapes.prime()
     return Parts(
@@ -111,7 +121,12 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
         statuses=Statuses(registry),
         installer=Installer(registry, scheduler, resolver.forget),
         preloader=Preloader(store, resolver, scheduler),
+        registries=registries,
     )
+
+
+def _rules(tables: Mapping[str, RegistryTable]) -> dict[str, RegistryRules]:
+    return {host.lower(): RegistryRules(**table.model_dump()) for host, table in tables.items()}
 
 
 def _id(store: Store, reference: str) -> str | None:
@@ -133,7 +148,8 @@ def _context(settings: Settings, backend: type[Backend]) -> BackendContext:
 
 
 def file_settings(settings: Settings) -> FileSettings:
-    """What a reload compares. Raises `ConfigurationError` for a table whose name is no reference."""
+    """Returns the settings that a reload compares. Raises `ConfigurationError` for a table whose name is no
+    reference."""
     for reference in settings.models:
         try:
             Reference.parse(reference)
@@ -144,7 +160,7 @@ def file_settings(settings: Settings) -> FileSettings:
 
 
 def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, port: int) -> Reloader:
-    """With the settings that can be changed while the daemon runs, and the part that each of them belongs to."""
+    """Makes the reloader, with a setter for each setting that can change while the daemon runs."""
     scheduler, access = parts.scheduler, pipeline.access
 
     def set_log_level(changed: Mapping[str, Any]) -> None:
@@ -163,6 +179,7 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, port: in
         ),
         "keep_alive": lambda s: parts.resolver.set_keep_alive(s["keep_alive"]),
         "log_level": set_log_level,
+        "registries": lambda s: parts.registries.replace(_rules(s["registries"])),
     }
     return Reloader(
         file_settings(settings),

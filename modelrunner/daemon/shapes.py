@@ -9,13 +9,13 @@ import msgspec
 
 
 def prime() -> None:
-    """Prepares all structs that are loaded, those of plug-ins included. Call it while no other thread decodes."""
+    """Prepares all loaded structs, including those of plug-ins. Call it while no other thread decodes."""
     for struct in structs():
         msgspec.json.Decoder(struct)
 
 
 def structs() -> Iterator[type[msgspec.Struct]]:
-    """Every subclass of `msgspec.Struct` that is loaded, in no particular order."""
+    """Yields every loaded subclass of `msgspec.Struct`, in no particular order."""
     waiting = [msgspec.Struct]
     while waiting:
         found = waiting.pop().__subclasses__()

@@ -21,8 +21,8 @@ from modelrunner.scheduler import SchedulerHealth
 
 @dataclass(slots=True)
 class Addresses:
-    """Where the daemon is reached. `listen` is "" without a TCP listener. The socket may move while the daemon runs;
-    `trouble` says why it cannot be reached there, "" while it can."""
+    """The daemon's addresses. `listen` is "" without a TCP listener. The socket may move while the daemon runs;
+    `trouble` is the reason if it cannot be reached there, "" otherwise."""
 
     socket: Path
     listen: str
@@ -65,8 +65,8 @@ class SystemRoutes:
         return json_response(self._health())
 
     async def ready(self, request: web.Request) -> web.Response:
-        """503 with the reason while requests should not be sent here. A model that keeps failing, and that is neither
-        pinned nor preloaded, is named with 200: the others are served."""
+        """Answers 503 with the reason while the daemon should get no requests. A model that keeps failing, and that is
+        neither pinned nor preloaded, is named with 200: the others are served."""
         health, insight = self._health(), self._scheduler.insight
         ending = health.status == "shutting_down"
         trouble = "the daemon is shutting down" if ending else self._addresses.trouble or stuck()
@@ -93,8 +93,8 @@ class SystemRoutes:
         )
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
-        """Sends an engine's log with `?runner=ID` or `?model=REF`, else the daemon's. `?lines=N` sends its last N
-        lines only, `?follow` goes on as the log grows."""
+        """Sends an engine's log with `?runner=ID` or `?model=REF`, else the daemon's. `?lines=N` sends its last N lines
+        only, `?follow` continues as the log grows."""
         check_query(request, "runner", "model", "follow", "lines")
         path, lines = self._log_of(request), query_count(request, "lines")
         ending = self._lifecycle.stop if query_flag(request, "follow") else None
@@ -128,7 +128,7 @@ class SystemRoutes:
         return daemon_log(self._logs)
 
     def _newest(self, pattern: str) -> Path:
-        """The newest log of a runner: each revision of the model's configuration writes its own."""
+        """Returns the newest log of a runner: each revision of the model's configuration writes its own."""
         found = max(self._logs.glob(pattern), key=lambda path: path.stat().st_mtime, default=None)
         if found is None:
             raise ModelNotFound("no engine has run with this model, so there is no log", param="model")

@@ -1,9 +1,8 @@
-"""Checks the Host of a request, and the Origin of the page that sends it. This keeps web pages, and names that were
-rebound to loopback, away from a daemon on TCP."""
+"""Checks the Host and the Origin of a request. This keeps web pages, and names that were rebound to loopback, away from
+a daemon on TCP."""
 
 import re
 from collections.abc import Iterable
-from typing import Self
 
 from modelrunner.errors import Forbidden
 
@@ -25,11 +24,6 @@ class Access:
         self.generation += 1
         self._hosts = _matching(host.lower() for host in hosts)
         self._origins = _matching(f"{origin}*" if origin.endswith("://") else origin.rstrip("/") for origin in origins)
-
-    @classmethod
-    def for_listener(cls, port: int, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> Self:
-        """For a listener on `port`: allows the loopback names and `hosts`, each with its own port or with this one."""
-        return cls(host_names(port, hosts), origins)
 
     def check(self, host: str | None, origin: str | None, target_authority: str | None, *, local: bool) -> str | None:
         """Returns the Origin to echo in Access-Control-Allow-Origin, None without one. `target_authority` is the host
@@ -55,20 +49,20 @@ class Access:
     def _allows(self, origin: str, host: str | None, local: bool) -> bool:
         if self._origins.fullmatch(origin):
             return True
-        return not local and host is not None and origin == f"http://{host.lower()}"  # our own pages
+        return not local and host is not None and origin == f"http://{host.lower()}"  # the daemon's own pages
 
 
 def _matching(patterns: Iterable[str]) -> re.Pattern[str]:
-    """Compiles an expression that matches whatever one of the patterns matches, in lower case; nothing without
-    patterns."""
+    """Compiles an expression that matches, in lower case, whatever one of the patterns matches; without patterns,
+    nothing."""
     return re.compile("|".join(map(_expression, patterns)) or r"(?!)")
 
 
 def _expression(pattern: str) -> str:
     if pattern == "*":
-        return r".*://.*"  # not "null", which stands for files and sandboxed frames of anybody
+        return r".*://.*"  # not "null", which stands for local files and sandboxed frames of any page
     name, port = (pattern[:-2], r"(?::[0-9]+)?") if pattern.endswith(":*") else (pattern, "")
-    # A Host has no scheme: a star in it would let a page of any name in, rebound to loopback.
+    # A Host has no scheme: with a star, a page of any name that was rebound to loopback would be allowed.
     return re.escape(name.lower()).replace(r"\*", r"[^/:]*" if "://" in name else r"\*") + port
 
 
@@ -82,8 +76,9 @@ def _has_port(host: str) -> bool:
 
 
 def host_names(port: int, hosts: Iterable[str]) -> list[str]:
-    """Returns the allowed values of a Host header for a listener on `port`."""
+    """Returns the allowed values of a Host header for a listener on `port`: the loopback names and `hosts`, each with
+    its own port or with this one."""
     named = [host if _has_port(host) else f"{host}:{port}" for host in (*LOOPBACK_NAMES, *hosts)]
-    if port == 80:  # a client leaves the default port out
+    if port == 80:  # a client omits the default port
         named += [host.removesuffix(":80") for host in named]
     return named

@@ -1,5 +1,5 @@
-"""Admission: the fast lane's decision about a request's head, for every route. Heads are checked once and cached,
-since a client sends the same one again and again but for its Content-Length."""
+"""Admission: the decision about a request's head, for every route. Checked heads are cached, since a client usually
+sends the same head again with another Content-Length."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,9 +18,10 @@ _NAMES = names_of(HEADERS)
 
 @dataclass(frozen=True, slots=True)
 class AdmittedHead:
-    """A head that was found good. `terms` is None for a request that is not inference: aiohttp answers it. `length` is
-    the Content-Length in bytes, -1 for none; of a remembered head it stands for that of others. `origin` is the allowed
-    page that asks, if one does, and `cors` what the answer says about it. `request_id` is the client's own."""
+    """The head of an admitted request. `terms` is None for a request that is not inference, which aiohttp answers.
+    `length` is the Content-Length in bytes, -1 for none; a cached head may stand for other lengths. `origin` is the
+    allowed web page that sends the request, if any, and `cors` the answer's fields for it. `request_id` is the client's
+    own."""
 
     line: RequestLine
     terms: Terms | None
@@ -34,14 +35,14 @@ class AdmittedHead:
 
 
 class Admission:
-    """Judges the heads of one listener."""
+    """Checks the heads of one listener."""
 
     def __init__(self, pipeline: Pipeline, *, local: bool) -> None:
         self._pipeline = pipeline
         self._local = local
         self.read = lru_cache(maxsize=256)(self._read)
-        """The meaning of a head that `part_length` has parted. The rules of access are asked anew when their number
-        changes. Raises `ModelRunnerError`."""
+        """Checks a head that `part_length` has split. A new generation of the access rules invalidates the cache.
+        Raises `ModelRunnerError`."""
 
     def _read(self, before: bytes, after: bytes, access_generation: int) -> AdmittedHead:
         head = self._parse(with_length(before, after))
@@ -63,7 +64,7 @@ class Admission:
         )
 
     def who(self, data: bytes) -> tuple[str, str | None]:
-        """The ID and the origin of a request that was refused, as far as its head lets them be known."""
+        """Returns the ID and the origin of a refused request, as far as its head shows them."""
         ask_id = new_request_id()
         try:
             head = self._parse(data)

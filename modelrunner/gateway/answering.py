@@ -1,4 +1,4 @@
-"""The writing half of a client's connection: answers, one after the other, at the pace of the client."""
+"""The writing half of a client's connection: answers in order, at the pace of the client."""
 
 import asyncio
 from functools import lru_cache
@@ -15,20 +15,20 @@ _STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) f
 
 
 class Work(Protocol):
-    """The answering of one request: an exchange with an engine, aiohttp, or the look at a large body."""
+    """The work on one request: an exchange with an engine, a request in aiohttp, or the decoding of a large body."""
 
     def pause(self) -> None:
-        """The client takes no more for now. Safe to call again."""
+        """Called when the client reads no more for now. Safe to call again."""
 
     def resume(self) -> None: ...
 
     def cancel(self) -> None:
-        """The client is gone."""
+        """Called when the client is gone."""
 
 
 class Answers(asyncio.Protocol):
-    """The sink of an exchange and the client of a request that was handed over, less the end of an answer. `keep_alive`
-    is true if the connection takes another request, `takes_chunks` if its client knows HTTP/1.1."""
+    """The base of a client's connection. It writes the answers of exchanges and of aiohttp; a subclass ends them.
+    `keep_alive` is true if the connection takes another request, `takes_chunks` if its client knows HTTP/1.1."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -38,13 +38,13 @@ class Answers(asyncio.Protocol):
         self.takes_chunks = True
         self._cors = cors(None)
         self._work: Work | None = None
-        self._full = False  # the client takes no more
-        self._unsent = 0  # bytes, when they were counted last
+        self._full = False  # True while the client reads no more
+        self._unsent = 0  # bytes, at the last count
         self._taken_at = 0.0
 
     def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
         """Writes a head and `data`. `headers` are fields that many answers share, `own` the lines of this answer alone.
-        `length` is that of the body in bytes; None means chunks, or for HTTP/1.0 a body that ends with the
+        `length` is the size of the body in bytes; None means chunks, or for HTTP/1.0 a body that ends with the
         connection."""
         if length is not None:
             own += b"Content-Length: %d\r\n" % length
@@ -56,9 +56,10 @@ class Answers(asyncio.Protocol):
         self.write(b"%b%b%b\r\n%b" % (start, _date(int(time())), own, data))
 
     def write(self, data: bytes) -> None:
-        if data and not self._transport.is_closing():  # uvloop raises on one that broke and has not said so yet
+        # uvloop raises on a broken connection that it has not reported yet.
+        if data and not self._transport.is_closing():
             self._transport.write(data)
-            if self._full and self._work is not None:  # it may have begun to flow after `pause_writing`
+            if self._full and self._work is not None:  # the client may have begun to read after `pause_writing`
                 self._work.pause()
 
     def is_closing(self) -> bool:
@@ -75,12 +76,12 @@ class Answers(asyncio.Protocol):
             self._work.resume()
 
     def _waits_for_client(self) -> bool:
-        """True while bytes wait that the client's machine has not taken."""
+        """True while bytes wait that the client's machine has not accepted."""
         return self._transport.get_write_buffer_size() > 0
 
     def _is_deaf(self, now: float) -> bool:
-        """For a client for which bytes wait, asked again and again: True once it took none of them for `write_stall`
-        seconds. A slow reader may take as long as it likes."""
+        """Called repeatedly for a client with waiting bytes. Returns True once the client has accepted none of them for
+        `write_stall` seconds. A slow reader may take as long as it likes."""
         waiting = unsent(self._transport)
         if waiting != self._unsent:
             self._unsent, self._taken_at = waiting, now

@@ -1,4 +1,4 @@
-"""A client's connection. Every request on it is read and admitted here, then answered by an engine or by aiohttp."""
+"""A client's connection. It reads and admits every request, which an engine or aiohttp then answers."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from modelrunner.http.listener import Listener, hung_up, peer_of, sever
 from modelrunner.http.requests import RequestBody, check_unfinished, head_to_hand_over, path_of
 from modelrunner.http.responses import part_length
 
-_LINGER = 5.0  # seconds for a refused client to stop sending, so that it gets to read why
+_LINGER = 5.0  # seconds for a refused client to stop sending, so that it can read the reason
 _NEVER = float("inf")
 
 
 class ClientConnection(Answers):
-    """One client. It reads a head, then a body, then answers, one request after the other; after a refusal it lingers.
-    Requests that come early wait in `_data`, and begin only when the client has taken the answers before them: so what
-    one client can make the daemon keep is bounded."""
+    """One client. The connection reads a head, then a body, then answers, one request after the other; after a refusal
+    it lingers. Early requests wait in `_data`, and begin only when the client has accepted the answers before them: so
+    one client's share of memory is bounded."""
 
     def __init__(
         self, pipeline: Pipeline, listener: Listener, admission: Admission, fallback: Callable[[], asyncio.Protocol]
@@ -35,11 +35,11 @@ class ClientConnection(Answers):
         self.peer = ""
         self._data = b""
         self._admitted: AdmittedHead | None = None
-        self._body: RequestBody | None = None  # one that has not come to its end
+        self._body: RequestBody | None = None  # an incomplete one
         self._pieces: list[bytes] = []  # of an inference request's body
         self._deadline = _NEVER
         self._reading = True
-        self._held = False  # aiohttp takes no more of the body
+        self._held = False  # aiohttp has paused the body
         self._half_closed = self._lingering = False
 
     # asyncio.Protocol
@@ -64,7 +64,7 @@ class ClientConnection(Answers):
             self._regulate()
 
     def eof_received(self) -> bool:
-        """On TCP a client that stops sending is taken to be gone; on the Unix socket it may wait for its answers."""
+        """On TCP a client that stops sending counts as gone; on the Unix socket it may wait for its answers."""
         if self._listener.local and self._body is None:
             self._half_closed = True
             self._advance()
@@ -106,7 +106,7 @@ class ClientConnection(Answers):
             self._transport.close()
 
     def _leave(self) -> None:
-        """The client is gone, or is given up; so is what it sent ahead."""
+        """Drops the client's work and everything that it sent ahead: the client is gone, or is given up."""
         self._data = b""
         self._drop_body()
         work, self._work = self._work, None
@@ -121,12 +121,12 @@ class ClientConnection(Answers):
 
     def hold(self, held: bool) -> None:
         self._held = held and self._body is not None
-        if self._body is not None:  # the client was made to wait: its time begins anew
+        if self._body is not None:  # the client had to wait: its time begins anew
             self._deadline = self._loop.time() + self._limits.body_idle
         self._regulate()
 
     def _regulate(self) -> None:
-        """Reads as long as there is a use or a place for what comes."""
+        """Pauses and resumes reading: enough was read ahead, or aiohttp has paused the body."""
         early = len(self._data) > max(self._limits.pipelined, self._limits.head)
         reading = not early and not self._held
         if reading != self._reading and not self._transport.is_closing():
@@ -137,18 +137,18 @@ class ClientConnection(Answers):
                 self._transport.pause_reading()
 
     def _advance(self) -> None:
-        """Takes the next request from what was read. The end of its answer calls this again."""
+        """Takes the next request from the received data. The end of its answer calls this again."""
         if self._work is not None or self._body is not None or self._lingering or self._transport.is_closing():
             return
         data = self._data
         if self._full and data:
             return
-        if data[:2] == b"\r\n":  # RFC 9112, 2.2: one empty line before a request is forgiven
+        if data[:2] == b"\r\n":  # RFC 9112, 2.2: one empty line before a request is allowed
             data = data[2:]
         end = data.find(b"\r\n\r\n") + 4
         if 4 <= end <= self._limits.head:
             self._read_head(data, end)
-        elif self._half_closed:  # what is missing will not come
+        elif self._half_closed:  # the rest will not come
             self._leave()
             self._transport.close()
         elif data:
@@ -172,7 +172,7 @@ class ClientConnection(Answers):
             before, after, length = part_length(data[:end])
             admitted = self._admission.read(before, after, self._pipeline.access.generation)
             length = admitted.length if length is None else length
-            body = data[end : end + length] if 0 < length <= len(data) - end else b""  # whole, as most are
+            body = data[end : end + length] if 0 < length <= len(data) - end else b""  # whole, as usual
             if admitted.terms is not None:
                 self._pipeline.buffer(len(body), 0 if admitted.chunked else length)
         except ModelRunnerError as error:
@@ -253,7 +253,7 @@ class ClientConnection(Answers):
             exchange.start()
 
     def _hand_over(self, admitted: AdmittedHead, head: bytes) -> None:
-        self.keep_alive = self.keep_alive and not admitted.line.http_1_0  # whose answers may have no length
+        self.keep_alive = self.keep_alive and not admitted.line.http_1_0  # its answers may have no length
         self._work = work = HandoverTransport(self, admitted, self._fallback(), local=self._listener.local)
         work.start(head_to_hand_over(head, admitted.line))
 
@@ -262,7 +262,9 @@ class ClientConnection(Answers):
     def finish(self) -> None:
         self._work = None
         now = self._loop.time()
-        if self._body is not None:  # it was answered before it had come: what follows cannot be told from it
+        if (
+            self._body is not None
+        ):  # the answer came before the end of the body: the next request cannot be distinguished from the rest
             self._linger()
         elif not self.keep_alive or (self._half_closed and not self._data):
             self._deadline = now + self._limits.write_stall
@@ -280,7 +282,7 @@ class ClientConnection(Answers):
         sever(self._transport)
 
     def _refuse(self, error: ModelRunnerError, ask_id: str, path: str = "") -> None:
-        """Answers, and closes: where the next request would begin cannot be known, or is not worth the reading."""
+        """Answers and closes: the start of the next request is unknown, or the rest is not worth reading."""
         headers, body = self._pipeline.refusal(error, ask_id, path)
         if isinstance(error, MethodNotAllowed):
             headers += ((b"Allow", b"GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"),)
@@ -289,7 +291,7 @@ class ClientConnection(Answers):
         self._linger()
 
     def _linger(self) -> None:
-        """Sends no more, and reads on for a while without looking: closing at once could cost the client the answer."""
+        """Ends the sending side, and discards what still comes: closing at once could cost the client the answer."""
         self._data = b""
         self._drop_body()
         self._lingering = True

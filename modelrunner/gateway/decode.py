@@ -1,4 +1,4 @@
-"""Large bodies: a thread reads them, so that no other request waits."""
+"""Decodes large bodies in a thread, so that no other request waits."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,12 +8,12 @@ from modelrunner.errors import BadRequest
 from modelrunner.gateway.dialects.dialect import Dialect, Fields
 
 LARGE = 512 << 10
-"""Bytes of a body above which a thread looks at it: about the size that takes a millisecond."""
+"""Bytes of a body above which a thread decodes it: about the size that takes a millisecond."""
 
 
 class Decoding:
-    """A large body while a thread reads it as the family does. Then `done` is called with its fields, or with the
-    error; or, if `cancel` came first, `given_up` with the number of its bytes."""
+    """A large body while a thread decodes it for its dialect. At the end it calls `done` with the fields or the error;
+    if `cancel` came first, it calls `given_up` with the size of the body."""
 
     def __init__(
         self,

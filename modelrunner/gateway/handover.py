@@ -1,8 +1,6 @@
-"""One request in aiohttp's hands: a transport in memory between a client's connection and one aiohttp protocol.
-
-The connection feeds it exactly this request; what aiohttp writes goes to the client. Both ways, a side that takes no
-more stops the other. When aiohttp has answered, the connection goes on without it.
-"""
+"""Hands one request to aiohttp. A transport in memory joins the client's connection and one aiohttp protocol: the
+connection feeds it exactly this request, and aiohttp's answer goes to the client. Flow control works in both
+directions. After the answer the connection goes on without aiohttp."""
 
 import asyncio
 from typing import Protocol
@@ -14,25 +12,25 @@ class ClientSide(Protocol):
     """The client's connection."""
 
     keep_alive: bool
-    """Does it take another request after this one?"""
+    """True if the connection takes another request after this one."""
 
     def write(self, data: bytes) -> None: ...
 
     def finish(self) -> None:
-        """The answer is complete."""
+        """Called when the answer is complete."""
 
     def cut(self) -> None:
-        """The answer ends here, and the client must notice."""
+        """Called when the answer breaks off; the client must notice."""
 
     def hold(self, held: bool) -> None:
-        """Reads no more of the request's body while `held`."""
+        """Pauses the reading of the request's body while `held`."""
 
     def is_closing(self) -> bool: ...
 
 
 class HandoverTransport(asyncio.Transport):
-    """`admitted` is the request's head as the fast lane found it, `local` True for one that came on the Unix socket.
-    `answered` is set once the whole answer was written; without it, `close` cuts the client's connection."""
+    """`admitted` is the request's head, `local` True for a request on the Unix socket. `answered` is set once the whole
+    answer was written; without it, `close` cuts the client's connection."""
 
     def __init__(self, client: ClientSide, admitted: AdmittedHead, protocol: asyncio.Protocol, *, local: bool) -> None:
         super().__init__()
@@ -48,11 +46,12 @@ class HandoverTransport(asyncio.Transport):
 
     @property
     def keep_alive(self) -> bool:
-        """Does the client's connection stay open after this answer? Not while a part of the request is missing."""
+        """True if the client's connection stays open after this answer. It does not while a part of the request is
+        missing."""
         return self._client.keep_alive and self._whole
 
     def close_after(self) -> None:
-        """The client's connection is to close after this answer."""
+        """Closes the client's connection after this answer."""
         self._client.keep_alive = False
 
     # the client's side
@@ -62,12 +61,12 @@ class HandoverTransport(asyncio.Transport):
         self.feed(head)
 
     def feed(self, data: bytes) -> None:
-        """A part of the request, framed as its head says."""
+        """Passes on a part of the request, framed as its head says."""
         if data and not self._closed:
             self._protocol.data_received(data)
 
     def feed_body(self, piece: bytes, *, last: bool) -> None:
-        """A piece of the body; its chunks are made anew."""
+        """Passes on a piece of the body, with new chunk framing where the head announces chunks."""
         if self.admitted.chunked:
             piece = (b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b"") + (b"0\r\n\r\n" if last else b"")
         self._whole = last
@@ -84,7 +83,7 @@ class HandoverTransport(asyncio.Transport):
             self._protocol.resume_writing()
 
     def cancel(self) -> None:
-        """The client is gone: aiohttp cancels the handler."""
+        """Called when the client is gone: aiohttp cancels the handler."""
         if not self._closed:
             self._closed = True
             self._protocol.connection_lost(None)

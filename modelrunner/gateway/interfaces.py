@@ -1,4 +1,4 @@
-"""What the data plane passes on: a request that was found good, and the client's side of its answer."""
+"""An admitted request, and the client's side of its answer."""
 
 from typing import Protocol
 
@@ -11,9 +11,9 @@ from modelrunner.types import KeepAlive
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
-    """What a request's head asks for, found good. It says nothing about the body, so requests with the same head share
-    it. `request_id` is the client's own, `origin` the page that sends it, if there is one; `caller` and `batch` are for
-    the scheduler's order."""
+    """The head of an admitted inference request. It says nothing about the body, so requests with the same head share
+    it. `request_id` is the client's own, `origin` the web page that sends the request, if any; `caller` and `batch` are
+    for the scheduler's order."""
 
     route: Route
     origin: str | None
@@ -43,19 +43,20 @@ class Inference(msgspec.Struct, frozen=True, gc=False):
 
 
 class Sink(Protocol):
-    """Where an answer goes: a lane's side of the client's connection. None of its methods raises or waits."""
+    """The destination of an answer: the client's connection. None of its methods raises or waits."""
 
     takes_chunks: bool
     """True where a body of unknown length is written with its chunk framing."""
 
     def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
-        """The head, and what there is of the body. `headers` are those that many answers have, `own` the lines that
-        only this one has, each with its CR LF. `length` is None if unknown."""
+        """Writes the head and the available part of the body. `headers` are fields that many answers share; `own` are
+        the lines of this answer alone, each with its CR LF. `length` is None if unknown."""
 
     def write(self, data: bytes) -> None: ...
 
     def finish(self) -> None:
-        """The answer is complete."""
+        """Called when the answer is complete."""
 
     def cut(self) -> None:
-        """The answer ends here, and the client must notice: what was written goes out, then the connection closes."""
+        """Breaks the answer off, so that the client must notice: the written bytes go out, then the connection
+        closes."""

@@ -1,4 +1,4 @@
-"""The record of a finished request that observers get: metrics, recording, usage, and the access log."""
+"""The record of a finished request for observers: metrics, recording, usage, and the access log."""
 
 import logging
 from time import perf_counter
@@ -46,16 +46,17 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class Observer(Protocol):
-    """Told of every request. It is called from the event loop, so it must not wait. What it raises is logged."""
+    """An observer gets the record of every request. It is called from the event loop, so it must not wait. Exceptions
+    are logged."""
 
     tail: int
-    """How many bytes of the end of each answer it wants to see: 0 for none."""
+    """How many bytes of the end of each answer the observer gets: 0 for none."""
 
     def finished(self, record: RequestRecord) -> None: ...
 
 
 class Meter:
-    """Measures an answer on its way from the engine, and keeps its last `limit` bytes. Made only with an
+    """Measures an answer on its way from the engine, and keeps its last `limit` bytes. There is one only if there is an
     observer."""
 
     def __init__(self, tail: int) -> None:
@@ -80,7 +81,7 @@ class Meter:
 def record_of(
     ask: Inference, lease: "Lease | None", meter: Meter, status: int, error: ModelRunnerError | None
 ) -> RequestRecord:
-    """For an exchange that is over. `lease` is the one that it had at its end."""
+    """Makes the record of a finished exchange. `lease` is the last lease of the exchange."""
     route, key = ask.terms.route, lease.runner.key if lease is not None else None
     return RequestRecord(
         request_id=ask.request_id,
@@ -104,7 +105,7 @@ def record_of(
 
 
 class AccessLog:
-    """A line for each request in the daemon's log, at the level debug."""
+    """Logs a line for each request, at the level debug."""
 
     tail = 0
 

@@ -1,4 +1,4 @@
-"""The way of an answer that does not go to the client just as it comes: it is translated, measured, or framed anew."""
+"""Passes on an answer that does not reach the client unchanged: it is translated, measured, or framed anew."""
 
 from modelrunner.gateway.dialects.dialect import Translation
 from modelrunner.gateway.interfaces import Sink
@@ -7,7 +7,7 @@ from modelrunner.gateway.render import chunk
 
 
 class Passage:
-    """From the engine to `sink`. `framing` is True where the client's chunks are made here."""
+    """The way from the engine to `sink`. With `framing`, the answer's chunks are made here."""
 
     def __init__(self, sink: Sink, meter: Meter | None, translation: Translation | None, *, framing: bool) -> None:
         self._sink = sink
@@ -16,7 +16,7 @@ class Passage:
         self._framing = framing
 
     def write(self, data: bytes) -> None:
-        """Takes a piece of the engine's body. Raises `EngineProtocolError` where it cannot be translated."""
+        """Passes on a piece of the engine's body. Raises `EngineProtocolError` if it cannot be translated."""
         if self._meter is not None:
             self._meter.add(data)
         if self._translation is not None:
@@ -24,6 +24,6 @@ class Passage:
         self._sink.write(chunk(data) if self._framing and data else data)
 
     def end(self) -> None:
-        """The engine's body is complete. Raises `EngineProtocolError`."""
+        """Ends the answer once the engine's body is complete. Raises `EngineProtocolError`."""
         data = self._translation.end() if self._translation is not None else b""
         self._sink.write((chunk(data) if data else b"") + b"0\r\n\r\n" if self._framing else data)

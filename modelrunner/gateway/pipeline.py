@@ -1,4 +1,5 @@
-"""Admission of a request: from its head and body to an exchange. Both lanes use it, so that they mean the same."""
+"""Admission of a request: from its head and body to an exchange. Inference and control plane share it, so that the same
+rules hold for both."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -36,29 +37,29 @@ HEADERS = frozenset(
         *("x-api-key", "x-caller", "x-preload-only", "x-priority", "x-progress", "x-request-id"),
     )
 )
-"""What is asked of a request's head, in lower case. None of them may be given twice."""
+"""The fields of a request's head that are used, in lower case. Each may be given once."""
 GetHeader = Callable[[str], str | None]
-"""One of these by its name in lower case, None where the request does not have it."""
+"""Returns one of these by its name in lower case, None if the request lacks it."""
 _LONGEST_CALLER = 64
 
 
 class Resolve(Protocol):
-    """From (backend or None, model as the client wrote it, mode) to what the scheduler is asked for. `stage` is what
+    """Resolves (backend or None, model as the client wrote it, mode) to the scheduler's target. `stage` is what
     requests wait for that are not resolved yet."""
 
     stage: str
 
     @property
     def known(self) -> Mapping[tuple[str | None, str, Mode], Target]:
-        """The targets that were resolved and still hold."""
+        """The targets that are resolved and still valid."""
 
     async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
-        """Does off the event loop what a call would have to read from disk."""
+        """Reads in a thread what a call would read from disk."""
 
     def __call__(self, backend: str | None, model: str, mode: Mode) -> Target: ...
 
     def endpoints(self, target: Target) -> frozenset[str]:
-        """As of `Backend.endpoints`, of the target's backend."""
+        """`Backend.endpoints` of the target's backend."""
 
 
 class Pipeline:
@@ -76,16 +77,16 @@ class Pipeline:
         self.running: set[Exchange] = set()
         self.buffered = 0
 
-    # what a lane asks, in this order
+    # admission, in this order
 
     def origin(self, header: GetHeader, authority: str | None, *, local: bool) -> str | None:
-        """The allowed Origin of the request, if it has one. `authority` is the host of an absolute target. Raises
-        `Forbidden`."""
+        """Returns the allowed Origin of the request, if it has one. `authority` is the host of an absolute target.
+        Raises `Forbidden`."""
         return self.access.check(header("host"), header("origin"), authority, local=local)
 
     def admit(self, header: GetHeader, authority: str | None, *, local: bool) -> str | None:
-        """Judges the head of any request: the allowed Origin, if it has one. Raises `Forbidden`, `ExpectationFailed`,
-        `UnsupportedMediaType`."""
+        """Checks the head of any request, and returns the allowed Origin, if it has one. Raises `Forbidden`,
+        `ExpectationFailed`, `UnsupportedMediaType`."""
         origin = self.origin(header, authority, local=local)
         if (header("expect") or "100-continue").lower() != "100-continue":
             raise ExpectationFailed("only 100-continue can be expected here")
@@ -94,8 +95,8 @@ class Pipeline:
         return origin
 
     def terms(self, route: Route, header: GetHeader, origin: str | None) -> Terms:
-        """What the head of an admitted inference request asks for. Raises `UnsupportedMediaType`."""
-        # A page can send other types without asking first; programs (curl -d) say what they like.
+        """Returns the terms of an admitted inference request from its head. Raises `UnsupportedMediaType`."""
+        # A page can send other types without a preflight; programs (curl -d) often send a wrong type.
         if origin is not None and not _is_json(header("content-type")):
             raise UnsupportedMediaType("send the body as application/json")
         return Terms(
@@ -109,8 +110,8 @@ class Pipeline:
         )
 
     def buffer(self, size: int, whole: int) -> None:
-        """Counts `size` more bytes of a body whose whole length is at least `whole`. Raises `LengthRequired` for a
-        negative one, `PayloadTooLarge`, and `Unavailable` if all bodies together are too large."""
+        """Counts `size` more bytes of a body with at least `whole` bytes. Raises `LengthRequired` for a negative
+        length, `PayloadTooLarge`, and `Unavailable` if all bodies together are too large."""
         if whole < 0:
             raise LengthRequired("the request has no body: send JSON with a Content-Length")
         if whole > self.limits.body:
@@ -120,14 +121,14 @@ class Pipeline:
         self.buffered += size
 
     def unbuffer(self, size: int) -> None:
-        """Counts bytes of a body out that will not be asked with."""
+        """Takes back the count of a body that gets no exchange."""
         self.buffered -= size
 
     def exchange(
         self, terms: Terms, body: bytes, request_id: str, sink: Sink, fields: Fields | None = None
     ) -> Exchange:
-        """An exchange that the lane is to start. `fields` are those of the body where they are known already. The body
-        counts as buffered until the exchange is over. Raises `BadRequest`."""
+        """Makes an exchange, which the caller starts. `fields` are those of the body, if it was decoded already. The
+        body counts as buffered until the exchange is over. Raises `BadRequest`."""
         arrived = perf_counter()
         fields = fields or terms.route.dialect.read(body)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
@@ -137,7 +138,8 @@ class Pipeline:
         return exchange
 
     def refusal(self, error: ModelRunnerError, request_id: str, path: str) -> tuple[tuple[Header, ...], bytes]:
-        """Headers and body of the answer to a request that gets no exchange, in the shape of the path's family."""
+        """Returns headers and body of the answer to a request that gets no exchange, in the shape of the path's
+        family."""
         dialect = dialect_of(path)
         if self.observers:
             self.tell(RequestRecord(request_id, dialect.name, path, error.status, error.code))
@@ -155,20 +157,20 @@ class Pipeline:
         self.observers = (*others, self._access_log) if wanted else others
 
     def meter(self) -> Meter | None:
-        """For a new answer; None without an observer."""
+        """Returns a meter for a new answer; None without an observer."""
         return Meter(max(observer.tail for observer in self.observers)) if self.observers else None
 
     def tell(self, record: RequestRecord) -> None:
         for observer in self.observers:
             try:
                 observer.finished(record)
-            except Exception:  # an observer's fault is no request's
+            except Exception:  # an observer's fault is not the request's
                 log.exception("request %s: %s failed", record.request_id, type(observer).__name__)
 
-    # what an exchange asks
+    # for the exchange
 
     async def lease(self, ask: Inference) -> Lease:
-        """Raises whatever resolving and scheduling raise."""
+        """Resolves the model and acquires a lease. Raises the errors of both."""
         route = ask.terms.route
         await self.resolve.prepare(route.backend, ask.fields.model, route.mode)
         target = self.resolve(route.backend, ask.fields.model, route.mode)
@@ -187,7 +189,7 @@ class Pipeline:
         await self.scheduler.unload(model_ids=[target.key.model_id])
 
     def lease_runner(self, ask: Inference, runner_id: str, target: Target | None) -> Lease | None:
-        """The one runner, if it serves the model; None while the model is not resolved."""
+        """Leases the named runner if it serves the model. Returns None while the model is not resolved."""
         lease = self.scheduler.lease_runner(runner_id)
         try:
             key = lease.runner.key
@@ -203,14 +205,15 @@ class Pipeline:
         return None
 
     def progress(self, ask: Inference) -> dict[str, Any]:
-        """What a waiting request waits for: `stage`, in a word or two, and how long, as far as that is known."""
+        """Returns the reason for a request's wait: `stage`, in a word or two, and the expected time, as far as it is
+        known."""
         target = self.resolve.known.get((ask.terms.route.backend, ask.fields.model, ask.terms.route.mode))
         return {"stage": self.resolve.stage} if target is None else self.scheduler.insight.progress(target)
 
 
 def _caller(header: GetHeader) -> str:
-    """Who asks: the owner of an API key, of which a part of the hash is enough to tell one from another; else whom the
-    client names."""
+    """Returns the caller's name for the scheduler: a part of the API key's hash, which is enough to distinguish keys;
+    without a key, the name that the client gives."""
     scheme, _, token = (header("authorization") or "").partition(" ")
     key = header("x-api-key") or (token.strip() if scheme.lower() == "bearer" else "")
     return sha256(key.encode()).hexdigest()[:16] if key else (header("x-caller") or "")[:_LONGEST_CALLER]

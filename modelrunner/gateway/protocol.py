@@ -1,5 +1,5 @@
 """The fast lane: a listening socket whose connections answer inference in callbacks of the event loop, without a task.
-Any other request is handed to aiohttp, that one alone, and the connection goes on here."""
+Any other request is handed to aiohttp; its connection stays here."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from modelrunner.http.listener import Listener
 
 
 class FastLane:
-    """The protocol factory of a listening socket. `fallback` makes aiohttp's protocol for one request that is not
+    """The protocol factory of a listening socket. `fallback` makes an aiohttp protocol for one request that is not
     inference; `local` is True for the Unix socket."""
 
     def __init__(self, pipeline: Pipeline, fallback: Callable[[], asyncio.Protocol], *, local: bool) -> None:
@@ -24,5 +24,5 @@ class FastLane:
         return ClientConnection(self.pipeline, self.listener, self.admission, self.fallback)
 
     def drain(self) -> None:
-        """Connections close as soon as they have nothing under way."""
+        """Closes every connection as soon as it has nothing under way."""
         self.listener.drain()

@@ -1,6 +1,5 @@
-"""Requests that were being answered when their engine died. A request in flight during one crash is asked again alone;
-after two crashes it is refused. So one request that crashes the engine each time costs the others a retry, and not the
-model."""
+"""Finds requests that crash their engine. A request in flight during one crash is retried alone; after two crashes it
+is refused. So a request that crashes the engine each time costs the others one retry."""
 
 import asyncio
 from collections import OrderedDict
@@ -12,16 +11,16 @@ from modelrunner.gateway.interfaces import Inference
 from modelrunner.scheduler import Lease
 from modelrunner.types import RunnerKey
 
-_MOST = 1024  # bodies that are remembered, the longest unseen is forgotten first
-_TOO_MANY = 2  # engines that may die over one body before it is set aside
-_BLAME_WAIT = 0.25  # seconds for an engine whose connection broke to be found dead
+_MOST = 1024  # remembered bodies; the body that was not seen for the longest time is forgotten first
+_TOO_MANY = 2  # engine crashes after which a body is refused
+_BLAME_WAIT = 0.25  # seconds until an engine with a broken connection must be found dead
 
 Suspect = tuple[RunnerKey, str, bytes]
 
 
 class Quarantine:
-    """Bodies are kept as digests, for one configuration of the model: another configuration is another chance. `alert`
-    is True while any request is suspected; otherwise a request need not be checked."""
+    """Bodies are kept as digests, for one configuration of the model; a new configuration is a new chance. `alert` is
+    True while any request is suspected; otherwise requests need no check."""
 
     def __init__(self) -> None:
         self._deaths: OrderedDict[Suspect, set[str]] = OrderedDict()
@@ -29,7 +28,7 @@ class Quarantine:
         self.alert = False
 
     def check(self, key: RunnerKey, ask: Inference) -> None:
-        """Raises `EngineFailed` for a request that was set aside."""
+        """Raises `EngineFailed` for a refused request."""
         deaths = len(self._deaths.get(_suspect(key, ask), ()))
         if deaths >= _TOO_MANY:
             raise EngineFailed(
@@ -38,8 +37,8 @@ class Quarantine:
             )
 
     async def blame(self, lease: Lease, ask: Inference, error: OSError | EngineProtocolError) -> ModelRunnerError:
-        """What to tell the client of a broken exchange: the engine's last words if it died, which makes the request a
-        suspect, else what happened to the connection."""
+        """Returns the error for the client of a broken exchange: the engine's last words if it died, which makes the
+        request a suspect, else the fault of the connection."""
         if await lease.engine_ended(_BLAME_WAIT):
             failure = lease.runner.failure
             if failure is not None:
@@ -48,7 +47,7 @@ class Quarantine:
         return error if isinstance(error, EngineProtocolError) else EngineFailed(f"the request failed: {error}")
 
     def _died(self, key: RunnerKey, runner: str, ask: Inference) -> None:
-        """Other requests with the same body count as one."""
+        """Requests with the same body count as one request."""
         suspect = _suspect(key, ask)
         self._deaths.setdefault(suspect, set()).add(runner)
         self._deaths.move_to_end(suspect)
@@ -64,8 +63,8 @@ class Quarantine:
             self._turns.clear()
 
     async def turn(self, key: RunnerKey) -> Callable[[], None]:
-        """Waits until no other suspect of this runner is being asked again, so that the next death shows which request
-        caused it. Returns a function that ends the turn; it may be called more than once."""
+        """Waits until no other suspect of this runner is retried, so that the next crash shows which request caused it.
+        Returns a function that ends the turn; it may be called more than once."""
         lock = self._turns.setdefault(key, asyncio.Lock())
         await lock.acquire()
         ended = False

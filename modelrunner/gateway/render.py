@@ -1,4 +1,4 @@
-"""Bytes that the answers of every family have in common, and what an engine's own answer becomes."""
+"""The header lines that the answers of every family share, and the translation of an engine's error answer."""
 
 import itertools
 import re
@@ -29,7 +29,7 @@ _HANDED_ON = {
     b"content-language": b"Content-Language",
 }
 ERROR_BODY_LIMIT = 256 << 10
-"""Bytes of an engine's error answer."""
+"""The limit of an engine's error answer, in bytes."""
 _CLIENT_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 _OF_STATUS: dict[int, type[ModelRunnerError]] = {
@@ -42,14 +42,15 @@ _OF_STATUS: dict[int, type[ModelRunnerError]] = {
 
 
 def harmless_id(given: str | None) -> str | None:
-    """The request ID that a client sent, if it can stand in logs and headers."""
+    """Returns the client's request ID if it is safe in logs and headers."""
     return given if given is not None and _CLIENT_ID.fullmatch(given) else None
 
 
 new_request_id: Callable[[], str] = map((secrets.token_hex(6) + "{:010x}").format, itertools.count(1)).__next__
-"""Twelve random digits for the process, ten that count. An iterator's method, since it is called for each request."""
+"""Twelve random digits for the process, then ten that count. This is an iterator's method, since every request calls
+it."""
 ID_LINE = b"X-Request-ID: %b\r\n"
-"""Of an answer's head, and of the request to the engine."""
+"""In an answer's head, and in the request to the engine."""
 
 
 def id_line(request_id: str) -> bytes:
@@ -57,7 +58,7 @@ def id_line(request_id: str) -> bytes:
 
 
 def server_timing(queue: float, load: float, proxy: float) -> bytes:
-    """The header's line; all in seconds."""
+    """Returns the header's line; all times are in seconds."""
     times = (queue * 1e3, load * 1e3, max(0.0, proxy) * 1e3)
     return b"Server-Timing: queue;dur=%.1f, load;dur=%.1f, proxy;dur=%.3f\r\n" % times
 
@@ -72,8 +73,8 @@ def chunk(data: bytes) -> bytes:
 
 @lru_cache(maxsize=256)
 def engine_headers(headers: tuple[Header, ...], variant: str, ignored: tuple[str, ...]) -> tuple[Header, ...]:
-    """Of an engine's answer, what the client may see, and our own: how the runner differs from what was configured,
-    and the request's fields that the engine ignores."""
+    """Returns the engine's headers that the client may see, and our own: how the runner differs from its configuration,
+    and the fields of the request that the engine ignores."""
     found = [(_HANDED_ON[name], value) for name, value in headers if name in _HANDED_ON]
     if any(value.startswith(b"text/event-stream") for _, value in found):
         found += EVENT_STREAM[1:]
@@ -95,7 +96,7 @@ RequestError = Callable[[int, str, Mapping[str, Any]], Awaitable[ModelRunnerErro
 
 
 class EngineRefused(Exception):
-    """An engine's stream turned out to be an error."""
+    """Raised when an engine's stream turns out to be an error."""
 
     def __init__(self, refusal: "EngineRefusal") -> None:
         self.refusal = refusal
@@ -115,8 +116,8 @@ class EngineRefusal:
             raise EngineProtocolError("the engine's error is too large to pass on")
 
     async def error(self, request_error: RequestError) -> ModelRunnerError:
-        """An error of ours with the engine's message. The backend's `request_error` is asked first. What is wrong with
-        the engine rather than with the request becomes 502: 500 would be a fault of ours."""
+        """Returns our error with the engine's message. The backend's `request_error` comes first. A fault of the engine
+        rather than of the request becomes 502; 500 would be a fault of the daemon."""
         status, fields = self._status, _fields(bytes(self._body))
         if status < 400:
             return EngineFailed(f"the engine answered with status {status}, which is no answer to this request")
@@ -130,8 +131,8 @@ class EngineRefusal:
 
 
 def _fields(body: bytes) -> Mapping[str, Any]:
-    """The error object. llama.cpp, vLLM and OpenAI: `{"error": {"message", ...}}`; FastAPI `{"detail"}`; otherwise the
-    text is the message."""
+    """Returns the error object. llama.cpp, vLLM and OpenAI send `{"error": {"message", ...}}`, FastAPI `{"detail"}`;
+    any other text is the message itself."""
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

@@ -1,5 +1,5 @@
-"""The paths of inference: which family each belongs to, what mode of runner it needs, and its endpoint at the engine.
-An allow-list: no other path of an engine can be reached."""
+"""The paths of inference: the API family of each, the mode of its runner, and the engine's endpoint. This is an
+allow-list: no other path of an engine can be reached."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from modelrunner.types import Mode
 @dataclass(frozen=True, slots=True)
 class Route:
     """`pattern` is the client's path, with `{backend}` or `{runner}` in the place of a name; `path` is the engine's
-    endpoint. `backend` is the one that the client's path names; `runner` the ID of the one runner that it addresses."""
+    endpoint. `backend` and `runner` are the backend and the ID of the runner in the client's path, if it names them."""
 
     dialect: Dialect
     pattern: str
@@ -32,7 +32,7 @@ _routes: dict[str, Route] = {}
 
 
 def register(dialect: Dialect) -> None:
-    """Serves a further family from now on."""
+    """Adds a family."""
     _families.append(dialect)
     for prefix in dialect.prefixes:
         for tail, call in dialect.calls.items():
@@ -47,7 +47,7 @@ register(OllamaEmbed())
 
 
 def match(path: str) -> Route | None:
-    """For a path as it is in the request line, without a query."""
+    """Returns the route for a path without its query."""
     return (_routes.get(path) if "{" not in path else None) or _match_named(path)
 
 
@@ -70,7 +70,7 @@ def check_endpoint(path: str, endpoints: frozenset[str], backend: str) -> None:
 
 
 def dialect_of(path: str) -> Dialect:
-    """The family whose error shape this path has."""
+    """Returns the family whose error shape this path has."""
     route = match(path)
     if route is not None:
         return route.dialect
@@ -78,7 +78,7 @@ def dialect_of(path: str) -> Dialect:
 
 
 def variants(path: str) -> Iterator[str]:
-    """What a path that is unknown was perhaps meant to be: without a slash too many, with `/v1`, or with it once."""
+    """Suggests known paths for an unknown one: without a slash too many, with `/v1`, or with `/v1` once."""
     plain = re.sub("/+", "/", path).rstrip("/")
     yield from (plain, plain.replace("/v1/v1/", "/v1/"), f"/v1{plain}", re.sub("^/[^/]+", r"\g<0>/v1", plain))
     yield re.sub("^/(engines|runners)/[^/]+", r"\g<0>/v1", plain)

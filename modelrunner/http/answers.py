@@ -8,7 +8,7 @@ _VARY: tuple[Header, ...] = ((b"Vary", b"Origin"),)
 
 
 def cors(origin: str | None) -> tuple[Header, ...]:
-    """The CORS fields of an answer to an allowed `origin`; None for a client that is no web page."""
+    """Returns the CORS fields of an answer to an allowed `origin`; None for a client that is no web page."""
     if origin is None:
         return _VARY
     return (

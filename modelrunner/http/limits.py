@@ -1,10 +1,10 @@
-"""What one client may take of the daemon."""
+"""Limits for each client of the daemon."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 _RESERVED = 256
-"""Descriptors for files, engines and the control plane's own work."""
+"""Descriptors for files, engines and the control plane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +24,23 @@ class Limits:
     idle: float = 75.0
     """Of a connection between two requests."""
     write_stall: float = 60.0
-    """Of a client that takes not one byte of the answer that waits for it."""
+    """For a client that accepts not one byte of a waiting answer."""
     connections: int = 4096
     per_peer: int = 1024
     """Connections from one address."""
     pipelined: int = 256 << 10
     """Bytes that are read ahead while a request is answered or an answer waits for its client."""
     progress_after: float = 10.0
-    """A streamed request that waits longer for its runner gets its head, and comments that keep the line alive."""
+    """A streamed request that waits longer for its runner gets its head, and comments that keep the connection open."""
     comment_every: float = 10.0
     """Between two such comments."""
     check_every: float = 0.5
-    """How often the times above are looked at, and whether a client has left where only asking shows it."""
+    """How often the limits are checked, and whether a client has left where only polling shows it."""
 
     @classmethod
     def within(cls, descriptors: int, **limits: Any) -> Self:
-        """The limits of a process that may open so many descriptors. There are two listeners, and each connection may
-        need a second descriptor for its engine."""
+        """Returns the limits of a process that may open so many descriptors. There are two listeners, and each
+        connection may need a second descriptor for its engine."""
         usual = cls(**limits)
         most = max(16, min(usual.connections, (descriptors - _RESERVED) // 4))
         return replace(usual, connections=most, per_peer=min(usual.per_peer, most))

@@ -1,5 +1,5 @@
-"""The connections of one listening socket: their number, and the clock that closes those that take too long. One timer
-looks at all of them, so that a request sets no timer of its own. Below, the questions that only a socket answers."""
+"""The connections of one listening socket: their number and their time limits. One timer checks all of them, so that a
+request sets no timer of its own. The functions below ask the operating system about one socket."""
 
 import asyncio
 import fcntl
@@ -14,7 +14,7 @@ from typing import Protocol
 
 from modelrunner.http.limits import Limits
 
-_MOST_REFUSED = 32  # connections beyond the limit that are told so
+_MOST_REFUSED = 32  # connections beyond the limit that get an answer with the reason
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close sends RST
 
 
@@ -23,10 +23,11 @@ class Connection(Protocol):
     """The address of the client, "" on a Unix socket."""
 
     def check(self, now: float) -> None:
-        """Closes itself if a limit has passed. `now` is the loop's time."""
+        """Closes the connection if a limit has passed. `now` is the loop's time."""
 
     def due(self) -> float:
-        """The time at which it closes if the client does nothing more; infinity while a request is being answered."""
+        """Returns the time at which the connection closes if the client stays idle; infinity while a request is being
+        answered."""
 
     def abort(self) -> None: ...
 
@@ -35,8 +36,8 @@ class Connection(Protocol):
 
 
 class Listener:
-    """When it is full, the client that has kept a place for nothing the longest gives it to the next one: clients that
-    only hold connections keep nobody out."""
+    """When the listener is full, a new client replaces the client that has been idle the longest. So clients that only
+    hold connections cannot block others."""
 
     def __init__(self, limits: Limits, *, local: bool) -> None:
         self.limits = limits
@@ -51,8 +52,8 @@ class Listener:
         return len(self._connections)
 
     def enter(self, connection: Connection) -> bool:
-        """False if there is no room: the connection may stay for its refusal, until too many others do so. `leave` is
-        to be called in both cases."""
+        """Returns False if there is no room: the connection may stay for its refusal, until too many others do so. Call
+        `leave` in both cases."""
         room = self._make_room(connection.peer)
         self._connections.add(connection)
         self._peers[connection.peer] += 1
@@ -65,7 +66,7 @@ class Listener:
         return room
 
     def _make_room(self, peer: str) -> bool:
-        """Those that were refused count for nothing: they are few, and take no request."""
+        """Refused connections do not count: they are few, and take no request."""
         full = len(self._connections) - len(self._refused) >= self.limits.connections
         if not full and (self.local or self._peers[peer] < self.limits.per_peer):
             return True
@@ -99,7 +100,7 @@ class Listener:
             self._timer = None
 
     def drain(self) -> None:
-        """Every connection closes as soon as it has nothing under way."""
+        """Closes every connection as soon as it has nothing under way."""
         self.draining = True
         for connection in list(self._connections):
             connection.drain()
@@ -113,13 +114,14 @@ class Listener:
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:
-    """The address of the client, "" on a Unix socket."""
+    """Returns the address of the client, "" on a Unix socket."""
     peer = transport.get_extra_info("peername")
     return str(peer[0]) if isinstance(peer, tuple) else ""
 
 
 def hung_up(transport: asyncio.BaseTransport, *, half: bool) -> bool:
-    """Has the client closed its end (`half`: at least its sending side)? For a connection that is not being read."""
+    """Returns True if the client has closed its end (with `half`: at least its sending side). For a connection that is
+    not being read."""
     sock = transport.get_extra_info("socket")
     if sock is None:
         return True
@@ -129,8 +131,8 @@ def hung_up(transport: asyncio.BaseTransport, *, half: bool) -> bool:
 
 
 def unsent(transport: asyncio.WriteTransport) -> int:
-    """Bytes that were written and that the client's machine has not taken, for a client that is slow: 0 while the
-    kernel takes all. Linux counts what waits in the kernel; elsewhere only what waits here is known."""
+    """Returns how many written bytes a slow client's machine has not accepted; 0 while the kernel accepts all. Linux
+    counts the bytes in the kernel too; elsewhere only the bytes in this process are known."""
     waiting = transport.get_write_buffer_size()
     sock = transport.get_extra_info("socket")
     if not waiting or sock is None or sys.platform != "linux":
@@ -143,8 +145,8 @@ def unsent(transport: asyncio.WriteTransport) -> int:
 
 
 def sever(transport: asyncio.Transport) -> None:
-    """Closes a connection so that the client notices that the answer is not complete: what was written goes out, then
-    the connection is reset (on a Unix socket: closed)."""
+    """Closes a connection so that the client notices that the answer is incomplete: the written bytes go out, then the
+    connection is reset (on a Unix socket: closed)."""
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

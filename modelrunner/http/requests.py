@@ -1,5 +1,5 @@
 """A client's request as HTTP/1.1 (RFC 9112): its head, parsed by llhttp with the checks that llhttp leaves out, and its
-body while it arrives. What passes here has one meaning only."""
+body while it arrives. An accepted request has one meaning only."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?[ \t
 _TRAILER = re.compile(rf"{_TOKEN}+:[\t\x20-\x7e\x80-\xff]*".encode("latin-1"))
 _LONGEST_CHUNK_LINE = 4096
 _LARGEST_TRAILER = 16 << 10
-_SLOWEST = 500  # bytes per second, on average, after the first `idle` seconds: a trickle may not hold a connection
+_SLOWEST = 500  # bytes per second, on average, after the first `idle` seconds: slow senders are cut off
 
 
 class RequestLine(NamedTuple):
@@ -46,8 +46,8 @@ def check_method(method: str) -> None:
 
 @lru_cache(maxsize=256)
 def request_line(line: bytes) -> RequestLine:
-    """Parses a request line without its CR LF. Clients send the same few lines again and again, so they are
-    remembered. Raises `BadRequest`, `MethodNotAllowed`, `NotImplementedHere`."""
+    """Parses a request line without its CR LF. Clients repeat the same few lines, so parsed lines are cached. Raises
+    `BadRequest`, `MethodNotAllowed`, `NotImplementedHere`."""
     found = _LINE.fullmatch(line.decode("latin-1"))
     if found is None:
         raise BadRequest("the request line is not HTTP/1.1")
@@ -64,8 +64,8 @@ def request_line(line: bytes) -> RequestLine:
 
 
 def check_unfinished(data: bytes) -> None:
-    """Looks at a head that has not come to its end: a client that speaks another protocol (TLS, SSH, redis) is refused
-    at its first bytes. Raises `BadRequest`, `MethodNotAllowed`, `NotImplementedHere`."""
+    """Checks an incomplete head: a client of another protocol (TLS, SSH, redis) is refused at its first bytes. Raises
+    `BadRequest`, `MethodNotAllowed`, `NotImplementedHere`."""
     line, ended, _ = data.partition(b"\r\n")
     if ended:
         request_line(line)
@@ -76,18 +76,18 @@ def check_unfinished(data: bytes) -> None:
 
 
 def names_of(fields: Iterable[str]) -> Mapping[bytes, str]:
-    """The fields that a `RequestHead` is to keep: `fields`, in lower case, and those that frame a request."""
+    """Returns the fields that a `RequestHead` keeps: `fields`, in lower case, and those that frame a request."""
     return {name.encode(): name for name in (*fields, *_FRAMING)}
 
 
 def path_of(head: bytes) -> str:
-    """The path in the first line of a request's head, as far as there is one."""
+    """Returns the path in the first line of a request's head, as far as there is one."""
     return head.partition(b"\r\n")[0].decode("latin-1").partition(" ")[2].partition(" ")[0].partition("?")[0]
 
 
 class RequestHead:
-    """`get` gives a field of `names` (made by `names_of`) by its name in lower case, or None; none of them may be given
-    twice. `length` is the Content-Length, -1 if there is none. Raises `BadRequest`, `HeadersTooLarge`,
+    """A checked head. `get` returns a field of `names` (made by `names_of`) by its name in lower case, or None; each
+    may be given once. `length` is the Content-Length, -1 if there is none. Raises `BadRequest`, `HeadersTooLarge`,
     `MethodNotAllowed`, `NotImplementedHere`, `UpgradeRefused`."""
 
     def __init__(self, data: bytes, most_headers: int, names: Mapping[bytes, str]) -> None:
@@ -127,8 +127,8 @@ class RequestHead:
 
 
 def head_to_hand_over(data: bytes, line: RequestLine) -> bytes:
-    """The head of one request for another server that is to answer this request alone: without the fields that concern
-    the connection, and with a target that is a path. `data` is a head that `RequestHead` took."""
+    """Returns a head for another server that answers this request alone: without the fields about the connection, and
+    with a path as its target. `data` is a head that `RequestHead` accepted."""
     lines = data[:-4].split(b"\r\n")[1:]
     kept = [field for field in lines if field.partition(b":")[0].lower() not in _OF_THE_CONNECTION]
     first = f"{line.method} {line.target} HTTP/1.{0 if line.http_1_0 else 1}".encode("ascii")
@@ -136,8 +136,8 @@ def head_to_hand_over(data: bytes, line: RequestLine) -> bytes:
 
 
 class RequestBody:
-    """The body of one request while it arrives. `length` is in bytes, None for a body in chunks; `size` counts what
-    came, without the framing of chunks. `done` after its last byte."""
+    """The body of one request while it arrives. `length` is in bytes, None for a body in chunks; `size` counts the
+    received bytes without chunk framing. `done` is true after the last byte."""
 
     def __init__(self, length: int | None) -> None:
         self.length = length
@@ -147,8 +147,8 @@ class RequestBody:
         self._began = 0.0
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """The part of `data` that belongs to the body, without framing, and the part that follows the body. Trailers
-        are dropped. Raises `BadRequest` for chunks that are none."""
+        """Splits `data` into the body's part, without framing, and the bytes after the body. Trailers are dropped.
+        Raises `BadRequest` for malformed chunks."""
         if self._chunks is None:
             assert self.length is not None
             missing = self.length - self.size
@@ -161,15 +161,15 @@ class RequestBody:
         return piece, rest
 
     def deadline(self, now: float, idle: float) -> float:
-        """The time at which the body is given up, on the clock of `now`: `idle` seconds after the last piece, or
-        earlier when it comes too slowly on the whole."""
+        """Returns the time limit of the body, on the clock of `now`: `idle` seconds after the last piece, or earlier if
+        its average rate is too low."""
         self._began = self._began or now
         return min(now + idle, self._began + idle + self.size / _SLOWEST)
 
 
 class _Chunks:
-    """Takes a body out of its chunks (RFC 9112, 7.1). llhttp is not used here: it does not tell where a message ends
-    among bytes that hold the next one too."""
+    """Decodes a chunked body (RFC 9112, 7.1). llhttp cannot do it: it does not report where a message ends among bytes
+    that hold the next one too."""
 
     def __init__(self) -> None:
         self.done = False

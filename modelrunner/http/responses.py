@@ -1,12 +1,11 @@
 """An engine's answer as HTTP/1.1: its head, and the end of its body.
 
-llhttp reads the head and checks the chunks. The bytes of a chunked body can be handed on as they came, framing and
-all: then llhttp only has to find the end, and a proxy's work per chunk is one call.
+llhttp reads the head and checks the chunks. The bytes of a chunked body can pass unchanged, framing included: then
+llhttp only has to find the end, and a chunk costs one call.
 
-An engine is taken at its word where HTTP allows it, and refused (502 for the client) where a client could read its
-answer in two ways: two lines of a field that is handed on, trailers, bytes after the end, a head above `HEAD_LIMIT`.
-Chunk extensions are passed on, since a receiver ignores them (RFC 9112, 7.1.1).
-"""
+The parser accepts what HTTP allows, except where a client could read the answer in two ways: a repeated field that the
+client gets, trailers, bytes after the end, a head above `HEAD_LIMIT`. Such an answer becomes 502. Chunk extensions
+pass, since a receiver ignores them (RFC 9112, 7.1.1)."""
 
 import re
 from functools import lru_cache
@@ -17,7 +16,7 @@ import httptools
 from modelrunner.errors import EngineProtocolError
 
 HEAD_LIMIT = 64 << 10
-"""Bytes of an answer's head."""
+"""The limit of an answer's head, in bytes."""
 _MOST_DIGITS = 15
 _HANDED_ON_ONCE = (b"content-type", b"content-language", b"retry-after")
 _END = re.compile(rb"\r\n0+(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n\r\n\Z")
@@ -26,15 +25,15 @@ _USUAL_END = b"\r\n" + _LAST_CHUNK
 _ENDS_KEPT = 64
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _LAST_EVENTS = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
-"""What the last event of a stream holds: OpenAI's completions, Anthropic's messages, OpenAI's responses."""
+"""A part of the last event of a stream: OpenAI's completions, Anthropic's messages, OpenAI's responses."""
 _JSON_TOKEN = re.compile(rb'["{}\[\]]|\\.?', re.DOTALL)
 _CHUNKED_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 
 def part_length(head: bytes) -> tuple[bytes, bytes, int | None]:
-    """Returns the parts of a head before and after its Content-Length, and that length in bytes; the head, b"" and None
-    if it has none in one of the usual forms. Heads of one peer usually differ only in Content-Length, so parsed heads
-    are cached by these two parts."""
+    """Splits a head at its Content-Length. Returns the parts before and after it, and the length in bytes; the head,
+    b"" and None if it has no Content-Length in a usual form. Heads of one peer usually differ only in Content-Length,
+    so parsed heads are cached by these two parts."""
     before, name, rest = head.partition(b"\r\nContent-Length: ")
     if not name:
         before, name, rest = head.partition(b"\r\ncontent-length: ")
@@ -55,16 +54,17 @@ class Body(Protocol):
     done: bool
 
     def take(self, data: bytes) -> bytes:
-        """Returns the bytes to hand on for `data`, perhaps none. Raises `EngineProtocolError`,
+        """Returns the client's bytes for `data`, perhaps none. Raises `EngineProtocolError`,
         `httptools.HttpParserError`."""
 
     def at_event_boundary(self) -> bool:
-        """True if the bytes handed on end after a whole server-sent event (and chunk), so that another could follow."""
+        """True if the returned bytes end after a whole server-sent event (and chunk), so that another event could
+        follow."""
 
 
 class ResponseHead:
-    """A complete head. `fields` have names in lower case, all but Content-Length; that is `length` in bytes, None for a
-    body of unknown length. `kind` is the media type without its parameters, b"" for none."""
+    """A complete head. `fields` have names in lower case, and lack Content-Length: that is `length` in bytes, None for
+    a body of unknown length. `kind` is the media type without its parameters, b"" for none."""
 
     def __init__(self, data: bytes) -> None:
         self._found: list[tuple[bytes, bytes]] = []
@@ -93,7 +93,8 @@ class ResponseHead:
         self._found.append((name.lower(), value))
 
     def body(self, length: int | None, *, splice: bool) -> Body:
-        """Makes a reader for a body of this length; with `splice`, a body of unknown length is handed on in chunks."""
+        """Makes a reader for a body of this length. With `splice`, the reader returns a body of unknown length in
+        chunks."""
         if length is not None:
             return SizedBody(length)
         if not self.chunked:
@@ -133,8 +134,9 @@ class SizedBody:
 
 
 class CloseDelimitedBody:
-    """A body that ends with the connection, handed on in chunks if `splice`. That end does not tell a whole body from a
-    cut one, so events and JSON (by `kind`, the media type) must come to an end of their own."""
+    """A body that ends with the connection (RFC 9112, 6.3), returned in chunks with `splice`. The end of a connection
+    does not distinguish a complete body from a cut one, so events and JSON (by `kind`, the media type) must have an end
+    of their own."""
 
     def __init__(self, splice: bool, kind: bytes) -> None:
         self._splice = splice
@@ -152,7 +154,7 @@ class CloseDelimitedBody:
         return b"%x\r\n%b\r\n" % (len(data), data) if self._splice else data
 
     def end(self) -> bytes:
-        """The bytes to hand on at the end of the connection. Raises `EngineProtocolError` for a body that was cut."""
+        """Returns the last bytes at the end of the connection. Raises `EngineProtocolError` for a cut body."""
         whole = self._json.whole if self._json is not None else not self._events or self._last_event_came()
         if not whole:
             raise EngineProtocolError("the engine closed the connection in the middle of its answer")
@@ -160,7 +162,7 @@ class CloseDelimitedBody:
         return _LAST_CHUNK if self._splice else b""
 
     def _last_event_came(self) -> bool:
-        """A stream that is longer than what is kept of it, in one event, gets the benefit of the doubt."""
+        """A single event that is longer than the kept bytes counts as complete."""
         last = self._tail.replace(b"\r\n", b"\n").removesuffix(b"\n\n").rpartition(b"\n\n")
         known = any(mark in last[2] for mark in _LAST_EVENTS) or (not last[1] and len(self._tail) == 512)
         return known and self.at_event_boundary()
@@ -170,7 +172,7 @@ class CloseDelimitedBody:
 
 
 class _JsonEnd:
-    """Finds out whether a JSON text, taken in pieces, came to its end: every bracket is closed."""
+    """Detects the end of a JSON text that comes in pieces: every bracket is closed."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -196,7 +198,7 @@ class _JsonEnd:
 
 
 class _ChunkReader:
-    """llhttp on a chunked body."""
+    """Parses a chunked body with llhttp."""
 
     def __init__(self) -> None:
         self.done = False
@@ -220,8 +222,8 @@ class _ChunkReader:
 
 
 class ChunkedBodyAsSent(_ChunkReader):
-    """A chunked body handed on byte for byte. Its end must be a bare last chunk, so that no byte after it is handed on
-    by mistake."""
+    """A chunked body that keeps its framing. It must end with a bare last chunk, so that no byte after it reaches the
+    client."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,7 +244,7 @@ class ChunkedBodyAsSent(_ChunkReader):
         return self._last.endswith(_CHUNKED_EVENT_ENDS) and self._between_chunks()
 
     def _between_chunks(self) -> bool:
-        """Asks llhttp: only between chunks does a last chunk end the message. The parser is of no use after this."""
+        """Asks llhttp: only between chunks does a last chunk end the message. The parser cannot be used after this."""
         try:
             self._parser.feed_data(_LAST_CHUNK)
         except httptools.HttpParserError:
@@ -251,7 +253,7 @@ class ChunkedBodyAsSent(_ChunkReader):
 
 
 class ChunkedBody(_ChunkReader):
-    """A chunked body handed on without its framing."""
+    """A chunked body without its framing."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []

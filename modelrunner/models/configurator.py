@@ -132,11 +132,12 @@ class Configurator:
         """What was posted, with the patch, whose runtime flags go into fields where there is one."""
         patch = with_raw_flags(patch)
         before = settings.posted_for(bundle.model_id, mode).configuration
-        after = before.merged(patch)
+        tables = self._validator.tables()
+        after = before.merged(patch, tables)
         self._validator.check_options(after)
         wanted = settings.with_posted(bundle.model_id, mode, PostedConfiguration(0, after))
         backend = self._resolver.configured_backend(bundle, mode or main_mode(bundle), wanted)
-        return before.merged(folded(backend, patch))
+        return before.merged(folded(backend, patch), tables)
 
     async def _restart(self, targets: Collection[Target], leases: ExitStack) -> None:
         """Holds a runner for each of `targets`; if one does not start, none is kept and the old runners go on."""

@@ -26,6 +26,7 @@ from modelrunner.pull import Puller, PullResult
 from modelrunner.pull.file import with_parts
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, RemoveResult, Store, StoredModel
+from modelrunner.store.describe import TEMPLATES
 from modelrunner.types import ProgressReport, WorkProgress
 
 log = logging.getLogger(__name__)
@@ -109,6 +110,17 @@ class Library:
         with contextlib.suppress(ModelNotFound, InvalidReference):
             return model, self._store.whole(reference)[1] or model.name
         return model, model.name
+
+    def has_file(self, digest: str) -> bool:
+        """Whether a file with this digest, `sha256:...`, is stored and intact as far as is known. Raises
+        `InvalidReference`."""
+        return self._store.have(digest) is not None
+
+    async def chat_template(self, model: StoredModel) -> str:
+        """The model's own chat template, in Jinja; "" without one. Raises as `get`."""
+        metadata = (await asyncio.to_thread(self._store.bundle, model.id)).header.metadata
+        found = (text for key, text in metadata.items() if key.startswith(TEMPLATES) and isinstance(text, str))
+        return next(found, "")
 
     async def pull(self, order: PullOrder, report: ProgressReport) -> PullResult:
         """Downloads or packages a model; `report` is called from the event loop's thread. Raises what `Puller.pull`

@@ -27,9 +27,13 @@ class Validator:
         `ConfigurationError`."""
         check_backends(tables, self._registry, place)
 
+    def tables(self) -> set[str]:
+        """Returns the names of the backends' own tables."""
+        return {table_name(backend.name) for backend in self._registry}
+
     def check_options(self, settings: ModelConfiguration) -> None:
         """Checks the tables that only backends understand. Raises `BadRequest`."""
-        tables = {table_name(backend.name) for backend in self._registry}
+        tables = self.tables()
         for name in settings.options.keys() - tables:
             raise unknown(name, tables)
         for backend in self._registry:

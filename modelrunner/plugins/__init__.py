@@ -1,1 +1,1 @@
-"""How the daemon holds its backends, so that none of them can hurt another's models."""
+"""The daemon's side of backends: finding them, and isolating their faults from other backends' models."""

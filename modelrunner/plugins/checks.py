@@ -1,6 +1,5 @@
-"""What the methods of a backend may return. A check gives the value back; it raises `ValueError` or `TypeError` with a
-message about the value's fault.
-"""
+"""Checks of the values that a backend's methods return. A check returns the value, or raises `ValueError` or
+`TypeError` with a message about its fault."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -27,7 +26,7 @@ def optional(check: Callable[[Any], T]) -> Callable[[Any], T | None]:
 
 
 def nothing(value: Any) -> None:
-    """What a method returns that is called for its effect does not matter."""
+    """Ignores the value: the method is called for its effect."""
 
 
 def words(value: Any) -> tuple[str, ...]:

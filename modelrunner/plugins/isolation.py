@@ -1,27 +1,23 @@
-"""Keeps a backend from hurting any models but its own. Every call runs on a thread of the backend's own, has a limit in
-time, and has its result checked.
+"""Confines the faults of a backend to its own models: every call runs on a thread of the backend's own, has a time
+limit, and has its result checked.
 
 The daemon uses an `IsolatedBackend` in place of the backend itself. A backend that raises, blocks, hangs or returns
-nonsense is answered with a `BackendFaulty` that names it and the call.
-"""
+nonsense causes a `BackendFaulty` that names it and the call."""
 
 import asyncio
 import inspect
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn, ParamSpec, TypeVar
-
-import psutil
 
 from modelrunner.backend import Backend, BackendState, BackendStatus, InstallProgress, ProgressCallback
 from modelrunner.errors import BackendFaulty, ModelRunnerError
 from modelrunner.plugins import checks
+from modelrunner.plugins.relay import KEPT_LINES, RunRelay
 from modelrunner.plugins.thread import BackendThread, CallTimeout
-from modelrunner.processes.processtree import process_tree
-from modelrunner.types import Bundle, Endpoint, Mode, ProcessObserver, RequiredMemory, RunSpec, Variant
+from modelrunner.types import Bundle, Endpoint, Mode, RequiredMemory, RunSpec, Variant
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,13 +32,12 @@ INSTALL_LIMIT = 4 * 3600.0
 KILL_AFTER = 5.0
 """Seconds beyond the grace of a stop, after which the engine of a stuck backend is killed."""
 _CHANGES = ("install", "update", "uninstall")
-_LINES = 50  # of a log, that wait for the caller's loop
 
 
 class IsolatedBackend(Backend):
-    """`backend`, on a thread of its own. The methods are `Backend`'s, raise what `Backend` allows them to raise, and
-    `BackendFaulty` for everything else. Methods that are no coroutines wait for the thread: call them in a worker
-    thread, or by `asked` on an event loop."""
+    """`backend`, on a thread of its own. The methods are those of `Backend`. They raise what `Backend` allows them to
+    raise, and `BackendFaulty` for everything else. Methods that are no coroutines wait for the thread: call them in a
+    worker thread, or through `asked` on an event loop."""
 
     def __init__(self, backend: Backend, *, answer_limit: float = ANSWER_LIMIT, work_limit: float = WORK_LIMIT) -> None:
         for name in Backend.__annotations__:
@@ -60,21 +55,21 @@ class IsolatedBackend(Backend):
         return f"<IsolatedBackend {self.name}>"
 
     def close(self, patience: float = 0.0) -> None:
-        """Cancels what the backend does, and waits at most `patience` seconds for its thread to end. A thread that is
-        stuck ends with the daemon."""
+        """Cancels the backend's work, and waits at most `patience` seconds for its thread to end. A stuck thread ends
+        with the daemon."""
         self._thread.stop(patience)
 
     # about the backend and its engine
 
     def status(self) -> BackendStatus:
-        """Never raises: a backend that cannot say how it is has the state `ERROR`."""
+        """Never raises: a backend that fails here has the state `ERROR`."""
         try:
             return self._now("status", checks.instance(BackendStatus))
         except ModelRunnerError as error:
             return BackendStatus(BackendState.ERROR, error.message)
 
     def version(self) -> str:
-        """ "" for a backend that cannot say it."""
+        """Returns "" for a backend that fails here."""
         return self._or("", "version", checks.instance(str))
 
     async def disk_usage(self) -> int:
@@ -137,14 +132,14 @@ class IsolatedBackend(Backend):
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
         """Ends only by raising, as `Backend.run` does. The observer of `spec` is called on the caller's loop. A run
         that does not end within the grace of its stop and `KILL_AFTER` seconds has its processes killed."""
-        relay = _Relay(self._announced, spec.process.observer)
+        relay = RunRelay(self._announced, spec.process.observer)
         spec = replace(spec, process=replace(spec.process, observer=relay))
         patience = spec.process.stop_grace + KILL_AFTER
         await self._on_thread("run", lambda: self.backend.run(spec, endpoint), None, patience, relay.kill)
         raise BackendFaulty(self.name, "run", "returned instead of keeping its engine")
 
     def progress(self, line: str) -> str | None:
-        """For a line that the observer of a run gets; the backend itself was asked on its thread."""
+        """Returns the stage for a line that the observer of a run got; the backend itself was asked on its thread."""
         return self._stages.pop(line, None)
 
     async def after_ready(self, spec: RunSpec, endpoint: Endpoint) -> None:
@@ -168,7 +163,7 @@ class IsolatedBackend(Backend):
     async def wake(self, spec: RunSpec, endpoint: Endpoint) -> None:
         await self._checked("wake", checks.nothing, spec, endpoint, limit=INSTALL_LIMIT)
 
-    # about requests and an engine's words: a fault here costs an explanation and nothing else
+    # about requests and the engine's log: a fault here costs an explanation and nothing else
 
     def check_request(self, spec: RunSpec, path: str, fields: Mapping[str, Any]) -> Sequence[str]:
         return self._now("check_request", checks.words, spec, path, fields)
@@ -191,7 +186,7 @@ class IsolatedBackend(Backend):
             log.exception("backend %s: progress failed", self.name)
             return
         if isinstance(stage, str):
-            if len(self._stages) >= _LINES:
+            if len(self._stages) >= KEPT_LINES:
                 self._stages.clear()
             self._stages[line] = stage
 
@@ -205,7 +200,7 @@ class IsolatedBackend(Backend):
             return default
 
     def _now(self, method: str, check: Callable[[Any], T], *args: object) -> T:
-        """Waits for the thread."""
+        """Calls the method and waits for the thread."""
         with self._faults(method):
             result = self._thread.wait_for(_work(lambda: getattr(self.backend, method)(*args)), self._limit)
         return self._valid(method, check, result)
@@ -222,7 +217,8 @@ class IsolatedBackend(Backend):
         patience: float = 0.0,
         abandon: Callable[[], None] = lambda: None,
     ) -> object:
-        """The result of `call`, or of the awaitable that it returns. See `BackendThread.run` for the rest."""
+        """Returns the result of `call`, or of the awaitable that it returns. `BackendThread.run` explains the
+        parameters."""
         with self._faults(method):
             return await self._thread.run(_work(call), limit=limit, patience=patience, abandon=abandon)
 
@@ -234,16 +230,16 @@ class IsolatedBackend(Backend):
 
     @contextmanager
     def _faults(self, method: str) -> Iterator[None]:
-        """What a call raises that `Backend` does not allow becomes a `BackendFaulty`."""
+        """Turns exceptions that `Backend` does not allow into a `BackendFaulty`."""
         try:
             yield
         except ModelRunnerError:
             raise
         except CallTimeout as error:
             raise BackendFaulty(self.name, method, str(error)) from None
-        except OSError as error:  # its engine or the disk: no fault in the code, so the log gets no traceback
+        except OSError as error:  # the engine or the disk failed, not the code: the log gets no traceback
             if method in _CHANGES and not isinstance(error, TimeoutError):
-                raise  # the installer explains what a disk refuses
+                raise  # the installer explains a disk's errors
             raise BackendFaulty(self.name, method, f"failed: {error}") from error
         except Exception as error:
             log.error("backend %s: %s failed", self.name, method, exc_info=error)
@@ -251,7 +247,7 @@ class IsolatedBackend(Backend):
 
 
 async def asked(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Calls a backend's method that is no coroutine without holding up the caller's event loop. A backend that is not
+    """Calls a backend's method that is no coroutine without blocking the caller's event loop. A backend that is not
     isolated, as in tests, is called at once."""
     if isinstance(getattr(method, "__self__", None), IsolatedBackend):
         return await asyncio.to_thread(method, *args, **kwargs)
@@ -267,49 +263,8 @@ def _work(call: Callable[[], object]) -> Callable[[], Coroutine[Any, Any, object
 
 
 def _shown(value: object) -> str:
-    """For a message, whatever the value's own code does."""
+    """Returns text for a message, even if the value's own code fails."""
     try:
         return f"{value!r:.200}"
     except Exception:
         return f"an object of the class {type(value).__name__}"
-
-
-class _Relay:
-    """The observer of one run on the backend's thread: passes its news to the caller's loop, bundled, so that a flood
-    of log lines costs the caller little. `announced` is told of each line on the thread, before the caller is."""
-
-    def __init__(self, announced: Callable[[str], None], observer: ProcessObserver | None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._announced = announced
-        self._observer = observer
-        self._lines: deque[str] = deque(maxlen=_LINES)
-        self._is_due = False
-        self._pid: int | None = None
-
-    def started(self, pid: int) -> None:
-        self._pid = pid
-        if self._observer is not None:
-            self._tell(self._observer.started, pid)
-
-    def output(self, line: str) -> None:
-        self._announced(line)
-        self._lines.append(line)
-        if not self._is_due:
-            self._is_due = True
-            self._tell(self._pass_on)
-
-    def kill(self) -> None:
-        """Ends the engine without its backend."""
-        if self._pid is not None:
-            for process in process_tree(self._pid):
-                with suppress(psutil.Error):
-                    process.kill()
-
-    def _pass_on(self) -> None:
-        self._is_due = False
-        while self._observer is not None and self._lines:
-            self._observer.output(self._lines.popleft())
-
-    def _tell(self, function: Callable[..., None], *args: object) -> None:
-        with suppress(RuntimeError):  # the caller's loop is closed
-            self._loop.call_soon_threadsafe(function, *args)

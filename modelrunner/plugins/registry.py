@@ -25,7 +25,7 @@ class BackendRegistry:
     """The backends of this process, by name. A backend that cannot be imported or made is kept as its error, so that
     one broken plug-in hides no other.
 
-    Methods may be called in any thread; those that ask backends wait for them."""
+    Methods may be called in any thread; those that ask backends block."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class BackendRegistry:
         own: frozenset[str] = frozenset(),
         chosen: JsonFile[dict[str, str]] | None = None,
     ) -> None:
-        """`own` are the names of the backends that belong to modelrunner. `chosen` keeps, by model ID, the backend that
-        was chosen for each model."""
+        """`own` are the names of modelrunner's own backends. `chosen` keeps, by model ID, the backend that was chosen
+        for each model."""
         self._backends = dict(backends)
         self._own = own
         self._file = chosen
@@ -47,8 +47,8 @@ class BackendRegistry:
     def discover(
         cls, context: Callable[[type[Backend]], BackendContext], *, chosen: JsonFile[dict[str, str]] | None = None
     ) -> Self:
-        """Loads the entry points of group `modelrunner.backends`; `context(backend)` makes each its context, or raises
-        the `ConfigurationError` that this then raises."""
+        """Loads the entry points of group `modelrunner.backends`; `context(backend)` makes each its context. Raises the
+        `ConfigurationError` that `context` raises."""
         backends: dict[str, Backend] = {}
         errors: dict[str, str] = {}
         own: set[str] = set()
@@ -56,8 +56,8 @@ class BackendRegistry:
             try:
                 backends[entry.name] = IsolatedBackend(_made(entry, context))
             except ConfigurationError:
-                raise  # the plug-in is well: what it was given is not
-            except Exception as error:  # a plug-in may fail in any way; it is reported by /engines/status
+                raise  # the plug-in works, its settings are wrong
+            except Exception as error:  # a plug-in may fail in any way; /engines/status reports it
                 log.exception("backend %s cannot be used", entry.name)
                 errors[entry.name] = f"{type(error).__name__}: {error}"
             if entry.dist is not None and entry.dist.name == _DISTRIBUTION:
@@ -78,10 +78,9 @@ class BackendRegistry:
             raise BackendNotFound(f"there is no backend {name!r}; known here: {known}", param="backend") from None
 
     def choose(self, bundle: Bundle) -> Backend:
-        """The backend for a model without a configured one: the one that was chosen for it before, as long as it is
-        installed and takes it; else, in this order, an installed one before one that is not, the higher priority, one
-        of modelrunner's own, the name that comes first. Raises `UnsupportedModel`, or the `BackendUnavailable` of the
-        only candidate."""
+        """Returns the backend for a model without a configured one: the one chosen before, as long as it is installed
+        and accepts the model; else, in this order, an installed backend, the higher priority, one of modelrunner's own,
+        the first name. Raises `UnsupportedModel`, or the `BackendUnavailable` of the only candidate."""
         unfit: ModelRunnerError | None = None
         ranked: list[tuple[bool, float, bool, Backend]] = []
         for backend in sorted(self, key=lambda backend: backend.name):
@@ -108,7 +107,7 @@ class BackendRegistry:
             self._file.save(self._chosen)
 
     def forget(self, model_id: str) -> None:
-        """Forgets the choice for a model that was removed. Writes a file."""
+        """Forgets the choice for a removed model. Writes a file."""
         if model_id in self._chosen:
             self._chosen = {other: name for other, name in self._chosen.items() if other != model_id}
             if self._file is not None:
@@ -126,8 +125,8 @@ class BackendRegistry:
 
 
 def _made(entry: EntryPoint, context: Callable[[type[Backend]], BackendContext]) -> Backend:
-    """Imports and makes a backend, on a thread of its own: its code may hang. Raises whatever it raises, and
-    `TimeoutError`; `ValueError` for a class that breaks the contract."""
+    """Imports and makes a backend, on a thread of its own, because its code may hang. Raises the backend's errors,
+    `TimeoutError`, and `ValueError` for a class that breaks the contract."""
     thread = BackendThread(f"import of backend {entry.name}")
 
     async def make() -> Backend:

@@ -1,7 +1,6 @@
-"""A thread with an event loop of its own, on which the code of one backend runs.
+"""A thread with an event loop of its own, which runs the code of one backend.
 
-A backend that blocks its thread blocks only its own calls: the caller's loop waits with a limit and goes on.
-"""
+A backend that blocks its thread blocks only its own calls: the caller's loop waits with a limit and goes on."""
 
 import asyncio
 import concurrent.futures
@@ -22,11 +21,11 @@ class CallTimeout(Exception):
 
 
 class CallCancelled(Exception):
-    """The work ended by being cancelled, and not by its caller."""
+    """The work was cancelled, but not by its caller."""
 
 
 class BackendThread:
-    """Started at the first call. `name` is the thread's."""
+    """A thread that starts at the first call. `name` is the thread's."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -68,7 +67,7 @@ class BackendThread:
             raise
 
     def wait_for(self, work: Work[T], limit: float) -> T:
-        """As `run`, for a caller that is a thread."""
+        """Does the same for a caller in a thread."""
         self._refuse_if_stuck()
         loop = self._started()
         future = asyncio.run_coroutine_threadsafe(_contained(work), loop)
@@ -90,8 +89,8 @@ class BackendThread:
             raise CallTimeout(f"cannot run: the backend has been stuck in an earlier call for {since:.0f} s")
 
     def stop(self, patience: float) -> None:
-        """Cancels what is under way; the thread ends once that has ended, and is waited for at most `patience`
-        seconds. A thread that is stuck ends with the process."""
+        """Cancels the running work; the thread ends after it. Waits for that at most `patience` seconds. A stuck thread
+        ends with the process."""
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.call_soon_threadsafe(lambda: _ending.add(loop.create_task(_end())))
@@ -107,7 +106,7 @@ class BackendThread:
             return self._loop
 
     async def _see_off(self, call: "_ThreadCall[Any]", patience: float, abandon: Callable[[], None]) -> None:
-        """Until the cancelled work has ended, through further cancellations."""
+        """Waits for the end of the cancelled work, through further cancellations."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience
         while not call.outcome.done() and (left := deadline - loop.time()) > 0:
@@ -122,7 +121,7 @@ class BackendThread:
             abandon()
 
     def _give_up(self, call: "_ThreadCall[Any]") -> None:
-        """Cancels the work; the thread counts as stuck until its loop has taken note."""
+        """Cancels the work; the thread counts as stuck until its loop has reacted."""
         call.outcome.add_done_callback(_looked_at)
         call.cancel()
         self._stuck_since = time.monotonic()
@@ -160,7 +159,7 @@ class _ThreadCall(Generic[T]):
             self._task.cancel()
 
     def _ended(self, task: asyncio.Task[T]) -> None:
-        with suppress(RuntimeError):  # the caller's loop is closed: nobody waits
+        with suppress(RuntimeError):  # the caller's loop is closed
             self._here.call_soon_threadsafe(self._settle, task)
 
     # on the caller's loop
@@ -208,6 +207,6 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _looked_at(outcome: asyncio.Future[Any]) -> None:
-    """Takes the error of a call that has no waiter any more; asyncio would complain of it otherwise."""
+    """Retrieves the error of a call without a waiter; otherwise asyncio would log it."""
     if not outcome.cancelled():
         outcome.exception()

@@ -65,7 +65,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def receive_order(control: int) -> tuple[list[bytes], dict[bytes, bytes]] | None:
-    """The command line and environment, or None if the daemon has gone."""
+    """Returns the command line and environment, or None if the daemon is gone."""
     header = receive(control, 8)
     body = header and receive(control, int.from_bytes(header, "big"))
     return marshal.loads(body) if body else None
@@ -92,11 +92,11 @@ def report(control: int, line: str) -> None:
     try:  # noqa: SIM105 - contextlib would be the slowest of the imports
         os.write(control, line.encode() + b"\n")
     except ConnectionError:
-        pass  # the daemon is gone; what matters now is the sweep
+        pass  # the daemon is gone; the sweep still has to run
 
 
 def start(argv: list[bytes], env: dict[bytes, bytes]) -> tuple[int, int]:
-    """The engine's process ID, and 0 or the errno for which it could not be executed."""
+    """Starts the engine. Returns its process ID, and 0 or the errno if it could not be executed."""
     reader, writer = os.pipe()  # closed by a successful exec
     guardian = os.getpid()
     pid = os.fork()
@@ -138,7 +138,8 @@ def raise_oom_score() -> None:
 
 
 def watch(control: int, ended: int, engine: int) -> int | None:
-    """Obeys until the engine has ended (its wait status) or has to be killed (None)."""
+    """Waits and obeys the daemon until the engine has ended (returns its wait status) or has to be killed (returns
+    None)."""
     poller = select.poll()
     poller.register(control, select.POLLIN)
     poller.register(ended, select.POLLIN)
@@ -153,11 +154,11 @@ def watch(control: int, ended: int, engine: int) -> int | None:
             if read(control, 1) != b"T":
                 return None
             kill_group(engine, signal.SIGTERM)
-            kill_group(engine, signal.SIGCONT)  # a stopped process would not see the TERM
+            kill_group(engine, signal.SIGCONT)  # a stopped process would not get the TERM
 
 
 def reap(engine: int) -> int | None:
-    """Collects whatever has ended, orphans handed to us too; the engine's wait status if it was among them."""
+    """Reaps all ended processes, including adopted ones; returns the engine's wait status if it was among them."""
     status = None
     while True:
         try:
@@ -178,8 +179,8 @@ def kill_group(engine: int, number: int) -> None:
 
 
 def sweep(ended: int) -> None:
-    """Kills children until there are none: each one's death hands us its own. Only what has become another user's, and
-    so cannot be killed, is given up."""
+    """Kills children until there are none: after each death we adopt its children. A process that has become another
+    user's cannot be killed, and is given up."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -202,8 +203,8 @@ def kill(child: int) -> bool:
 
 
 def children() -> list[int]:
-    """Process IDs whose parent we are; they cannot be reused before we have reaped them."""
-    try:  # asked of the kernel, which is faster than a chain of processes that replace themselves
+    """Returns process IDs of our children; they cannot be reused before we have reaped them."""
+    try:  # from the kernel, which is faster than a chain of processes that replace themselves
         with open(f"/proc/self/task/{os.getpid()}/children", "rb") as found:
             return [int(pid) for pid in found.read().split()]
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN

@@ -1,4 +1,4 @@
-"""Keeps an engine's output: a file of limited size, the last words in memory, and lines for an observer."""
+"""Keeps an engine's output: a file of limited size, the last 16 KiB in memory, and lines for an observer."""
 
 import logging
 import os
@@ -13,9 +13,9 @@ log = logging.getLogger(__name__)
 
 
 class EngineLog:
-    """`path` and its predecessor `path.1` together stay within `limit` bytes. A full disk or a read-only folder costs
-    the output of that time and nothing else: the file is tried again. `on_line` gets at most the first 4 KiB of a line;
-    a carriage return ends a line too, as progress bars use it."""
+    """`path` and its predecessor `path.1` together stay within `limit` bytes. With a full disk or a read-only folder,
+    output is lost until the file can be written again. `on_line` gets at most the first 4 KiB of a line; a carriage
+    return ends a line too, as progress bars use it."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class EngineLog:
         self._try(self._open)
 
     def feed(self, chunk: bytes) -> None:
-        """Takes output of the engine, in any portions."""
+        """Takes output of the engine, in pieces of any size."""
         self._try(lambda: self._write(chunk[-self._half :]))
         self._tail += chunk[-TAIL_BYTES:]
         del self._tail[:-TAIL_BYTES]
@@ -46,7 +46,7 @@ class EngineLog:
             self._emit(lines)
 
     def tail(self) -> str:
-        """The last 16 KiB."""
+        """Returns the last 16 KiB."""
         return self._tail.decode(errors="replace")
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""One child process from its start to its reaped end, as a coroutine: it ends by raising, stopping it is cancelling it,
-and nothing that it started is left when it has raised.
+"""Runs one child process as a coroutine, from its start until it is reaped. The coroutine ends by raising; cancelling
+it stops the process; and no process of it is left when it has raised.
 
-The child runs under a guardian (guardian.py), which kills whatever is left when the daemon dies. asyncio's own
-subprocesses are not used: their wait hangs while a grandchild holds stdout, and their line reader dies of long lines.
-"""
+The child runs under a guardian (guardian.py), which kills all processes when the daemon dies. asyncio's own
+subprocesses are not used: their wait hangs while a grandchild holds stdout, and their line reader fails on long
+lines."""
 
 import asyncio
 import errno
@@ -35,8 +35,8 @@ _KILL_PATIENCE = 1.0
 _FOR_PYTHON = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 
-_guardians: set[int] = set()  # process IDs of all that run
-_starting = Lock()  # held until a new guardian is among them: processes may be started on several threads
+_guardians: set[int] = set()  # process IDs of all running guardians
+_starting = Lock()  # held until a new guardian is in `_guardians`: several threads may start processes
 
 _PASSED_ON = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_*", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
@@ -48,8 +48,8 @@ _SECRET = re.compile("TOKEN|API_KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
 def scrubbed_environment(keep: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The part of `environ` that an engine gets: what finds programs, libraries, languages and devices, and the names
-    or patterns (`GGML_*`) in `keep`. A name that looks like a secret is passed on only where `keep` spells it out."""
+    """Returns the part of `environ` for an engine: variables that find programs, libraries, languages and devices, and
+    the names or patterns (`GGML_*`) in `keep`. A name that looks like a secret passes only if `keep` spells it out."""
     exact = frozenset(keep)
     passes = _pattern((*_PASSED_ON, *exact)).match
     return {
@@ -85,7 +85,7 @@ async def run(
 
 
 class _Child:
-    """The daemon's side of a guardian: its socket, the pipe that the engine logs to, and what was reported."""
+    """The daemon's side of a guardian: its socket, the pipe with the engine's output, and the reports."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], options: ProcessOptions, cwd: Path | None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -135,25 +135,26 @@ class _Child:
             raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
 
     async def wait(self, seconds: float | None) -> bool:
-        """Until the guardian has ended, at most `seconds`. False if the caller was cancelled meanwhile."""
+        """Waits for the guardian's end, at most `seconds`. Returns False if the caller was cancelled meanwhile."""
         return await _undisturbed(asyncio.wait([self._gone], timeout=seconds))
 
     async def end(self, grace: float) -> bool:
-        """Asks, then kills, until nothing is left; goes on through cancellations. True if there was one."""
+        """Asks, then kills, until no process is left; goes on through cancellations. Returns True if there was a
+        cancellation."""
         cancelled = False
         steps = chain([(self._ask, grace), (self._kill, _KILL_PATIENCE)], repeat((self._kill_guardian, _KILL_PATIENCE)))
         while not self._gone.done():
             step, patience = next(steps)
             step()
             cancelled |= not await self.wait(patience)
-        self._reap_guardian()  # it has ended: what it kept is ours now
-        # Without its last report the guardian was killed, and what it kept may live.
+        self._reap_guardian()  # it has ended: we have adopted its processes
+        # Without its last report the guardian was killed, and its processes may live.
         while not self._failure and self._returncode is None and self._kill_left():
             cancelled |= not await _undisturbed(asyncio.sleep(0.01))
         return cancelled
 
     def close(self) -> None:
-        """Lets go of everything here; a guardian that still lives takes the engine down."""
+        """Closes everything here; a guardian that still lives kills the engine."""
         if self._resume:
             self._resume.cancel()
         self._loop.remove_reader(self._control)
@@ -165,7 +166,7 @@ class _Child:
         self._log.close()
 
     def verdict(self) -> ModelRunnerError:
-        """Why it ended."""
+        """Returns the error for the end of the process."""
         if self._failure:
             return _start_error(self._program, self._failure)
         lost = "the engine was lost: the guardian of its process was killed" if self._returncode is None else None
@@ -178,16 +179,16 @@ class _Child:
         self._command(b"K")
 
     def _command(self, command: bytes) -> None:
-        with suppress(ConnectionError):  # it has just ended; its reports tell
+        with suppress(ConnectionError):  # it has just ended; its reports say so
             self._control.send(command)
 
     def _kill_guardian(self) -> None:
-        """Kills a guardian that does not obey, such as a stopped one: the kernel then kills the engine."""
+        """Kills a guardian that does not react, such as a stopped one: the kernel then kills the engine."""
         self._guardian.kill()
         self._reap_guardian()
 
     def _kill_left(self) -> int:
-        """Kills what a killed guardian kept. How many processes were found."""
+        """Kills the processes of a killed guardian. Returns how many were found."""
         with _starting:
             return kill_adopted(_guardians) + kill_marked(self._mark)
 
@@ -212,14 +213,14 @@ class _Child:
             case "started":
                 if self._observer:
                     self._observer.started(int(value))
-                self._loop.add_reader(self._output, self._read_log)  # now, so that nothing is heard of it before
+                self._loop.add_reader(self._output, self._read_log)  # not earlier, so that no output comes before
             case "failed":
                 self._failure = int(value)
             case "exited":
                 self._returncode = int(value)
 
     def _read_log(self) -> None:
-        """One portion for each turn of the loop."""
+        """Reads one portion in each turn of the loop."""
         chunk = os.read(self._output, _LOG_CHUNK)
         if len(chunk) == _LOG_CHUNK or not chunk:
             self._loop.remove_reader(self._output)
@@ -228,14 +229,14 @@ class _Child:
         self._log.feed(chunk)
 
     def _drain_log(self) -> None:
-        """What is left in the pipe; all who wrote to it are gone."""
+        """Reads the rest of the pipe; all writers are gone."""
         with suppress(BlockingIOError):
             while chunk := os.read(self._output, _LOG_CHUNK):
                 self._log.feed(chunk)
 
 
 async def _undisturbed(waiting: Awaitable[object]) -> bool:
-    """Awaits; False if the caller was cancelled meanwhile, which it then has to remember."""
+    """Awaits; returns False if the caller was cancelled meanwhile, which the caller must remember."""
     try:
         await waiting
     except asyncio.CancelledError:
@@ -244,7 +245,7 @@ async def _undisturbed(waiting: Awaitable[object]) -> bool:
 
 
 def _order(argv: Sequence[str], env: Mapping[str, str]) -> bytes:
-    """The first message to the guardian; the same interpreter reads it."""
+    """Returns the first message to the guardian; the same interpreter reads it."""
     strings = [os.fsencode(argument) for argument in argv]
     body = marshal.dumps((strings, {os.fsencode(name): os.fsencode(value) for name, value in env.items()}))
     return len(body).to_bytes(8, "big") + body

@@ -1,6 +1,6 @@
-"""Looks at living processes: an engine's processes, their memory and activity, the listeners on a port; and kills the
-processes that a killed daemon or guardian left. Every function scans the process table: milliseconds, tens of them on a
-large machine."""
+"""Inspects living processes: an engine's processes, their memory and activity, the listeners on a port; and kills
+processes of killed daemons and guardians. Every function scans the process table: milliseconds, tens of them on a large
+machine."""
 
 import ctypes
 import os
@@ -23,8 +23,8 @@ _LOOPBACK_AND_ANY = {"127.0.0.1": ("127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0
 
 
 def new_mark() -> str:
-    """The value of `MARK` in an engine's environment, which its descendants inherit. It identifies this daemon, so that
-    a later daemon can tell that the processes have lost theirs."""
+    """Returns the value of `MARK` in an engine's environment, which its descendants inherit. It identifies this daemon,
+    so that a later daemon recognises processes whose daemon is gone."""
     return f"{_identity(os.getpid())}:{os.urandom(8).hex()}"
 
 
@@ -35,14 +35,14 @@ def kill_marked(mark: str) -> int:
 
 def become_subreaper() -> None:
     """Makes this process the parent of descendants whose own parents end (prctl(2), PR_SET_CHILD_SUBREAPER), so that
-    `kill_adopted` finds what a killed guardian kept. Does nothing elsewhere than on Linux."""
+    `kill_adopted` finds the processes of a killed guardian. Does nothing outside Linux."""
     if _LINUX:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_adopted(own: Collection[int]) -> int:
-    """Kills and reaps the descendants of killed guardians: children of this process in other sessions than its own, but
-    for those in `own`. How many were found and are not gone yet. Goes on while processes replace themselves."""
+    """Kills and reaps the descendants of killed guardians: children of this process in other sessions, except those in
+    `own`. Returns how many were found and are not gone yet. Goes on while processes replace themselves."""
     for _ in range(_ROUNDS):
         adopted = [pid for pid in _children() if pid not in own and _is_adopted(pid)]
         if not sum(map(_killed, adopted)):
@@ -68,7 +68,7 @@ def _is_adopted(pid: int) -> bool:
 
 
 def _killed(pid: int) -> bool:
-    """False for a process that has become another user's and cannot be killed."""
+    """Returns False for a process of another user, which cannot be killed."""
     try:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, os.WNOHANG)
@@ -80,8 +80,8 @@ def _killed(pid: int) -> bool:
 
 
 def sweep_orphans() -> int:
-    """Kills engines, and children of engines, whose daemon is gone, of this user and of any data directory: a daemon
-    and its guardians may have been killed together. For the daemon's start. How many were found."""
+    """Kills engines and their children whose daemon is gone, of this user and of any data directory: a daemon and its
+    guardians may have been killed together. Called at the daemon's start. Returns how many were found."""
     return _kill(_lost_its_daemon)
 
 
@@ -93,7 +93,7 @@ def _kill(chosen: Callable[[str], bool]) -> int:
             if mark is not None and process.status() != psutil.STATUS_ZOMBIE and chosen(mark):
                 process.kill()
                 count += 1
-        except psutil.Error:  # it has ended, or is somebody else's
+        except psutil.Error:  # it has ended, or belongs to another user
             continue
     return count
 
@@ -113,9 +113,9 @@ def _lost_its_daemon(mark: str) -> bool:
 
 
 def _identity(pid: int) -> str:
-    """Names a process unlike any other, now and later, whatever is done to the clock: the boot's ID, the namespace of
-    process IDs, the process ID, and its start in clock ticks since the boot (proc(5), field 22 of /proc/PID/stat).
-    Elsewhere than on Linux, the start is a time of day. Raises `psutil.NoSuchProcess`."""
+    """Identifies a process, regardless of changes of the clock: the boot's ID, the namespace of process IDs, the
+    process ID, and its start in clock ticks since the boot (proc(5), field 22 of /proc/PID/stat). Outside Linux, the
+    start is a time of day. Raises `psutil.NoSuchProcess`."""
     if not _LINUX:
         return f"::{pid}:{psutil.Process(pid).create_time():.0f}"
     try:
@@ -123,14 +123,14 @@ def _identity(pid: int) -> str:
         fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()  # from the third on
     except (FileNotFoundError, ProcessLookupError):
         fields = ["Z"]
-    if fields[0] == "Z":  # it has ended, and its parent has not noticed
+    if fields[0] == "Z":  # it has ended, and its parent has not reaped it
         raise psutil.NoSuchProcess(pid)
     return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}:{pid}:{fields[19]}"
 
 
 def process_tree(pid: int) -> list[psutil.Process]:
-    """Returns the engine `pid` and its descendants, including those that were handed to its guardian. Empty if the
-    engine has ended."""
+    """Returns the engine `pid` and its descendants, including those that its guardian adopted. Empty if the engine has
+    ended."""
     try:
         engine = psutil.Process(pid)
         guardian = engine.parent()
@@ -143,15 +143,15 @@ def process_tree(pid: int) -> list[psutil.Process]:
 
 def memory_of(pid: int) -> RequiredMemory:
     """Returns the main memory of the engine's processes: the memory that would be free without them, and the files that
-    they map (`shared`). The processes of one engine share these files, and they count whole, whichever other process
-    maps them."""
+    they map (`shared`). The processes of one engine share these files. They count in full, even if other processes map
+    them too."""
     found = [_memory(process) for process in process_tree(pid)]
     mapped = max((files for _, files in found), default=0)
     return RequiredMemory(sum(private for private, _ in found) + mapped, shared=mapped)
 
 
 def _memory(process: psutil.Process) -> tuple[int, int]:
-    """Returns bytes of the process's own, and of the files that it maps; nothing for a process that has ended."""
+    """Returns the process's private bytes, and those of the files that it maps; zeros for a process that has ended."""
     try:
         return _from_kernel(process.pid)
     except OSError:  # not Linux, or it has ended
@@ -164,8 +164,8 @@ def _memory(process: psutil.Process) -> tuple[int, int]:
 
 
 def _from_kernel(pid: int) -> tuple[int, int]:
-    """Linux, Documentation/filesystems/proc.rst: of memory that processes share, the proportional part. In `status`,
-    the resident pages of files count whole."""
+    """Reads /proc (Linux, Documentation/filesystems/proc.rst): shared memory counts by its proportional part, resident
+    pages of files in full."""
     own = _kibibytes(f"/proc/{pid}/smaps_rollup", "Pss_Anon", "Pss_Shmem")
     return own, _kibibytes(f"/proc/{pid}/status", "RssFile")
 
@@ -195,8 +195,8 @@ class Activity:
     read: int
 
     def since(self, earlier: "Activity", seconds: float) -> bool:
-        """Returns True if the engine worked: a fifth of a processor, or a mebibyte read. Answering our own polls takes
-        far less."""
+        """Returns True if the engine worked: a fifth of a processor, or a mebibyte read. Answering the daemon's polls
+        takes far less."""
         return self.cpu - earlier.cpu >= 0.2 * seconds or self.read - earlier.read >= 1 << 20
 
 
@@ -218,8 +218,7 @@ def strangers_on(pid: int, host: str, port: int) -> list[int | None] | None:
     arrive (None for another user's process), usually none. Returns None instead of a list while the engine itself does
     not listen.
 
-    Looks twice if it finds some: an engine forks workers and opens sockets while its processes are listed.
-    """
+    Checks twice if it finds some: an engine forks workers and opens sockets while its processes are listed."""
     strangers = _strangers_on(pid, host, port)
     if not strangers:
         return strangers

@@ -1,7 +1,7 @@
 """Where models come from."""
 
-from modelrunner.pull.puller import Puller, PullResult
-from modelrunner.pull.source import Context, FetchResult, Preview, PullSpec, Source
+from modelrunner.pull.puller import Puller
+from modelrunner.pull.source import Context, FetchResult, Preview, PullResult, PullSpec, Source
 
 __all__ = [
     "Context",

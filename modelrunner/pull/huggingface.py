@@ -76,10 +76,10 @@ class HuggingFaceSource(Source):
             stored = {
                 name: file.sha256
                 for name, file in listing.files.items()
-                if file.sha256 is not None and await context.has(file.sha256)
+                if file.sha256 is not None and await context.stored(file.sha256)
             }
             wanting = {name: file for name, file in listing.files.items() if name not in stored}
-            paths = {name: context.folder / file.partial_name for name, file in wanting.items()}
+            paths = {name: context.partial(file) for name, file in wanting.items()}
             total = sum(file.size for file in wanting.values())
             here = sum(path.lstat().st_size for path in set(paths.values()) if path.is_file())
             require_space(context.folder, max(0, total - here))
@@ -89,7 +89,9 @@ class HuggingFaceSource(Source):
                 if name.endswith(WEIGHTS) and not wanted.trust:  # the small files are here by now
                     small = {n: p for n, p in paths.items() if p.is_file()}
                     await in_thread(lambda _, small=small: require_no_code(small))  # type: ignore[misc]
-                await downloader.fetch(file, paths[name], _reporter(context.report, file, done, total))
+                if await context.fetch(file, downloader, _reporter(context.report, file, done, total)) is None:
+                    del paths[name]
+                    stored[name] = listing.digests[name]
                 done += file.size
             return FetchResult(paths, listing.digests, stored, listing.revision)
 

@@ -12,6 +12,7 @@ from modelrunner.errors import InsufficientDisk, NotImplementedHere
 from modelrunner.store.references import Reference
 from modelrunner.types import Bundle, ProgressReport
 from modelrunner.units import format_bytes
+from modelrunner.web.download import Downloader, RemoteFile
 
 # File systems slow down and fail in odd ways when they are filled to the last block.
 _SPARE = 0.05
@@ -37,16 +38,36 @@ class PullSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PullResult:
+    """A model that is in the store: its ID, and the name that this pull gave it. `cached`: it was there before."""
+
+    id: str
+    name: str
+    cached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FromArchive:
+    """Where a file of a model was unpacked from: the sha256 of the archive, and the file's name in it."""
+
+    archive: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class FetchResult:
     """The files of a model, complete. `files` maps the name inside the bundle (`model.gguf`, `config.json`) to the path
-    in the folder that the source was given; `digests` holds the sha256 (64 hex digits) of those that the source vouches
+    that the source wrote or was given; `digests` holds the sha256 (64 hex digits) of those that the source vouches
     for. `stored` holds the sha256 of those that the store has already. `revision` is what `Source.revision`
-    would have said, None where a source has no such thing."""
+    would have said, None where a source has no such thing. A model that was published with a `manifest` keeps it; then
+    the names mean nothing, and `unpacked` are those of the files that come from its archives."""
 
     files: Mapping[str, Path]
     digests: Mapping[str, str] = field(default_factory=dict)
     stored: Mapping[str, str] = field(default_factory=dict)
     revision: str | None = None
+    manifest: bytes | None = None
+    unpacked: Mapping[str, FromArchive] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +81,21 @@ class Preview:
 
 class Context:
     """Where a source works for one pull: `folder` is its own and is kept for the next attempt; nothing in it is
-    trusted. `report` takes its progress. `has` says whether the store holds a sha256 (64 hex digits), intact."""
+    trusted. `report` takes its progress. `stored` returns the file that the store holds with a sha256 (64 hex digits),
+    intact, or None."""
 
-    def __init__(self, folder: Path, report: ProgressReport, has: Callable[[str], Awaitable[bool]]) -> None:
-        self.folder, self.report, self.has = folder, report, has
+    def __init__(self, folder: Path, report: ProgressReport, stored: Callable[[str], Awaitable[Path | None]]) -> None:
+        self.folder, self.report, self.stored = folder, report, stored
+
+    def partial(self, file: RemoteFile) -> Path:
+        """Where the file comes to lie, or has begun to."""
+        return self.folder / file.partial_name
+
+    async def fetch(self, file: RemoteFile, downloader: Downloader, advanced: Callable[[int], None]) -> Path | None:
+        """Downloads the file and returns its path, None if the store has got it meanwhile. A file that has a sha256 is
+        downloaded once at a time, whichever pulls want it. Raises as `Downloader.fetch`."""
+        await downloader.fetch(file, self.partial(file), advanced)
+        return self.partial(file)
 
 
 class Source(ABC):

@@ -17,7 +17,8 @@ async def fetch(endpoint: Endpoint, method: str, path: str, body: bytes = b"", *
 async def ask(
     endpoint: Endpoint, method: str, path: str, body: object = None, *, timeout: float
 ) -> tuple[int, dict[str, Any] | list[Any]]:
-    """As `fetch`, with JSON both ways. Also raises `EngineProtocolError` for an answer that is not JSON."""
+    """Sends and receives JSON, like `fetch` otherwise. Also raises `EngineProtocolError` for an answer that is not
+    JSON."""
     sent = b"" if body is None else json.dumps(body).encode()
     status, raw = await fetch(endpoint, method, path, sent, timeout=timeout)
     try:

@@ -29,7 +29,7 @@ from modelrunner.sdk.programs import StepFailed
 from modelrunner.units import format_bytes
 
 MARKER = "engine.json"
-"""Written last into an engine's folder: without it the folder is not one."""
+"""The last file written into an engine's folder: without it the folder is not an engine."""
 _LOCK_POLL = 0.1  # seconds; a file lock cannot be awaited
 
 
@@ -43,7 +43,7 @@ class InstallState:
 
     @contextlib.contextmanager
     def told(self, what: str, progress: ProgressCallback) -> Iterator[ProgressCallback]:
-        """For the time of an installation of `what`: yields a callback that keeps the `step` and passes it on."""
+        """Reports an installation of `what`: yields a callback that keeps the `step` and passes it on."""
 
         def tell(step: InstallProgress) -> None:
             self.step = f"{step.message} ({step.current}/{step.total})" if step.total else step.message
@@ -60,7 +60,7 @@ class InstallState:
 
 
 def key(engine: str, version: str, *options: str) -> str:
-    """Returns the name of an entry. It holds every value in which two installations may differ."""
+    """Returns the name of an entry, which contains every value in which two installations may differ."""
     digest = hashlib.sha256("\0".join(options).encode()).hexdigest()
     return f"{engine}-{version}-{digest[:8]}"
 
@@ -83,12 +83,11 @@ async def provide(
     *,
     needed: int = 0,
 ) -> None:
-    """Points `link`, in a data directory, to `entry`, in the cache, which `make(folder)` makes if `works(entry)` is
-    false. `make` fills an empty folder and returns what its marker is to say. `needed` is bytes of disk that this takes
-    at most, downloads included. An older entry that nobody uses any more goes.
+    """Points `link`, in a data directory, to `entry`, in the cache. If `works(entry)` is false, `make(folder)` makes
+    the entry: it fills an empty folder and returns the marker's content. `needed` is bytes of disk for all of it,
+    downloads included. The entry that the link pointed to before is removed if no data directory uses it.
 
-    Raises `InsufficientDisk` and `StorageFailed`, before anything is downloaded where that can be known.
-    """
+    Raises `InsufficientDisk` and `StorageFailed`, before any download where that can be known."""
     before = link.readlink() if link.is_symlink() else entry
     try:
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +124,7 @@ def _full(cache: Path, needed: int) -> InsufficientDisk:
 
 
 def _storage_failed(error: OSError, cache: Path, needed: int) -> ModelRunnerError:
-    """What to do about an error of the disk while an engine is installed."""
+    """Returns the error for a disk failure during an installation, with the remedy."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT) and cache.is_dir():
         return _full(cache, needed)
     return StorageFailed(
@@ -158,7 +157,7 @@ async def _discard_unused(entry: Path) -> None:
     async with _locked(entry, lambda _: None):
         if entry.is_dir() and not any(_users(entry)):
             doomed = _beside(entry)
-            entry.rename(doomed / entry.name)  # out of sight in one step, then removed at leisure
+            entry.rename(doomed / entry.name)  # out of sight in one step, then removed in a thread
             await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)
 
 
@@ -186,7 +185,7 @@ class _Lock:
         self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def taken(self) -> bool:
-        """Is it ours? Asked until it is."""
+        """Tries to take the lock; returns True on success."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -198,7 +197,7 @@ class _Lock:
 
 
 async def _make(entry: Path, make: Callable[[Path], Awaitable[Mapping[str, Any]]]) -> None:
-    for leftover in entry.parent.glob(f"{entry.name}.tmp-*"):  # of a run that was killed: we hold its lock
+    for leftover in entry.parent.glob(f"{entry.name}.tmp-*"):  # of a killed run: we hold its lock
         await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
     work = _beside(entry)
     try:
@@ -208,7 +207,7 @@ async def _make(entry: Path, make: Callable[[Path], Awaitable[Mapping[str, Any]]
         (made / MARKER).write_text(json.dumps(marker), "utf-8")
         (made / "users").mkdir()
         await asyncio.to_thread(_sync, made)
-        if entry.exists():  # there, but not in working order
+        if entry.exists():  # it does not work
             entry.rename(work / "old")
         made.rename(entry)
         sync_folder(entry.parent)
@@ -241,7 +240,7 @@ def _point(link: Path, entry: Path) -> None:
 
 
 def _users(entry: Path) -> Iterator[Path]:
-    """The links of data directories that point here."""
+    """Yields the links of data directories to this entry."""
     for user in (entry / "users").iterdir():
         link = Path(user.read_text("utf-8"))
         if link.is_symlink() and link.readlink() == entry:

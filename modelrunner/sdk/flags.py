@@ -22,7 +22,7 @@ class FlagKind(Protocol):
 
 @dataclass(frozen=True)
 class Integer:
-    """A whole number, or one of some `words` that stand for one."""
+    """A whole number, or a word that stands for one."""
 
     low: int
     high: int
@@ -147,8 +147,8 @@ class AllowList(Generic[FlagT]):
         self._fields = fields or {}
 
     def parse(self, flags: Iterable[str]) -> dict[str, str]:
-        """Runtime flags as a mapping from the engine's flag to the text of its value; the last of several wins. Raises
-        `BadRequest` that names the first one that is unknown, not allowed, or has no value or a wrong one."""
+        """Returns runtime flags as a mapping from the engine's flag to the text of its value; the last of several wins.
+        Raises `BadRequest` that names the first flag that is unknown, not allowed, or has no value or a wrong one."""
         parsed: dict[str, str] = {}
         words = iter(flags)
         for word in words:
@@ -164,8 +164,8 @@ class AllowList(Generic[FlagT]):
         return parsed
 
     def fold(self, flags: tuple[str, ...]) -> tuple[dict[str, int | None], tuple[str, ...]]:
-        """For `Backend.fold_flags`: the values of the fields that flags stand for, and the other flags, spelled out.
-        Without such a flag the flags are returned as they were given. Raises `BadRequest` as `parse` does."""
+        """For `Backend.fold_flags`: returns the values of the fields that flags stand for, and the other flags, spelled
+        out. Without such a flag the flags are returned unchanged. Raises `BadRequest` as `parse` does."""
         parsed = self.parse(flags)
         found = {known.name: known.value(parsed.pop(flag)) for flag, known in self._fields.items() if flag in parsed}
         if not found:
@@ -195,7 +195,8 @@ class AllowList(Generic[FlagT]):
 
 
 def _spellings(options: Iterable[FlagT]) -> dict[str, tuple[FlagT, str]]:
-    """Flag or alias -> option, and "off" for a switch's opposite, "on" for the switch, "" where a value follows."""
+    """Maps each flag and alias to its option, with "off" for a switch's opposite, "on" for the switch, "" for a flag
+    with a value."""
     found: dict[str, tuple[FlagT, str]] = {}
     for option in options:
         text = "on" if isinstance(option.kind, Switch) else ""
@@ -206,7 +207,7 @@ def _spellings(options: Iterable[FlagT]) -> dict[str, tuple[FlagT, str]]:
 
 
 def words_of(option: Flag, text: str) -> list[str]:
-    """Returns the words of a command line that give `option` that value."""
+    """Returns the words of a command line that give `option` the value of `text`."""
     if not isinstance(option.kind, Switch):
         return [option.flag, text]
     return [option.flag] if text == "on" else [option.kind.off] if option.kind.off else []

@@ -1,5 +1,4 @@
-"""For backends: the programs that an installation runs (pip, cmake, ninja). Each runs under the guardian that keeps
-engines too."""
+"""For backends: runs the programs of an installation (pip, cmake, ninja), under the same guardian as engines."""
 
 import sys
 from collections import deque
@@ -30,7 +29,7 @@ class StepFailed(BackendUnavailable):
 
 
 class _OutputLines:
-    """Observer of a step: passes lines on and keeps the last of them."""
+    """The observer of a step: passes lines on and keeps the last of them."""
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self.last: deque[str] = deque(maxlen=40)
@@ -52,7 +51,7 @@ async def execute(
     cwd: Path | None = None,
 ) -> None:
     """Runs one program to its end with all output in `log`. Raises `StepFailed` if it fails. When the caller is
-    cancelled, or this process dies, everything that the program started is ended."""
+    cancelled, or this process dies, all processes of the program end too."""
     words = [str(word) for word in argv]
     kept = scrubbed_environment(keep=_KEPT) | dict(env or {})
     environment = {name: value for name, value in kept.items() if name not in _ELSEWHERE}
@@ -73,5 +72,5 @@ def _reason(lines: Sequence[str]) -> str:
 
 
 def pip(*words: str | Path) -> list[str | Path]:
-    """The command line of our own pip, with the user's configuration."""
+    """Returns the command line of our own pip, with the user's configuration."""
     return [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]

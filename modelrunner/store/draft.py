@@ -1,6 +1,6 @@
 """A model before it is stored: everything about it follows from its files' digests and headers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +14,7 @@ from modelrunner.store.blobs import Blob
 from modelrunner.store.catalog import Entry
 from modelrunner.store.describe import Reading
 from modelrunner.store.digests import Digest
-from modelrunner.store.manifests import Contents, StoredFile
+from modelrunner.store.manifests import Contents, StoredFile, UnpackedFile
 from modelrunner.store.references import Reference
 from modelrunner.types import ModelHeader
 
@@ -27,6 +27,7 @@ class Draft:
     config: dict[str, Any]
     config_data: bytes
     manifest: bytes
+    unpacked: Sequence[UnpackedFile] | None = None
 
     @classmethod
     def of(cls, files: Mapping[str, Blob], paths: Mapping[str, Path], trust: bool) -> Self:
@@ -40,11 +41,18 @@ class Draft:
         return cls(Digest.of(manifest), contents, reading.header, reading.config, data, manifest)
 
     @classmethod
-    def published(cls, manifest: bytes, files: Mapping[str, Blob], paths: Mapping[str, Path], trust: bool) -> Self:
-        """A model that keeps the manifest it was published with. `files` holds every blob that the manifest names.
-        Raises `InvalidModel`, `UnsupportedModel`, `OSError`."""
+    def published(
+        cls,
+        manifest: bytes,
+        unpacked: Sequence[UnpackedFile] | None,
+        files: Mapping[str, Blob],
+        paths: Mapping[str, Path],
+        trust: bool,
+    ) -> Self:
+        """A model that keeps the manifest it was published with. `files` holds every blob that the manifest names, and
+        those `unpacked` from its archives. Raises `InvalidModel`, `UnsupportedModel`, `OSError`."""
         id = Digest.of(manifest)
-        contents = manifests.decode(manifest, id)
+        contents = manifests.decode(manifest, id, unpacked)
         given = {blob.digest: (blob.size, paths[name]) for name, blob in files.items()}
         for digest, size in contents.blobs.items():
             if digest not in given or given[digest][0] != size:
@@ -54,16 +62,22 @@ class Draft:
             raise InvalidModel("its manifest lists its shards in another order than theirs")
         try:
             data = durable.read(given[contents.config.digest][1], manifests.LARGEST)
-            config = manifests.decode_config(data)
+            config = published_config(data, contents)
         except (durable.UnusableFile, msgspec.MsgspecError) as error:
             raise InvalidModel(f"its configuration is not one that is understood here ({error})") from None
-        return cls(id, contents, reading.header, config, data, manifest)
+        return cls(id, contents, reading.header, config, data, manifest, unpacked)
 
     def entry(self, before: Entry | None, tag: Reference | None, now: int) -> Entry:
         """The model's entry in the catalog. `before` is the entry that it has there already; `now` in Unix seconds."""
         tags = before.tags if before else ()
         added = (tag,) if tag and tag not in tags else ()
         return Entry(self.id, (*tags, *added), before.created if before else now, self.config, self.contents)
+
+
+def published_config(data: bytes, contents: Contents) -> dict[str, Any]:
+    """The configuration that a model was published with; its format is what its files are. Raises
+    `msgspec.MsgspecError`."""
+    return manifests.decode_config(data) | {"format": str(formats.format_of(contents.files))}
 
 
 def _read(paths: Mapping[str, Path], trust: bool) -> Reading:

@@ -1,10 +1,11 @@
-"""Manifests and configurations: OCI image manifests with docker/model-runner's media types.
+"""Manifests and configurations: OCI image manifests with the media types of models.
 
-We write version 0.2: a layer for each file, whose name in the bundle is in an annotation. We also read what docker
-publishes: version 0.1, whose layers have no names, and names of version 0.2 that are not ours. There a layer's media
-type says what it is.
+We write docker/model-runner's version 0.2: a layer for each file, whose name in the bundle is in an annotation. We also
+read what others publish: version 0.1, whose layers have no names; names of version 0.2 that are not ours; ModelPack.
+There a layer's media type says what it is.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,18 +13,20 @@ import msgspec
 
 from modelrunner.errors import InvalidModel, InvalidReference
 from modelrunner.store.digests import Digest
-from modelrunner.store.names import CONFIG, PROJECTOR, TEMPLATE, WEIGHTS, in_folder, is_gguf
+from modelrunner.store.mediatypes import (
+    CONFIG_TYPE,
+    CONFIG_TYPES,
+    FILE_PATHS,
+    MANIFEST_TYPE,
+    LayerKind,
+    kind_of_file,
+    layer_of,
+    media_type_of,
+)
+from modelrunner.store.names import CONFIG, PROJECTOR, TEMPLATE, in_folder
 
-MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
-LARGEST = 1 << 20  # bytes of a manifest or a configuration
-CONFIG_TYPE = "application/vnd.docker.ai.model.config.v0.2+json"
-_CONFIG_TYPES = (CONFIG_TYPE, "application/vnd.docker.ai.model.config.v0.1+json")
-GGUF_TYPE = "application/vnd.docker.ai.gguf.v3"
-PROJECTOR_TYPE = "application/vnd.docker.ai.mmproj"
-SAFETENSORS_TYPE = "application/vnd.docker.ai.safetensors"
-FILE_TYPE = "application/vnd.docker.ai.model.file"
-TEMPLATE_TYPE = "application/vnd.docker.ai.chat.template.jinja"
-FILE_PATH = "org.cncf.model.filepath"
+LARGEST = 4 << 20  # bytes of a manifest or a configuration
+MOST_LAYERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class StoredFile:
 @dataclass(frozen=True, slots=True)
 class Contents:
     """What a model consists of. `files` are by their names in the bundle, the one that engines open comes first;
-    `others` belong to the model as it was published and are not in the bundle (licences, README)."""
+    `others` belong to the model as it was published and are not in the bundle (licences, README, archives)."""
 
     config: StoredFile
     files: dict[str, StoredFile]
@@ -47,21 +50,51 @@ class Contents:
         return {file.digest: file.size for file in (self.config, *self.files.values(), *self.others)}
 
 
-class _Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """OCI's content descriptor."""
+
     media_type: str
     digest: str
     size: int
     annotations: dict[str, str] = {}
 
     def stored(self) -> StoredFile:
+        if not 0 <= self.size < 1 << 62:
+            raise InvalidReference("a size is from 0 to 2^62")
         return StoredFile(Digest.parse(self.digest), self.size)
 
+    @property
+    def path(self) -> str:
+        """The name that its file was published with, "" for none."""
+        return next((self.annotations[key] for key in FILE_PATHS if key in self.annotations), "")
 
-class _Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+
+class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """OCI's image manifest."""
+
     schema_version: Literal[2]
     media_type: str = ""
-    config: _Descriptor
-    layers: list[_Descriptor]
+    config: Descriptor
+    layers: list[Descriptor]
+
+
+class UnpackedFile(msgspec.Struct, frozen=True):
+    """A file from a model's archive: the `layer` is the archive's digest, `path` the file's name in it, `digest` and
+    `size` (bytes) the file's own."""
+
+    layer: str
+    path: str
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A file of a model: a layer, or a file from one."""
+
+    kind: LayerKind
+    path: str
+    file: StoredFile
 
 
 class _ConfigBlob(msgspec.Struct, frozen=True):
@@ -78,68 +111,111 @@ def encode_config(config: dict[str, Any], files: dict[str, StoredFile]) -> bytes
 
 
 def decode_config(data: bytes) -> dict[str, Any]:
-    """Raises `msgspec.ValidationError` or `msgspec.DecodeError`."""
-    return msgspec.json.decode(data, type=_ConfigBlob).config
+    """A published configuration under docker's names. Raises `msgspec.ValidationError` or `msgspec.DecodeError`."""
+    config = msgspec.json.decode(data, type=_ConfigBlob).config
+    if "paramSize" in config:  # ModelPack's word
+        config.setdefault("parameters", config["paramSize"])
+    return config
 
 
 def encode(contents: Contents) -> bytes:
     """Equal contents give equal bytes, hence one model ID."""
-    config = _Descriptor(CONFIG_TYPE, str(contents.config.digest), contents.config.size)
+    config = Descriptor(CONFIG_TYPE, str(contents.config.digest), contents.config.size)
     layers = [
-        _Descriptor(_media_type(name), str(file.digest), file.size, {FILE_PATH: name})
+        Descriptor(media_type_of(name), str(file.digest), file.size, {FILE_PATHS[0]: name})
         for name, file in contents.files.items()
     ]
-    return msgspec.json.encode(_Manifest(schema_version=2, media_type=MANIFEST_TYPE, config=config, layers=layers))
+    return msgspec.json.encode(Manifest(schema_version=2, media_type=MANIFEST_TYPE, config=config, layers=layers))
 
 
-def _media_type(name: str) -> str:
-    if name.endswith(WEIGHTS):
-        return SAFETENSORS_TYPE
-    special = {PROJECTOR: PROJECTOR_TYPE, TEMPLATE: TEMPLATE_TYPE}
-    return special.get(name) or (GGUF_TYPE if is_gguf(name) else FILE_TYPE)
+def parse(data: bytes) -> Manifest:
+    """Raises `InvalidModel` for what is no manifest, or none of a model."""
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+        for descriptor in (manifest.config, *manifest.layers):
+            descriptor.stored()
+    except (msgspec.MsgspecError, InvalidReference, RecursionError) as error:
+        raise InvalidModel(f"its manifest is not one that is understood here ({error})") from None
+    if manifest.config.media_type not in CONFIG_TYPES:
+        raise InvalidModel(f"its configuration has the unknown media type {manifest.config.media_type[:80]!r}")
+    if len(manifest.layers) > MOST_LAYERS:
+        raise InvalidModel(f"its manifest names {len(manifest.layers)} layers; the most allowed are {MOST_LAYERS}")
+    return manifest
 
 
-def decode(data: bytes, digest: Digest) -> Contents:
-    """Raises `InvalidModel` unless `data` has that digest and is the manifest of a model that can be used here."""
+def archives(manifest: Manifest) -> dict[Digest, str]:
+    """The layers whose files have to be unpacked, and their compression ("gzip" or "" for none). Raises
+    `InvalidModel` for one that cannot be unpacked here."""
+    found = {}
+    for layer in manifest.layers:
+        kind, packed = layer_of(layer.media_type, layer.path)
+        if packed == "zstd":
+            raise InvalidModel("it holds an archive that is compressed with zstd, which is not read here")
+        if kind is LayerKind.ARCHIVE:
+            found[layer.stored().digest] = packed
+    return found
+
+
+def is_wanted(path: str) -> bool:
+    """True if a file of this name in an archive can be a part of a model."""
+    return in_folder(path) or kind_of_file(path) in (LayerKind.GGUF, LayerKind.PROJECTOR)
+
+
+def decode(data: bytes, digest: Digest, unpacked: Sequence[UnpackedFile] | None = None) -> Contents:
+    """`unpacked` are the files from its archives, None if these were not unpacked. Raises `InvalidModel` unless `data`
+    has that digest and is the manifest of a model that can be used here."""
     if Digest.of(data) != digest:
         raise InvalidModel("its manifest is damaged")
-    try:
-        manifest = msgspec.json.decode(data, type=_Manifest)
-        if manifest.config.media_type not in _CONFIG_TYPES:
-            raise InvalidModel(f"its configuration has the unknown media type {manifest.config.media_type[:80]!r}")
-        gguf = any(layer.media_type == GGUF_TYPE for layer in manifest.layers)
-        layers = _gguf_layers(manifest.layers) if gguf else _folder_layers(manifest.layers)
-        files = {name: layer.stored() for name, layer in layers}
-        used = {layer.digest for _, layer in layers}
-        others = tuple(layer.stored() for layer in manifest.layers if layer.digest not in used)
-        config = manifest.config.stored()
-    except (msgspec.MsgspecError, InvalidReference) as error:
-        raise InvalidModel(f"its manifest is not one that is understood here ({error})") from None
-    if not files or len(files) != len(layers):
+    manifest = parse(data)
+    if unpacked is None and archives(manifest):
+        raise InvalidModel("it holds archives whose files are missing")
+    pieces = list(_pieces(manifest.layers, unpacked or ()))
+    gguf = any(piece.kind is LayerKind.GGUF for piece in pieces)
+    named = _gguf_files(pieces) if gguf else _folder_files(pieces)
+    files = dict(named)
+    if not files or len(files) != len(named):
         raise InvalidModel("its manifest names no files that are used here, or two alike")
-    return Contents(config, files, others)
+    used = {file.digest for file in files.values()}
+    layers = [layer.stored() for layer in manifest.layers]
+    return Contents(manifest.config.stored(), files, tuple(layer for layer in layers if layer.digest not in used))
 
 
-def _gguf_layers(layers: list[_Descriptor]) -> list[tuple[str, _Descriptor]]:
+def _pieces(layers: Iterable[Descriptor], unpacked: Sequence[UnpackedFile]) -> Iterable[_Piece]:
+    for layer in layers:
+        kind = layer_of(layer.media_type, layer.path).kind
+        if kind is not LayerKind.ARCHIVE:
+            yield _Piece(kind, layer.path, layer.stored())
+        for file in unpacked:
+            if kind is LayerKind.ARCHIVE and file.layer == layer.digest:
+                yield _Piece(kind_of_file(file.path), file.path, StoredFile(Digest.parse(file.digest), file.size))
+
+
+def _gguf_files(pieces: Sequence[_Piece]) -> list[tuple[str, StoredFile]]:
     """Named by their kind; shards are in the order of their names, or of the manifest where they have none."""
-    weights = sorted(_of_type(layers, GGUF_TYPE), key=lambda layer: layer.annotations.get(FILE_PATH, ""))
+    weights = sorted(_of(pieces, LayerKind.GGUF), key=lambda piece: piece.path)
     count = len(weights)
     names = ["model.gguf"] if count == 1 else [f"model-{n:05}-of-{count:05}.gguf" for n in range(1, count + 1)]
-    named = list(zip(names, weights, strict=True))
-    named += [(PROJECTOR, layer) for layer in _of_type(layers, PROJECTOR_TYPE)]
-    named += [(TEMPLATE, layer) for layer in _of_type(layers, TEMPLATE_TYPE)]
+    named = [(name, piece.file) for name, piece in zip(names, weights, strict=True)]
+    named += [(PROJECTOR, piece.file) for piece in _of(pieces, LayerKind.PROJECTOR)]
+    named += [(TEMPLATE, piece.file) for piece in _of(pieces, LayerKind.TEMPLATE)]
     return named
 
 
-def _folder_layers(layers: list[_Descriptor]) -> list[tuple[str, _Descriptor]]:
-    """Named by their annotations. What has no name of a model's file stays out: only such a name becomes a path."""
-    if any(layer.media_type == SAFETENSORS_TYPE and FILE_PATH not in layer.annotations for layer in layers):
-        raise InvalidModel("it was packaged in docker's older format, with its configuration in a tar archive")
-    named = [(layer.annotations.get(FILE_PATH, ""), layer) for layer in layers]
+def _folder_files(pieces: Sequence[_Piece]) -> list[tuple[str, StoredFile]]:
+    """Named as they were published, or, where they have no names, by their kind. What has no name of a model's file
+    stays out: only such a name becomes a path."""
+    named = [(piece.path, piece.file) for piece in _of(pieces, LayerKind.FILE)]
+    named += [(piece.path or TEMPLATE, piece.file) for piece in _of(pieces, LayerKind.TEMPLATE)]
+    weights = _of(pieces, LayerKind.SAFETENSORS)
+    nameless = [piece for piece in weights if not piece.path]
+    named += [(piece.path, piece.file) for piece in weights if piece.path]
+    for number, piece in enumerate(nameless, 1):
+        shard = f"model-{number:05}-of-{len(nameless):05}.safetensors"
+        named.append(("model.safetensors" if len(nameless) == 1 else shard, piece.file))
     return sorted(
-        ((name, layer) for name, layer in named if in_folder(name)), key=lambda item: (item[0] != CONFIG, item[0])
+        ((name, file) for name, file in named if in_folder(name)), key=lambda item: (item[0] != CONFIG, item[0])
     )
 
 
-def _of_type(layers: list[_Descriptor], media_type: str) -> list[_Descriptor]:
-    return [layer for layer in layers if layer.media_type == media_type]
+def _of(pieces: Iterable[_Piece], kind: LayerKind) -> list[_Piece]:
+    return [piece for piece in pieces if piece.kind is kind]

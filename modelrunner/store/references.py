@@ -126,9 +126,7 @@ def unpasted(text: str) -> str:
 
 def how_to_get(reference: Reference) -> str:
     """The end of a sentence that says that a model is not here."""
-    if reference.host in (HUB, PYPI):
-        return f"`modelrunner pull {reference.short}` gets it, `modelrunner list` shows what is here"
-    return "`modelrunner list` shows what is here; `modelrunner pull` takes hf.co/ORG/REPO and pypi:NAME"
+    return f"`modelrunner pull {reference.short}` gets it, `modelrunner list` shows what is here"
 
 
 def _split_tag(text: str) -> tuple[str, str]:

@@ -11,17 +11,21 @@ from pathlib import Path
 import msgspec
 
 from modelrunner import durable
+from modelrunner.durable import JsonFile
 from modelrunner.errors import InvalidModel, InvalidReference, StorageFailed
 from modelrunner.store import manifests
 from modelrunner.store.blobs import Blobs
 from modelrunner.store.bundles import Bundles
 from modelrunner.store.catalog import Catalog, Entry
 from modelrunner.store.digests import Digest
+from modelrunner.store.draft import published_config
 from modelrunner.store.index import IndexEntry
+from modelrunner.store.manifests import UnpackedFile
 from modelrunner.store.references import Reference
 
 FORMAT = 1
 _OLD = 7 * 86_400.0  # seconds
+_UNPACKED = ".unpacked"
 FOLDERS = ("", "manifests", "manifests/sha256", "blobs", "blobs/sha256", "bundles", "partial")
 log = logging.getLogger(__name__)
 
@@ -84,14 +88,20 @@ def _tags(record: IndexEntry) -> list[Reference]:
 
 def _entry(id: Digest, tags: tuple[Reference, ...], created: int, folder: Path, blobs: Blobs) -> Entry:
     try:
-        contents = manifests.decode(durable.read(id.within(folder), manifests.LARGEST), id)
+        unpacked = unpacked_file(folder, id).load()
+        contents = manifests.decode(durable.read(id.within(folder), manifests.LARGEST), id, unpacked)
         data = durable.read(blobs.path(contents.config.digest), manifests.LARGEST)
         if Digest.of(data) != contents.config.digest:
             raise InvalidModel("its configuration is damaged")
-        return Entry(id, tags, created, manifests.decode_config(data), contents)
+        return Entry(id, tags, created, published_config(data, contents), contents)
     except (OSError, msgspec.MsgspecError, InvalidModel, InvalidReference) as error:
         log.error("the model %s (%s) cannot be used: %s", id, ", ".join(map(str, tags)), error)
         return Entry(id, tags, created, {}, None, f"its manifest or configuration cannot be read ({error})")
+
+
+def unpacked_file(folder: Path, id: Digest) -> JsonFile[list[UnpackedFile]]:
+    """Says which files were unpacked from the archives of a model; it lies beside its manifest."""
+    return JsonFile(folder / f"{id.hex}{_UNPACKED}", list[UnpackedFile])
 
 
 def sweep(catalog: Catalog, data: Path, manifest_folder: Path, blobs: Blobs, bundles: Bundles) -> None:
@@ -116,6 +126,8 @@ def unnamed(catalog: Catalog, manifest_folder: Path, blobs: Blobs) -> list[Path]
     """The manifests and blobs that no model names. No blobs, while the manifest of a model is damaged: it is unknown
     what that one names."""
     found = [id.within(manifest_folder) for id in Digest.among(manifest_folder) - catalog.entries.keys()]
+    known = {id.hex for id in catalog.entries}
+    found += [path for path in manifest_folder.glob(f"*{_UNPACKED}") if path.stem not in known]
     if catalog.is_sound:
         used = {digest for entry in catalog.entries.values() for digest in entry.blobs}
         found += [blobs.path(digest) for digest in blobs.all() - used]

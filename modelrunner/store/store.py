@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from modelrunner.store.draft import Draft
 from modelrunner.store.files import Reserve, size_of
 from modelrunner.store.index import Index
 from modelrunner.store.leftovers import Leftover, leftovers
+from modelrunner.store.manifests import UnpackedFile
 from modelrunner.store.references import Reference
 from modelrunner.types import Bundle
 
@@ -156,17 +157,23 @@ class Store:
             return verify(file, Digest.parse(digest) if digest is not None else None)
 
     def create(
-        self, files: Mapping[str, Blob], reference: str | None, *, trust: bool = False, manifest: bytes | None = None
+        self,
+        files: Mapping[str, Blob],
+        reference: str | None,
+        *,
+        trust: bool = False,
+        manifest: bytes | None = None,
+        unpacked: Sequence[UnpackedFile] | None = None,
     ) -> StoredModel:
         """Makes a model of ingested files, or of those that `have` returned, and gives it the name `reference`, which
         another model that has it loses. The same files always make the same model. A `manifest` is kept byte for byte
-        and its digest is the model's ID; then the files are all that it names, under any names. On any failure the
-        files are where they were. Raises `InvalidModel` for files that are not a model's, `UnsupportedModel` for one
-        that carries code unless `trust` is set."""
+        and its digest is the model's ID; then the files are all that it names, and those that were `unpacked` from its
+        archives, under any names. On any failure the files are where they were. Raises `InvalidModel` for files that
+        are not a model's, `UnsupportedModel` for one that carries code unless `trust` is set."""
         tag = Reference.parse_name(reference) if reference is not None else None
         paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
         with translated("storing the model", self.data):
-            make = Draft.of if manifest is None else partial(Draft.published, manifest)
+            make = Draft.of if manifest is None else partial(Draft.published, manifest, unpacked)
             draft = make(files, paths, trust)
             blobs = [blob for blob in files.values() if blob.digest in draft.contents.blobs]
             intact = self._blobs.intact(blobs)
@@ -186,6 +193,8 @@ class Store:
                 if blob.digest not in intact or self._blobs.size(blob.digest) != blob.size:
                     self._blobs.adopt(blob)
             self._blobs.put(draft.config_data)
+            if draft.unpacked is not None:
+                startup.unpacked_file(self._manifests, draft.id).save(list(draft.unpacked))
             write(draft.id.within(self._manifests), draft.manifest)
             self._bundles.lay_out(draft.id, draft.contents)
             self._bundles.remember(draft.id, draft.header)
@@ -250,6 +259,7 @@ class Store:
         used = {digest for entry in self._catalog.entries.values() for digest in entry.blobs}
         try:
             discard(id.within(self._manifests))
+            discard(startup.unpacked_file(self._manifests, id).path)
             for digest in set(blobs) - used:
                 self._blobs.remove(digest)
         except OSError as error:

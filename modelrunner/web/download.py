@@ -29,6 +29,7 @@ _CHUNK = 1 << 20
 _ATTEMPTS = 5
 _LONGEST_PAUSE = 60.0
 _SLOWEST = 1 << 18  # bytes that must come within `patience`
+Renewal = Callable[[str, Mapping[str, str]], Awaitable[Mapping[str, str] | None]]
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18})")
 
 
@@ -117,7 +118,8 @@ def _is_beginning(path: Path, limit: int) -> bool:
 
 class Downloader:
     """Fetches `RemoteFile`s into partial files. `headers` (the credentials among them) go to the origin of each URL
-    and are dropped at a redirect to another one. An attempt that brings less than 256 KiB in `patience` seconds is
+    and are dropped at a redirect to another one; `renew` gets the address and the headers of an answer with status 401,
+    and returns better credentials, or None. An attempt that brings less than 256 KiB in `patience` seconds is
     given up; five attempts in a row that bring less than 1 MiB end the download."""
 
     def __init__(
@@ -125,10 +127,12 @@ class Downloader:
         client: "httpx.AsyncClient",
         headers: Mapping[str, str],
         *,
+        renew: Renewal | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         patience: float = 60.0,
     ) -> None:
         self._client = client
+        self._renew = renew
         self._patience = patience
         self._headers = {**headers, "Accept-Encoding": "identity"}
         self._pause = pause
@@ -178,6 +182,11 @@ class Downloader:
                 asyncio.timeout(self._patience) as deadline,
                 self._client.stream("GET", file.url, headers=headers) as response,
             ):
+                if response.status_code == 401 and self._renew is not None:
+                    fresh = await self._renew(str(response.url), response.headers)
+                    if fresh is not None:
+                        self._headers |= fresh
+                        raise _AttemptFailed("it refuses the credentials", pause=0.0)
                 _check_status(response, file)
                 if not _continues(response, partial.length, file):
                     partial.restart()

@@ -10,8 +10,9 @@ import socket
 import ssl
 import urllib.request
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelrunner.errors import SourceFailed
@@ -32,15 +33,17 @@ def new_client(
     context: ssl.SSLContext | None = None,
     proxy: str | None = None,
     transport: "httpx.AsyncBaseTransport | None" = None,
+    named: Collection[str] | None = None,
 ) -> "httpx.AsyncClient":
     """A client that connects to `origin` and, by redirects and links, to public addresses; to private ones only if the
     origin's own is private; never to link-local ones (metadata services of clouds). So a hub, or somebody who has taken
-    it over, cannot make the daemon talk to this machine's services. The address is checked after the name was resolved,
-    before anything is sent; what a proxy connects to is the proxy's to check. The first one
-    takes 50 ms (the certificates)."""
+    it over, cannot make the daemon talk to this machine's services. With `named`, hosts (with a port or any) that a
+    person has named, those are the only others that may be private or without TLS, wherever the origin is. The address
+    is checked after the name was resolved, before anything is sent; what a proxy connects to is the proxy's to check.
+    The first client takes 50 ms (the certificates)."""
     import httpx
 
-    guard = _Guard(httpx.URL(origin))
+    guard = _Guard(httpx.URL(origin), named)
     return httpx.AsyncClient(
         verify=context or _default_certificates(),
         proxy=proxy,
@@ -57,21 +60,25 @@ def _default_certificates() -> ssl.SSLContext:
     return trusted_certificates()
 
 
-def trusted_certificates(file: str | None = None) -> ssl.SSLContext:
-    """Those of this machine (SSL_CERT_FILE and SSL_CERT_DIR hold) and certifi's, or those in `file` alone."""
+def trusted_certificates(file: str | None = None, *, besides: Path | None = None) -> ssl.SSLContext:
+    """Those of this machine (SSL_CERT_FILE and SSL_CERT_DIR hold), certifi's and those in `besides`; or those in `file`
+    alone. Raises `OSError`, also for a file without certificates."""
     import certifi
 
     context = ssl.create_default_context(cafile=file)
     if file is None:
         context.load_verify_locations(certifi.where())
+    if besides is not None:
+        context.load_verify_locations(besides)
     return context
 
 
 class _Guard:
     """Checks each request of a client, and each connection that is made for it."""
 
-    def __init__(self, origin: "httpx.URL") -> None:
+    def __init__(self, origin: "httpx.URL", named: Collection[str] | None) -> None:
         self._origin = origin
+        self._named = named
         literal = _literal(origin.host)
         self._inside = literal is not None and not literal.is_global
         self._connected = False
@@ -79,8 +86,8 @@ class _Guard:
     async def check(self, request: "httpx.Request") -> None:
         """httpx calls it before every request, those of redirects too."""
         url = request.url
-        if not self._is_origin(url):
-            if url.scheme != "https" and self._origin.scheme == "https":
+        if not self._is_origin(url) and not self._is_named(url):
+            if url.scheme != "https" and (self._origin.scheme == "https" or self._named is not None):
                 raise SourceFailed(f"the source redirects to {url.host} without TLS; this is not followed")
             literal = _literal(url.host)
             if literal is not None:
@@ -90,6 +97,9 @@ class _Guard:
     def _is_origin(self, url: "httpx.URL") -> bool:
         origin = self._origin
         return (url.scheme, url.host, url.port) == (origin.scheme, origin.host, origin.port)
+
+    def _is_named(self, url: "httpx.URL") -> bool:
+        return self._named is not None and (url.host in self._named or url.netloc.decode("ascii") in self._named)
 
     def _tracer(self, url: "httpx.URL") -> Callable[[str, dict[str, Any]], Awaitable[None]]:
         """httpcore's `trace` extension: called at each step of a connection, which it may stop by raising."""
@@ -110,6 +120,8 @@ class _Guard:
 
     def _check_peer(self, url: "httpx.URL", peer: Any) -> None:
         address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+        if self._is_named(url):
+            return
         if not self._is_origin(url) or (self._connected and not self._inside):
             self._require_allowed(url.host, address)
         else:
@@ -117,8 +129,15 @@ class _Guard:
 
     def _require_allowed(self, host: str, address: _Address) -> None:
         address = getattr(address, "ipv4_mapped", None) or address
-        if address.is_link_local or address.is_multicast or (not address.is_global and not self._inside):
+        inside = self._inside and self._named is None
+        if address.is_link_local or address.is_multicast or (not address.is_global and not inside):
             raise SourceFailed(f"the source redirects to {host}, which is no public address; this is not followed")
+
+
+def is_loopback(host: str) -> bool:
+    """True for the names and addresses of this machine itself, without asking a name server."""
+    literal = _literal(host)
+    return literal is not None and literal.is_loopback
 
 
 def _literal(host: str) -> _Address | None:
@@ -148,9 +167,10 @@ async def ask(
     method: str = "GET",
     redirects: bool = True,
     seconds: float = LOOK_UP_LIMIT,
+    content: bytes | None = None,
 ) -> HubAnswer:
-    """The answer to one request, of at most `limit` bytes (also once it is unpacked), within `seconds`. Raises
-    `SourceFailed` for anything else; the status is the caller's to judge."""
+    """The answer to one request, whose body is `content`. It has at most `limit` bytes (also once it is unpacked), and
+    comes within `seconds`. Raises `SourceFailed` for anything else; the status is the caller's to judge."""
     import httpx
 
     host = _host(url)
@@ -158,7 +178,7 @@ async def ask(
     try:
         async with (
             asyncio.timeout(seconds),
-            client.stream(method, url, headers=asked, follow_redirects=redirects) as response,
+            client.stream(method, url, headers=asked, content=content, follow_redirects=redirects) as response,
         ):
             body = bytearray()
             async for piece in response.aiter_raw():

@@ -64,6 +64,15 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
+async def test_null_takes_back_a_backends_table_whether_it_was_set_or_not(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0}, listen="")
+    for before in ({}, {"budget": 1}, {}):
+        if before:
+            await configure(daemon, fake=before)
+        status, body = await configure(daemon, fake=None)
+        assert (status, body["config"]) == (202, {})
+
+
 async def test_what_cannot_be_is_refused_and_changes_nothing(
     start_daemon: StartDaemon, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:

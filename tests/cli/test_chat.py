@@ -134,7 +134,6 @@ ON_A_TERMINAL = """
 import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 from modelrunner.cli import main
-from tests.waiting import HUNG
 sys.exit(main())
 """
 

@@ -13,7 +13,7 @@ from modelrunner import __version__
 from modelrunner.cli.commands import SECTIONS
 from modelrunner.cli.commands import cli as group
 from tests.cli.conftest import Cli
-from tests.cli.fake_daemon import FakeDaemon, Status, Stream, Text, lines
+from tests.cli.fake_daemon import FakeDaemon, Status, Stream, Text, lines, words
 from tests.waiting import HUNG
 
 ID = "sha256:" + "ab" * 32
@@ -272,6 +272,20 @@ def test_configure_sends_what_was_given_and_shows_the_result(daemon: FakeDaemon,
     ]
 
 
+@pytest.mark.parametrize("command", ["configure m", "run m hello"])
+def test_the_context_that_a_model_was_trained_for(daemon: FakeDaemon, cli: Cli, command: str) -> None:
+    daemon.answers |= {
+        "POST /engines/_configure": {},
+        "GET /engines/_configure?model=m": [],
+        "GET /models/m": {},
+        "GET /v1/models/m": {"backend": None},
+        "POST /v1/chat/completions": words("Paris"),
+    }
+    assert cli(*command.split(), "--context-size", "-1").code == 0
+    [sent] = daemon.asked("POST", "/engines/_configure")
+    assert sent["context-size"] == -1
+
+
 def test_what_could_not_be_stopped_is_a_failure(daemon: FakeDaemon, cli: Cli) -> None:
     kept = {"unloaded_runners": 0, "unloaded": [], "kept": [{"id": "m", "reason": "it is answering"}]}
     daemon.answers["POST /engines/unload"] = kept
@@ -403,14 +417,16 @@ def test_looking_starts_no_daemon(folders: Path, cli: Cli, command: str) -> None
     assert not (folders / "data").exists()
 
 
-def test_every_command_but_serve_takes_host_and_its_help_is_told_once() -> None:
+def test_every_command_that_asks_a_daemon_takes_host_and_its_help_is_told_once() -> None:
     context = click.Context(group)
     for section in SECTIONS.values():
         for name, (_, line) in section.items():
             command = group.get_command(context, name)
             assert command is not None
             assert command.get_short_help_str(limit=200).removesuffix(".") == line
-            assert (name in ("serve", "help")) != any("--host" in option.opts for option in command.params)
+            assert (name in ("serve", "help", "login", "logout")) != any(
+                "--host" in option.opts for option in command.params
+            )
 
 
 def test_a_broken_configuration_file_is_named(folders: Path, cli: Cli) -> None:

@@ -1,12 +1,14 @@
 """What goes on, and what stays in memory, as the command line tells it."""
 
 import json
+import sys
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Cli
 from tests.cli.fake_daemon import FakeDaemon, Status, Stream, lines
+from tests.cli.test_output import Terminal
 
 EVENT = {
     "id": 7,
@@ -67,6 +69,18 @@ def test_events_come_as_lines(daemon: FakeDaemon, cli: Cli) -> None:
     assert told.count("\n") == 1
     assert "evict      a (r1): b needs the room" in told
     assert json.loads(cli("events", "--model", "a", "--json").out) == EVENT
+
+
+def test_events_that_are_waited_for_are_announced(
+    daemon: FakeDaemon, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.answers |= {f"GET /engines/events{query}": Stream([b": alive\n\n"]) for query in ("", "?since=0")}
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    assert cli("events", "--since", "0").code == 0
+    assert screen.getvalue() == ""
+    assert cli("events").code == 0
+    assert "--since 0 shows the past ones" in screen.getvalue()
 
 
 @pytest.mark.parametrize("action", ["pin", "unpin", "pause", "resume"])

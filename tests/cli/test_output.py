@@ -79,7 +79,10 @@ def test_amounts(line: Progress, text: str) -> None:
 def test_progress_into_a_pipe_is_a_line_for_each_phase(capsys: pytest.CaptureFixture[str]) -> None:
     many = [Progress("progress", "Downloading x", total=5000, current=n, phase="downloading") for n in range(1000)]
     last = Progress("success", "x is here")
-    assert follow([Progress("progress", "Looking up x"), *many, Progress("warning", "slow"), last]) == last
+    assert (
+        follow([Progress("progress", "Looking up x"), *many, Progress("warning", "slow"), last], "the pull of x")
+        == last
+    )
     assert capsys.readouterr().err == ("Looking up x\nDownloading x: 0B of 4.88KiB\nwarning: slow\nx is here\n")
 
 
@@ -88,7 +91,8 @@ def test_progress_on_a_terminal_is_a_bar_and_escapes_names(monkeypatch: pytest.M
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    follow([Progress("progress", "Downloading [b]x\x1b]0;title\x07", total=92 << 20, current=46 << 20, rate=1 << 20)])
+    lines = [Progress("success", "Downloading [b]x\x1b]0;title\x07", total=92 << 20, current=46 << 20, rate=1 << 20)]
+    follow(lines, "the pull of x")
     assert "Downloading [b]x\\x1b]0;title\\x07" in terminal.getvalue()
     assert "46MiB of 92MiB, 1MiB/s, 46s left" in terminal.getvalue()
     assert "\x1b]0;title" not in terminal.getvalue()
@@ -100,7 +104,13 @@ def test_an_error_in_the_middle_of_progress_is_raised() -> None:
         raise ModelRunnerError("no")
 
     with pytest.raises(ModelRunnerError, match="no"):
-        follow(broken())
+        follow(broken(), "the pull of x")
+
+
+@pytest.mark.parametrize("lines", [[], [Progress("progress", "Downloading x")]])
+def test_progress_without_a_result_is_an_error(lines: list[Progress]) -> None:
+    with pytest.raises(ModelRunnerError, match="the pull of x ended without a result"):
+        follow(lines, "the pull of x")
 
 
 def test_times_as_people_say_them() -> None:

@@ -192,6 +192,27 @@ def test_verbose_shows_times_and_speeds(daemon: FakeDaemon, cli: Cli) -> None:
     )
 
 
+def test_verbose_shows_a_load_that_was_not_over_when_the_answer_began(
+    daemon: FakeDaemon, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = b'event: modelrunner.progress\ndata: {"stage": "loading weights", "waited": 59.2}\n\n'
+    answer = events(said("Paris", "stop"), headers={"Server-Timing": "queue;dur=0.1, load;dur=0.0"})
+    answer.pieces.insert(0, stage)
+    daemon.answers["POST /v1/chat/completions"] = answer
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    assert cli("run", "m", "q", "--verbose").code == 0
+    assert "load:        59.2s" in screen.getvalue()
+
+
+def test_an_answer_that_was_cut_off_says_so(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["POST /v1/chat/completions"] = events(said("Par", "length"))
+    assert cli("run", "m", "q", "--max-tokens", "1") == Result(
+        0, "Par\n", "(the answer was cut off at the token limit)\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("answer", "part"),
     [

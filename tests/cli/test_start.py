@@ -191,7 +191,6 @@ def test_a_daemon_adopts_what_its_guardians_leave() -> None:
     script = f"""
 import os, subprocess, sys
 from modelrunner.daemon.instance import prepare_process
-from tests.waiting import HUNG
 prepare_process()
 child = subprocess.Popen([sys.executable, "-I", "-S", "-c", {orphan!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 child.wait()

@@ -1,5 +1,6 @@
 """How backends are found and chosen."""
 
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,6 +11,7 @@ import modelrunner.plugins.registry
 from modelrunner import sdk
 from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus
 from modelrunner.config.locations import ConfigurationError
+from modelrunner.durable import JsonFile
 from modelrunner.errors import BackendNotFound, BackendUnavailable, UnsupportedModel
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.types import Bundle, ModelFormat, ModelHeader
@@ -47,6 +49,13 @@ class Better(Plain):
     rank: float | None = 2.0
 
 
+class Absent(Plain):
+    name = "absent"
+
+    def status(self) -> BackendStatus:
+        return BackendStatus(BackendState.NOT_INSTALLED, "binary not found")
+
+
 def context(backend: type[Backend] = Plain) -> BackendContext:
     return BackendContext(Path("/e"), Path("/c"), Path("/l"), {})
 
@@ -70,6 +79,30 @@ def test_the_backend_of_the_highest_priority_is_chosen() -> None:
         registry.choose(bundle(ModelFormat.GGUF))
     with pytest.raises(UnsupportedModel, match="safetensors"):
         registry.choose(bundle(ModelFormat.SAFETENSORS))
+
+
+def test_one_more_backend_changes_no_existing_model(tmp_path: Path) -> None:
+    """Whatever its name and its priority, also after a restart; where its own is gone a model gets another."""
+    old, new = bundle(ModelFormat.GGUF), replace(bundle(ModelFormat.GGUF), model_id="sha256:1")
+
+    def registry(*backends: Backend) -> BackendRegistry:
+        file = JsonFile(tmp_path / "chosen.json", dict[str, str])
+        return BackendRegistry({backend.name: backend for backend in backends}, own=frozenset({"plain"}), chosen=file)
+
+    plain, better = Plain(context()), Better(context())
+    assert registry(plain).choose(old) is plain
+    both = registry(better, plain)
+    assert (both.choose(old), both.choose(new)) == (plain, better)
+    assert registry(better).choose(old) is better
+
+
+def test_ties_go_to_what_is_installed_then_to_ours_then_by_name() -> None:
+    plain, better, absent = Plain(context()), Better(context()), Absent(context())
+    absent.rank, better.rank = 3.0, plain.rank
+    backends: dict[str, Backend] = {"absent": absent, "better": better, "plain": plain}
+    assert BackendRegistry(backends).choose(bundle(ModelFormat.GGUF)) is better
+    assert BackendRegistry(backends, own=frozenset({"plain"})).choose(bundle(ModelFormat.GGUF)) is plain
+    assert BackendRegistry({"absent": absent}).choose(bundle(ModelFormat.GGUF)) is absent
 
 
 def test_a_broken_plug_in_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,25 +77,17 @@ def test_a_printed_size_is_within_one_percent(count: int) -> None:
     assert parse_bytes(printed) == pytest.approx(count, rel=0.01)
 
 
-@pytest.mark.parametrize("state", list(BackendState))
-@pytest.mark.parametrize("details", ["", "llama.cpp 0.5.0", "binary not found", "a: b"])
-def test_a_backend_status_reads_back(state: BackendState, details: str) -> None:
-    status = BackendStatus(state, details)
-    assert BackendStatus.parse(str(status)) == status
-
-
 @pytest.mark.parametrize(
     ("text", "status"),
     [
         ("Running: llama.cpp b11549", BackendStatus(BackendState.RUNNING, "llama.cpp b11549")),
         ("Installing", BackendStatus(BackendState.INSTALLING)),
         ("Not Installed: binary not found", BackendStatus(BackendState.NOT_INSTALLED, "binary not found")),
-        ("", BackendStatus(BackendState.NOT_INSTALLED)),
-        ("on fire", BackendStatus(BackendState.ERROR, "on fire")),
+        ("Error: on fire", BackendStatus(BackendState.ERROR, "on fire")),
     ],
 )
-def test_status_texts_of_other_runners(text: str, status: BackendStatus) -> None:
-    assert BackendStatus.parse(text) == status
+def test_a_status_is_written_as_other_runners_write_it(text: str, status: BackendStatus) -> None:
+    assert str(status) == text
 
 
 def test_an_endpoint_is_one_thing_or_the_other() -> None:

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from modelrunner.api.middleware import connections, envelope, finish_head
-from modelrunner.gateway.access import Access
+from modelrunner.gateway.access import Access, host_names
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.gateway.protocol import FastLane
 from modelrunner.http.limits import Limits
@@ -225,7 +225,7 @@ async def proxy(
         listening = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
         port = listening.sockets[0].getsockname()[1]
         listening.close()
-        access = Access.for_listener(port, (), origins)
+        access = Access(host_names(port, ()), origins)
         pipeline = Pipeline(FakeResolver(), scheduler, access, limits or only())  # type: ignore[arg-type]
         app = web.Application(middlewares=[envelope(lambda: False)])
         app.on_response_prepare.append(finish_head)

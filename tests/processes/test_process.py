@@ -287,7 +287,6 @@ async def test_guardian_is_killed(start, tmp_path, kind):
 
 CHAIN = """
 import os, sys, time
-from tests.waiting import HUNG
 if os.fork() == 0:
     os.setsid()
     end = time.monotonic() + 600

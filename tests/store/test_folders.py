@@ -11,7 +11,8 @@ import pytest
 from modelrunner.errors import InvalidModel, UnsupportedModel
 from modelrunner.store import Store
 from modelrunner.store.digests import Digest
-from modelrunner.store.manifests import CONFIG_TYPE, FILE_TYPE, SAFETENSORS_TYPE, decode
+from modelrunner.store.manifests import decode
+from modelrunner.store.mediatypes import CONFIG_TYPE, FILE_TYPE, SAFETENSORS_TYPE
 from modelrunner.types import ModelFormat
 from tests.store.folders import CONFIG, add_folder, model_files, sharded, weights, write
 from tests.store.samples import files_under

@@ -9,7 +9,7 @@ import pytest
 
 from modelrunner.errors import InvalidModel
 from modelrunner.store import Blob, Store
-from modelrunner.store.manifests import FILE_TYPE, GGUF_TYPE, PROJECTOR_TYPE, SAFETENSORS_TYPE, TEMPLATE_TYPE
+from modelrunner.store.mediatypes import FILE_TYPE, GGUF_TYPE, PROJECTOR_TYPE, SAFETENSORS_TYPE, TEMPLATE_TYPE
 from tests.store.folders import model_files
 from tests.store.samples import write_gguf
 
@@ -123,7 +123,7 @@ def test_what_is_here_already_need_not_be_fetched_again(store: Store, tmp_path: 
         (lambda manifest: manifest["layers"][0].update(size=5), "missing"),
         (lambda manifest: manifest["layers"][0].update(digest=f"sha256:{'0' * 64}"), "missing"),
         (lambda manifest: manifest["layers"][0].update(digest="sha512:00"), "not one that is understood"),
-        (lambda manifest: [layer.update(mediaType=SAFETENSORS_TYPE) for layer in manifest["layers"]], "tar archive"),
+        (lambda manifest: [layer.update(mediaType=SAFETENSORS_TYPE) for layer in manifest["layers"]], "no config.json"),
         (lambda manifest: manifest["layers"].reverse(), "another order"),
         (lambda manifest: manifest.update(schemaVersion=1), "not one that is understood"),
     ],

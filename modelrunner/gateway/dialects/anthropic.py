@@ -45,7 +45,7 @@ class Anthropic(JsonDialect):
         return b"event: error\ndata: %b\n\n" % _encoded(error, request_id)
 
     def waiting(self, progress: Mapping[str, Any] | None, waited: float) -> bytes:
-        """Clients pass over a ping wherever it comes."""
+        """Sends a ping, which clients ignore."""
         return b'event: ping\ndata: {"type":"ping"}\n\n'
 
 

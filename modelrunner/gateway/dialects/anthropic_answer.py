@@ -1,7 +1,6 @@
-"""Puts a message of Anthropic's together from the events of its stream.
+"""Assembles an Anthropic message from the events of its stream.
 
-Source of the events: https://docs.claude.com/en/docs/build-with-claude/streaming.
-"""
+Source of the events: https://docs.claude.com/en/docs/build-with-claude/streaming."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,11 +10,11 @@ import msgspec
 from modelrunner.gateway.dialects.assembly import Assembly, Event, finished, grow
 
 _PARTIAL = "partial_json"
-_OWN = ("text", "thinking", "signature", _PARTIAL)  # of a delta: texts that grow
+_OWN = ("text", "thinking", "signature", _PARTIAL)  # texts of a delta that grow
 
 
 class _Delta(msgspec.Struct):
-    """Of any event, what is used of it."""
+    """The fields that are used of any event."""
 
     type: str
     index: int = 0
@@ -62,6 +61,6 @@ class AnthropicAnswer(Assembly):
 
 
 def _block(block: dict[str, Any]) -> dict[str, Any]:
-    """The input of a tool call comes as the text of its JSON."""
+    """The input of a tool call comes as pieces of JSON text."""
     partial = block.pop(_PARTIAL, "")
     return block | {"input": msgspec.json.decode(partial)} if partial else block

@@ -19,7 +19,7 @@ from modelrunner.gateway.render import EngineRefusal, EngineRefused
 from modelrunner.http.answers import Header
 
 LIMIT = 32 << 20
-"""Bytes of an answer, as the engine wrote them, that are kept until it is complete."""
+"""The limit of an answer's content, in bytes as the engine wrote it, that is kept until the answer is complete."""
 Event = dict[str, msgspec.Raw]
 _event = msgspec.json.Decoder(Event)
 
@@ -49,7 +49,7 @@ class EventLines:
 
 
 class Assembly(ABC):
-    """A `Translation` that says nothing before its end. An error in the engine's stream becomes the whole answer: the
+    """A `Translation` without output before its end. An error in the engine's stream becomes the whole answer: the
     client has no head yet, so it gets the error's status."""
 
     headers: tuple[Header, ...] = (JSON,)
@@ -70,8 +70,8 @@ class Assembly(ABC):
         return b""
 
     def end(self) -> bytes:
-        """The client's answer. Raises `EngineRefused` where the stream had an error, and `EngineProtocolError` where
-        the stream ended too early."""
+        """Returns the client's answer. Raises `EngineRefused` if the stream had an error, and `EngineProtocolError` if
+        it ended too early."""
         if self._refusal is not None:
             raise EngineRefused(self._refusal)
         if not self.complete():
@@ -90,8 +90,8 @@ class Assembly(ABC):
 
     @abstractmethod
     def add(self, event: Event) -> int:
-        """Returns how many bytes of the event are kept. Raises `msgspec.ValidationError` for an event that is not as
-        the family's."""
+        """Takes an event and returns how many bytes of it are kept. Raises `msgspec.ValidationError` for an event that
+        the family does not have."""
 
     @abstractmethod
     def complete(self) -> bool: ...
@@ -116,7 +116,7 @@ class TextPieces(list[str]):
 
 
 def grow(fields: dict[str, Any], name: str, piece: str) -> None:
-    """Adds a piece to the text `name`, which may be missing, null, or a text that was given as a whole."""
+    """Adds a piece to the text `name`, which may be missing, null, or already whole."""
     text = fields.get(name)
     if not isinstance(text, TextPieces):
         fields[name] = text = TextPieces([text] if isinstance(text, str) else [])
@@ -124,7 +124,7 @@ def grow(fields: dict[str, Any], name: str, piece: str) -> None:
 
 
 def finished(value: Any) -> Any:
-    """`value` with every `TextPieces` in it joined."""
+    """Returns `value` with every `TextPieces` in it joined."""
     match value:
         case TextPieces():
             return "".join(value)

@@ -1,7 +1,6 @@
-"""JSON bodies that name a model: what the proxy must know of one, learned without building the rest of it.
-
-The body itself goes to the engine byte for byte, so both must read the same model from it: a body that two JSON readers
-may take differently is refused."""
+"""JSON bodies that name a model. The gateway decodes the few fields that it needs; the body itself goes to the engine
+byte for byte. Both must read the same model from it, so a body that two JSON readers may read differently is
+refused."""
 
 import codecs
 import re
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
     from modelrunner.gateway.interfaces import Inference
 
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_SLICE = 1 << 20  # bytes that one call looks at: a call keeps every other thread waiting
+_SLICE = 1 << 20  # bytes that one search covers: a search blocks every other thread
 _MODEL = b'"model"'
 _DIGITS_ONLY = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
 _LONGEST_NUMBER = b"0" * 309  # the digits of the largest double
 _NUMBER_OR_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"|([0-9]{309})', re.DOTALL)
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\],]', re.DOTALL)
-_MOST_TOKENS = 1_000_000  # half a second; only a body that says `"model"` more than once is looked at this way
+_MOST_TOKENS = 1_000_000  # takes half a second; only a body with `"model"` more than once is searched so
 
 
 class JsonBodies(Dialect):
@@ -35,8 +34,8 @@ class JsonBodies(Dialect):
     decoder: "ClassVar[msgspec.json.Decoder[Any]]" = msgspec.json.Decoder(Fields)
 
     def read(self, body: bytes) -> Fields:
-        """Raises `BadRequest` for anything but one JSON object with one `model`, of bounded depth, numbers that a
-        double can hold, and text that is Unicode."""
+        """Raises `BadRequest` unless the body is one JSON object in UTF-8 with one `model`, bounded depth, and numbers
+        that fit in a double."""
         try:
             fields: Fields = self.decoder.decode(body)
         except msgspec.ValidationError as error:
@@ -47,7 +46,7 @@ class JsonBodies(Dialect):
             raise BadRequest("the body is not JSON that can be read: nested too deep, or not UTF-8") from None
         if not body.isascii():
             _check_utf8(body)
-        # A run of 309 digits cannot hide between the bytes 308, 617, ...: few bodies have a digit in such a place.
+        # A run of 309 digits covers one of the bytes 308, 617, ...: few bodies have a digit at such a place.
         places = body[len(_LONGEST_NUMBER) - 1 :: len(_LONGEST_NUMBER)]
         if places.translate(None, b"0123456789") != places and any(
             _LONGEST_NUMBER in piece.translate(_DIGITS_ONLY) for piece in _slices(body, len(_LONGEST_NUMBER))
@@ -70,8 +69,8 @@ class JsonDialect(JsonBodies):
     assembly: ClassVar[type[Assembly]]
 
     def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Assembly | None]:
-        """The body is the client's, byte for byte, unless the engine refuses the name that the client gave the model,
-        or is asked for a stream where the client wants none: then these members are replaced."""
+        """Returns the client's body, byte for byte, unless the engine refuses the model's name or is asked for a stream
+        that the client did not ask for: then these members are replaced."""
         names, path = runner.names, ask.terms.route.path
         replaced: dict[str, Any] = {}
         assembly: Assembly | None = None
@@ -88,7 +87,8 @@ class JsonDialect(JsonBodies):
 
 
 def _slices(body: bytes, length: int) -> Iterable[bytes]:
-    """The body in pieces. A text of `length` bytes that the body holds is in one piece, and in one only."""
+    """Yields the body in pieces that overlap by `length - 1` bytes, so that each text of `length` bytes is whole in
+    exactly one piece."""
     return (body[start : start + _SLICE + length - 1] for start in range(0, len(body), _SLICE))
 
 
@@ -98,7 +98,7 @@ def _unlike_schema(error: msgspec.ValidationError) -> BadRequest:
 
 
 def _check_utf8(body: bytes) -> None:
-    """In pieces: a decoded copy of the whole could take four times its size."""
+    """Checks in pieces: a decoded copy of the whole could take four times its size."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         for start in range(0, len(body), 1 << 16):
@@ -124,7 +124,7 @@ def _unescaped(key: bytes) -> str:
 
 
 def _top_level_keys(body: bytes) -> Iterator[bytes]:
-    """Of a body that is known to be a valid JSON object."""
+    """Yields the keys of the outer object. `body` is known to be a valid JSON object."""
     depth, key_follows = 0, False
     for count, token in enumerate(_TOKEN.finditer(body)):
         if count > _MOST_TOKENS:

@@ -39,7 +39,7 @@ class OpenAI(JsonDialect):
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(error.as_dict(request_id))
 
     def waiting(self, progress: Mapping[str, Any] | None, waited: float) -> bytes:
-        """A comment, which clients pass over, or the event `modelrunner.progress`."""
+        """Sends a comment, which clients ignore, or the event `modelrunner.progress`."""
         if progress is None:
             return b": waiting for the model, %.0f s\n\n" % waited
         news = msgspec.json.encode({**progress, "waited": round(waited, 3)})

@@ -1,8 +1,7 @@
-"""Puts a chat completion or a completion together from the chunks of its stream.
+"""Assembles a chat completion or a completion from the chunks of its stream.
 
 Source of the shapes: https://platform.openai.com/docs/api-reference/chat-streaming and llama.cpp's
-tools/server/server-task.cpp, which adds `timings`, `reasoning_content` and `prompt_progress`.
-"""
+tools/server/server-task.cpp, which adds `timings`, `reasoning_content` and `prompt_progress`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,14 +20,14 @@ _logprobs = msgspec.json.Decoder(Event)
 
 
 class OpenAIAnswer(Assembly):
-    """The fields beside the choices (`usage`, `timings`) are those of the choice with the index 0, as llama.cpp gives
-    them for several choices."""
+    """The fields beside the choices (`usage`, `timings`) come from the choice with the index 0, as in llama.cpp's
+    answers with several choices."""
 
     def __init__(self) -> None:
         super().__init__()
         self._fields: Event = {}
         self._choices: dict[int, _ChoicePieces] = {}
-        self._current = 0  # the choice of the last chunk: the usage comes after it, without an index
+        self._current = 0  # the choice of the last chunk: the usage follows it, without an index
 
     def add(self, event: Event) -> int:
         kept = 0
@@ -61,7 +60,7 @@ class _ChoicePieces:
         self._logprobs: dict[str, list[bytes]] = {}  # the elements of each list, as the engine wrote them
 
     def add(self, fields: Event) -> int:
-        """Returns the bytes that are kept."""
+        """Returns how many bytes are kept."""
         kept = 0
         for name, raw in fields.items():
             if is_null(raw):

@@ -1,0 +1,155 @@
+"""The requests and answers of Ollama's routes about models, and how ours become theirs.
+
+Source of the shapes: https://github.com/ollama/ollama/blob/main/docs/api.md. Times are RFC 3339, sizes in bytes.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+import msgspec
+
+from modelrunner.api.streaming import ProgressLines
+from modelrunner.models.abilities import Abilities
+from modelrunner.scheduler import RunnerView
+from modelrunner.store import StoredModel
+from modelrunner.wire import Progress
+
+API_VERSION = "0.13.5"
+"""The version of Ollama whose API this is; clients ask for it before they use what an older one lacks."""
+_CENTURY = 100 * 365 * 86400.0  # seconds: Ollama's way to say "for ever"
+_CAPABILITIES = {
+    "completion": "completion",
+    "embedding": "embedding",
+    "tools": "tools",
+    "vision": "vision",
+    "reasoning": "thinking",
+}
+
+
+class OllamaModelRequest(msgspec.Struct, frozen=True):
+    """Any request about one model. `name` is the older word for `model`."""
+
+    model: str = ""
+    name: str = ""
+    stream: bool | None = None
+    insecure: bool = False
+
+    @property
+    def reference(self) -> str:
+        return self.model or self.name
+
+
+class OllamaCopyRequest(msgspec.Struct, frozen=True):
+    source: str
+    destination: str
+
+
+class OllamaCreateRequest(OllamaModelRequest, frozen=True, rename={"from_": "from"}):
+    """`files` maps names to digests of blobs."""
+
+    from_: str = ""
+    files: Mapping[str, str] | None = None
+    adapters: Mapping[str, str] | None = None
+    template: str | None = None
+    system: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    messages: Sequence[Any] | None = None
+    license: Any = None
+    quantize: str | None = None
+    modelfile: str | None = None
+
+    def changes(self) -> list[str]:
+        """The names of the fields that would make another model than the one it is made from."""
+        same = (*OllamaModelRequest.__struct_fields__, "from_")
+        return [name for name in self.__struct_fields__ if name not in same and getattr(self, name)]
+
+
+class OllamaProgress(ProgressLines):
+    """`{"status"}`, with a digest and bytes while a file comes."""
+
+    content_type: ClassVar[str] = "application/x-ndjson"
+
+    def render(self, line: Progress) -> bytes:
+        found: dict[str, Any] = {"status": line.message}
+        if line.type == "error":
+            found = {"error": line.message}
+        elif line.type == "success":
+            found = {"status": "success"}
+        elif line.layer is not None:
+            found = {"status": f"pulling {line.layer.id.removeprefix('sha256:')[:12]}", "digest": line.layer.id}
+            found |= {"total": line.layer.size, "completed": line.layer.current}
+        return msgspec.json.encode(found) + b"\n"
+
+
+def listed(name: str, model: StoredModel, abilities: Abilities) -> dict[str, Any]:
+    """An entry of `GET /api/tags`."""
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _time(model.created),
+        "size": model.size,
+        "digest": model.id.removeprefix("sha256:"),
+        "details": _details(model),
+        "capabilities": capabilities(abilities),
+    }
+
+
+def running(view: RunnerView, model: StoredModel | None) -> dict[str, Any]:
+    """An entry of `GET /api/ps`. The memory is the measured one where it is known."""
+    memory = view.memory.measured or view.memory.estimated
+    vram = sum(memory.vram)
+    keep = view.keep_alive.seconds
+    stays = view.pinned or math.isinf(keep)
+    now = time.time()
+    expires = now + _CENTURY if stays else view.expires_at if view.expires_at is not None else now + keep
+    return {
+        "name": view.model_name,
+        "model": view.model_name,
+        "size": memory.ram + vram,
+        "digest": view.model_id.removeprefix("sha256:"),
+        "details": _details(model) if model is not None else {},
+        "expires_at": _time(expires),
+        "size_vram": vram,
+        "context_length": view.context_size,
+    }
+
+
+def shown(name: str, model: StoredModel, abilities: Abilities, template: str) -> dict[str, Any]:
+    """`POST /api/show`. `template` is the model's chat template, in Jinja."""
+    metadata = dict(model.config.get(model.format) or {})
+    window = f"num_ctx {abilities.window}" if abilities.window else ""
+    return {
+        "modelfile": f"FROM {name}\n" + (f"PARAMETER {window}\n" if window else ""),
+        "parameters": window,
+        "template": template,
+        "license": str(metadata.get("general.license", "")),
+        "details": _details(model),
+        "model_info": {"general.architecture": model.config.get("architecture", ""), **metadata},
+        "capabilities": capabilities(abilities),
+        "modified_at": _time(model.created),
+    }
+
+
+def capabilities(abilities: Abilities) -> list[str]:
+    """In Ollama's words."""
+    return [theirs for ours, theirs in _CAPABILITIES.items() if ours in abilities.capabilities]
+
+
+def _details(model: StoredModel) -> dict[str, Any]:
+    config = model.config
+    family = str(config.get("architecture", ""))
+    return {
+        "parent_model": "",
+        "format": model.format,
+        "family": family,
+        "families": [family],
+        "parameter_size": str(config.get("parameters", "")),
+        "quantization_level": str(config.get("quantization", "")),
+    }
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,124 @@
+"""Ollama's routes about models: what is here and what runs, pulling, copying and removing."""
+
+from aiohttp import web
+
+from modelrunner.api import ollama_forms
+from modelrunner.api.messages import json_response, read_json
+from modelrunner.api.middleware import is_local
+from modelrunner.api.ollama_forms import OllamaCopyRequest, OllamaCreateRequest, OllamaModelRequest, OllamaProgress
+from modelrunner.api.streaming import stream_progress
+from modelrunner.errors import BadRequest, Forbidden, NotFound, NotImplementedHere
+from modelrunner.models.library import Library, PullOrder
+from modelrunner.scheduler import Scheduler
+from modelrunner.types import ProgressReport
+from modelrunner.wire import Progress
+
+
+class OllamaRoutes:
+    def __init__(self, library: Library, scheduler: Scheduler) -> None:
+        self._library = library
+        self._scheduler = scheduler
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/api/version", self.version),
+            web.get("/api/tags", self.tags),
+            web.get("/api/ps", self.ps),
+            web.post("/api/show", self.show),
+            web.post("/api/pull", self.pull),
+            web.post("/api/push", self.push),
+            web.post("/api/copy", self.copy),
+            web.delete("/api/delete", self.delete),
+            web.post("/api/create", self.create),
+            web.head("/api/blobs/{digest}", self.has_blob),
+            web.post("/api/blobs/{digest}", self.put_blob),
+        ]
+
+    async def version(self, request: web.Request) -> web.Response:
+        return json_response({"version": ollama_forms.API_VERSION})
+
+    async def tags(self, request: web.Request) -> web.Response:
+        models = tuple(self._library)
+        abilities = await self._library.abilities(models)
+        found = [
+            ollama_forms.listed(name, model, able)
+            for model, able in zip(models, abilities, strict=True)
+            for name in model.tags or [model.id]
+        ]
+        return json_response({"models": found})
+
+    async def ps(self, request: web.Request) -> web.Response:
+        models = {model.id: model for model in self._library}
+        views = [view for view in self._scheduler.runners() if view.state in ("ready", "sleeping", "draining")]
+        return json_response({"models": [ollama_forms.running(view, models.get(view.model_id)) for view in views]})
+
+    async def show(self, request: web.Request) -> web.Response:
+        reference = _reference(await read_json(request, OllamaModelRequest))
+        model, name = self._library.named(reference)
+        (abilities,) = await self._library.abilities([model])
+        template = await self._library.chat_template(model)
+        return json_response(ollama_forms.shown(name, model, abilities, template))
+
+    async def pull(self, request: web.Request) -> web.StreamResponse:
+        wanted = await read_json(request, OllamaModelRequest)
+        order = PullOrder(_reference(wanted))
+        if order.is_local and not is_local(request):
+            raise Forbidden("a file of this machine is packaged only over the Unix socket", param="model")
+        if wanted.insecure:
+            raise BadRequest("models come over HTTPS only: leave `insecure` out", param="insecure")
+
+        async def pull(report: ProgressReport) -> Progress:
+            name = (await self._library.pull(order, report)).name
+            return Progress("success", f"{name} is here", model=name)
+
+        if wanted.stream is False:
+            await pull(lambda step: None)
+            return json_response({"status": "success"})
+        return await stream_progress(request, pull, mode="pull", lines=OllamaProgress)
+
+    async def push(self, request: web.Request) -> web.Response:
+        raise NotImplementedHere("models cannot be pushed from here")
+
+    async def copy(self, request: web.Request) -> web.Response:
+        wanted = await read_json(request, OllamaCopyRequest)
+        await self._library.tag(wanted.source, wanted.destination)
+        return web.Response()
+
+    async def delete(self, request: web.Request) -> web.Response:
+        await self._library.remove(_reference(await read_json(request, OllamaModelRequest)))
+        return web.Response()
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        """Another name for a model that is here."""
+        wanted = await read_json(request, OllamaCreateRequest)
+        name = _reference(wanted)
+        if changes := wanted.changes():
+            raise NotImplementedHere(
+                f"a model cannot be made with {', '.join(changes)} here: package a file with `modelrunner package`, "
+                "and set how a model runs with `modelrunner configure`",
+                param=changes[0],
+            )
+        if not wanted.from_:
+            raise BadRequest("from names no model", param="from")
+        await self._library.tag(wanted.from_, name)
+        if wanted.stream is False:
+            return json_response({"status": "success"})
+
+        async def done(report: ProgressReport) -> Progress:
+            return Progress("success", f"{name} is here", model=name)
+
+        return await stream_progress(request, done, mode="create", lines=OllamaProgress)
+
+    async def has_blob(self, request: web.Request) -> web.Response:
+        if not self._library.has_file(request.match_info["digest"]):
+            raise NotFound("there is no file with this digest")
+        return web.Response()
+
+    async def put_blob(self, request: web.Request) -> web.Response:
+        raise NotImplementedHere("files are not sent here: package one with `modelrunner package --gguf FILE NAME`")
+
+
+def _reference(wanted: OllamaModelRequest) -> str:
+    if not wanted.reference:
+        raise BadRequest("model names no model", param="model")
+    return wanted.reference

@@ -1,0 +1,52 @@
+"""`modelrunner login` and `logout`: the passwords of registries, which the daemon reads at its next pull or push."""
+
+import asyncio
+import sys
+
+import click
+
+from modelrunner.cli import output
+from modelrunner.config.locations import Locations
+from modelrunner.config.settings import Settings
+from modelrunner.oci.credentials import Credential, Credentials
+from modelrunner.oci.login import check
+from modelrunner.oci.registries import HUB, Registries, RegistryRules
+
+_host = click.argument("host", default=HUB, metavar="[HOST]")
+
+
+@click.command()
+@_host
+@click.option("-u", "--user", help="The name of the user.")
+@click.option("--password-stdin", "piped", is_flag=True, help="Read the password from standard input.")
+def login(host: str, user: str | None, piped: bool) -> None:
+    """Keep the user and password of a registry.
+
+    HOST is docker.io by default. They are tried at the registry first, and kept in a file that only you can read,
+    beside the configuration file. What docker keeps is used where there is no login here.
+    """
+    if user is None:
+        if piped:
+            raise click.UsageError("--password-stdin needs --user")
+        user = click.prompt("User", err=True)
+    password = sys.stdin.read().rstrip("\r\n") if piped else click.prompt("Password", hide_input=True, err=True)
+    if not user or ":" in user or not password:
+        raise click.UsageError("a user without a colon, and a password, are needed")
+    locations, host = Locations.find(), host.lower()
+    tables = Settings.load(locations).registries
+    registries = Registries({name.lower(): RegistryRules(**table.model_dump()) for name, table in tables.items()})
+    credential = Credential(user, password)
+    asyncio.run(check(registries, host, credential))
+    Credentials(locations.logins).store(host, credential)
+    output.say(f"logged in to {host}")
+
+
+@click.command()
+@_host
+def logout(host: str) -> None:
+    """Forget the user and password of a registry.
+
+    HOST is docker.io by default. What docker keeps stays.
+    """
+    Credentials(Locations.find().logins).forget(host.lower())
+    output.say(f"logged out of {host.lower()}")

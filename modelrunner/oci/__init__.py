@@ -1,0 +1,1 @@
+"""OCI registries (https://github.com/opencontainers/distribution-spec): names, credentials, pulling and pushing."""

@@ -1,0 +1,178 @@
+"""Users and passwords of registries, in docker's file format: our own file first, then docker's.
+
+The format and the protocol of the helpers: https://docs.docker.com/reference/cli/docker/login/#credential-helpers. A
+helper is asked only where docker's file, which is the user's, names it.
+"""
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from modelrunner import durable
+from modelrunner.errors import NotFound, SourceFailed, StorageFailed
+from modelrunner.oci.registries import HUB
+
+_HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PATIENCE = 30.0  # seconds for a helper
+_LARGEST = 1 << 20
+_HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", HUB, "registry-1.docker.io")
+_TOKEN_USER = "<token>"  # what helpers say of a refresh token
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """`user` and `password`, or a `refresh` token that a token service takes in their place."""
+
+    user: str = ""
+    password: str = field(default="", repr=False)
+    refresh: str = field(default="", repr=False)
+
+    @property
+    def basic(self) -> str:
+        """The value of an Authorization header (RFC 7617)."""
+        return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+
+
+class _LoginFile(msgspec.Struct):
+    auths: dict[str, dict[str, Any]] = {}
+    helpers: dict[str, str] = msgspec.field(default_factory=dict, name="credHelpers")
+    store: str = msgspec.field(default="", name="credsStore")
+
+
+class Credentials:
+    """`own` is our file; `files` are read after it, if they exist."""
+
+    def __init__(self, own: Path, environ: Mapping[str, str] = os.environ) -> None:
+        self._own = own
+        self._environ = environ
+
+    async def find(self, host: str) -> Credential | None:
+        """Those for a registry. Raises `SourceFailed` for a helper that does not answer."""
+        for path in (self._own, self._dockers()):
+            file = _read(path)
+            for key in _keys(host):
+                helper = file.helpers.get(key)
+                if helper and (found := await self._ask(helper, key)):
+                    return found
+            for key, entry in file.auths.items():
+                if _is_key_of(key, host) and (found := _decoded(entry)):
+                    return found
+            if file.store:
+                for key in _keys(host)[:1]:
+                    if found := await self._ask(file.store, key):
+                        return found
+        return None
+
+    def store(self, host: str, credential: Credential) -> None:
+        """Keeps them in our file, which only its owner can read. Raises `StorageFailed`."""
+        auth = base64.b64encode(f"{credential.user}:{credential.password}".encode()).decode()
+        with self._changing() as table:
+            auths = table.setdefault("auths", {})
+            for key in [key for key in auths if _is_key_of(key, host)]:
+                del auths[key]
+            auths[_keys(host)[0]] = {"auth": auth}
+
+    def forget(self, host: str) -> None:
+        """Raises `NotFound` where our file has none, `StorageFailed`."""
+        with self._changing() as table:
+            auths = table.get("auths", {})
+            known = [key for key in auths if _is_key_of(key, host)]
+            if not known:
+                raise NotFound(f"there is no login for {host} here")
+            for key in known:
+                del auths[key]
+
+    def _dockers(self) -> Path:
+        folder = self._environ.get("DOCKER_CONFIG")
+        return Path(folder).expanduser() / "config.json" if folder else Path.home() / ".docker" / "config.json"
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[dict[str, Any]]:
+        """Two logins at once do not lose each other's."""
+        with durable.translated("storing the login", self._own.parent):
+            self._own.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(self._own.with_suffix(".lock"), "a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                try:
+                    table = msgspec.json.decode(durable.read(self._own, _LARGEST), type=dict[str, Any])
+                except FileNotFoundError:
+                    table = {}
+                except msgspec.MsgspecError:
+                    raise StorageFailed(f"{self._own} is damaged: remove it, and log in again") from None
+                yield table
+                durable.write(self._own, msgspec.json.format(msgspec.json.encode(table), indent=1))
+
+    async def _ask(self, helper: str, key: str) -> Credential | None:
+        """Asks `docker-credential-HELPER` on the PATH. None where it has none, or is not installed."""
+        if not _HELPER.fullmatch(helper):
+            raise SourceFailed("docker's configuration names a credential helper whose name is none")
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(f"docker-credential-{helper}", "get"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=dict(self._environ),
+            )
+        except OSError:
+            return None
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                output, _ = await process.communicate(key.encode())
+        except TimeoutError:
+            raise SourceFailed(f"docker-credential-{helper} does not answer: run it by hand to see why") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            return None
+        try:
+            found = msgspec.json.decode(output[:_LARGEST], type=dict[str, str])
+        except msgspec.MsgspecError:
+            raise SourceFailed(f"docker-credential-{helper} answers nonsense: run it by hand to see why") from None
+        user, secret = found.get("Username", ""), found.get("Secret", "")
+        if user == _TOKEN_USER:
+            return Credential(refresh=secret)
+        return Credential(user, secret) if user or secret else None
+
+
+def _read(path: Path) -> _LoginFile:
+    """Empty where there is no such file, or one that is not understood: a pull may need no login."""
+    try:
+        return msgspec.json.decode(durable.read(path, _LARGEST), type=_LoginFile)
+    except (OSError, msgspec.MsgspecError):
+        return _LoginFile()
+
+
+def _keys(host: str) -> Sequence[str]:
+    """What the file calls the registry, what we write first."""
+    return _HUB_KEYS if host == HUB else (host, f"https://{host}", f"https://{host}/v2/", f"https://{host}/v1/")
+
+
+def _is_key_of(key: str, host: str) -> bool:
+    """Schemes and paths mean nothing in a key."""
+    bare = key.split("://")[-1].split("/")[0].lower()
+    return bare in {name.split("://")[-1].split("/")[0] for name in _keys(host)}
+
+
+def _decoded(entry: Mapping[str, Any]) -> Credential | None:
+    if isinstance(refresh := entry.get("identitytoken"), str) and refresh:
+        return Credential(refresh=refresh)
+    if isinstance(user := entry.get("username"), str) and isinstance(password := entry.get("password"), str):
+        return Credential(user, password)
+    try:
+        user, colon, password = base64.b64decode(str(entry.get("auth", "")), validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+    return Credential(user, password.rstrip("\0")) if colon else None

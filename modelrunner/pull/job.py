@@ -1,0 +1,215 @@
+"""The steps of one pull: look whether the model is here, fetch it, verify it, and store it."""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from modelrunner.concurrency.threads import HASHING, TRANSFERS, in_thread
+from modelrunner.durable import discard, make_folder, translated
+from modelrunner.errors import (
+    InvalidReference,
+    ModelNotFound,
+    ModelRunnerError,
+    SourceFailed,
+    StorageFailed,
+    UnsupportedModel,
+)
+from modelrunner.pull.journal import Journal
+from modelrunner.pull.shared import SharedDownloads
+from modelrunner.pull.source import Context, FetchResult, PullResult, PullSpec, Source
+from modelrunner.store import Blob, Digest, Store
+from modelrunner.store.files import size_of
+from modelrunner.store.manifests import UnpackedFile
+from modelrunner.types import ProgressReport, WorkProgress
+from modelrunner.web.download import Downloader, RemoteFile
+
+log = logging.getLogger(__name__)
+
+
+class PullJob:
+    """The steps of one pull. Partial files lie in `folder`."""
+
+    def __init__(
+        self, store: Store, journal: Journal, shared: SharedDownloads, source: Source, wanted: PullSpec, folder: Path
+    ) -> None:
+        self._store, self._journal, self._shared = store, journal, shared
+        self._source, self._wanted, self.folder = source, wanted, folder
+        self._used: set[Path] = set()
+        self._clear_soon = False
+
+    def prepare(self) -> None:
+        """Makes the folder. Blocks. Raises `InsufficientDisk`, `StorageFailed`."""
+        with translated(f"pulling {self._wanted.text}", self._store.data):
+            make_folder(self.folder, synced=False)
+
+    async def run(self, report: ProgressReport) -> PullResult:
+        """Whatever happens, the folder stays only if it holds bytes that another attempt can go on with."""
+        wanted = self._wanted
+        with translated(f"pulling {wanted.text}", self._store.data):
+            try:
+                return await self._run(report)
+            except UnsupportedModel:  # another attempt could not go on with it
+                self._clear_soon = True
+                raise
+            except (ModelRunnerError, OSError):
+                raise
+            except Exception as error:  # no source may end a connection without an answer
+                log.exception("pulling %s", wanted.text)
+                self._clear_soon = True
+                raise SourceFailed(
+                    f"what came for {wanted.text} makes no sense ({type(error).__name__}: {str(error)[:200]}); nothing"
+                    " of it is kept. Look at the name; the daemon's log has the details"
+                ) from error
+            finally:
+                free = self._shared.release(self._used)
+                await in_thread(lambda _: self._tidy(free))
+
+    async def _run(self, report: ProgressReport) -> PullResult:
+        wanted = self._wanted
+        if (unchanged := await self._unchanged(report)) is not None:
+            report(WorkProgress("Using cached model", "cached"))
+            self._clear_soon = True
+            return unchanged
+        fetched = await self._source.fetch(wanted, _PullContext(self, report))
+        report(WorkProgress("Verifying and storing", "storing"))
+        id = await in_thread(lambda _: self._store_files(fetched), HASHING)
+        self._clear_soon = True
+        return PullResult(id, self._name(id))
+
+    def _name(self, id: str) -> str:
+        """What the model is called from now on. An index of models has a digest that is no model's."""
+        digest = self._wanted.reference.digest
+        return self._wanted.reference.short if digest is None or str(digest) == id else id
+
+    async def _unchanged(self, report: ProgressReport) -> PullResult | None:
+        """The model that the store has, undamaged, unless its source has another one by now."""
+        wanted, id = self._wanted, self._stored()
+        if id is None:
+            return None
+        if await in_thread(lambda stop: self._damage(id, stop), HASHING if wanted.verify else TRANSFERS):
+            report(WorkProgress("Files of the model are missing or damaged here: fetching them again", warning=True))
+            return None
+        model = PullResult(id, self._name(id), cached=True)
+        if wanted.reference.digest:  # which means these very bytes
+            return model
+        remembered = self._journal.revision(wanted.reference, wanted.origin, id)
+        if remembered is None:
+            return None
+        try:
+            revision = await self._source.revision(wanted)
+        except (SourceFailed, ModelNotFound) as error:
+            report(WorkProgress(f"{error.message}; the model that is here stays in use", warning=True))
+            return model
+        return model if revision == remembered else None
+
+    def _stored(self) -> str | None:
+        """The ID of the model that has the wanted name, damaged or not."""
+        try:
+            model, name = self._store.whole(str(self._wanted.reference))
+        except (ModelNotFound, InvalidReference):
+            return None
+        return model.id if name or self._wanted.reference.digest else None
+
+    def _damage(self, id: str, stop: threading.Event) -> tuple[Digest, ...]:
+        """What of the model is missing or damaged. Reads every byte if that was asked for."""
+
+        def go_on(count: int) -> None:
+            if stop.is_set():
+                raise asyncio.CancelledError
+
+        return self._store.verify(id, go_on) if self._wanted.verify else self._store.missing(id)
+
+    async def stored(self, sha256: str) -> Path | None:
+        return await in_thread(lambda _: self._intact(f"sha256:{sha256}"), HASHING)
+
+    def _intact(self, digest: str) -> Path | None:
+        """Reads every byte: what another model has may be damaged."""
+        blob = self._store.have(digest)
+        if blob is None:
+            return None
+        try:
+            self._store.ingest(blob.path, digest=digest)
+        except SourceFailed:
+            return None
+        return blob.path
+
+    def partial(self, file: RemoteFile) -> Path:
+        if file.sha256 is None:
+            return self.folder / file.partial_name
+        path = self._store.partial / file.sha256
+        if path not in self._used:
+            self._used.add(path)
+            self._shared.use(path)
+        return path
+
+    async def fetch(self, file: RemoteFile, downloader: Downloader, advanced: Callable[[int], None]) -> Path | None:
+        path = self.partial(file)
+        async with self._shared.alone(path) as waited:
+            if waited and file.sha256 and await self.stored(file.sha256):
+                return None
+            await downloader.fetch(file, path, advanced)
+        return path
+
+    def _store_files(self, fetched: FetchResult) -> str:
+        with self._shared.storing:
+            return self._keep(fetched)
+
+    def _keep(self, fetched: FetchResult) -> str:
+        """Blocking, and not stopped halfway: it is short, and its steps would be done again."""
+        wanted = self._wanted
+        blobs = {name: self._verified(path, fetched.digests.get(name)) for name, path in fetched.files.items()}
+        for name, sha256 in fetched.stored.items():
+            if (blob := self._store.have(f"sha256:{sha256}")) is None:
+                raise SourceFailed(f"{name} of {wanted.text} was removed while the other files came; pull again")
+            blobs[name] = blob
+        unpacked = [
+            UnpackedFile(f"sha256:{origin.archive}", origin.path, str(blobs[name].digest), blobs[name].size)
+            for name, origin in fetched.unpacked.items()
+        ]
+        reference = None if wanted.reference.digest else str(wanted.reference)
+        model = self._store.create(
+            blobs,
+            reference,
+            trust=wanted.trust,
+            manifest=fetched.manifest,
+            unpacked=unpacked if fetched.manifest else None,
+        )
+        self._journal.record(wanted.reference, wanted.origin, model.id, fetched.revision)
+        return model.id
+
+    def _verified(self, path: Path, sha256: str | None) -> Blob:
+        """The file, ready for the store. Another pull that downloaded it may have stored it meanwhile."""
+        digest = f"sha256:{sha256}" if sha256 is not None else None
+        try:
+            return self._store.ingest(path, digest=digest)
+        except StorageFailed:
+            if path.exists() or digest is None or (blob := self._store.have(digest)) is None:
+                raise
+            return blob
+
+    def _tidy(self, free: Iterable[Path]) -> None:
+        """`free` are the shared downloads that no other pull uses."""
+        with contextlib.suppress(OSError):
+            if self._clear_soon or size_of(self.folder) == 0:
+                shutil.rmtree(self.folder)
+            for path in free:
+                if self._clear_soon or size_of(path) == 0:
+                    discard(path)
+
+
+class _PullContext(Context):
+    """Its downloads are those of all pulls."""
+
+    def __init__(self, job: PullJob, report: ProgressReport) -> None:
+        super().__init__(job.folder, report, job.stored)
+        self._job = job
+
+    def partial(self, file: RemoteFile) -> Path:
+        return self._job.partial(file)
+
+    async def fetch(self, file: RemoteFile, downloader: Downloader, advanced: Callable[[int], None]) -> Path | None:
+        return await self._job.fetch(file, downloader, advanced)

@@ -1,0 +1,173 @@
+"""`[HOST[:PORT]/]NAME[:TAG][@DIGEST]`: models in OCI registries, as docker/model-runner and ModelPack publish them.
+
+A model keeps the manifest that it was published with, byte for byte.
+"""
+
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from modelrunner.concurrency.threads import HASHING, in_thread
+from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound, SourceFailed
+from modelrunner.oci import imageindex
+from modelrunner.oci.credentials import Credentials
+from modelrunner.oci.registries import Registries
+from modelrunner.oci.repository import INDEX_TYPES, Manner, RemoteManifest, RemoteRepository
+from modelrunner.pull.archives import unpack
+from modelrunner.pull.source import Context, FetchResult, FromArchive, Preview, PullSpec, Source, require_space
+from modelrunner.store import Digest
+from modelrunner.store.manifests import LARGEST, Manifest, StoredFile, archives, parse
+from modelrunner.store.names import in_folder
+from modelrunner.store.references import HUB, PYPI, Reference
+from modelrunner.store.safetensors_model import require_no_code
+from modelrunner.types import FileProgress, ProgressReport, WorkProgress
+from modelrunner.web.download import RemoteFile
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+_SMALL = 16 << 20  # bytes of a file that may say that the model carries code
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A model in a repository; `revision` is the digest of what the name means, which may be an index."""
+
+    manifest: RemoteManifest
+    parsed: Manifest
+    revision: Digest
+
+    @property
+    def files(self) -> list[StoredFile]:
+        """Each once, the small ones first."""
+        layers = {layer.stored().digest: layer.stored() for layer in (self.parsed.config, *self.parsed.layers)}
+        return sorted(layers.values(), key=lambda file: file.size)
+
+
+class RegistrySource(Source):
+    def __init__(self, registries: Registries, credentials: Credentials, manner: Manner | None = None) -> None:
+        self._registries, self._credentials = registries, credentials
+        self._manner = manner or Manner()
+
+    def claims(self, text: str) -> bool:
+        """Any reference that is no other source's: ask it last."""
+        try:
+            return Reference.parse(text).host not in (HUB, PYPI)
+        except InvalidReference:
+            return False
+
+    async def revision(self, wanted: PullSpec) -> str | None:
+        async def look_up(repository: RemoteRepository, reference: Reference) -> str:
+            return str((await _find(repository, reference)).revision)
+
+        return await self._asked(wanted.text, wanted.token, look_up)
+
+    async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
+        async def look_up(repository: RemoteRepository, reference: Reference) -> Preview:
+            return Preview(sum(file.size for file in (await _find(repository, reference)).files))
+
+        return await self._asked(text, token, look_up)
+
+    async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
+        context.report(WorkProgress(f"Looking up {wanted.text}", "resolving"))
+
+        async def fetch(repository: RemoteRepository, reference: Reference) -> FetchResult:
+            return await self._fetch(repository, await _find(repository, reference), wanted, context)
+
+        return await self._asked(wanted.text, wanted.token, fetch)
+
+    async def _asked(
+        self, text: str, token: str | None, work: Callable[[RemoteRepository, Reference], Awaitable[T]]
+    ) -> T:
+        """What `work` returns at the first of the registry's endpoints where it does not fail."""
+        reference = Reference.parse(text)
+        endpoints = self._registries.endpoints(reference.host)
+        for endpoint in endpoints:
+            own = endpoint is endpoints[-1]
+            repository = await RemoteRepository.open(
+                endpoint, reference.path, self._credentials, token=token if own else None, manner=self._manner
+            )
+            async with repository:
+                try:
+                    return await work(repository, reference)
+                except (SourceFailed, ModelNotFound) as error:
+                    if own:
+                        raise
+                    log.warning("the mirror %s cannot serve %s: %s", endpoint.host, reference, error)
+        raise AssertionError("the last endpoint returns or raises")
+
+    async def _fetch(
+        self, repository: RemoteRepository, found: _Found, wanted: PullSpec, context: Context
+    ) -> FetchResult:
+        stored = {file.digest: await context.stored(file.digest.hex) for file in found.files}
+        wanting = {file.digest: repository.remote_file(file) for file in found.files if stored[file.digest] is None}
+        paths = {digest: context.partial(file) for digest, file in wanting.items()}
+        total = sum(file.size for file in wanting.values())
+        here = sum(path.lstat().st_size for path in paths.values() if path.is_file())
+        require_space(context.folder, max(0, total - here))
+        downloader, done = repository.downloader(), 0
+        for digest, file in wanting.items():
+            if file.size > _SMALL and not wanted.trust:
+                await in_thread(lambda _: require_no_code(_named(found.parsed, paths, stored)))
+            if await context.fetch(file, downloader, _reporter(context.report, file, done, total)) is None:
+                del paths[digest]
+                stored[digest] = await context.stored(digest.hex)
+            done += file.size
+        unpacked = await in_thread(lambda stop: _unpack(found.parsed, paths, stored, context.folder, stop), HASHING)
+        return FetchResult(
+            files={digest.hex: path for digest, path in paths.items()}
+            | {name: path for name, (path, _) in unpacked.items()},
+            digests={digest.hex: digest.hex for digest in paths},
+            stored={digest.hex: digest.hex for digest in stored if digest not in paths},
+            revision=str(found.revision),
+            manifest=found.manifest.data,
+            unpacked={name: origin for name, (_, origin) in unpacked.items()},
+        )
+
+
+async def _find(repository: RemoteRepository, reference: Reference) -> _Found:
+    """Raises `InvalidModel` for what is no model."""
+    manifest = await repository.manifest(str(reference.digest or reference.tag))
+    revision = manifest.digest
+    if manifest.media_type in INDEX_TYPES:
+        manifest = await repository.manifest(str(imageindex.choose(manifest.data)))
+    parsed = parse(manifest.data)
+    archives(parsed)  # before anything is fetched that could not be unpacked
+    if parsed.config.size > LARGEST:
+        raise InvalidModel(f"its configuration has {parsed.config.size} bytes")
+    return _Found(manifest, parsed, revision)
+
+
+def _named(parsed: Manifest, paths: Mapping[Digest, Path], stored: Mapping[Digest, Path | None]) -> dict[str, Path]:
+    """The files that are here, by the names that they were published with."""
+    places = [(layer.path, layer.stored().digest) for layer in parsed.layers]
+    found = {name: paths.get(digest) or stored.get(digest) for name, digest in places if in_folder(name)}
+    return {name: path for name, path in found.items() if path is not None and path.is_file()}
+
+
+def _unpack(
+    parsed: Manifest,
+    paths: Mapping[Digest, Path],
+    stored: Mapping[Digest, Path | None],
+    folder: Path,
+    stop: threading.Event,
+) -> dict[str, tuple[Path, FromArchive]]:
+    """The files of its archives, by names of our own."""
+    found = {}
+    for digest, packed in archives(parsed).items():
+        archive = paths.get(digest) or stored[digest]
+        if archive is None:
+            raise SourceFailed("an archive of the model was removed while its files came; pull again")
+        for name, path in unpack(archive, packed, folder, stop).items():
+            found[path.name] = path, FromArchive(digest.hex, name)
+    return found
+
+
+def _reporter(report: ProgressReport, file: RemoteFile, done: int, total: int) -> Callable[[int], None]:
+    def advanced(current: int) -> None:
+        part = FileProgress(f"sha256:{file.digest}", file.size, current)
+        report(WorkProgress(f"Downloading {file.name}", "downloading", total, done + current, part))
+
+    return advanced
