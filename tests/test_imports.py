@@ -98,6 +98,14 @@ def test_every_part_has_its_row() -> None:
     assert {part_of(file) for file in SOURCES} == set(ALLOWED)
 
 
+def test_the_map_shows_every_part() -> None:
+    """docs/architecture.md has the tree of parts."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    tree = text.partition("```\nmodelrunner/\n")[2].partition("\nbackends/")[0]
+    shown = {word.rstrip("/") for line in tree.splitlines() for word in line[:34].split()}
+    assert {part.removesuffix("/") for part in ALLOWED if not part.startswith("__")} <= shown
+
+
 def test_imports_go_one_way() -> None:
     beyond = {name_of(file): parts(file) - SHARED - ALLOWED[part_of(file)] - {part_of(file)} for file in SOURCES}
     assert not {name: found for name, found in beyond.items() if found}
