@@ -117,6 +117,8 @@ class Settings(BaseModel):
     wedge_limit: Seconds = 60.0
     drain_limit: Seconds = 30.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _by(lambda v: str(v).lower())] = "info"
+    responses_limit: int = Field(default=1000, ge=1)
+    responses_age: Seconds = 30 * 86400.0
     telemetry: bool = True
     llama_server: FilePath | None = None
     registries: Mapping[str, RegistryTable] = Field(default_factory=dict)

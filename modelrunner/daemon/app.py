@@ -17,6 +17,7 @@ from modelrunner.api.middleware import connections, envelope, finish_head
 from modelrunner.api.model_routes import ModelRoutes
 from modelrunner.api.ollama_routes import OllamaRoutes
 from modelrunner.api.residency_routes import ResidencyRoutes
+from modelrunner.api.response_routes import ResponseRoutes
 from modelrunner.api.telemetry_routes import TelemetryRoutes
 from modelrunner.concurrency.threads import Pool
 from modelrunner.config.locations import default_runtimes
@@ -28,6 +29,7 @@ from modelrunner.daemon.system_routes import Addresses, SystemRoutes
 from modelrunner.gateway import protocol
 from modelrunner.gateway.access import Access, host_names
 from modelrunner.gateway.pipeline import Pipeline
+from modelrunner.gateway.response_store import ResponseStore
 from modelrunner.http.limits import Limits
 from modelrunner.models.foresight import Foresight
 from modelrunner.models.ondemand import InstallOnDemand
@@ -105,6 +107,10 @@ class Daemon:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = Limits.within(descriptors, body=settings.body_limit, total_body=settings.total_body_limit)
         self._pipeline = Pipeline(InstallOnDemand(parts.resolver, parts.installer), parts.scheduler, access, limits)
+        self._responses = ResponseStore(
+            settings.data_dir / "state" / "responses.sqlite", limit=settings.responses_limit, age=settings.responses_age
+        )
+        self._pipeline.responses = self._responses
         self._telemetry = Telemetry(parts.scheduler, lambda: self._pipeline.running, settings.data_dir / "state")
         if settings.telemetry:
             self._pipeline.observe(self._telemetry)
@@ -158,6 +164,7 @@ class Daemon:
         await self._parts.installer.close()
         await self._runner.cleanup()
         await self._telemetry.usage.flush()
+        await self._responses.close()
         self._parts.registry.close()
         log.info("ended")
 
@@ -173,6 +180,7 @@ class Daemon:
             EngineRoutes(parts.scheduler, parts.presence, parts.disk, parts.statuses, parts.installer),
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
             TelemetryRoutes(self._telemetry),
+            ResponseRoutes(self._responses),
             OllamaRoutes(parts.library, parts.scheduler),
             ResidencyRoutes(parts.presence, parts.preloader),
             SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running)),

@@ -74,10 +74,10 @@ class Exchange:
 
     def start(self) -> None:
         pipeline, ask = self._pipeline, self._ask
-        route = ask.terms.route
-        if ask.only_loads and ask.unloads:
-            self._do(self._unload())
+        if ask.fields.prepares:
+            self._do(self._prepare())
             return
+        route = ask.terms.route
         try:
             target = pipeline.resolve.known.get((route.backend, ask.fields.model, route.mode))
             if route.runner is not None:
@@ -147,13 +147,17 @@ class Exchange:
         else:
             self._begin(lease)
 
-    async def _unload(self) -> None:
-        await self._pipeline.unload(self._ask)
-        if not self._over:
-            self._answer_without_engine("")
+    async def _prepare(self) -> None:
+        prepared = await self._dialect.prepare(self._pipeline, self._ask)
+        if self._over:
+            return
+        if isinstance(prepared, bytes):
+            self._answer_without_engine(prepared, "")
+        else:
+            self._ask = prepared
+            self.start()
 
-    def _answer_without_engine(self, variant: str) -> None:
-        data = self._dialect.loaded(self._ask)
+    def _answer_without_engine(self, data: bytes, variant: str) -> None:
         self._respond(200, (JSON, *own_headers(variant)), len(data), data)
         self._finish()
 
@@ -178,7 +182,7 @@ class Exchange:
         self._asked_at = perf_counter()
         ask, runner = self._ask, lease.runner
         if ask.only_loads:
-            self._answer_without_engine(lease.variant)
+            self._answer_without_engine(self._dialect.loaded(ask), lease.variant)
             return
         path, body, self._translation = self._dialect.request(ask, runner)
         if path not in runner.endpoints:

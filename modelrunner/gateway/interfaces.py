@@ -36,11 +36,6 @@ class Inference(msgspec.Struct, frozen=True, gc=False):
     arrived: float
     only_loads: bool = False
 
-    @property
-    def unloads(self) -> bool:
-        """True for a request without work that unloads its model."""
-        return self.keep_alive is not None and self.keep_alive.seconds == 0 and not self.terms.preload
-
 
 class Sink(Protocol):
     """The destination of an answer: the client's connection. None of its methods raises or waits."""

@@ -23,6 +23,7 @@ from modelrunner.gateway.interfaces import Inference, Sink, Terms
 from modelrunner.gateway.observers import AccessLog, Meter, Observer, RequestRecord
 from modelrunner.gateway.quarantine import Quarantine
 from modelrunner.gateway.render import harmless_id
+from modelrunner.gateway.response_store import ResponseStore
 from modelrunner.gateway.routes import Route, check_endpoint, dialect_of
 from modelrunner.http.answers import Header
 from modelrunner.http.limits import Limits
@@ -64,13 +65,14 @@ class Resolve(Protocol):
 
 class Pipeline:
     """`running` are the requests under way, `buffered` the bytes of their bodies. `observers` get the record of every
-    request."""
+    request. `responses` keeps those of the Responses API, None for none."""
 
     def __init__(self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits) -> None:
         self.resolve = resolve
         self.scheduler = scheduler
         self.access = access
         self.limits = limits
+        self.responses: ResponseStore | None = None
         self.observers: tuple[Observer, ...] = ()
         self._access_log = AccessLog()
         self.quarantine = Quarantine()

@@ -10,6 +10,7 @@ from modelrunner.gateway.dialects.anthropic import Anthropic
 from modelrunner.gateway.dialects.dialect import Dialect
 from modelrunner.gateway.dialects.ollama import OllamaChat, OllamaEmbed, OllamaGenerate
 from modelrunner.gateway.dialects.openai import OpenAI
+from modelrunner.gateway.dialects.responses import Responses
 from modelrunner.types import Mode
 
 
@@ -40,6 +41,7 @@ def register(dialect: Dialect) -> None:
 
 
 register(OPENAI := OpenAI())
+register(Responses())
 register(Anthropic())
 register(OllamaChat())
 register(OllamaGenerate())

@@ -82,7 +82,7 @@ class Assembly(ABC):
         try:
             event = _event.decode(data)
             if "error" in event and not is_null(event["error"]):
-                self._refusal = _refusal(event, data)
+                self._refusal = refusal_of(data)
             else:
                 self._kept += self.add(event)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -100,8 +100,9 @@ class Assembly(ABC):
     def answer(self) -> Mapping[str, Any]: ...
 
 
-def _refusal(event: Event, data: bytes) -> EngineRefusal:
-    told = msgspec.json.decode(event["error"])
+def refusal_of(data: bytes) -> EngineRefusal:
+    """The error that an engine put in its stream; `data` is that of the event."""
+    told = msgspec.json.decode(data)["error"]
     code = told.get("code") if isinstance(told, dict) else None
     refusal = EngineRefusal(code if isinstance(code, int) and 400 <= code < 600 else 500)
     refusal.add(data)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from modelrunner.errors import EngineProtocolError
-from modelrunner.gateway.dialects.assembly import LIMIT, EventLines
+from modelrunner.gateway.dialects.assembly import LIMIT, EventLines, refusal_of
+from modelrunner.gateway.render import EngineRefusal, EngineRefused
 from modelrunner.http.answers import Header
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class ChunkTranslation(ABC):
 
     def __init__(self) -> None:
         self._lines = EventLines()
+        self._refusal: EngineRefusal | None = None
         self.finish_reason = ""
         self.usage = TokenUsage()
         self.timings: Timings | None = None
@@ -131,6 +133,9 @@ class ChunkTranslation(ABC):
             chunk = _decoder.decode(event)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise EngineProtocolError(f"the engine's stream cannot be read: {error}") from None
+        if chunk.error is not None and self.whole:
+            self._refusal = self._refusal or refusal_of(event)
+            return b""
         if chunk.error is not None:
             told = chunk.error.get("message") if isinstance(chunk.error, dict) else chunk.error
             raise EngineProtocolError(f"the engine broke its answer off: {told}")
@@ -145,6 +150,8 @@ class ChunkTranslation(ABC):
         return self.choice(choice)
 
     def end(self) -> bytes:
+        if self._refusal is not None:
+            raise EngineRefused(self._refusal)
         if not self.finish_reason:
             raise EngineProtocolError("the engine's stream ended before its answer was complete")
         return self.last()

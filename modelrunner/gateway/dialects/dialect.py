@@ -14,6 +14,7 @@ from modelrunner.types import Mode
 if TYPE_CHECKING:
     from modelrunner.engine.runner import Runner
     from modelrunner.gateway.interfaces import Inference
+    from modelrunner.gateway.pipeline import Pipeline
 
 JSON: Header = (b"Content-Type", b"application/json")
 EVENT_STREAM: tuple[Header, ...] = (
@@ -49,7 +50,9 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     return_documents: msgspec.Raw = _ABSENT
 
     only_loads: ClassVar[bool] = False
-    """True for a request without work for the engine: it loads the model or, with a keep-alive of 0, unloads it."""
+    """True for a request without work for the engine: it is answered as soon as its model is loaded."""
+    prepares: ClassVar[bool] = False
+    """True for a request with something to do before it gets a runner: `Dialect.prepare` is called."""
 
     def watched(self) -> dict[str, Any]:
         """Returns the fields after `keep_alive` that the body has and that are not null, decoded."""
@@ -100,8 +103,13 @@ class Dialect(ABC):
         """Returns the engine's path, the body for the engine, and the translation of its answer, None where the answer
         passes unchanged. `runner` is the leased one. Raises `ModelRunnerError`."""
 
+    async def prepare(self, pipeline: "Pipeline", ask: "Inference") -> "Inference | bytes":
+        """What goes on in the place of a request that `prepares`; or its answer, JSON, where that needs no runner.
+        Raises `ModelRunnerError`."""
+        return ask
+
     def loaded(self, ask: "Inference") -> bytes:
-        """The answer, JSON, to a request that only loads or unloads its model."""
+        """The answer, JSON, to a request that only loads its model."""
         return b"{}"
 
     @abstractmethod

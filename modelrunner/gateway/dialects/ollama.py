@@ -4,6 +4,7 @@ Source of the shapes: https://github.com/ollama/ollama/blob/main/docs/api.md. Th
 api/ollama_routes.py.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,6 +30,7 @@ from modelrunner.types import Mode
 if TYPE_CHECKING:
     from modelrunner.engine.runner import Runner
     from modelrunner.gateway.interfaces import Inference
+    from modelrunner.gateway.pipeline import Pipeline
 
 _CHAT, _COMPLETIONS, _EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 
@@ -47,6 +49,18 @@ class Ollama(JsonBodies):
 
     def error_event(self, error: ModelRunnerError, request_id: str) -> bytes:
         return msgspec.json.encode({"error": error.message}) + b"\n"
+
+    async def prepare(self, pipeline: "Pipeline", ask: "Inference") -> bytes:
+        """Unloads the model."""
+        await pipeline.unload(ask)
+        return self.empty(ask, "unload")
+
+    def loaded(self, ask: "Inference") -> bytes:
+        return self.empty(ask, "load")
+
+    @abstractmethod
+    def empty(self, ask: "Inference", reason: str) -> bytes:
+        """The answer to a request without work. `reason` is load or unload."""
 
     def waiting(self, progress: Mapping[str, Any] | None, waited: float) -> bytes:
         """A space before the first line: its clients know no other sign of life."""
@@ -70,8 +84,8 @@ class OllamaChat(Ollama):
         translation = make(fields.model, AnswerClock(ask.arrived), own_headers("", tuple(fields.ignored())), chat=True)
         return _CHAT, engine_request(runner, _CHAT, fields.model, fields.chat()), translation
 
-    def loaded(self, ask: "Inference") -> bytes:
-        return _loaded(ask, {"message": {"role": "assistant", "content": ""}})
+    def empty(self, ask: "Inference", reason: str) -> bytes:
+        return _empty(ask, {"message": {"role": "assistant", "content": ""}}, reason)
 
 
 class OllamaGenerate(Ollama):
@@ -100,8 +114,8 @@ class OllamaGenerate(Ollama):
         translation = make(fields.model, AnswerClock(ask.arrived), own_headers("", tuple(ignored)), chat=False)
         return path, engine_request(runner, path, fields.model, asked), translation
 
-    def loaded(self, ask: "Inference") -> bytes:
-        return _loaded(ask, {"response": ""})
+    def empty(self, ask: "Inference", reason: str) -> bytes:
+        return _empty(ask, {"response": ""}, reason)
 
 
 class OllamaEmbed(Ollama):
@@ -124,7 +138,7 @@ class OllamaEmbed(Ollama):
             OllamaEmbeddings(fields.model, AnswerClock(ask.arrived), headers, single=_is_single(ask)),
         )
 
-    def loaded(self, ask: "Inference") -> bytes:
+    def empty(self, ask: "Inference", reason: str) -> bytes:
         if _is_single(ask):
             return b'{"embedding":[]}'
         return msgspec.json.encode({"model": ask.fields.model, "embeddings": []})
@@ -134,7 +148,6 @@ def _is_single(ask: "Inference") -> bool:
     return ask.terms.route.pattern == "/api/embeddings"
 
 
-def _loaded(ask: "Inference", said: Mapping[str, Any]) -> bytes:
-    reason = "unload" if ask.unloads else "load"
+def _empty(ask: "Inference", said: Mapping[str, Any], reason: str) -> bytes:
     told = {"model": ask.fields.model, "created_at": now(), **said, "done": True, "done_reason": reason}
     return msgspec.json.encode(told)

@@ -11,6 +11,7 @@ import msgspec
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.schema import wrong_field
+from modelrunner.types import KeepAlive
 
 _ABSENT = msgspec.Raw()
 _SAME = (
@@ -52,6 +53,15 @@ class OllamaOptions(msgspec.Struct, gc=False):
         return found
 
 
+class EmptyFields(Fields, frozen=True, gc=False):
+    """What all requests have in common that may be without work: such a request loads the model or, with a keep-alive
+    of 0, unloads it."""
+
+    @property
+    def prepares(self) -> bool:  # type: ignore[override]  # of each request
+        return self.only_loads and self.keep_alive is not None and KeepAlive.parse(self.keep_alive).seconds == 0
+
+
 class OllamaFunction(msgspec.Struct):
     name: str
     arguments: dict[str, Any] = {}
@@ -71,7 +81,7 @@ class OllamaMessage(msgspec.Struct):
     tool_call_id: str | None = None
 
 
-class OllamaFields(Fields, frozen=True, gc=False):
+class OllamaFields(EmptyFields, frozen=True, gc=False):
     """What all requests for a text have in common. `think` may be a level."""
 
     stream: bool | None = True
@@ -159,7 +169,7 @@ class GenerateFields(OllamaFields, frozen=True, gc=False):
         return {"prompt": f"{self.system}\n{self.prompt}" if self.system and not self.raw else self.prompt, **found}
 
 
-class EmbedFields(Fields, frozen=True, gc=False):
+class EmbedFields(EmptyFields, frozen=True, gc=False):
     """`POST /api/embed`, and `/api/embeddings` with `prompt`."""
 
     stream: None = None

@@ -1,0 +1,59 @@
+"""The routes of stored responses: reading, cancelling and removing them. Making one is inference."""
+
+from aiohttp import web
+
+from modelrunner.api.messages import json_response, query_count
+from modelrunner.errors import BadRequest, NotImplementedHere
+from modelrunner.gateway.response_store import ResponseStore
+
+_MOST_ITEMS = 100
+
+
+class ResponseRoutes:
+    def __init__(self, responses: ResponseStore) -> None:
+        self._responses = responses
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            route
+            for path in ("/v1/responses/{id}", "/engines/v1/responses/{id}")
+            for route in (
+                web.get(path, self.get),
+                web.delete(path, self.delete),
+                web.post(f"{path}/cancel", self.cancel),
+                web.get(f"{path}/input_items", self.input_items),
+            )
+        ]
+
+    async def get(self, request: web.Request) -> web.Response:
+        if request.query.get("stream") == "true":
+            raise NotImplementedHere("a stored response is not streamed: leave `stream` out", param="stream")
+        return json_response((await self._responses.get(request.match_info["id"])).response)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        id = request.match_info["id"]
+        await self._responses.delete(id)
+        return json_response({"id": id, "object": "response", "deleted": True})
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        stored = await self._responses.get(request.match_info["id"])
+        if not stored.response["background"]:
+            raise BadRequest("only a response in the background can be cancelled", param="response_id")
+        return json_response((await self._responses.cancel(stored.id)).response)
+
+    async def input_items(self, request: web.Request) -> web.Response:
+        """The items that its request sent, the newest first unless `order` is asc. Each has an ID by its place."""
+        stored = await self._responses.get(request.match_info["id"])
+        items = [{"id": f"{stored.id}_{place}"} | item for place, item in enumerate(stored.input)]
+        if request.query.get("order") != "asc":
+            items.reverse()
+        ids = [item["id"] for item in items]
+        if (after := request.query.get("after")) is not None:
+            if after not in ids:
+                raise BadRequest(f"there is no item {after!r}", param="after")
+            items = items[ids.index(after) + 1 :]
+        limit = min(query_count(request, "limit") or 20, _MOST_ITEMS)
+        page = items[:limit]
+        first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+        more = len(items) > limit
+        return json_response({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more})

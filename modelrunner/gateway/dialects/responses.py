@@ -1,0 +1,110 @@
+"""OpenAI's Responses API, translated to chat completions. What was asked to be stored lies in `Pipeline.responses`; the
+routes that read it are in api/response_routes.py."""
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from modelrunner.errors import ModelRunnerError, NotFound
+from modelrunner.gateway.dialects.chunks import engine_request
+from modelrunner.gateway.dialects.dialect import Call, Fields, Translation
+from modelrunner.gateway.dialects.openai import OpenAI
+from modelrunner.gateway.dialects.responses_answer import ResponseEvents, WholeResponse, keep, response_of
+from modelrunner.gateway.dialects.responses_request import PreparedFields, ResponseFields, new_id
+from modelrunner.gateway.render import own_headers
+from modelrunner.http.answers import Header
+from modelrunner.types import Mode
+
+if TYPE_CHECKING:
+    from modelrunner.engine.runner import Runner
+    from modelrunner.gateway.interfaces import Inference
+    from modelrunner.gateway.pipeline import Pipeline
+
+_CHAT = "/v1/chat/completions"
+
+
+class Responses(OpenAI):
+    calls: ClassVar[Mapping[str, Call]] = {"/v1/responses": Call(Mode.COMPLETION, _CHAT)}
+    decoder = msgspec.json.Decoder(ResponseFields)
+
+    def read(self, body: bytes) -> Fields:
+        fields = super().read(body)
+        assert isinstance(fields, ResponseFields)
+        fields.check()
+        return fields
+
+    async def prepare(self, pipeline: "Pipeline", ask: "Inference") -> "Inference | bytes":
+        """Looks up the conversation. A response in the background goes on alone, and the client gets its ID. Raises
+        `NotFound`, `Conflict`."""
+        fields = ask.fields
+        assert isinstance(fields, ResponseFields)
+        history: list[dict[str, Any]] = []
+        if fields.previous_response_id:
+            if pipeline.responses is None:
+                raise NotFound("no response is stored here", param="previous_response_id")
+            history = await pipeline.responses.before(fields.previous_response_id)
+        prepared = PreparedFields(
+            **msgspec.structs.asdict(fields),
+            id=new_id("resp"),
+            created=time.time(),
+            history=history,
+            kept=pipeline.responses if fields.store is not False else None,
+        )
+        asked = msgspec.structs.replace(ask, fields=prepared)
+        if not fields.background:
+            return asked
+        return _in_background(pipeline, asked, prepared)
+
+    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation | None]:  # type: ignore[override]
+        fields = ask.fields
+        assert isinstance(fields, PreparedFields)
+        headers = own_headers("", tuple(fields.ignored()))
+        make = ResponseEvents if fields.stream else WholeResponse
+        return _CHAT, engine_request(runner, _CHAT, fields.model, fields.chat(fields.history)), make(fields, headers)
+
+    def error_event(self, error: ModelRunnerError, request_id: str) -> bytes:
+        told = {"type": "error", "sequence_number": 0, "code": error.code, "message": error.message}
+        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(
+            told | {"param": error.param} | error.as_dict(request_id)
+        )
+
+
+def _in_background(pipeline: "Pipeline", ask: "Inference", fields: PreparedFields) -> bytes:
+    """Begins the work, and returns the response as it is now."""
+    store = fields.responses
+    if store is None:
+        raise NotFound("no response is stored here, so none can be made in the background", param="background")
+    pipeline.buffer(len(ask.body), len(ask.body))
+    exchange = pipeline.exchange(ask.terms, ask.body, ask.request_id, _BackgroundSink(fields), fields)
+    store.running[fields.id] = exchange.cancel
+    queued = response_of(fields, "queued", [])
+    keep(fields, queued)
+    exchange.start()
+    return msgspec.json.encode(queued)
+
+
+class _BackgroundSink:
+    """Takes an answer that nobody waits for. A good one was stored by its translation."""
+
+    takes_chunks = False
+
+    def __init__(self, fields: PreparedFields) -> None:
+        self._fields = fields
+
+    def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
+        if status != 200:
+            error = msgspec.json.decode(data)["error"]
+            failed = response_of(self._fields, "failed", [])
+            keep(self._fields, failed | {"error": {"code": error["code"], "message": error["message"]}})
+
+    def write(self, data: bytes) -> None: ...
+
+    def finish(self) -> None:
+        store = self._fields.responses
+        assert store is not None
+        store.running.pop(self._fields.id, None)
+
+    def cut(self) -> None:
+        self.finish()

@@ -1,0 +1,185 @@
+"""From the items of the Responses API to messages of a chat.
+
+Source of the fields: https://platform.openai.com/docs/api-reference/responses/create
+"""
+
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from modelrunner.errors import BadRequest
+from modelrunner.gateway.dialects.dialect import Fields
+from modelrunner.gateway.response_store import ResponseStore
+
+_WITHOUT_EFFECT = ("include", "max_tool_calls", "truncation", "service_tier")
+_UNKNOWN = ("conversation", "prompt")
+_TEXTS = frozenset(("input_text", "output_text", "text", "refusal"))
+
+
+class ResponseFields(Fields, frozen=True, gc=False):
+    """`POST /v1/responses`."""
+
+    prepares: ClassVar[bool] = True
+    input: str | list[dict[str, Any]] = ""
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_output_tokens: int | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    top_logprobs: int | None = None
+    user: str | None = None
+    include: list[Any] | None = None
+    max_tool_calls: int | None = None
+    truncation: str | None = None
+    service_tier: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+
+    def check(self) -> None:
+        """Raises `BadRequest` for what would make another answer."""
+        for name in _UNKNOWN:
+            if getattr(self, name) is not None:
+                raise BadRequest(f"{name} is not offered here: send the input", param=name)
+        if self.background and self.stream:
+            raise BadRequest("a response in the background is not streamed: leave one of the two out", param="stream")
+        if self.background and self.store is False:
+            raise BadRequest("a response in the background is stored: leave `store` out", param="store")
+        self.functions()
+        self._format()
+        messages(self.items())
+
+    def items(self) -> list[dict[str, Any]]:
+        """The input of this request alone, as items."""
+        if not self.input:
+            return []
+        if isinstance(self.input, str):
+            content = [{"type": "input_text", "text": self.input}]
+            return [{"type": "message", "role": "user", "content": content}]
+        return self.input
+
+    def ignored(self) -> list[str]:
+        """The names of what the request has and nothing here uses."""
+        given = [name for name in _WITHOUT_EFFECT if getattr(self, name) not in (None, [], "auto", "disabled")]
+        return given + (["truncation"] if self.truncation == "auto" else [])
+
+    def functions(self) -> list[dict[str, Any]]:
+        """The tools, as of a chat. Raises `BadRequest` for tools that run at a service."""
+        found = []
+        for tool in decoded(self.tools) or ():
+            if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):
+                raise BadRequest("only tools of the type function are offered here", param="tools")
+            names = ("name", "description", "parameters", "strict")
+            function = {name: tool[name] for name in names if tool.get(name) is not None}
+            found.append({"type": "function", "function": function})
+        return found
+
+    def chat(self, history: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        """The body of a chat. `history` are the items before this request's. Raises `BadRequest`."""
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        body: dict[str, Any] = {"messages": [*system, *messages([*history, *self.items()])]}
+        for name in ("temperature", "top_p", "parallel_tool_calls", "user"):
+            if (value := getattr(self, name)) is not None:
+                body[name] = value
+        if self.max_output_tokens is not None:
+            body["max_tokens"] = self.max_output_tokens
+        if tools := self.functions():
+            body["tools"] = tools
+        choice = decoded(self.tool_choice)
+        if choice is not None:
+            named = isinstance(choice, dict) and choice.get("type") == "function"
+            body["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}} if named else choice
+        if self.reasoning and self.reasoning.get("effort"):
+            body["reasoning_effort"] = self.reasoning["effort"]
+        return body | self._format()
+
+    def _format(self) -> dict[str, Any]:
+        wanted = (self.text or {}).get("format") or {"type": "text"}
+        if not isinstance(wanted, dict):
+            raise BadRequest("text.format is an object with a type", param="text.format")
+        match wanted.get("type"):
+            case "text":
+                return {}
+            case "json_object":
+                return {"response_format": {"type": "json_object"}}
+            case "json_schema":
+                schema = {name: value for name, value in wanted.items() if name != "type"}
+                return {"response_format": {"type": "json_schema", "json_schema": schema}}
+            case other:
+                raise BadRequest(f"text.format has the unknown type {other!r}", param="text.format")
+
+
+class PreparedFields(ResponseFields, frozen=True, gc=False):
+    """A request whose conversation is known. `kept` is None where the answer is not to be stored."""
+
+    prepares: ClassVar[bool] = False
+    id: str = ""
+    created: float = 0.0
+    history: Sequence[dict[str, Any]] = ()
+    kept: Any = None
+
+    @property
+    def responses(self) -> ResponseStore | None:
+        found: ResponseStore | None = self.kept
+        return found
+
+
+def new_id(kind: str) -> str:
+    """`kind` is resp, msg, rs or fc."""
+    return f"{kind}_{secrets.token_hex(24)}"
+
+
+def decoded(raw: msgspec.Raw) -> Any:
+    """The value of a field that was kept as it was written; None without one."""
+    return msgspec.json.decode(raw) if bytes(raw) else None
+
+
+def messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items as messages: calls that follow each other, or a text of the assistant, are one message. Raises
+    `BadRequest`."""
+    found: list[dict[str, Any]] = []
+    for item in items:
+        match item.get("type", "message"):
+            case "message":
+                role = {"developer": "system"}.get(item.get("role", ""), item.get("role"))
+                found.append({"role": role, "content": _content(item.get("content"))})
+            case "function_call":
+                call = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+                if not found or found[-1]["role"] != "assistant":
+                    found.append({"role": "assistant", "content": ""})
+                made = {"id": item.get("call_id"), "type": "function", "function": call}
+                found[-1].setdefault("tool_calls", []).append(made)
+            case "function_call_output":
+                output = item.get("output")
+                text = output if isinstance(output, str) else _content(output)
+                found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
+            case "reasoning":
+                continue  # a model gets the thoughts of its earlier answers no more
+            case other:
+                raise BadRequest(f"an item of the type {other!r} is not offered here", param="input")
+    return found
+
+
+def _content(content: Any) -> Any:
+    """Text alone stays text. Raises `BadRequest`."""
+    if isinstance(content, str):
+        return content
+    parts = []
+    for part in content if isinstance(content, list) else [content]:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in _TEXTS:
+            parts.append({"type": "text", "text": part.get("text") or part.get("refusal") or ""})
+        elif kind == "input_image" and isinstance(part.get("image_url"), str):
+            parts.append({"type": "image_url", "image_url": {"url": part["image_url"]}})
+        elif kind == "input_audio":
+            parts.append({"type": "input_audio", "input_audio": part.get("input_audio")})
+        else:
+            raise BadRequest(f"content of the type {kind!r} is not offered here", param="input")
+    return "".join(part["text"] for part in parts) if all("text" in part for part in parts) else parts

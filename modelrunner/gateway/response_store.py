@@ -1,0 +1,160 @@
+"""Answers of the Responses API that were asked to be kept, in SQLite: the newest ones, for a while."""
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from modelrunner.errors import Conflict, NotFound
+
+log = logging.getLogger(__name__)
+
+_TABLE = """create table if not exists responses
+    (id text primary key, created real, previous text, input blob, response blob)"""
+_LONGEST_CHAIN = 1000  # answers before one
+_GONE = {"code": "server_error", "message": "the daemon ended before the answer was complete"}
+
+
+class StoredResponse(msgspec.Struct, frozen=True):
+    """`created` is in Unix seconds; `previous` the ID of the response that it continues, "" for none; `input` are its
+    own items, without those before; `response` is the object that clients get."""
+
+    id: str
+    created: float
+    previous: str
+    input: list[dict[str, Any]]
+    response: dict[str, Any]
+
+
+class ResponseStore:
+    """Keeps at most `limit` responses, none longer than `age` seconds. What was put is seen at once and written soon
+    after. `running` ends the work of a response in the background that is under way."""
+
+    def __init__(self, path: Path, *, limit: int, age: float, clock: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._limit, self._age, self._clock = limit, age, clock
+        self._unwritten: dict[str, StoredResponse] = {}
+        self._deleted: set[str] = set()
+        self._writing: asyncio.Task[None] | None = None
+        self.running: dict[str, Callable[[], None]] = {}
+
+    def put(self, stored: StoredResponse) -> None:
+        """Keeps a response, or its new state. A disk that fails is logged: the answer itself is not at fault."""
+        if stored.id in self._deleted:
+            return
+        self._unwritten[stored.id] = stored
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write_all(), name="responses")
+
+    async def get(self, id: str) -> StoredResponse:
+        """Raises `NotFound`."""
+        running = id in self.running  # now: once it is not, its last state was put
+        found = self._unwritten.get(id) or await asyncio.to_thread(self._read, id)
+        if found is None or id in self._deleted or found.created < self._clock() - self._age:
+            raise NotFound(f"there is no response {id!r}: it was not stored, or was too old", param="response_id")
+        if found.response.get("status") in ("queued", "in_progress") and not running:
+            return msgspec.structs.replace(found, response=found.response | {"status": "failed", "error": _GONE})
+        return found
+
+    async def before(self, id: str) -> list[dict[str, Any]]:
+        """The items of a conversation up to and with a response, both sides. Raises `NotFound`, `Conflict` for an
+        answer that is not complete."""
+        chain: list[StoredResponse] = []
+        while id and len(chain) < _LONGEST_CHAIN:
+            chain.append(await self.get(id))
+            if chain[-1].response.get("status") in ("queued", "in_progress"):
+                raise Conflict(f"response {id!r} is not complete yet", param="previous_response_id")
+            id = chain[-1].previous
+        return [item for one in reversed(chain) for item in (*one.input, *one.response["output"])]
+
+    async def delete(self, id: str) -> None:
+        """Raises `NotFound`."""
+        await self.get(id)
+        self._deleted.add(id)
+        if (stop := self.running.pop(id, None)) is not None:
+            stop()
+        self._unwritten.pop(id, None)
+        await self.close()
+        await asyncio.to_thread(self._remove, id)
+        self._deleted.discard(id)
+
+    async def cancel(self, id: str) -> StoredResponse:
+        """Ends the work of a response in the background; one that is complete stays as it is. Raises `NotFound`."""
+        stored = await self.get(id)
+        if (stop := self.running.pop(id, None)) is not None:
+            stop()
+            stored = msgspec.structs.replace(stored, response=stored.response | {"status": "cancelled"})
+            self.put(stored)
+        return stored
+
+    async def close(self) -> None:
+        """Returns when all is written."""
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+
+    async def _write_all(self) -> None:
+        try:
+            while self._unwritten:
+                batch = dict(self._unwritten)
+                try:
+                    await asyncio.to_thread(self._write, list(batch.values()))
+                except (sqlite3.Error, OSError) as error:
+                    log.warning("responses cannot be written to %s: %s", self._path, error)
+                for id, stored in batch.items():
+                    if self._unwritten.get(id) is stored:
+                        del self._unwritten[id]
+        finally:
+            self._writing = None
+
+    # in a thread
+
+    def _write(self, batch: list[StoredResponse]) -> None:
+        rows = [
+            (one.id, one.created, one.previous, msgspec.json.encode(one.input), msgspec.json.encode(one.response))
+            for one in batch
+        ]
+        with contextlib.closing(self._open()) as database, database:
+            database.executemany("insert or replace into responses values (?, ?, ?, ?, ?)", rows)
+            database.execute("delete from responses where created < ?", (self._clock() - self._age,))
+            newest = "select id from responses order by created desc limit ?"
+            database.execute(f"delete from responses where id not in ({newest})", (self._limit,))
+
+    def _read(self, id: str) -> StoredResponse | None:
+        with contextlib.closing(self._open()) as database:
+            row = database.execute("select * from responses where id = ?", (id,)).fetchone()
+        if row is None:
+            return None
+        _, created, previous, own, response = row
+        return StoredResponse(id, created, previous, msgspec.json.decode(own), msgspec.json.decode(response))
+
+    def _remove(self, id: str) -> None:
+        with contextlib.closing(self._open()) as database, database:
+            database.execute("delete from responses where id = ?", (id,))
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            return self._connect()
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode not in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+                raise
+            aside = self._path.with_suffix(".damaged")
+            log.warning("%s is damaged: it is set aside as %s", self._path, aside)
+            self._path.replace(aside)
+            return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, timeout=5.0)
+        try:
+            self._path.chmod(0o600)
+            database.execute("pragma journal_mode = wal")
+            database.execute(_TABLE)
+        except BaseException:
+            database.close()
+            raise
+        return database

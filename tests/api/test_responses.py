@@ -1,0 +1,209 @@
+"""The official client's Responses API against the daemon, with the fake engine."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+
+from tests.api.conftest import Daemon, StartDaemon
+
+Made = tuple[Daemon, openai.AsyncOpenAI]
+TOOL: Any = {"type": "function", "name": "sum", "parameters": {"type": "object"}, "strict": False}
+
+TEXT: Any = {"type": "input_text", "text": "look"}
+
+
+@pytest.fixture
+async def client(start_daemon: StartDaemon, tmp_path: Path) -> AsyncIterator[Made]:
+    daemon = await start_daemon(models={"smol": 0})
+    daemon.backend.knobs = ("--tokens", "3", "--record", str(tmp_path / "record"))
+    async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{daemon.port}/v1", api_key="x", max_retries=0) as made:
+        yield daemon, made
+
+
+def asked(daemon: Daemon) -> list[dict[str, Any]]:
+    """The bodies of the chats that the engine got."""
+    lines = (daemon.settings.data_dir.parent / "record").read_bytes().splitlines()
+    found = [msgspec.json.decode(line) for line in lines]
+    return [msgspec.json.decode(one["body"]) for one in found if one.get("path") == "/v1/chat/completions"]
+
+
+async def test_a_response(client: Made) -> None:
+    daemon, made = client
+    response = await made.responses.create(
+        model="smol", input="hello", instructions="be kind", max_output_tokens=3, metadata={"a": "b"}
+    )
+    assert (response.status, response.output_text) == ("completed", "w0 w1 w2 ")
+    assert response.usage is not None
+    assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (3, 3, 6)
+    assert (response.instructions, response.metadata) == ("be kind", {"a": "b"})
+    [body] = asked(daemon)
+    assert body["messages"] == [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
+    assert body["max_tokens"] == 3
+
+
+async def test_a_stream_has_typed_events(client: Made) -> None:
+    _, made = client
+    stream = await made.responses.create(model="smol", input="hello", stream=True)
+    events = [event async for event in stream]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events] == [
+        *("response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"),
+        *["response.output_text.delta"] * 3,
+        *("response.output_text.done", "response.content_part.done", "response.output_item.done"),
+        "response.completed",
+    ]
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response.output_text == "w0 w1 w2 "
+    async with made.responses.stream(model="smol", input="hello") as helper:
+        assert "".join([one.delta async for one in helper if one.type == "response.output_text.delta"]) == "w0 w1 w2 "
+
+
+async def test_a_conversation_replays_both_sides(client: Made) -> None:
+    daemon, made = client
+    first = await made.responses.create(model="smol", input="one", instructions="only here")
+    second = await made.responses.create(model="smol", input="two", previous_response_id=first.id)
+    await made.responses.create(model="smol", input="three", previous_response_id=second.id)
+    said = {"role": "assistant", "content": "w0 w1 w2 "}
+    users = [{"role": "user", "content": text} for text in ("one", "two", "three")]
+    assert asked(daemon)[-1]["messages"] == [users[0], said, users[1], said, users[2]]
+    with pytest.raises(openai.NotFoundError, match="there is no response"):
+        await made.responses.create(model="smol", input="x", previous_response_id="resp_none")
+    unkept = await made.responses.create(model="smol", input="x", store=False)
+    with pytest.raises(openai.NotFoundError):
+        await made.responses.retrieve(unkept.id)
+
+
+async def test_stored_responses_are_read_and_removed(client: Made) -> None:
+    _, made = client
+    created = await made.responses.create(model="smol", input="hello")
+    assert await made.responses.retrieve(created.id) == created
+    [item] = (await made.responses.input_items.list(created.id)).data
+    assert item.type == "message"
+    assert item.content[0].text == "hello"  # type: ignore[union-attr]
+    await made.responses.delete(created.id)
+    for gone in (made.responses.retrieve(created.id), made.responses.delete(created.id)):
+        with pytest.raises(openai.NotFoundError):
+            await gone
+
+
+async def test_responses_outlive_the_daemon(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    daemon = await start_daemon(models={"smol": 0}, responses_limit=2)
+    body = {"model": "smol", "input": "hello"}
+    ids = []
+    for _ in range(3):
+        async with daemon.unix.post("/v1/responses", json=body) as answer:
+            ids.append((await answer.json())["id"])
+    async with daemon.unix.post("/shutdown"):
+        pass
+    await daemon.task
+    again = await start_daemon()
+    for id, status in zip(ids, (404, 200, 200), strict=True):
+        async with again.unix.get(f"/v1/responses/{id}") as answer:
+            assert answer.status == status
+    again.settings.data_dir.joinpath("state", "responses.sqlite").write_bytes(b"no database" * 1000)
+    async with again.unix.get(f"/v1/responses/{ids[-1]}") as answer:
+        assert answer.status == 404
+
+
+async def test_a_response_in_the_background(client: Made) -> None:
+    _, made = client
+    queued = await made.responses.create(model="smol", input="hello", background=True)
+    assert (queued.status, queued.output) == ("queued", [])
+    found = queued
+    async with asyncio.timeout(30):
+        while found.status == "queued":
+            found = await made.responses.retrieve(queued.id)
+    assert (found.status, found.output_text) == ("completed", "w0 w1 w2 ")
+    assert (await made.responses.cancel(queued.id)).status == "completed"
+    missing = await made.responses.create(model="nope", input="hello", background=True)
+    async with asyncio.timeout(30):
+        while (found := await made.responses.retrieve(missing.id)).status == "queued":
+            pass
+    assert found.status == "failed"
+    assert found.error is not None
+    assert "not here" in found.error.message
+
+
+async def test_a_response_in_the_background_is_cancelled(client: Made) -> None:
+    daemon, made = client
+    daemon.backend.knobs = ("--tokens", "100000", "--rate", "100")
+    queued = await made.responses.create(model="smol", input="hello", background=True)
+    with pytest.raises(openai.ConflictError):
+        await made.responses.create(model="smol", input="x", previous_response_id=queued.id)
+    assert (await made.responses.cancel(queued.id)).status == "cancelled"
+    assert (await made.responses.retrieve(queued.id)).status == "cancelled"
+    other = await made.responses.create(model="smol", input="hello", background=True)
+    await made.responses.delete(other.id)
+    in_use = True
+    async with asyncio.timeout(30):
+        while in_use:
+            async with daemon.tcp.get("/engines/ps") as answer:
+                in_use = any(runner["in_use"] for runner in await answer.json())
+
+
+async def test_tools_formats_and_items(client: Made) -> None:
+    daemon, made = client
+    items: Any = [
+        {"role": "developer", "content": "be brief"},
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "look"}, {"type": "input_image", "image_url": "x"}],
+        },
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {"type": "function_call", "call_id": "c1", "name": "sum", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "2"},
+    ]
+    schema: Any = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}}
+    raw = await made.responses.with_raw_response.create(
+        model="smol", input=items, tools=[TOOL], tool_choice="auto", text=schema, truncation="auto"
+    )
+    assert "truncation" in raw.headers["x-modelrunner-ignored"]
+    [body] = asked(daemon)
+    system, user, call, output = body["messages"]
+    assert system == {"role": "system", "content": "be brief"}
+    assert user["content"][1] == {"type": "image_url", "image_url": {"url": "x"}}
+    assert call["tool_calls"][0]["function"] == {"name": "sum", "arguments": "{}"}
+    assert output == {"role": "tool", "tool_call_id": "c1", "content": "2"}
+    assert body["tools"] == [
+        {"type": "function", "function": {"name": "sum", "parameters": {"type": "object"}, "strict": False}}
+    ]
+    assert body["response_format"]["json_schema"]["name"] == "n"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"conversation": "c"}, "conversation"),
+        ({"background": True, "stream": True}, "stream"),
+        ({"background": True, "store": False}, "store"),
+        ({"text": {"format": {"type": "poem"}}}, "text.format"),
+        ({"input": [{"type": "computer_call"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input"),
+        ({"input": 7}, "input"),
+    ],
+)
+async def test_what_is_not_offered_is_refused(client: Made, body: dict[str, Any], param: str) -> None:
+    daemon, _ = client
+    async with daemon.tcp.post("/v1/responses", json={"model": "smol", "input": "x"} | body) as answer:
+        assert (answer.status, (await answer.json())["error"]["param"]) == (400, param)
+    assert daemon.backend.runs == 0
+
+
+async def test_a_stream_that_breaks_off(client: Made) -> None:
+    daemon, made = client
+    daemon.backend.knobs = ("--die", "1")
+    with pytest.raises(openai.APIError, match="the fake engine threw up"):
+        [event async for event in await made.responses.create(model="smol", input="hello", stream=True)]
+
+
+async def test_unknown_models_are_typed_errors(client: Made) -> None:
+    _, made = client
+    with pytest.raises(openai.NotFoundError, match="not here"):
+        await made.responses.create(model="nope", input="hello")
