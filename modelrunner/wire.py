@@ -45,6 +45,13 @@ class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknow
     chat_template: str | None = None
 
 
+class PushRequest(msgspec.Struct, frozen=True, rename={"bearer_token": "bearer-token"}, forbid_unknown_fields=True):
+    """`POST /models/{ref}/push`. `to` is the name at the registry, by default the model's own."""
+
+    to: str | None = None
+    bearer_token: str | None = None
+
+
 class Layer(msgspec.Struct, frozen=True):
     """Bytes of one file of a pull. `id` is its digest, or its name while the digest is unknown."""
 

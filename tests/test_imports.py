@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "gateway": {"engine", "http", "scheduler"},
     "http": set(),
     # The daemon's operations: no HTTP and no wire structs, so that every front end can stand on them.
-    "models": {"backend", "config", "plugins", "pull", "scheduler", "store"},
+    "models": {"backend", "config", "oci", "plugins", "pull", "scheduler", "store"},
     "oci": {"store", "web"},
     "plugins": {"backend", "config", "processes"},
     "processes": set(),

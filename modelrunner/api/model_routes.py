@@ -16,13 +16,15 @@ from modelrunner.api.middleware import is_local
 from modelrunner.api.streaming import stream_progress
 from modelrunner.errors import BadRequest, Forbidden, ModelNotFound, NotImplementedHere, RouteNotFound
 from modelrunner.models.library import Library, PullOrder
+from modelrunner.models.publishing import Publisher
 from modelrunner.store import StoredModel
 from modelrunner.types import ProgressReport
 
 
 class ModelRoutes:
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, publisher: Publisher) -> None:
         self._library = library
+        self._publisher = publisher
 
     def routes(self) -> list[web.RouteDef]:
         openai = [
@@ -96,7 +98,19 @@ class ModelRoutes:
                 return await self._tag(request, reference)
             case "verify":
                 return await self._verify(request, reference)
+            case "push":
+                return await self._push(request, reference)
         raise RouteNotFound(f"there is no action {action!r} for a model")
+
+    async def _push(self, request: web.Request, reference: str) -> web.StreamResponse:
+        check_query(request)
+        wanted = await read_json(request, wire.PushRequest) if request.can_read_body else wire.PushRequest()
+
+        async def push(report: ProgressReport) -> wire.Progress:
+            pushed = await self._publisher.push(reference, wanted.to, report, token=wanted.bearer_token)
+            return wire.Progress("success", f"pushed {pushed}", model=pushed)
+
+        return await stream_progress(request, push, mode="push")
 
     async def _verify(self, request: web.Request, reference: str) -> web.StreamResponse:
         check_query(request)

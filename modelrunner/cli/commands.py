@@ -14,6 +14,7 @@ SECTIONS = {
     "Models": {
         "run": ("run:run", "Ask a model, or chat with it"),
         "pull": ("model_commands:pull", "Download a model"),
+        "push": ("model_commands:push", "Send a model to a registry"),
         "login": ("login_commands:login", "Keep the user and password of a registry"),
         "logout": ("login_commands:logout", "Forget the user and password of a registry"),
         "list": ("model_commands:list_models", "List the models on this machine"),

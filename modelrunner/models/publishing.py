@@ -1,0 +1,20 @@
+"""Pushes models to registries."""
+
+from modelrunner.oci.push import Pusher
+from modelrunner.scheduler import Scheduler
+from modelrunner.types import ProgressReport
+
+
+class Publisher:
+    def __init__(self, pusher: Pusher, scheduler: Scheduler) -> None:
+        self._pusher = pusher
+        self._scheduler = scheduler
+
+    async def push(
+        self, reference: str, target: str | None, report: ProgressReport, *, token: str | None = None
+    ) -> str:
+        """Returns the name at the registry, with the digest. `report` is called from the event loop's thread. Raises
+        as `Pusher.push`."""
+        pushed = await self._pusher.push(reference, target, report, token=token)
+        self._scheduler.events.emit("push", model=reference, reason=f"pushed to {pushed}")
+        return pushed
