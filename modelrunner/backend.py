@@ -98,6 +98,9 @@ class Backend(ABC):
     then rewrites any other `model` (a part of a name, a new tag) to the bundle's first reference."""
     installs_on_demand: ClassVar[bool] = False
     """True if the first request that needs its engine installs it: tens of megabytes, not gigabytes."""
+    takes_adapters: ClassVar[bool] = False
+    """True if its engine applies the LoRA adapters of a bundle (`Bundle.adapters`). If not, the daemon refuses a model
+    with adapters."""
     asked_as_streams: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The endpoints at which the engine streams although the client wants a plain answer, because in a stream the
     engine notices sooner that a client has left. Each endpoint has the fields that are set in the request: they ask for

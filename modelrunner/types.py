@@ -149,13 +149,24 @@ a chat template "chat" too; "tools" and "reasoning" come from its template; "vis
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter: a GGUF file, or a folder as PEFT writes it. Its weights count `scale` times; `size` in bytes."""
+
+    name: str
+    path: Path
+    scale: float
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Bundle:
     """A model laid out for an engine to open. `files` maps a name inside the bundle (`model.gguf`, `mmproj.gguf`,
     `config.json`) to its path; `directory` holds them all, except a `chat_template.jinja` from the configuration.
     `size` is bytes on disk; `context_length` is the number of tokens that the model was trained for, None if unknown.
     `capabilities` are some of `CAPABILITIES`, empty for a model that says nothing about itself. `brings_code` is True
     if an engine would have to run code of the model's own (`*.py`, `auto_map`). Such a model is in the store only if
-    its owner trusted its code."""
+    its owner trusted its code. `adapters` are those that were packaged with the model, or that its configuration names
+    instead."""
 
     model_id: str
     references: tuple[str, ...]
@@ -167,6 +178,7 @@ class Bundle:
     context_length: int | None
     capabilities: frozenset[str]
     brings_code: bool = False
+    adapters: tuple[Adapter, ...] = ()
 
     @property
     def name(self) -> str:

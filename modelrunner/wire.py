@@ -6,11 +6,20 @@ from typing import Any, Literal
 import msgspec
 
 
+class Adapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter. `size` in bytes."""
+
+    name: str
+    scale: float
+    size: int
+
+
 class Model(msgspec.Struct, frozen=True, omit_defaults=True):
     """`GET /models`. `created` is Unix seconds; `config` holds format, quantization, parameters, architecture, size
     (as text), context_size (what it was trained for), and the header's metadata under `gguf` or `safetensors`.
     `capabilities` are chat, completion, embedding, reranking, classification, tools, vision, audio, reasoning;
-    `context_window` is the tokens that one request may have now. `damage` says why the model cannot be used; its
+    `context_window` is the tokens that one request may have now; `adapters` are the LoRA adapters that are applied.
+    `damage` says why the model cannot be used; its
     `config` is then empty."""
 
     id: str
@@ -20,6 +29,7 @@ class Model(msgspec.Struct, frozen=True, omit_defaults=True):
     damage: str = ""
     capabilities: list[str] = []
     context_window: int | None = None
+    adapters: list[Adapter] = []
 
     @property
     def name(self) -> str:
@@ -33,8 +43,9 @@ _PULL_NAMES |= {"chat_template": "chat-template"}
 
 class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknown_fields=True):
     """`POST /models/create`. `trust_remote_code` takes a model that carries code, code that its engine will run;
-    `verify` reads every byte of a model that is here already. `mmproj` and `chat_template` are files that are packaged
-    with a model of this machine: `file:///path`."""
+    `verify` reads every byte of a model that is here already. `mmproj`, `chat_template` and the LoRA adapters
+    `lora` are files that are packaged with a model of this machine: `file:///path`, of an adapter `file:///path:SCALE`
+    too."""
 
     from_: str
     bearer_token: str | None = None
@@ -43,6 +54,7 @@ class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknow
     verify: bool = False
     mmproj: str | None = None
     chat_template: str | None = None
+    lora: list[str] = []
 
 
 class PushRequest(msgspec.Struct, frozen=True, rename={"bearer_token": "bearer-token"}, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "modelrunner"
 
 # The values, errors and helpers that everybody may use.
-SHARED = {"modelrunner", "chattemplates", "concurrency", "durable", "errors", "schema", "types", "units"}
+SHARED = {"modelrunner", "chattemplates", "concurrency", "durable", "errors", "lora", "schema", "types", "units"}
 # Part -> what else it may use, as docs/architecture.md draws it. A part is a subpackage or a module of the package.
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "gateway": {"engine", "http", "scheduler"},
     "http": set(),
+    "lora": set(),
     # The daemon's operations: no HTTP and no wire structs, so that every front end can stand on them.
     "models": {"backend", "config", "oci", "plugins", "pull", "scheduler", "store"},
     "oci": {"store", "web"},

@@ -1,7 +1,7 @@
 """Makes the engine's command line from a run's specification. Pure."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ _STRETCHING = {"--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-fre
 # Copies of a sequence's sliding or recurrent layers, to roll it back: llama.cpp's default of 32 for each sequence
 # can take more than the model.
 _CHECKPOINTS = "3"
+_SEPARATORS = (",", ":", '"')
 _SERVE = Path(__file__).with_name("serve.py")
 _POOLING = ("none", "mean", "cls", "last", "rank")  # llama_pooling_type's numbers, as in `ARCH.pooling_type`
 
@@ -93,11 +94,9 @@ def pooling_of(bundle: Bundle) -> str:
     return _POOLING[number] if isinstance(number, int) and 0 < number < len(_POOLING) else "last"
 
 
-def owned(
-    spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None = None, adapters: Iterable[Path] = ()
-) -> dict[str, str]:
-    """Returns the options that no flag may change. `slots` is the folder for saved slots, None where they are not kept;
-    `adapters` are the files of LoRA adapters."""
+def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None = None) -> dict[str, str]:
+    """Returns the options that no flag may change. `slots` is the folder for saved slots, None where they are not
+    kept."""
     options = {
         "--model": str(spec.bundle.model_file),
         "--alias": spec.bundle.name,
@@ -118,8 +117,8 @@ def owned(
         options["--mmproj"] = str(projector)
     if (template := spec.bundle.files.get("chat_template.jinja")) and "--chat-template" not in flags.parse(spec.flags):
         options["--chat-template-file"] = str(template)
-    if adapters:
-        options["--lora"] = ",".join(map(str, adapters))
+    if spec.bundle.adapters:
+        options["--lora-scaled"] = ",".join(f"{adapter.path}:{adapter.scale:g}" for adapter in spec.bundle.adapters)
     if spec.draft is not None:
         options |= {"--spec-draft-model": str(spec.draft.model_file), "--spec-type": "draft-simple"}
     if is_stretched(spec):  # the engine would cut a slot's context to the file's figure (server-context.cpp)
@@ -130,6 +129,17 @@ def owned(
 def is_stretched(spec: RunSpec) -> bool:
     """Returns True if one sequence may be longer than the model was trained for."""
     return spec.bundle.context_length is not None and spec.context_size > spec.bundle.context_length
+
+
+def check_adapters(spec: RunSpec) -> None:
+    """Raises `BadRequest` for an adapter in a path that cannot be written into `--lora-scaled FILE:SCALE,...`."""
+    for adapter in spec.bundle.adapters:
+        if any(sign in str(adapter.path) for sign in _SEPARATORS):
+            raise BadRequest(
+                f"llama.cpp takes no LoRA adapter whose path has a comma, a colon or a quotation mark: rename "
+                f"{adapter.path}",
+                param="lora",
+            )
 
 
 def check_context(spec: RunSpec, engine: Engine | None) -> None:

@@ -29,7 +29,6 @@ from modelrunner.sdk import (
     scrubbed_environment,
 )
 from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, repack, requests, split
-from modelrunner_llamacpp.adapters import find_adapters
 from modelrunner_llamacpp.build import install_build
 from modelrunner_llamacpp.engines import Engine, EngineKind, limited_threads
 from modelrunner_llamacpp.hparams import Header
@@ -58,6 +57,7 @@ class LlamaCppBackend(Backend):
     formats: ClassVar[frozenset[ModelFormat]] = frozenset({ModelFormat.GGUF})
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
     installs_on_demand: ClassVar[bool] = True
+    takes_adapters: ClassVar[bool] = True
     endpoints: ClassVar[frozenset[str]] = Backend.endpoints | {"/v1/messages", "/v1/messages/count_tokens"}
     asked_as_streams = requests.AS_STREAMS
     settings_model = LlamaCppSettings
@@ -101,13 +101,14 @@ class LlamaCppBackend(Backend):
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
         engine = self._engine()
         args.check_context(spec, engine)
+        args.check_adapters(spec)
         options = self._options(spec)
         keeper = await asyncio.to_thread(keeper_for, self._saved, self.settings, spec, engine, options)
         if keeper is not None:
             self._keepers[endpoint] = keeper
             options = keeper.options
         folder = keeper.folder if keeper else None
-        options = options | args.owned(spec, endpoint, engine, folder, self._adapters(spec))
+        options = options | args.owned(spec, endpoint, engine, folder)
         env = _SHARED_PROCESSORS | scrubbed_environment(keep=_KEPT_VARIABLES) | _DEVICE_ORDER | dict(spec.environment)
         try:
             await run(args.command(engine, options), env=env, options=spec.process)
@@ -183,7 +184,7 @@ class LlamaCppBackend(Backend):
 
     def check(self, spec: RunSpec) -> None:
         args.check_context(spec, self._found())
-        self._adapters(spec)
+        args.check_adapters(spec)
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         return memory.default_parallel(bundle, self.default_context_size(bundle))
@@ -217,11 +218,7 @@ class LlamaCppBackend(Backend):
     def _required(self, spec: RunSpec) -> RequiredMemory:
         engine = self._found()
         kind = engine.kind if engine is not None else EngineKind.WHEEL
-        found = memory.required(spec.bundle, spec.draft, self._options(spec), kind, self._features)
-        return found + RequiredMemory(sum(adapter.stat().st_size for adapter in self._adapters(spec)))
-
-    def _adapters(self, spec: RunSpec) -> tuple[Path, ...]:
-        return find_adapters(self.settings.adapters, LlamaCppOptions.of(spec.options).lora_adapters)
+        return memory.required(spec.bundle, spec.draft, self._options(spec), kind, self._features)
 
     def _options(self, spec: RunSpec) -> dict[str, str]:
         """Returns the options of a run, without those that depend on its endpoint."""

@@ -37,6 +37,9 @@ _CAUSES = [
     Cause(r"missing tensor '([^']*)'", "the model lacks the tensor {0!r}. " + _LOCAL),
     Cause(r"tensor '[^']*' data is not within the file bounds|wrong number of tensors|tensor '[^']*' has wrong shape",
      "the model cannot be read. " + _LOCAL),
+    Cause(r"failed to (?:load|apply) lora adapter '([^']*)'",
+     "the LoRA adapter {0} cannot be loaded: its file was removed or changed after the model got it; name another with "
+     "`modelrunner configure MODEL --lora PATH`, or take it back with `--lora default`"),
     Cause(r"invalid magic characters|failed to read (?:magic|header|key-value pairs|tensor info)|GGUFv1 is no longer|"
      r"unsupported GGUF version|gguf_init_from_\w+: failed",
      "the model is not a GGUF file that llama.cpp can read. " + _LOCAL),

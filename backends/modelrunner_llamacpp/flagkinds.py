@@ -68,8 +68,9 @@ class Experts(Integer):
         return ",".join(rf"blk\.{layer}\.{_EXPERTS}=CPU" for layer in range(int(text)))
 
 
-class Paths(Text):
-    """Absolute paths, separated by commas."""
+class ScaledPaths(Text):
+    """PATH:SCALE with commas between them. The paths have neither commas nor colons."""
 
-    def value(self, text: str) -> list[str]:
-        return text.split(",")
+    def value(self, text: str) -> list[tuple[str, float]]:
+        pairs = [item.split(":") for item in text.split(",")]
+        return [(path, float(scale)) for path, scale in pairs]

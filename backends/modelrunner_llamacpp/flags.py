@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from modelrunner.sdk.flags import AllowList, Choice, Field, FlagKind, Integer, Number, Switch, Text
-from modelrunner_llamacpp.flagkinds import AllExperts, Experts, Numbers, Overrides, Paths, Reciprocal, Words
+from modelrunner_llamacpp.flagkinds import AllExperts, Experts, Numbers, Overrides, Reciprocal, ScaledPaths, Words
 
 GGML_TYPES = {  # the types of a KV cache, with ggml_type's numbers
     "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7,
@@ -178,7 +178,7 @@ OWNED = (
     Option("--offline", "offline", Switch()),
     Option("--kv-unified", "kv_unified", Switch("--no-kv-unified"), ("-kvu", "-no-kvu")),
     Option("--slot-save-path", "slot_save_path", Text()),
-    Option("--lora", "lora_adapters", Paths()),
+    Option("--lora-scaled", "lora_adapters", ScaledPaths()),
     Option("--chat-template-file", "chat_template_file", Text()),  # serve.py reads it for the wheel
 )
 # Flags of llama-server with the same effects, which the daemon never sets.
@@ -193,7 +193,7 @@ OPTIONS = {option.flag: option for option in (*ALLOWED, *OWNED)}
 _REASONS = {
     **dict.fromkeys(
         ("--lora", "--lora-scaled", "--lora-base"),
-        "name adapters with `lora-adapters` in the model's table `llamacpp` (docs/configuration.md)",
+        "give the model adapters with `modelrunner configure MODEL --lora PATH[:SCALE]`",
     ),
     **dict.fromkeys(
         ("--chat-template-file", "--chat-template-kwargs"),

@@ -122,15 +122,15 @@ def required(
     model, header = tensor_sizes(bundle, shape, _experts_on_host(options)), Header(bundle.header)
     placed = placement(options, len(model.layers) + 1)
     host = _PROGRAM[kind] + (header.vocabulary * _PER_WORD if header.causal else 0)
-    drafting = draft_size(draft, shape) if draft else 0
+    beside = adapters_size(bundle) + (draft_size(draft, shape) if draft else 0)
     if not any(placed):
         rearranged = sum(twice(each, options, features) for each in (bundle, draft) if each)
-        held = model.weights + model.projector + rearranged + sum(model.caches) + drafting
+        held = model.weights + model.projector + rearranged + sum(model.caches) + beside
         loaded = RequiredMemory(host + held, shared=model.weights)
     else:
         loaded = _on_devices(model, placed, header, shape, options)
         main = placed.index(max(placed))
-        vram = tuple(size + drafting if i == main else size for i, size in enumerate(loaded.vram))
+        vram = tuple(size + beside if i == main else size for i, size in enumerate(loaded.vram))
         loaded = replace(loaded, ram=loaded.ram + host + _PINNED, vram=vram)
     if not _mapped(options):
         loaded = replace(loaded, shared=0)
@@ -160,6 +160,11 @@ def draft_size(draft: Bundle, shape: Shape) -> int:
     """Returns the bytes of a draft model right after the load, beside those of its model."""
     header = Header(draft.header)
     return tensors(draft) + kvcache.kv_cache(header, _drafting(shape)) + header.vocabulary * _PER_WORD
+
+
+def adapters_size(bundle: Bundle) -> int:
+    """Returns the bytes of the LoRA adapters, which are read and not mapped, and lie where their layers do."""
+    return sum(adapter.size for adapter in bundle.adapters)
 
 
 def _drafting(shape: Shape) -> Shape:
@@ -201,7 +206,7 @@ def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) 
     logits = compute(header, shape, options, output=True) - compute(header, shape, options, output=False)
     caches = model.caches if options.get("--kv-offload") != "off" else (0,) * len(model.caches)
     blocks = [weights + cache for weights, cache in zip(model.layers, caches, strict=True)] + [model.output + logits]
-    taken = draft_size(spec.draft, shape) if spec.draft else 0
+    taken = adapters_size(spec.bundle) + (draft_size(spec.draft, shape) if spec.draft else 0)
     free = [room - taken if not chosen.devices or i in chosen.devices else 0 for i, room in enumerate(rooms)]
     free[0] -= model.projector
     main = chosen.main_device if chosen.main_device is not None else next(iter(chosen.devices), None)

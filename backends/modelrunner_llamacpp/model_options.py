@@ -10,9 +10,6 @@ from modelrunner_llamacpp.settings import Size
 DeviceNumber = Annotated[int, Field(ge=0, le=127)]  # llama.cpp's most devices: 128
 
 
-AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-
-
 class LlamaCppOptions(BaseModel):
     """All optional; names may be written with dashes.
 
@@ -20,7 +17,6 @@ class LlamaCppOptions(BaseModel):
     `devices`: the numbers of the GPUs to use, as the engine counts them; all where it is empty.
     `main_device`: the one that is filled first, and holds the projector; the first of `devices` if not given.
     `prompt_cache`: bytes of main memory for prompts of finished requests, instead of the backend's own setting.
-    `lora_adapters`: names of GGUF files, without `.gguf`, in the `adapters` folder of the backend's settings.
     `save_slots`: keep long prompts on disk when the model is unloaded.
     """
 
@@ -32,7 +28,6 @@ class LlamaCppOptions(BaseModel):
     devices: tuple[DeviceNumber, ...] = ()
     main_device: DeviceNumber | None = None
     prompt_cache: Size | None = None
-    lora_adapters: Annotated[tuple[AdapterName, ...], Field(max_length=64)] = ()
     save_slots: bool = True
 
     @model_validator(mode="after")

@@ -46,7 +46,7 @@ def serve_xllamacpp(given: dict[str, Any]) -> None:
     params, attributes = xllamacpp.CommonParams(), given["attributes"]
     if template := attributes.pop("chat_template_file", None):
         params.chat_template = Path(template).read_text("utf-8")
-    params.lora_adapters = [adapter(xllamacpp, path) for path in attributes.pop("lora_adapters", ())]
+    params.lora_adapters = [adapter(xllamacpp, *given) for given in attributes.pop("lora_adapters", ())]
     for path, value in attributes.items():
         set_attribute(params, path, value)
     for name in given["pinned"]:
@@ -58,10 +58,10 @@ def serve_xllamacpp(given: dict[str, Any]) -> None:
         signal.pause()
 
 
-def adapter(xllamacpp: Any, path: str) -> Any:
-    """A LoRA adapter at its full strength, unless a request changes it (`lora`)."""
+def adapter(xllamacpp: Any, path: str, scale: float) -> Any:
+    """A LoRA adapter at this scale, unless a request changes it (`lora`)."""
     made = xllamacpp.CommonAdapterLoraInfo()
-    made.path, made.scale = path, 1.0
+    made.path, made.scale = path, scale
     return made
 
 

@@ -32,7 +32,6 @@ class LlamaCppSettings(BaseModel):
     `prompt_cache`: bytes of main memory for prompts of finished requests (`--cache-ram`), 0 for none.
     `slot_cache`: bytes on disk for the prompt caches of unloaded models, 0 for none, and `slot_tokens`: how many tokens
     a prompt needs to be kept there.
-    `adapters`: a folder of LoRA adapters (GGUF files) that models may name.
     `threads`: CPU threads of an engine; by default what llama.cpp chooses, or fewer where this process may use fewer.
     """
 
@@ -46,7 +45,6 @@ class LlamaCppSettings(BaseModel):
     prompt_cache: Size = 0
     slot_cache: Size = 4 << 30
     slot_tokens: int = Field(default=32, ge=1)
-    adapters: Path | None = None
     threads: int | None = Field(default=None, ge=1, le=1024)
 
     @model_validator(mode="after")

@@ -43,7 +43,7 @@ def can_be_kept(spec: RunSpec, engine: Engine, options: Mapping[str, str]) -> bo
         spec.mode is Mode.COMPLETION
         and engine.kind in (EngineKind.NATIVE, EngineKind.WHEEL)
         and spec.draft is None
-        and not LlamaCppOptions.of(spec.options).lora_adapters  # each request may give the adapters another strength
+        and not spec.bundle.adapters  # each request may give the adapters another strength
         and options.get("--cache-prompt") != "off"
         and (not slides or options.get("--swa-full") == "on")
     )

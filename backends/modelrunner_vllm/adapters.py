@@ -1,51 +1,75 @@
-"""LoRA adapters: folders that the daemon's operator put in one place (`adapters` of the settings). A request can name
-one of them, and no other file on this machine."""
+"""LoRA adapters of a run. vLLM applies one of them to each request: the first, or the one that the request names in its
+field `adapter`."""
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from modelrunner.sdk import BadRequest
+from modelrunner.sdk import Adapter, BadRequest, Mode, RunSpec
 
-_WEIGHTS = "adapter_model.safetensors"
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM's --max-lora-rank takes
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """`rank` is the smallest rank of vLLM's list that is large enough; `size` is bytes of the weights."""
-
-    name: str
-    folder: Path
-    rank: int
-    size: int
+BASE = "modelrunner-base"
+"""The name of a model whose own names stand for its first adapter. No request can use it."""
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values of vLLM's --max-lora-rank
 
 
-def find_adapters(root: Path | None, names: Iterable[str]) -> tuple[Adapter, ...]:
-    """Returns the adapters of these names. Raises `BadRequest` for a missing one, and for one that is no adapter in
-    safetensors."""
-    return tuple(_adapter(root, name) for name in names)
+def names(spec: RunSpec) -> dict[str, str]:
+    """The names by which vLLM knows the adapters, by their own names. An answer carries the name of its adapter: the
+    first one has the model's."""
+    model = spec.bundle.name
+    return {adapter.name: f"{model}+{adapter.name}" if n else model for n, adapter in enumerate(spec.bundle.adapters)}
 
 
-def _adapter(root: Path | None, name: str) -> Adapter:
-    if root is None:
-        raise _bad("lora-adapters need `adapters`, a folder of them, in [backends.vllm] of the configuration")
-    folder = root.expanduser() / name
-    try:
-        rank = int(json.loads((folder / "adapter_config.json").read_bytes())["r"])
-        size = (folder / _WEIGHTS).stat().st_size
-    except FileNotFoundError:
-        raise _bad(
-            f"there is no LoRA adapter {name!r} in {root}: a folder with adapter_config.json and {_WEIGHTS}"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError):
-        raise _bad(f"the LoRA adapter {name!r} cannot be read: its adapter_config.json has no rank `r`") from None
+def words(spec: RunSpec, folder: Path) -> Iterator[str]:
+    """Yields the words of the command line. `folder` takes the adapters whose scale is not 1. Raises `BadRequest`."""
+    if not spec.bundle.adapters:
+        return
+    rank = max(map(_rank, spec.bundle.adapters))
+    yield from ("--enable-lora", "--max-loras", str(len(spec.bundle.adapters)), "--max-lora-rank", str(rank))
+    places = {adapter.name: _scaled(adapter, folder) for adapter in spec.bundle.adapters}
+    yield from ("--lora-modules", *(json.dumps({"name": n, "path": str(places[a])}) for a, n in names(spec).items()))
+
+
+def check(spec: RunSpec) -> None:
+    """Raises `BadRequest` for adapters that vLLM does not take."""
+    if spec.bundle.adapters and spec.mode is not Mode.COMPLETION:
+        raise BadRequest(f"vllm applies LoRA adapters to completions only, not to {spec.mode}", param="lora")
+    for adapter in spec.bundle.adapters:
+        _rank(adapter)
+
+
+def _rank(adapter: Adapter) -> int:
+    """The smallest rank of vLLM's list that is large enough."""
+    rank = _config(adapter)["r"]
     enough = next((known for known in _RANKS if known >= rank), None)
-    if enough is None or rank < 1:
-        raise _bad(f"the LoRA adapter {name!r} has the rank {rank}; vLLM takes 1 to {_RANKS[-1]}")
-    return Adapter(name, folder, enough, size)
+    if enough is None:
+        raise BadRequest(
+            f"the LoRA adapter {adapter.name} has the rank {rank}; vLLM takes at most {_RANKS[-1]}", param="lora"
+        )
+    return enough
 
 
-def _bad(message: str) -> BadRequest:
-    return BadRequest(message, param="vllm.lora-adapters")
+def _scaled(adapter: Adapter, folder: Path) -> Path:
+    """The folder of the adapter; for a scale other than 1 a copy whose `lora_alpha`, which vLLM divides by the rank, is
+    multiplied by it (vllm/lora/peft_helper.py)."""
+    if adapter.scale == 1:
+        return adapter.path
+    config = dict(_config(adapter))
+    copy = folder / f"lora-{adapter.name}"
+    copy.mkdir(mode=0o700)
+    (copy / _CONFIG).write_text(json.dumps(config | {"lora_alpha": config["lora_alpha"] * adapter.scale}))
+    os.symlink(adapter.path.absolute() / _WEIGHTS, copy / _WEIGHTS)
+    return copy
+
+
+def _config(adapter: Adapter) -> Mapping[str, Any]:
+    try:
+        config = json.loads((adapter.path / _CONFIG).read_bytes())
+        numbers = [config[key] for key in ("r", "lora_alpha")]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadRequest(f"the LoRA adapter {adapter.path} cannot be read: {error!r}", param="lora") from None
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise BadRequest(f"`r` and `lora_alpha` of {adapter.path / _CONFIG} are not both numbers", param="lora")
+    return dict(config)

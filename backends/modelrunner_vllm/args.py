@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from modelrunner.sdk import BadRequest, Endpoint, Mode, RunSpec
 from modelrunner.sdk.flags import words_of
-from modelrunner_vllm import flags, model
-from modelrunner_vllm.adapters import Adapter
+from modelrunner_vllm import adapters, flags, model
 from modelrunner_vllm.engines import Engine
 from modelrunner_vllm.environment import served_names
 from modelrunner_vllm.model_options import VllmOptions
@@ -19,16 +19,9 @@ _TEMPLATE = "chat_template.jinja"
 _NO_DOMAIN = "media.invalid"
 
 
-def command(
-    spec: RunSpec,
-    endpoint: Endpoint,
-    engine: Engine,
-    *,
-    kv_cache: int | None,
-    adapters: tuple[Adapter, ...] = (),
-) -> list[str]:
-    """Returns the words to execute. `kv_cache` is bytes on each device, None for vLLM's own choice. Raises
-    `BadRequest`."""
+def command(spec: RunSpec, endpoint: Endpoint, engine: Engine, *, kv_cache: int | None, scratch: Path) -> list[str]:
+    """Returns the words to execute. `kv_cache` is bytes on each device, None for vLLM's own choice; `scratch` is a
+    folder for files of this run. Raises `BadRequest`."""
     options = VllmOptions.of(spec.options)
     words = [
         *_owned(spec, endpoint),
@@ -36,7 +29,7 @@ def command(
         *_mode(spec, options),
         *_weights(options, eager=not engine.cuda if options.enforce_eager is None else options.enforce_eager),
         *_devices(options),
-        *_adapters(adapters),
+        *adapters.words(spec, scratch),
     ]
     if options.sleep is not None:
         words.append("--enable-sleep-mode")
@@ -49,7 +42,8 @@ def _owned(spec: RunSpec, endpoint: Endpoint) -> Iterator[str]:
     where = (
         ["--uds", str(endpoint.path)] if endpoint.path else ["--host", str(endpoint.host), "--port", str(endpoint.port)]
     )
-    yield from ("--model", str(spec.bundle.directory), "--served-model-name", *served_names(spec), *where)
+    served = [adapters.BASE] if spec.bundle.adapters else served_names(spec)
+    yield from ("--model", str(spec.bundle.directory), "--served-model-name", *served, *where)
     yield from ("--middleware", "modelrunner_guard.ModelGuard", "--allowed-media-domains", _NO_DOMAIN)
     yield from ("--disable-uvicorn-access-log", "--disable-fastapi-docs")
     if spec.bundle.brings_code:
@@ -114,13 +108,6 @@ def _devices(options: VllmOptions) -> Iterator[str]:
         yield from ("--distributed-executor-backend", "mp")  # vLLM's own choice depends on whether Ray can be imported
 
 
-def _adapters(adapters: tuple[Adapter, ...]) -> Iterator[str]:
-    if adapters:
-        rank = max(adapter.rank for adapter in adapters)
-        yield from ("--enable-lora", "--max-loras", str(len(adapters)), "--max-lora-rank", str(rank))
-        yield from ("--lora-modules", *(json.dumps({"name": a.name, "path": str(a.folder)}) for a in adapters))
-
-
 def _flags(own: Mapping[str, str]) -> Iterator[str]:
     for flag, text in own.items():
         yield from words_of(flags.FLAGS[flag], text)
@@ -136,5 +123,4 @@ def check(spec: RunSpec, engine_is_cuda: bool) -> None:
             "gpu-memory-utilization needs a GPU: on the CPU set kv-cache-size, or leave it to the context size",
             param="vllm.gpu-memory-utilization",
         )
-    if options.lora_adapters and spec.mode is not Mode.COMPLETION:
-        raise BadRequest("lora-adapters are for completion only", param="vllm.lora-adapters")
+    adapters.check(spec)

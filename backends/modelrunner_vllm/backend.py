@@ -28,7 +28,6 @@ from modelrunner.sdk import (
     scrubbed_environment,
 )
 from modelrunner_vllm import args, engines, environment, errors, flags, install, memory
-from modelrunner_vllm.adapters import Adapter, find_adapters
 from modelrunner_vllm.engines import VERSION, Engine
 from modelrunner_vllm.environment import Scratch, check_reachable
 from modelrunner_vllm.machine import Machine, has_cuda
@@ -50,6 +49,7 @@ class VllmBackend(Backend):
     settings: VllmSettings
     options_model = VllmOptions
     checks_model: ClassVar[bool] = True
+    takes_adapters: ClassVar[bool] = True
 
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
@@ -74,11 +74,10 @@ class VllmBackend(Backend):
         args.check(spec, engine.cuda)
         if ray_address := VllmOptions.of(spec.options).ray_address:
             await check_reachable(ray_address)
-        adapters = self._adapters(spec)
-        kv_cache = memory.kv_cache(spec, cuda=engine.cuda)
-        argv = args.command(spec, endpoint, engine, kv_cache=kv_cache, adapters=adapters)
+        cache = memory.kv_cache(spec, cuda=engine.cuda)
         with self._scratch.run() as scratch:
-            env = scrubbed_environment() | environment.variables(spec, engine, adapters, self._compiled(), scratch)
+            argv = args.command(spec, endpoint, engine, kv_cache=cache, scratch=scratch.folder)
+            env = scrubbed_environment() | environment.variables(spec, engine, self._compiled(), scratch)
             await run(argv, env=env | dict(spec.environment), options=spec.process, cwd=scratch.folder)
 
     def priority(self, bundle: Bundle) -> float:
@@ -105,11 +104,7 @@ class VllmBackend(Backend):
         return await asyncio.to_thread(enginecache.disk_usage, folders)
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
-        return await asyncio.to_thread(self._required, spec)
-
-    def _required(self, spec: RunSpec) -> RequiredMemory:
-        adapters = sum(adapter.size for adapter in self._adapters(spec))
-        return memory.required(spec, adapters, cuda=self._cuda())
+        return await asyncio.to_thread(lambda: memory.required(spec, cuda=self._cuda()))
 
     def check_flags(self, flags_: tuple[str, ...], mode: Mode) -> None:
         flags.parse(flags_)
@@ -122,7 +117,6 @@ class VllmBackend(Backend):
         if spec.draft is not None and spec.draft.format not in self.formats:
             raise BadRequest(f"vllm takes no draft model in the {spec.draft.format} format", param="speculative")
         args.check(spec, self._cuda())
-        self._adapters(spec)
 
     def default_context_size(self, bundle: Bundle) -> int:
         return min(super().default_context_size(bundle), sentence_limit(bundle) or sys.maxsize)
@@ -173,9 +167,6 @@ class VllmBackend(Backend):
     def _cuda(self) -> bool:
         engine = engines.find(self.context)
         return engine.cuda if engine else self.settings.build != "cpu" and has_cuda()
-
-    def _adapters(self, spec: RunSpec) -> tuple[Adapter, ...]:
-        return find_adapters(self.settings.adapters, VllmOptions.of(spec.options).lora_adapters)
 
     def _compiled(self) -> Path:
         return self.context.cache / _COMPILED

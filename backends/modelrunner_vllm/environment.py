@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelrunner.sdk import BackendUnavailable, RunSpec
-from modelrunner_vllm.adapters import Adapter
+from modelrunner_vllm import adapters
 from modelrunner_vllm.engines import Engine
 from modelrunner_vllm.model_options import VllmOptions
 
@@ -89,13 +89,11 @@ def served_names(spec: RunSpec) -> tuple[str, ...]:
     return (*spec.bundle.references, spec.model_id)
 
 
-def variables(
-    spec: RunSpec, engine: Engine, adapters: tuple[Adapter, ...], compiled: Path, scratch: RunFiles
-) -> dict[str, str]:
+def variables(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles) -> dict[str, str]:
     """Returns the additions to the scrubbed environment. `compiled` is a folder that keeps compiled code from run to
     run."""
     options = VllmOptions.of(spec.options)
-    names = {"models": served_names(spec), "adapters": [adapter.name for adapter in adapters]}
+    names = {"models": served_names(spec), "adapters": adapters.names(spec)}
     found = {
         "PYTHONPATH": str(INSIDE),
         "PYTHONNOUSERSITE": "1",

@@ -82,11 +82,11 @@ class Config:
         return self.number("num_hidden_layers")
 
 
-def required(spec: RunSpec, adapters: int, *, cuda: bool) -> RequiredMemory:
-    """Returns the memory of the run. `adapters` is bytes of LoRA weights. On GPUs the whole model lies there, in equal
-    parts."""
+def required(spec: RunSpec, *, cuda: bool) -> RequiredMemory:
+    """Returns the memory of the run. On GPUs the whole model lies there, in equal parts."""
     run = Shape.of(spec, cuda=cuda)
     workers = run.options.workers
+    adapters = sum(adapter.size for adapter in spec.bundle.adapters)
     model = weights(spec.bundle, run.options) + adapters + _activations(Config(spec.bundle.header), run, spec.mode)
     if spec.draft is not None:
         model += weights(spec.draft, run.options) + _activations(Config(spec.draft.header), run, spec.mode)

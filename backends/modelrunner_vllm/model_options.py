@@ -9,7 +9,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from modelrunner_vllm.model import REASONING_PARSERS, TOOL_PARSERS
 
 _MOST_TOKENS = 1 << 24
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 ClassName = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9_]{0,95}$")]
 Tokens = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
 Factor = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
@@ -111,8 +110,7 @@ class VllmOptions(_Table):
     `enforce-eager` true for no compilation, false for torch.compile and CUDA graphs; by default compiled on a GPU only.
     `tensor-parallel-size`, `pipeline-parallel-size`, `executor`, `ray-address`: devices, and machines, of one runner.
     `tool-call-parser`, `reasoning-parser`: "none", or one of vLLM's names; by default from the architecture.
-    `lora-adapters`: names of folders in the `adapters` folder of the backend's settings; a request chooses one with
-    the field `adapter`. `speculative-ngram`: tokens to guess from the prompt itself, without a draft model.
+    `speculative-ngram`: tokens to guess from the prompt itself, without a draft model.
     `sleep`: what an idle engine may give back before it is stopped (CUDA): 1 moves the weights to main memory, 2 drops
     them; both drop the cache.
     """
@@ -130,7 +128,6 @@ class VllmOptions(_Table):
     ray_address: Annotated[str, Field(pattern=r"^(auto|(ray://)?[A-Za-z0-9.\-\[\]:]{1,253}:\d{1,5})$")] | None = None
     tool_call_parser: Annotated[str, _one_of(TOOL_PARSERS)] | None = None
     reasoning_parser: Annotated[str, _one_of(REASONING_PARSERS)] | None = None
-    lora_adapters: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
     speculative_ngram: Annotated[int, Field(ge=1, le=32)] | None = None
     sleep: Literal[1, 2] | None = None
 
@@ -150,6 +147,4 @@ class VllmOptions(_Table):
             raise ValueError("ray-address needs executor ray")
         if self.gpu_memory_utilization is not None and self.kv_cache_size is not None:
             raise ValueError("gpu-memory-utilization and kv-cache-size exclude each other")
-        if len(set(self.lora_adapters)) < len(self.lora_adapters):
-            raise ValueError("lora-adapters names one adapter twice")
         return self

@@ -13,7 +13,6 @@ class VllmSettings(BaseModel):
     `torch_index`: the index that has the CPU build of torch (PyTorch's index of CPU builds, or a copy of it); by
     default pip's own configuration decides.
     `python`: the interpreter to make the engine's environment with; by default the one that runs modelrunner.
-    `adapters`: a folder whose subfolders are LoRA adapters that models may name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -21,4 +20,3 @@ class VllmSettings(BaseModel):
     build: Literal["cuda", "cpu"] | None = None
     torch_index: str | None = None
     python: Path | None = None
-    adapters: Path | None = None

@@ -7,7 +7,8 @@ from aiohttp import web
 from modelrunner import wire
 from modelrunner.api import wireforms
 from modelrunner.api.messages import check_query, checked, json_response, read_json
-from modelrunner.errors import BadRequest
+from modelrunner.api.middleware import is_local
+from modelrunner.errors import BadRequest, Forbidden
 from modelrunner.models.configurator import Configurator
 from modelrunner.models.reload import Reloader
 from modelrunner.plugins.registry import BackendRegistry
@@ -35,6 +36,8 @@ class ConfigurationRoutes:
         wanted = checked(body, wire.ConfigureRequest)
         patch = {name: value for name, value in body.items() if name not in wire.ConfigureRequest.__struct_fields__}
         patch = _with_backend(patch, request.match_info.get("backend"))
+        if patch.get("lora") and not is_local(request):
+            raise Forbidden("files of this machine are named only over the Unix socket", param="lora")
         mode = Mode(wanted.mode) if wanted.mode else None
         restart = wanted.apply == "restart"
         shown = await self._configurator.change(wanted.model, patch, mode, restart=restart)

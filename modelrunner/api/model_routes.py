@@ -69,6 +69,7 @@ class ModelRoutes:
             verify=wanted.verify,
             mmproj=wanted.mmproj,
             chat_template=wanted.chat_template,
+            lora=wanted.lora,
         )
         if order.is_local and not is_local(request):
             raise Forbidden("a file of this machine is packaged only over the Unix socket", param="from")

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from modelrunner import wire
+from modelrunner import lora, wire
 from modelrunner.cli import output
 from modelrunner.cli.client import Client, decode, path
 from modelrunner.cli.common_options import json_option, with_client
@@ -42,6 +42,13 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 @click.option(
     "--chat-template", metavar="FILE", help="A chat template in Jinja, instead of the model's own; for tools, or roles."
 )
+@click.option(
+    "--lora",
+    "adapters",
+    multiple=True,
+    metavar="PATH[:SCALE]",
+    help="A LoRA adapter: a GGUF file, or for vLLM a PEFT folder. May be given several times.",
+)
 @click.option("--draft-model", metavar="MODEL", help="A small model that proposes tokens.")
 @click.option("--draft-tokens", metavar="N", help="So many tokens at once.")
 @click.option("--draft-min-acceptance", metavar="P", help="Only tokens of this probability.")
@@ -68,6 +75,7 @@ def configure(
     client: Client,
     model: str,
     flags: tuple[str, ...],
+    adapters: tuple[str, ...],
     tables: tuple[str, ...],
     mode: str | None,
     restart: bool,
@@ -89,6 +97,8 @@ def configure(
         if not equals or "." not in name:
             raise click.UsageError(f"--set takes TABLE.KEY=VALUE, not {given!r}")
         _put(changes, name, None if text == "default" else _json(text))
+    if adapters:
+        changes["lora"] = None if adapters == ("default",) else [_absolute(adapter) for adapter in adapters]
     if flags:
         changes["runtime-flags"] = list(flags)
     if changes or restart:
@@ -164,6 +174,12 @@ def _value(name: str, text: str) -> Any:
             raise click.UsageError(f"--{name} is on, off, or default")
         return _WORDS[text.lower()]
     return _json(text) if name == "draft_min_acceptance" else text
+
+
+def _absolute(adapter: str) -> str:
+    """The daemon has another current folder."""
+    place, scale = lora.split(adapter)
+    return f"{Path(place).expanduser().absolute()}:{scale:g}"
 
 
 def _template(name: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from modelrunner import wire
+from modelrunner import lora, wire
 from modelrunner.cli import output
 from modelrunner.cli.client import Client, decode, path
 from modelrunner.cli.common_options import json_option, with_client
@@ -67,6 +67,13 @@ def push(client: Client, model: str, target: str | None) -> None:
 )
 @click.option("--mmproj", type=_FILE, help="The projector of a GGUF model, with which it sees or hears.")
 @click.option("--chat-template", "template", type=_FILE, help="A chat template in Jinja, instead of the model's own.")
+@click.option(
+    "--lora",
+    "adapters",
+    multiple=True,
+    metavar="PATH[:SCALE]",
+    help="A LoRA adapter: a GGUF file for --gguf, a PEFT folder for --safetensors-dir. May be given several times.",
+)
 @trust_option
 @with_client()
 def package(
@@ -76,6 +83,7 @@ def package(
     folder: Path | None,
     mmproj: Path | None,
     template: Path | None,
+    adapters: tuple[str, ...],
     trust: bool,
 ) -> None:
     """Make a model of a file or a folder.
@@ -89,9 +97,20 @@ def package(
         raise click.UsageError("--mmproj belongs to --gguf: a folder holds all of its model")
     addresses = [place.absolute().as_uri() if place else None for place in (mmproj, template)]
     made = pull_model(
-        client, source.absolute().as_uri(), name=name, trust=trust, mmproj=addresses[0], chat_template=addresses[1]
+        client,
+        source.absolute().as_uri(),
+        name=name,
+        trust=trust,
+        mmproj=addresses[0],
+        chat_template=addresses[1],
+        lora=[_address(adapter) for adapter in adapters],
     )
     _pulled(client, made)
+
+
+def _address(adapter: str) -> str:
+    place, scale = lora.split(adapter)
+    return f"{Path(place).expanduser().absolute().as_uri()}:{scale:g}"
 
 
 def _pulled(client: Client, name: str) -> None:
@@ -139,6 +158,7 @@ def inspect(client: Client, model: str, as_json: bool) -> None:
         simple = [(k.replace("_", " "), str(v)) for k, v in found.config.items() if not isinstance(v, dict | list)]
         simple += [("capabilities", ", ".join(found.capabilities))] if found.capabilities else []
         simple += [("context window", str(found.context_window))] if found.context_window else []
+        simple += [("lora", _adapter(adapter)) for adapter in found.adapters]
         output.fields(
             [("id", found.id), ("tags", ", ".join(found.tags)), ("created", ago(found.created)), *sorted(simple)]
         )
@@ -236,6 +256,10 @@ def verify(client: Client, models: tuple[str, ...]) -> int:
         output.say(follow(lines, f"the verification of {model}").message)
 
     return each(models or [model.name for model in client.call("GET", "/models", list[wire.Model])], verify_one)
+
+
+def _adapter(adapter: wire.Adapter) -> str:
+    return f"{adapter.name} (scale {adapter.scale:g}, {format_bytes(adapter.size)})"
 
 
 def _rows(model: wire.Model) -> list[tuple[str, ...]]:

@@ -1,5 +1,7 @@
 """Prepares a model for requests: pulls it, installs its engine, and sets its configuration."""
 
+from collections.abc import Sequence
+
 from modelrunner import wire
 from modelrunner.cli.client import Client, path
 from modelrunner.cli.output import note
@@ -34,9 +36,10 @@ def pull(
     verify: bool = False,
     mmproj: str | None = None,
     chat_template: str | None = None,
+    lora: Sequence[str] = (),
 ) -> str:
     """Downloads (or packages) with progress; returns the model's name."""
-    wanted = wire.PullRequest(source, None, name, trust, verify, mmproj, chat_template)
+    wanted = wire.PullRequest(source, None, name, trust, verify, mmproj, chat_template, list(lora))
     try:
         last = follow(client.progress("/models/create", wanted), f"the pull of {source}")
     except KeyboardInterrupt:

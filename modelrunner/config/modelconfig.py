@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from modelrunner import chattemplates
+from modelrunner import chattemplates, lora
 from modelrunner.errors import BadRequest
 from modelrunner.schema import nearest, wrong_field
 from modelrunner.types import KeepAlive
@@ -38,7 +38,9 @@ class ModelConfiguration(
 ):
     """None: not set. Context sizes are in tokens of one sequence, `TRAINED` for what the model was trained for;
     `gpu_layers` is how many layers go to devices; `keep_alive` is a Go duration or "-1". `chat_template` is the text of
-    a Jinja template. `options` are the backends' own tables by `table_name`, checked by their `options_model`."""
+    a Jinja template, `lora` are LoRA adapters of this machine as `PATH[:SCALE]` (`modelrunner.lora`), in place of those
+    that were packaged with the model. `options` are the backends' own tables by `table_name`, checked by their
+    `options_model`."""
 
     backend: str | None = None
     context_size: Annotated[int, msgspec.Meta(ge=TRAINED)] | None = None
@@ -51,6 +53,7 @@ class ModelConfiguration(
     preload: bool | None = None
     speculative: Speculative | None = None
     chat_template: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    lora: tuple[str, ...] | None = None
     options: dict[str, dict[str, Any]] = {}
 
     @classmethod
@@ -88,6 +91,7 @@ class ModelConfiguration(
                 f"the chat template has {size} bytes; the largest allowed is {chattemplates.LARGEST}",
                 param="chat-template",
             )
+        lora.parse(self.lora or ())
         return self
 
     def merged(self, patch: Mapping[str, Any], tables: Collection[str] = ()) -> "ModelConfiguration":

@@ -8,18 +8,20 @@ from modelrunner.models.configurations import ModelSettings
 from modelrunner.models.resolve import Resolver, main_mode
 from modelrunner.scheduler import RunnerView
 from modelrunner.store import Store
-from modelrunner.types import CAPABILITIES, Mode
+from modelrunner.types import CAPABILITIES, Adapter, Mode
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
     """`backend` is the one that a request goes to when it names none, None if none can run the model. `window` is the
     tokens that one request may have, prompt and answer together: the least that the model's settings allow, None if
-    nothing can run it. `capabilities` are the model's, in the order of `CAPABILITIES`."""
+    nothing can run it. `capabilities` are the model's, in the order of `CAPABILITIES`; `adapters` are the LoRA adapters
+    of its runner or its configuration, else those that were packaged with it."""
 
     backend: str | None = None
     window: int | None = None
     capabilities: tuple[str, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
 
 
 def abilities_of(
@@ -35,15 +37,15 @@ def abilities_of(
     try:
         bundle = store.bundle(model_id)
         mode = main_mode(bundle)
-        found = replace(found, capabilities=_ordered(bundle.capabilities))
+        found = Abilities(None, None, _ordered(bundle.capabilities), bundle.adapters)
         if runner := runners.get((model_id, mode)):
-            found = Abilities(None, runner.context_size, _ordered(runner.capabilities))
+            found = Abilities(None, runner.context_size, _ordered(runner.capabilities), runner.adapters)
         backend = resolver.backend_of(None, bundle, mode)
         found = replace(found, backend=backend.name)
         if runner is None:
             spec = resolver.target(backend, bundle, mode, settings).spec
             window = min(spec.context_size, spec.min_context_size or spec.context_size)
-            found = Abilities(backend.name, window, _ordered(spec.bundle.capabilities))
+            found = Abilities(backend.name, window, _ordered(spec.bundle.capabilities), spec.bundle.adapters)
     except (ModelRunnerError, OSError):
         pass
     return found

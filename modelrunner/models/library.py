@@ -36,8 +36,9 @@ log = logging.getLogger(__name__)
 class PullOrder:
     """The order of a pull: `source` is a reference, or `file:///path` of a file or folder to package. `name` is the
     model's new name, by default its reference. `token` goes to the source and nowhere else. `trust` accepts a model
-    with code of its own, which its engine will run. `verify` reads every byte of a model that is here. `mmproj` and
-    `chat_template` are files, written as the source is, that become parts of a model of this machine."""
+    with code of its own, which its engine will run. `verify` reads every byte of a model that is here. `mmproj`,
+    `chat_template` and the LoRA adapters `lora` are files, written as the source is, that become parts of a model of
+    this machine; a colon and a scale may follow an adapter."""
 
     source: str
     name: str | None = None
@@ -46,6 +47,7 @@ class PullOrder:
     verify: bool = False
     mmproj: str | None = None
     chat_template: str | None = None
+    lora: Sequence[str] = ()
 
     @property
     def is_local(self) -> bool:
@@ -57,19 +59,20 @@ class PullOrder:
         """The source and its further files, as `Puller.pull` takes them. Raises `BadRequest`."""
         if not self.source.strip():
             raise BadRequest("from names no model", param="from")
-        for name in self._parts:
+        for name, _ in self._parts:
             if not self.source.startswith("file:"):
                 raise BadRequest(
                     f"{name} is packaged together with a file of this machine; a model from elsewhere is given a chat "
-                    "template with `modelrunner configure MODEL --chat-template FILE`",
+                    "template or LoRA adapters with `modelrunner configure MODEL --chat-template FILE --lora PATH`",
                     param=name,
                 )
         return with_parts(self.source, self._parts)
 
     @property
-    def _parts(self) -> dict[str, str]:
+    def _parts(self) -> list[tuple[str, str]]:
         given = {"mmproj": self.mmproj, "chat-template": self.chat_template}
-        return {name: source for name, source in given.items() if source is not None}
+        single = [(name, source) for name, source in given.items() if source is not None]
+        return [*single, *(("lora", adapter) for adapter in self.lora)]
 
 
 class Library:

@@ -27,7 +27,7 @@ from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.templates import TemplateFiles
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Target
-from modelrunner.store import Reference, Store, vocabulary
+from modelrunner.store import Reference, Store, adapters, vocabulary
 from modelrunner.store.references import how_to_get
 from modelrunner.types import Bundle, KeepAlive, Mode, ProcessOptions, RunnerKey, RunSpec
 
@@ -188,6 +188,14 @@ class Resolver:
         speculative = settings.speculative if mode is Mode.COMPLETION else None
         if settings.chat_template and mode is Mode.COMPLETION:
             bundle = self._templates.applied(bundle, settings.chat_template)
+        if settings.lora is not None:
+            bundle = adapters.applied(bundle, settings.lora)
+        if bundle.adapters and not backend.takes_adapters:
+            raise BadRequest(
+                f"{backend.name} applies no LoRA adapters: choose another backend for {bundle.name}, or take them back "
+                f"with `modelrunner configure {bundle.name} --lora default`",
+                param="lora",
+            )
         return RunSpec(
             model_id=bundle.model_id,
             bundle=bundle,

@@ -8,20 +8,24 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+from modelrunner import lora
 from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound, UnsupportedModel
+from modelrunner.lora import LoraPath
 from modelrunner.pull.selection import folder_files, with_shards
 from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way, require_space
+from modelrunner.store import adapters
 from modelrunner.store.names import PROJECTOR, TEMPLATE, is_code
 from modelrunner.types import FileProgress, WorkProgress
 
 _MAGIC = b"GGUF"
 _PARTS = {"mmproj": PROJECTOR, "chat-template": TEMPLATE}
+_LORA = "lora"
 _STEP = 16 << 20
 # Kernel, file system or pair of file systems without copy_file_range.
 _NO_RANGE_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ETXTBSY}
@@ -38,7 +42,7 @@ class FileSource(Source):
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
         """Raises `ModelNotFound`, `BadRequest` for what is no regular file or may not be read, `InvalidModel` for a
         file that is no GGUF, `UnsupportedModel` for a folder with code in it, all before anything is copied."""
-        (original, parts), folder, trust = _places(wanted.text), context.folder, wanted.trust
+        (original, parts, loras), folder, trust = _places(wanted.text), context.folder, wanted.trust
         loop = asyncio.get_running_loop()
 
         def copied(name: str, size: int, done: int, total: int) -> None:
@@ -49,6 +53,9 @@ class FileSource(Source):
             with ExitStack() as stack:
                 whole = original.is_dir()
                 paths = (_in_folder(original, trust) if whole else _shards(original)) | parts
+                for adapter in loras:
+                    adapters.require(adapter.path, folder=whole)
+                    paths |= adapter.files(folder=whole)
                 magic = {name: _MAGIC for name in paths if name.endswith(".gguf")}
                 opened = {name: _open(path, magic.get(name, b""), stack) for name, path in paths.items()}
                 sizes = {name: os.fstat(descriptor).st_size for name, descriptor in opened.items()}
@@ -63,22 +70,25 @@ class FileSource(Source):
         return FetchResult(await in_thread(work, HASHING))
 
 
-def with_parts(text: str, parts: Mapping[str, str]) -> str:
-    """The source `text` with further files of the model, which are written like it. `parts` are by `mmproj` (a
-    projector in GGUF) and `chat-template` (Jinja)."""
-    return f"{text}?{urlencode(parts)}" if parts else text
+def with_parts(text: str, parts: Iterable[tuple[str, str]]) -> str:
+    """The source `text` with further files of the model, which are written like it. Each of the `parts` is a name and a
+    file: `mmproj` (a projector in GGUF), `chat-template` (Jinja), or `lora`, a LoRA adapter (`lora.py`) that may end
+    with a colon and its scale."""
+    return f"{text}?{query}" if (query := urlencode(list(parts))) else text
 
 
-def _places(text: str) -> tuple[Path, dict[str, Path]]:
-    """The file or folder, and the further files by their names in the bundle. Raises `BadRequest`."""
+def _places(text: str) -> tuple[Path, dict[str, Path], list[LoraPath]]:
+    """The file or folder, the further files by their names in the bundle, and the adapters. Raises `BadRequest`."""
     source, mark, query = text.partition("?")
     try:
-        given = dict(parse_qsl(query, strict_parsing=True, errors="strict")) if mark else {}
-        if not given.keys() <= _PARTS.keys():
-            raise ValueError
-    except ValueError:
+        given = parse_qsl(query, strict_parsing=True, errors="strict") if mark else []
+        parts = {_PARTS[name]: _path(part, name) for name, part in given if name != _LORA}
+    except (KeyError, ValueError):
         raise BadRequest(f"{text!r} names no file: write a question mark as %3F", param="from") from None
-    return _path(source, "from"), {_PARTS[name]: _path(part, name) for name, part in given.items()}
+    places = [lora.split(part) for name, part in given if name == _LORA]
+    loras = [LoraPath(_path(place, _LORA), scale) for place, scale in places]
+    lora.check(loras)
+    return _path(source, "from"), parts, loras
 
 
 def _path(text: str, param: str) -> Path:

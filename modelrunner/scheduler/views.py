@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from modelrunner.scheduler.slots import RunnerSlot
 from modelrunner.scheduler.state import Phase
-from modelrunner.types import Endpoint, KeepAlive, Mode, RequiredMemory
+from modelrunner.types import Adapter, Endpoint, KeepAlive, Mode, RequiredMemory
 
 
 class SchedulerHealth(StrEnum):
@@ -46,6 +46,7 @@ class RunnerView:
     context_size: int
     parallel: int
     capabilities: Collection[str]
+    adapters: tuple[Adapter, ...]
     memory: RunnerFootprint
     leases: int
     queued: int
@@ -90,6 +91,7 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
         context_size=spec.context_size,
         parallel=spec.parallel,
         capabilities=spec.bundle.capabilities,
+        adapters=spec.bundle.adapters,
         memory=RunnerFootprint(slot.estimated, slot.measured),
         leases=slot.leases,
         queued=queued,

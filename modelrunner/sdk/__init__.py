@@ -16,6 +16,7 @@ from modelrunner.errors import (
 )
 from modelrunner.processes.process import run, scrubbed_environment
 from modelrunner.types import (
+    Adapter,
     Bundle,
     Endpoint,
     Mode,
@@ -30,6 +31,7 @@ from modelrunner.types import (
 )
 
 __all__ = [
+    "Adapter",
     "Backend",
     "BackendContext",
     "BackendExited",

@@ -12,7 +12,7 @@ import msgspec
 
 from modelrunner import durable
 from modelrunner.errors import InvalidModel
-from modelrunner.store import formats
+from modelrunner.store import adapters, formats
 from modelrunner.store.blobs import Blobs
 from modelrunner.store.catalog import Entry
 from modelrunner.store.digests import Digest
@@ -135,6 +135,7 @@ class Bundles:
             context_length=reader.context_length(header),
             capabilities=reader.capabilities(header, contents.files),
             brings_code=reader.brings_code(files),
+            adapters=adapters.among(files),
         )
 
 

@@ -4,8 +4,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from modelrunner import lora
 from modelrunner.errors import InvalidModel
-from modelrunner.store import describe, gguf
+from modelrunner.store import adapters, describe, gguf
 from modelrunner.store.describe import TEMPLATES, Reading, integer
 from modelrunner.store.ggml import FILE_TYPES
 from modelrunner.store.names import PROJECTOR, TEMPLATE
@@ -32,7 +33,8 @@ _SEES, _HEARS = "clip.has_vision_encoder", "clip.has_audio_encoder"
 
 def read(paths: Mapping[str, Path]) -> Reading:
     """Raises `InvalidModel` if the files are no model together."""
-    headers = {name: gguf.read_header(path) for name, path in paths.items() if name != TEMPLATE}
+    loras = sorted(name for name in paths if lora.name_and_scale(name))
+    headers = {name: gguf.read_header(path) for name, path in paths.items() if name not in (TEMPLATE, *loras)}
     files = _arrange(headers)
     tensors = tuple(tensor for given in files.values() for tensor in headers[given].tensors)
     header = ModelHeader(_metadata(files, headers), tensors)
@@ -41,6 +43,8 @@ def read(paths: Mapping[str, Path]) -> Reading:
     if TEMPLATE in paths:
         header = _with_template(header, describe.read_template(TEMPLATE, paths[TEMPLATE]))
         files[TEMPLATE] = TEMPLATE
+    adapters.check(adapters.among({name: paths[name] for name in loras}), header)
+    files |= {name: name for name in loras}
     config = describe.configuration(
         ModelFormat.GGUF,
         header,

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from modelrunner import lora
 from modelrunner.errors import InvalidModel, InvalidReference
 from modelrunner.store.digests import Digest
 from modelrunner.store.mediatypes import (
@@ -198,6 +199,9 @@ def _gguf_files(pieces: Sequence[_Piece]) -> list[tuple[str, StoredFile]]:
     named = [(name, piece.file) for name, piece in zip(names, weights, strict=True)]
     named += [(PROJECTOR, piece.file) for piece in _of(pieces, LayerKind.PROJECTOR)]
     named += [(TEMPLATE, piece.file) for piece in _of(pieces, LayerKind.TEMPLATE)]
+    for number, piece in enumerate(_of(pieces, LayerKind.ADAPTER), 1):
+        is_named = lora.name_and_scale(piece.path) and "/" not in piece.path
+        named.append((piece.path if is_named else f"lora-{number}.gguf", piece.file))
     return named
 
 
@@ -213,7 +217,8 @@ def _folder_files(pieces: Sequence[_Piece]) -> list[tuple[str, StoredFile]]:
         shard = f"model-{number:05}-of-{len(nameless):05}.safetensors"
         named.append(("model.safetensors" if len(nameless) == 1 else shard, piece.file))
     return sorted(
-        ((name, file) for name, file in named if in_folder(name)), key=lambda item: (item[0] != CONFIG, item[0])
+        ((name, file) for name, file in named if in_folder(name) or lora.name_and_scale(name)),
+        key=lambda item: (item[0] != CONFIG, item[0]),
     )
 
 

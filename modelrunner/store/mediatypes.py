@@ -5,7 +5,8 @@ import re
 from enum import Enum, auto
 from typing import NamedTuple
 
-from modelrunner.store.names import PROJECTOR, TEMPLATE, WEIGHTS, is_gguf
+from modelrunner import lora
+from modelrunner.store.names import PROJECTOR, TEMPLATE, WEIGHTS
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 _DOCKER = "application/vnd.docker.ai."
@@ -15,6 +16,7 @@ CONFIG_TYPES = frozenset(
     | {f"application/vnd.{group}.model.config.v1+json" for group in ("cncf", "cnai")}
 )
 GGUF_TYPE = f"{_DOCKER}gguf.v3"
+LORA_TYPE = f"{GGUF_TYPE}.lora"
 PROJECTOR_TYPE = f"{_DOCKER}mmproj"
 SAFETENSORS_TYPE = f"{_DOCKER}safetensors"
 FILE_TYPE = f"{_DOCKER}model.file"
@@ -33,6 +35,7 @@ class LayerKind(Enum):
     an `OTHER` is only kept."""
 
     GGUF = auto()
+    ADAPTER = auto()
     PROJECTOR = auto()
     SAFETENSORS = auto()
     TEMPLATE = auto()
@@ -50,6 +53,7 @@ class LayerUse(NamedTuple):
 
 _TYPES = {
     GGUF_TYPE: LayerUse(LayerKind.GGUF),
+    LORA_TYPE: LayerUse(LayerKind.ADAPTER),
     PROJECTOR_TYPE: LayerUse(LayerKind.PROJECTOR),
     f"{GGUF_TYPE}.mmproj": LayerUse(LayerKind.PROJECTOR),  # as the documents of the format have it
     SAFETENSORS_TYPE: LayerUse(LayerKind.SAFETENSORS),
@@ -91,4 +95,6 @@ def media_type_of(name: str) -> str:
     if name.endswith(WEIGHTS):
         return SAFETENSORS_TYPE
     special = {PROJECTOR: PROJECTOR_TYPE, TEMPLATE: TEMPLATE_TYPE}
-    return special.get(name) or (GGUF_TYPE if is_gguf(name) else FILE_TYPE)
+    if name in special or not name.endswith(".gguf"):
+        return special.get(name, FILE_TYPE)
+    return LORA_TYPE if lora.name_and_scale(name) else GGUF_TYPE

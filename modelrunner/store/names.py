@@ -8,7 +8,6 @@ CONFIG = "config.json"
 WEIGHTS = ".safetensors"
 INDEX = "model.safetensors.index.json"
 
-_GGUF = re.compile(r"(?:model|mmproj)\.gguf|model-[0-9]{5}-of-[0-9]{5}\.gguf")
 # A folder as Hugging Face's libraries write it. sentence-transformers has a folder for each module: 1_Pooling.
 _FOLDER = re.compile(
     r"(?:(?:[0-9]{1,2}_[A-Za-z]{1,40}|additional_chat_templates)/)?"
@@ -16,11 +15,6 @@ _FOLDER = re.compile(
 )
 # Suffixes of files that run as code when they are loaded: modules, pickles, libraries.
 _CODE = (".py", ".pyc", ".pyd", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".so", ".dylib", ".dll")
-
-
-def is_gguf(name: str) -> bool:
-    """A name that we give to a GGUF file."""
-    return _GGUF.fullmatch(name) is not None
 
 
 def in_folder(name: str) -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from modelrunner import lora
 from modelrunner.errors import InvalidModel, UnsupportedModel
-from modelrunner.store import boundedjson, describe, safetensors
+from modelrunner.store import adapters, boundedjson, describe, safetensors
 from modelrunner.store.describe import TEMPLATES, Reading, integer
 from modelrunner.store.names import CONFIG, INDEX, WEIGHTS, in_folder, is_code
 from modelrunner.types import ModelFormat, ModelHeader, Tensor
@@ -43,6 +44,7 @@ def read(paths: Mapping[str, Path]) -> Reading:
     metadata = _flattened(_object(paths[CONFIG], _MAX_CONFIG)) | _processor(paths) | _templates(paths)
     header = ModelHeader(metadata | {"general.architecture": _architecture(metadata)}, _tensors(paths))
     _check(header)
+    adapters.check(adapters.among({name: paths[name] for name in sorted(paths)}), header)
     weights = header.tensors
     config = describe.configuration(
         ModelFormat.SAFETENSORS,
@@ -160,7 +162,7 @@ def _check_names(names: Collection[str]) -> None:
     if CONFIG not in names:
         raise InvalidModel(f"there is no {CONFIG} beside its weights")
     for name in names:
-        if not in_folder(name):
+        if not in_folder(name) and lora.name_and_scale(name) is None:
             raise InvalidModel(f"it has a file {name[:80]!r}, which is none that a model needs")
     if len({name.casefold() for name in names}) != len(names):
         raise InvalidModel("two of its files have names that differ in case only")
@@ -183,8 +185,9 @@ def _labels(header: ModelHeader) -> int:
 
 def _tensors(paths: Mapping[str, Path]) -> tuple[Tensor, ...]:
     """Of the model itself: of its one file, or of its shards in their order. Modules in folders (a dense layer of
-    sentence-transformers) are read too."""
-    found = {name: safetensors.read_tensors(paths[name]) for name in sorted(paths) if name.endswith(WEIGHTS)}
+    sentence-transformers) are read too, adapters are not."""
+    names = [name for name in sorted(paths) if name.endswith(WEIGHTS) and not lora.name_and_scale(name)]
+    found = {name: safetensors.read_tensors(paths[name]) for name in names}
     tensors = {name: tensors for name, tensors in found.items() if "/" not in name}
     if not any(tensors.values()):
         raise InvalidModel("there is no safetensors file with tensors in it")

@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +14,9 @@ from modelrunner.config.modelconfig import NOTHING_SET, ModelConfiguration
 from modelrunner.errors import BadRequest
 from modelrunner.store import Store
 from tests.api.conftest import Daemon, StartDaemon
-from tests.api.test_serving import Stream, chat, runners
-from tests.store.samples import add_model
+from tests.api.test_serving import CHAT, Stream, ask, chat, runners
+from tests.models import lora
+from tests.store.samples import add_model, write_gguf
 
 CONFIGURE = "/engines/_configure"
 
@@ -57,6 +59,9 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"mode": "dancing"}, 400, "invalid enum value"),
     ({"mode": "reranking", "context-size": 9}, 400, "does not offer reranking"),
     ({"apply": "tomorrow"}, 400, "invalid enum value"),
+    ({"lora": ["/nowhere/style.gguf"]}, 404, "there is no LoRA adapter /nowhere/style.gguf"),
+    ({"lora": ["style.gguf"]}, 400, "absolute paths"),
+    ({"lora": "/nowhere/style.gguf"}, 400, "lora"),
     ({"speculative": {"draft_model": "tiny"}}, 404, "the draft model tiny is not here: `modelrunner list`"),
     ({"speculative": {"draft_model": "smol", "num_tokens": 0}}, 400, "speculative.num_tokens"),
     ({"speculative": {"draft_model": "other"}}, 400, "another vocabulary (400 words, not 16)"),
@@ -71,6 +76,30 @@ async def test_null_takes_back_a_backends_table_whether_it_was_set_or_not(start_
             await configure(daemon, fake=before)
         status, body = await configure(daemon, fake=None)
         assert (status, body["config"]) == (202, {})
+
+
+async def test_a_backend_without_adapters_refuses_them(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """Configured or packaged with the model."""
+    name = "blk.0.weight"
+    style = lora.write_gguf(tmp_path / "style.gguf", 64, tensor=name)
+    model = write_gguf(tmp_path / "m.gguf", tensors={name: np.zeros((64, 64), np.float32)})
+    daemon = await start_daemon(models={"smol": 0}, listen="")
+    made = {"from": model.as_uri(), "name": "mine", "lora": [style.as_uri()]}
+    async with daemon.unix.post("/models/create", json=made) as answer:
+        assert "success: mine is here" in await answer.text()
+    async with daemon.unix.get("/models/mine") as answer:
+        assert (await answer.json())["adapters"] == [{"name": "style", "scale": 1.0, "size": style.stat().st_size}]
+    async with daemon.unix.post(CHAT, json=ask(model="mine")) as answer:
+        assert (answer.status, "fake applies no LoRA adapters" in await answer.text()) == (400, True)
+
+
+async def test_only_the_unix_socket_may_name_adapters(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    body = {"model": "smol", "lora": ["/nowhere/style.gguf"]}
+    async with daemon.tcp.post(CONFIGURE, json=body) as answer:
+        assert (answer.status, "only over the Unix socket" in await answer.text()) == (403, True)
+    async with daemon.tcp.post(CONFIGURE, json=body | {"lora": None}) as answer:
+        assert answer.status == 202
 
 
 async def test_what_cannot_be_is_refused_and_changes_nothing(

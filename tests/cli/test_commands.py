@@ -103,6 +103,7 @@ DONE: dict[str, tuple[str, Any, Any, str]] = {
             "trust-remote-code": False,
             "mmproj": None,
             "chat-template": None,
+            "lora": [],
             "verify": False,
         },
         "smollm2\n",
@@ -173,6 +174,7 @@ def test_package_sends_the_files_address(daemon: FakeDaemon, cli: Cli, tmp_path:
         "verify": False,
         "mmproj": None,
         "chat-template": None,
+        "lora": [],
     }
 
 
@@ -196,6 +198,23 @@ def test_configure_sends_the_text_of_a_chat_template(daemon: FakeDaemon, cli: Cl
     sent = [body["chat-template"] for body in daemon.asked("POST", "/engines/_configure")]
     assert sent == ["{{ messages }}\n", None]
     assert cli("configure", "m", "--chat-template", str(tmp_path)).code == 2
+
+
+def test_adapters_are_sent_with_whole_paths(
+    daemon: FakeDaemon, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.gguf").touch()
+    daemon.answers["POST /models/create"] = lines({"type": "success", "message": "here", "model": "mine"})
+    given = ("--lora", "a b.gguf", "--lora", "/other/x:1.gguf:-0.5")
+    assert cli("package", "--gguf", "m.gguf", *given, "mine").code == 0
+    [body] = daemon.asked("POST", "/models/create")
+    assert body["lora"] == [f"file://{tmp_path}/a%20b.gguf:1", "file:///other/x%3A1.gguf:-0.5"]
+    daemon.answers |= {"POST /engines/_configure": {}, "GET /engines/_configure?model=m": []}
+    assert cli("configure", "m", *given).code == 0
+    assert cli("configure", "m", "--lora", "default").code == 0
+    sent = [body["lora"] for body in daemon.asked("POST", "/engines/_configure")]
+    assert sent == [[f"{tmp_path}/a b.gguf:1", "/other/x:1.gguf:-0.5"], None]
 
 
 def test_package_takes_a_folder_and_trusts_only_when_told(daemon: FakeDaemon, cli: Cli, tmp_path: Path) -> None:

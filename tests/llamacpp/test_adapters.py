@@ -1,7 +1,6 @@
-"""LoRA adapters of the daemon's own folder, and a chat template that came with the model."""
+"""LoRA adapters and a chat template of a model, on the command line of llama.cpp."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,61 +8,50 @@ import pytest
 
 from modelrunner.backend import BackendContext
 from modelrunner.errors import BadRequest
-from modelrunner.types import Endpoint
-from modelrunner_llamacpp import LlamaCppBackend, args
-from modelrunner_llamacpp.adapters import find_adapters
+from modelrunner.types import Adapter, Bundle, Endpoint
+from modelrunner_llamacpp import LlamaCppBackend, args, memory
 from modelrunner_llamacpp.engines import Engine, EngineKind
 from tests.llamacpp.models import SMOLLM2, bundle, spec
 
 ENGINES = {kind: Engine(kind, Path("/engine"), "1") for kind in (EngineKind.NATIVE, EngineKind.WHEEL)}
 SOCKET = Endpoint(path=Path("/run/x.sock"))
+SIZE = 5 << 20
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "style.gguf").write_bytes(b"GGUF" + bytes(1 << 20))
-    (tmp_path / "text.gguf").write_text("something else")
-    return tmp_path
+def adapted(*paths: str) -> Bundle:
+    adapters = (Adapter("any", Path(path), 0.5**n, SIZE) for n, path in enumerate(paths))
+    return replace(bundle(SMOLLM2), adapters=tuple(adapters))
 
 
-@pytest.fixture
-def backend(folder: Path) -> Callable[..., LlamaCppBackend]:
-    return lambda **settings: LlamaCppBackend(BackendContext(folder, folder, folder, settings))
+async def test_they_are_counted(tmp_path: Path) -> None:
+    backend = LlamaCppBackend(BackendContext(tmp_path, tmp_path, tmp_path, {}))
+    alone, both = [await backend.required_memory(spec(model)) for model in (adapted(), adapted("/a", "/b"))]
+    assert both.ram - alone.ram == 2 * SIZE
+    assert both.shared == alone.shared
+    given = {"--n-gpu-layers": "31", "--split-mode": "none", "--main-gpu": "0"}
+    on_device = [
+        memory.required(m, None, args.effective(spec(m)) | given, EngineKind.WHEEL) for m in (adapted(), adapted("/a"))
+    ]
+    assert on_device[1].vram[0] - on_device[0].vram[0] == SIZE
 
 
-def test_they_are_found_by_name_in_that_folder_alone(folder: Path) -> None:
-    assert find_adapters(folder, ["style"]) == (folder / "style.gguf",)
-    for name, helps in (("other", "there is no LoRA adapter"), ("text", "convert_lora_to_gguf")):
-        with pytest.raises(BadRequest, match=helps):
-            find_adapters(folder, [name])
-    with pytest.raises(BadRequest, match="need `adapters`"):
-        find_adapters(None, ["style"])
-
-
-async def test_they_are_judged_with_the_configuration_and_counted(
-    folder: Path, backend: Callable[..., LlamaCppBackend]
-) -> None:
-    run = replace(spec(bundle(SMOLLM2)), options={"lora-adapters": ["style"]})
-    with pytest.raises(BadRequest, match="need `adapters`"):
-        backend().check(run)
-    made = backend(adapters=str(folder))
-    made.check(run)
-    more = await made.required_memory(run)
-    assert more.ram - (await made.required_memory(replace(run, options={}))).ram == 4 + (1 << 20)
-    with pytest.raises(ValueError, match="String should match"):
-        made.check(replace(run, options={"lora-adapters": ["../style"]}))
+@pytest.mark.parametrize("sign", [",", ":", '"'])
+async def test_a_path_that_llama_cpp_would_cut_is_refused(tmp_path: Path, sign: str) -> None:
+    backend = LlamaCppBackend(BackendContext(tmp_path, tmp_path, tmp_path, {}))
+    backend.check(spec(adapted("/a.gguf")))
+    with pytest.raises(BadRequest, match="rename"):
+        backend.check(spec(adapted(f"/a{sign}b.gguf")))
 
 
 def test_both_engines_get_them_and_the_models_template() -> None:
-    model = replace(bundle(SMOLLM2), files={"model.gguf": Path("/m.gguf"), "chat_template.jinja": Path("/t.jinja")})
+    files = {"model.gguf": Path("/m.gguf"), "chat_template.jinja": Path("/t.jinja")}
+    model = replace(adapted("/a.gguf", "/b"), files=files)
     run = spec(model)
-    options = args.effective(run) | args.owned(
-        run, SOCKET, ENGINES[EngineKind.NATIVE], None, [Path("/a.gguf"), Path("/b")]
-    )
+    options = args.effective(run) | args.owned(run, SOCKET, ENGINES[EngineKind.NATIVE])
     words = args.command(ENGINES[EngineKind.NATIVE], options)
-    assert words[words.index("--lora") + 1] == "/a.gguf,/b"
+    assert words[words.index("--lora-scaled") + 1] == "/a.gguf:1,/b:0.5"
     assert words[words.index("--chat-template-file") + 1] == "/t.jinja"
     wheel = json.loads(args.command(ENGINES[EngineKind.WHEEL], options)[-1])["attributes"]
-    assert (wheel["lora_adapters"], wheel["chat_template_file"]) == (["/a.gguf", "/b"], "/t.jinja")
+    assert (wheel["lora_adapters"], wheel["chat_template_file"]) == ([["/a.gguf", 1.0], ["/b", 0.5]], "/t.jinja")
     named = spec(model, "--chat-template", "chatml")
     assert "--chat-template-file" not in args.owned(named, SOCKET, ENGINES[EngineKind.NATIVE])

@@ -140,7 +140,7 @@ def test_a_size_that_is_none_is_named(model: type[BaseModel], key: str) -> None:
     ("word", "helps"),
     [
         ("--kv-unified", "every sequence has a context of its own"),
-        ("--lora", "`lora-adapters`"),
+        ("--lora", "configure MODEL --lora PATH"),
         ("--grammar-file", "a request brings its own"),
         ("--chat-template-file", "configure MODEL --chat-template FILE"),
         ("--mmproj", "a part of the model"),

@@ -9,16 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import psutil
 import pytest
 
 from modelrunner.engine.runner import Runner
 from modelrunner.errors import BackendExited, BadRequest
 from modelrunner.testing import BackendContract, running
-from modelrunner.types import Bundle, Mode, ProcessOptions, RunSpec
+from modelrunner.types import Adapter, Bundle, Mode, ProcessOptions, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend
+from tests.models import lora
 from tests.waiting import HUNG
 
 pytestmark = pytest.mark.engine
@@ -238,38 +237,21 @@ async def test_llama_cpp_python_says_what_it_cannot_do(backend: LlamaCppBackend,
             pass
 
 
-def write_adapter(file: Path, width: int) -> None:
-    """LoRA of rank 2 for the queries of the first layer, strong enough to be seen."""
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_type("adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 2.0)
-    numbers = np.random.default_rng(7)
-    for half, shape in (("lora_a", (2, width)), ("lora_b", (width, 2))):
-        writer.add_tensor(f"blk.0.attn_q.weight.{half}", numbers.normal(0, 5, shape).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 async def test_adapters_templates_and_overrides_reach_the_engine(
     backend: LlamaCppBackend, spec: RunSpec, own_server: None, tmp_path: Path
 ) -> None:
-    write_adapter(tmp_path / "odd.gguf", 576)
+    odd = Adapter("odd", lora.write_gguf(tmp_path / "odd.gguf"), 1.0, 1)
     template = tmp_path / "chat_template.jinja"
     template.write_text("{{ messages[0].content | upper }}")
     files = {**spec.bundle.files, "chat_template.jinja": template}
     changed = replace(
         spec,
-        bundle=replace(spec.bundle, files=files),
-        options={"lora-adapters": ["odd"]},
+        bundle=replace(spec.bundle, files=files, adapters=(odd,)),
         flags=("--n-cpu-moe", "2", "-ot", "blk.3.*=CPU"),
     )
-    own = LlamaCppBackend(replace(backend.context, settings={**backend.context.settings, "adapters": str(tmp_path)}))
     answers = []
-    for maker, run in ((backend, spec), (own, changed)):
-        async with serving(maker, run) as runner:
+    for run in (spec, changed):
+        async with serving(backend, run) as runner:
             _, answer = await ask(runner, "/v1/completions", prompt="Once upon a", temperature=0, max_tokens=12)
             answers.append(answer["choices"][0]["text"])
             _, prompt = await ask(runner, "/apply-template", messages=[{"role": "user", "content": "hello"}])

@@ -71,15 +71,15 @@ async def test_a_projector_and_a_template_come_along(puller: Puller, store: Stor
     projector = write_gguf(tmp_path / "eyes and ears", architecture="clip", seed=1, metadata=told)
     (tmp_path / "plain").write_text("{{ messages }}")
     parts = {"mmproj": projector.as_uri(), "chat-template": (tmp_path / "plain").as_uri()}
-    await puller.pull(with_parts(model.as_uri(), parts), lambda _: None, name="mine")
+    await puller.pull(with_parts(model.as_uri(), parts.items()), lambda _: None, name="mine")
     bundle = store.bundle("mine")
     assert list(bundle.files) == ["model.gguf", "mmproj.gguf", "chat_template.jinja"]
     assert bundle.files["mmproj.gguf"].read_bytes() == projector.read_bytes()
     assert bundle.capabilities == {"chat", "completion", "audio"}
     with pytest.raises(InvalidModel, match="given as its projector is none"):
-        await puller.pull(with_parts(model.as_uri(), {"mmproj": model.as_uri()}), lambda _: None, name="other")
+        await puller.pull(with_parts(model.as_uri(), [("mmproj", model.as_uri())]), lambda _: None, name="other")
     with pytest.raises(BadRequest) as caught:
-        await puller.pull(with_parts(model.as_uri(), {"mmproj": "hf.co/a/b"}), lambda _: None, name="other")
+        await puller.pull(with_parts(model.as_uri(), [("mmproj", "hf.co/a/b")]), lambda _: None, name="other")
     assert caught.value.param == "mmproj"
 
 
@@ -87,7 +87,7 @@ async def test_a_template_for_a_folder(puller: Puller, store: Store, tmp_path: P
     folder = write(tmp_path / "folder", model_files() | {"chat_template.jinja": b"{{ messages }}"})
     (tmp_path / "t").write_text("{{ tools }}{{ tool_calls }}")
     parts = {"chat-template": (tmp_path / "t").as_uri()}
-    await puller.pull(with_parts(folder.as_uri(), parts), lambda _: None, name="mine")
+    await puller.pull(with_parts(folder.as_uri(), parts.items()), lambda _: None, name="mine")
     assert store.bundle("mine").files["chat_template.jinja"].read_text() == "{{ tools }}{{ tool_calls }}"
     assert "tools" in store.bundle("mine").capabilities
 

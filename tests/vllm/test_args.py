@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from modelrunner.errors import BadRequest
-from modelrunner.types import Endpoint, Mode, RunSpec
+from modelrunner.types import Adapter, Bundle, Endpoint, Mode, RunSpec
 from modelrunner_vllm import args, environment
-from modelrunner_vllm.adapters import find_adapters
 from modelrunner_vllm.engines import Engine
 from modelrunner_vllm.environment import RunFiles, served_names
 from tests.vllm.models import MINILM, bundle, spec
@@ -21,7 +20,8 @@ SOCKET = Endpoint(path=Path("/run/x.sock"))
 
 
 def command(run: RunSpec, engine: Engine = CPU, **rest: Any) -> list[str]:
-    return args.command(run, SOCKET, engine, kv_cache=rest.pop("kv_cache", 1 << 28), **rest)
+    given: dict[str, Any] = {"kv_cache": 1 << 28, "scratch": Path("/scratch")}
+    return args.command(run, SOCKET, engine, **(given | rest))
 
 
 def value(words: list[str], flag: str) -> str:
@@ -90,33 +90,55 @@ def test_weights_and_flags() -> None:
     assert words[-1] == "--no-enable-prefix-caching"
 
 
-def adapter(root: Path, name: str, rank: int) -> None:
-    (root / name).mkdir(parents=True)
-    (root / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
-    (root / name / "adapter_model.safetensors").write_bytes(b"x" * 100)
+def adapted(root: Path, **adapters: tuple[int, float]) -> Bundle:
+    """A model with adapters of these ranks and scales, whose `lora_alpha` is 8."""
+    for name, (rank, _) in adapters.items():
+        (root / name).mkdir(parents=True)
+        (root / name / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": 8, "bias": "none"}))
+        (root / name / "adapter_model.safetensors").write_bytes(b"x" * 100)
+    return replace(bundle(), adapters=tuple(Adapter(n, root / n, scale, 100) for n, (_, scale) in adapters.items()))
 
 
-def test_adapters(tmp_path: Path) -> None:
-    adapter(tmp_path, "sql", 12)
-    adapter(tmp_path, "chat", 64)
-    found = find_adapters(tmp_path, ("sql", "chat"))
-    words = command(spec(), adapters=found)
+def test_the_models_name_stands_for_its_first_adapter(tmp_path: Path) -> None:
+    run = spec(adapted(tmp_path, sql=(12, 1.0), chat=(64, 1.0)))
+    words = command(run)
     assert (value(words, "--max-loras"), value(words, "--max-lora-rank")) == ("2", "64")
-    assert json.loads(value(words, "--lora-modules")) == {"name": "sql", "path": str(tmp_path / "sql")}
+    name = "docker.io/ai/smol:latest"
+    at = words.index("--lora-modules")
+    first, second = (json.loads(word) for word in words[at + 1 : at + 3])
+    assert first == {"name": name, "path": str(tmp_path / "sql")}
+    assert second == {"name": f"{name}+chat", "path": str(tmp_path / "chat")}
+    assert value(words, "--served-model-name") not in served_names(run)
+    env = environment.variables(run, CPU, Path("/cache/compiled"), RunFiles(Path("/tmp/scratch"), "mark"))
+    assert json.loads(env["MODELRUNNER_GUARD"])["adapters"] == {"sql": name, "chat": f"{name}+chat"}
 
 
-def test_adapters_that_are_none(tmp_path: Path) -> None:
-    adapter(tmp_path, "huge", 4096)
-    (tmp_path / "empty").mkdir()
-    for root, name, said in ((None, "sql", "adapters"), (tmp_path, "empty", "no LoRA"), (tmp_path, "huge", "4096")):
-        with pytest.raises(BadRequest, match=said):
-            find_adapters(root, (name,))
+def test_an_adapters_scale_multiplies_its_alpha(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    words = command(spec(adapted(tmp_path, sql=(12, 0.5))), scratch=scratch)
+    folder = Path(json.loads(value(words, "--lora-modules"))["path"])
+    assert folder.parent == scratch
+    assert json.loads((folder / "adapter_config.json").read_text()) == {"r": 12, "lora_alpha": 4.0, "bias": "none"}
+    assert (folder / "adapter_model.safetensors").read_bytes() == b"x" * 100
+    assert json.loads((tmp_path / "sql" / "adapter_config.json").read_text())["lora_alpha"] == 8
+
+
+def test_adapters_that_vllm_does_not_take(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="rank 4096; vLLM takes at most 512"):
+        args.check(spec(adapted(tmp_path, huge=(4096, 1.0))), False)
+    model = adapted(tmp_path, small=(4, 1.0))
+    with pytest.raises(BadRequest, match="completions only, not to embedding"):
+        args.check(spec(model, mode=Mode.EMBEDDING), False)
+    (tmp_path / "small" / "adapter_config.json").unlink()
+    with pytest.raises(BadRequest, match="cannot be read"):
+        args.check(spec(model), False)
 
 
 def test_the_environment_is_offline_and_tells_the_guard() -> None:
     run = spec(options={"executor": "ray", "ray-address": "head:6379"}, environment={"X": "1"})
-    env = environment.variables(run, CPU, (), Path("/cache/compiled"), RunFiles(Path("/tmp/scratch"), "mark"))
-    assert json.loads(env["MODELRUNNER_GUARD"]) == {"models": list(served_names(run)), "adapters": []}
+    env = environment.variables(run, CPU, Path("/cache/compiled"), RunFiles(Path("/tmp/scratch"), "mark"))
+    assert json.loads(env["MODELRUNNER_GUARD"]) == {"models": list(served_names(run)), "adapters": {}}
     assert (env["HF_HUB_OFFLINE"], env["VLLM_NO_USAGE_STATS"], env["VLLM_PLUGINS"]) == ("1", "1", "")
     assert (env["RAY_ADDRESS"], env["TMPDIR"]) == ("head:6379", "/tmp/scratch")
     assert env["VLLM_CACHE_ROOT"].startswith("/cache/compiled/")
@@ -127,7 +149,7 @@ def test_the_environment_is_offline_and_tells_the_guard() -> None:
 def test_what_was_compiled_for_the_cpu_is_left_to_the_compilers_cache(
     engine: Engine, compiles_ahead: str | None
 ) -> None:
-    env = environment.variables(spec(), engine, (), Path("/cache/compiled"), RunFiles(Path("/tmp/scratch"), "mark"))
+    env = environment.variables(spec(), engine, Path("/cache/compiled"), RunFiles(Path("/tmp/scratch"), "mark"))
     assert env.get("VLLM_USE_AOT_COMPILE") == compiles_ahead
 
 

@@ -45,7 +45,16 @@ class Client:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
-    monkeypatch.setenv("MODELRUNNER_GUARD", json.dumps({"models": ["smol", "sha256:a"], "adapters": ["sql"]}))
+    return guarded(monkeypatch, {})
+
+
+@pytest.fixture
+def adapted(monkeypatch: pytest.MonkeyPatch) -> Client:
+    return guarded(monkeypatch, {"sql": "smol", "chat": "smol+chat"})
+
+
+def guarded(monkeypatch: pytest.MonkeyPatch, adapters: dict[str, str]) -> Client:
+    monkeypatch.setenv("MODELRUNNER_GUARD", json.dumps({"models": ["smol", "sha256:a"], "adapters": adapters}))
     spec = importlib.util.spec_from_file_location("modelrunner_guard", FILE)
     assert spec is not None
     assert spec.loader is not None
@@ -68,19 +77,33 @@ async def test_another_model_is_misdirected(client: Client) -> None:
     assert client.reached is None
 
 
-async def test_an_adapter_is_a_model_to_vllm(client: Client) -> None:
-    await client.ask("/v1/completions", b'{"model": "smol", "adapter": "sql", "seed": 18446744073709551615}')
-    assert client.reached is not None
-    body, headers = client.reached
-    assert json.loads(body) == {"model": "sql", "seed": 18446744073709551615}
+@pytest.mark.parametrize(
+    ("fields", "model"),
+    [
+        ({"model": "smol"}, "smol"),
+        ({"model": "sha256:a"}, "smol"),
+        ({}, "smol"),
+        ({"model": "smol", "adapter": None}, "smol"),
+        ({"model": "smol", "adapter": "sql"}, "smol"),
+        ({"model": "sha256:a", "adapter": "chat"}, "smol+chat"),
+    ],
+)
+async def test_the_first_adapter_answers_unless_another_is_named(
+    adapted: Client, fields: dict[str, Any], model: str
+) -> None:
+    await adapted.ask("/v1/completions", json.dumps({**fields, "seed": 18446744073709551615}).encode())
+    assert adapted.reached is not None
+    body, headers = adapted.reached
+    assert json.loads(body) == {"model": model, "seed": 18446744073709551615}
     assert headers[b"content-length"] == str(len(body)).encode()
 
 
 @pytest.mark.parametrize("adapter", [b'"other"', b'""', b"7", b'["sql"]', b'{"name": "sql"}', b"false"])
-async def test_an_adapter_that_is_none_is_refused(client: Client, adapter: bytes) -> None:
-    status, answer = await client.ask("/v1/completions", b'{"model": "smol", "adapter": %b}' % adapter)
-    assert (status, "there are: sql" in answer["error"]["message"]) == (400, True)
-    assert client.reached is None
+async def test_an_adapter_that_is_none_is_refused(adapted: Client, client: Client, adapter: bytes) -> None:
+    for asked, told in ((adapted, "there are: sql, chat"), (client, "there are: none")):
+        status, answer = await asked.ask("/v1/completions", b'{"model": "smol", "adapter": %b}' % adapter)
+        assert (status, told in answer["error"]["message"]) == (400, True)
+        assert asked.reached is None
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/invocations", "/v1/load_lora_adapter", "/docs", "/"])

@@ -1,11 +1,12 @@
 """Bytes from the headers and the options."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from modelrunner.errors import InvalidModel
-from modelrunner.types import Mode, Tensor
+from modelrunner.types import Adapter, Mode, Tensor
 from modelrunner_vllm import memory
 from tests.vllm.models import MINILM, MINILM_ELEMENTS, SMOLLM2, SMOLLM2_ELEMENTS, bundle, spec
 
@@ -65,14 +66,14 @@ def test_weights_by_type() -> None:
     ],
 )
 def test_near_what_was_measured(model: object, run: dict[str, object], measured: int) -> None:
-    estimate = memory.required(spec(model, **run), 0, cuda=False)  # type: ignore[arg-type]
+    estimate = memory.required(spec(model, **run), cuda=False)  # type: ignore[arg-type]
     assert estimate.vram == ()
     assert estimate.ram == pytest.approx(measured, rel=0.12)
 
 
 def test_on_gpus_each_holds_its_part() -> None:
-    one = memory.required(spec(), 0, cuda=True)
-    two = memory.required(spec(options={"tensor-parallel-size": 2}), 0, cuda=True)
+    one = memory.required(spec(), cuda=True)
+    two = memory.required(spec(options={"tensor-parallel-size": 2}), cuda=True)
     assert len(one.vram) == 1
     assert len(two.vram) == 2
     assert two.vram[0] == two.vram[1] < one.vram[0]
@@ -81,10 +82,11 @@ def test_on_gpus_each_holds_its_part() -> None:
 
 
 def test_adapters_and_drafts_are_counted_and_rays_workers_are_not() -> None:
-    alone = memory.required(spec(), 0, cuda=False)
-    assert memory.required(spec(), 5 * MIB, cuda=False).ram == alone.ram + 5 * MIB
-    assert memory.required(spec(draft=bundle()), 0, cuda=False).ram > alone.ram + 2 * SMOLLM2_ELEMENTS
-    ray = memory.required(spec(options={"executor": "ray", "tensor-parallel-size": 2}), 0, cuda=False)
+    alone = memory.required(spec(), cuda=False)
+    adapted = replace(bundle(), adapters=(Adapter("style", Path("/a"), 1.0, 5 * MIB),))
+    assert memory.required(spec(adapted), cuda=False).ram == alone.ram + 5 * MIB
+    assert memory.required(spec(draft=bundle()), cuda=False).ram > alone.ram + 2 * SMOLLM2_ELEMENTS
+    ray = memory.required(spec(options={"executor": "ray", "tensor-parallel-size": 2}), cuda=False)
     assert ray.ram < alone.ram
     assert replace(ray, ram=0).vram == ()
 
@@ -93,4 +95,4 @@ def test_adapters_and_drafts_are_counted_and_rays_workers_are_not() -> None:
 @pytest.mark.parametrize("name", ["num_hidden_layers", "hidden_size", "num_key_value_heads", "vocab_size"])
 def test_no_estimate_works_with_a_figure_that_is_none(name: str, value: object) -> None:
     with pytest.raises(InvalidModel, match=f"its config.json says .* for {name}"):
-        memory.required(spec(bundle(SMOLLM2 | {name: value})), 0, cuda=False)
+        memory.required(spec(bundle(SMOLLM2 | {name: value})), cuda=False)

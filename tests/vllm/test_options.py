@@ -21,7 +21,7 @@ from modelrunner_vllm.model_options import VllmOptions
         {"gpu-memory-utilization": 0.5, "tensor-parallel-size": 2, "pipeline-parallel-size": 2},
         {"executor": "ray", "ray-address": "ray://head.example:10001"},
         {"executor": "ray", "ray-address": "192.0.2.7:6379"},
-        {"tool-call-parser": "none", "reasoning-parser": "qwen3", "lora-adapters": ["sql", "chat.v2"]},
+        {"tool-call-parser": "none", "reasoning-parser": "qwen3"},
         {"tool_call_parser": "hermes", "sleep": 2, "quantization": "awq", "kv-cache-dtype": "fp8"},
     ],
 )
@@ -47,8 +47,6 @@ def test_ordinary_options_pass(given_: dict[str, Any]) -> None:
         ({"ray-address": "head:6379"}, "needs executor ray"),
         ({"executor": "ray", "ray-address": "head:6379 --x"}, "ray-address"),
         ({"tool-call-parser": "/tmp/evil.py"}, "tool-call-parser"),
-        ({"lora-adapters": ["../../home"]}, "lora-adapters"),
-        ({"lora-adapters": ["a", "a"]}, "twice"),
         ({"trust-remote-code": True}, "trust-remote-code"),
         ({"quantization": "gguf"}, "quantization"),
     ],

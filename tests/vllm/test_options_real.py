@@ -17,7 +17,7 @@ from tests.models.prepare import RERANKER_SAFETENSORS, SMOLLM2_SAFETENSORS
 from tests.vllm.counters import counter
 
 pytestmark = pytest.mark.engine
-QUANTIZED = "test/int8"
+QUANTIZED, ADAPTED = "test/int8", "test/adapted"
 PARIS = "The capital of France is Paris."
 
 
@@ -30,17 +30,16 @@ def nothing_left(no_process_left: None) -> None:
 def daemon(
     installed: Path, make_daemon: StartDaemon, prepared: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Daemon:
-    """With vLLM, two LoRA adapters, and a model of 8 bits beside the one that it was made of."""
+    """With vLLM, a model of 8 bits beside the one that it was made of, and one with an adapter."""
     model, folder = Store(prepared).bundle(SMOLLM2_SAFETENSORS).directory, tmp_path_factory.mktemp("made")
-    for name, scale in (("noise", 0.5), ("nothing", 0.0)):
-        lora.write(folder / "adapters" / name, model, scale)
     daemon = make_daemon(None)
     link = daemon.data / "engines" / "vllm"
     link.parent.mkdir()
     link.symlink_to(installed)
-    Path(daemon.environment["MODELRUNNER_CONFIG"]).write_text(f'[backends.vllm]\nadapters = "{folder}/adapters"\n')
     daemon.start()
     do(daemon, "package", QUANTIZED, "--safetensors-dir", str(int8.convert(model, folder / "int8")))
+    noise = lora.write_peft(folder / "noise", model, 0.5)
+    do(daemon, "package", ADAPTED, "--safetensors-dir", str(model), "--lora", str(noise))
     return daemon
 
 
@@ -71,21 +70,29 @@ def guessed_right(daemon: Daemon) -> float:
     return counter(daemon, "spec_decode_num_accepted_tokens_total")
 
 
-def test_a_request_chooses_an_adapter(daemon: Daemon) -> None:
-    configure(daemon, SMOLLM2_SAFETENSORS, "--set", 'vllm.lora-adapters=["noise","nothing"]')
-    assert said(daemon, SMOLLM2_SAFETENSORS) == PARIS
-    assert said(daemon, SMOLLM2_SAFETENSORS, adapter="nothing") == PARIS
+def test_a_packaged_adapter_answers(daemon: Daemon) -> None:
+    assert "noise (scale 1, " in daemon.run("inspect", ADAPTED).stdout
+    adapted = said(daemon, ADAPTED)
+    assert adapted != PARIS
+    assert said(daemon, ADAPTED, adapter="noise") == adapted
+    do(daemon, "unload", "--all")
+
+
+def test_the_first_configured_adapter_answers_unless_a_request_names_another(daemon: Daemon, tmp_path: Path) -> None:
+    """The scale 0 leaves nothing of an adapter."""
+    folder = Store(daemon.data).bundle(SMOLLM2_SAFETENSORS).directory
+    noise, silent = (lora.write_peft(tmp_path / name, folder, 0.5) for name in ("noise", "silent"))
+    configure(daemon, SMOLLM2_SAFETENSORS, "--lora", f"{silent}:0", "--lora", str(noise))
+    answer = daemon.chat(SMOLLM2_SAFETENSORS, max_tokens=16)
+    assert answer.json()["choices"][0]["message"]["content"] == PARIS
+    assert answer.json()["model"] == SMOLLM2_SAFETENSORS
+    assert said(daemon, SMOLLM2_SAFETENSORS, adapter="silent") == PARIS
     assert said(daemon, SMOLLM2_SAFETENSORS, adapter="noise") != PARIS
     for wrong in ("other", 7):
         refused = daemon.chat(SMOLLM2_SAFETENSORS, adapter=wrong)
         assert refused.status_code == 400
-        assert "there are: noise, nothing" in refused.json()["error"]["message"]
-
-
-def test_an_adapter_that_is_not_there_is_refused_when_it_is_configured(daemon: Daemon) -> None:
-    refused = daemon.run("configure", SMOLLM2_SAFETENSORS, "--set", 'vllm.lora-adapters=["other"]')
-    assert refused.returncode == 1
-    assert "there is no LoRA adapter 'other'" in refused.stderr
+        assert "there are: silent, noise" in refused.json()["error"]["message"]
+    configure(daemon, SMOLLM2_SAFETENSORS, "--lora", "default")
 
 
 def test_weights_of_eight_bits_and_tokens_guessed_from_the_prompt(daemon: Daemon) -> None:
@@ -98,7 +105,7 @@ def test_weights_of_eight_bits_and_tokens_guessed_from_the_prompt(daemon: Daemon
 
 
 def test_a_draft_model_guesses_tokens(daemon: Daemon) -> None:
-    configure(daemon, SMOLLM2_SAFETENSORS, "--set", "vllm.lora-adapters=default", "--draft-model", QUANTIZED)
+    configure(daemon, SMOLLM2_SAFETENSORS, "--draft-model", QUANTIZED)
     assert said(daemon, SMOLLM2_SAFETENSORS) == PARIS
     assert guessed_right(daemon) > 0
 

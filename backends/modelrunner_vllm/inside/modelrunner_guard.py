@@ -30,11 +30,14 @@ class _RequestNames(msgspec.Struct):
 
 
 class ModelGuard:
+    """`MODELRUNNER_GUARD` holds the names of the model, and the names by which vLLM knows its LoRA adapters, by their
+    own names. A request of a model with adapters goes to the one in its field `adapter`, else to the first."""
+
     def __init__(self, app: Callable[[Any, Receive, Send], Awaitable[None]]) -> None:
         known = json.loads(os.environ["MODELRUNNER_GUARD"])
         self._app = app
         self._models = frozenset(known["models"])
-        self._adapters: list[str] = known["adapters"]
+        self._adapters: dict[str, str] = known["adapters"]
         self._named = msgspec.json.Decoder(_RequestNames)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -53,24 +56,28 @@ class ModelGuard:
         try:
             named = self._named.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            named = _RequestNames()  # vLLM itself reports its faults
+            await self._app(scope, _again(body, receive), send)  # vLLM itself reports its faults
+            return
         if named.model is not None and named.model not in self._models:
             message = f"this engine serves {sorted(self._models)[0]} and no other model, not {named.model}"
             await _refuse(scope, send, 421, "misdirected_request", message)
-        elif named.adapter is not None and named.adapter not in self._adapters:
+        elif named.adapter is not None and not self._knows(named.adapter):
             known = ", ".join(self._adapters) or "none"
             message = f"there is no adapter {str(named.adapter)[:80]!r} for this model; there are: {known}"
             await _refuse(scope, send, 400, "bad_request", message)
         else:
-            if named.adapter is not None:
-                body, scope = _adapted(body, named.adapter, scope)
+            if self._adapters:
+                body, scope = _adapted(body, self._adapters[named.adapter or next(iter(self._adapters))], scope)
             await self._app(scope, _again(body, receive), send)
+
+    def _knows(self, adapter: Any) -> bool:
+        return isinstance(adapter, str) and adapter in self._adapters
 
 
 def _adapted(body: bytes, adapter: str, scope: Message) -> tuple[bytes, Message]:
     """Treats the adapter of a request as vLLM does: as a model of its own."""
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    del fields["adapter"]
+    fields.pop("adapter", None)
     fields["model"] = msgspec.Raw(msgspec.json.encode(adapter))
     body = msgspec.json.encode(fields)
     headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-length"]

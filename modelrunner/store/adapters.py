@@ -1,0 +1,126 @@
+"""LoRA adapters of models: which of a model's files are adapters, and whether they fit the model.
+
+Formats: GGUF as llama.cpp's convert_lora_to_gguf.py writes it (read by src/llama-adapter.cpp), and the folders of PEFT
+(https://huggingface.co/docs/peft/developer_guides/checkpoint)."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from modelrunner import lora
+from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound
+from modelrunner.store import boundedjson, gguf, safetensors
+from modelrunner.types import Adapter, Bundle, ModelFormat, ModelHeader, Tensor
+
+_MAX_CONFIG = 1 << 20  # bytes
+_MOST_SIGNS = 1 << 16
+_PEFT_PREFIX = "base_model.model."
+_EMBEDDING = "token_embd.weight"  # its two matrices are the other way round
+# The matrices of an adapter: A takes the inputs of the changed tensor, B gives its outputs. ggml counts the dimensions
+# from the last one.
+_GGUF_MATRICES = {".lora_a": 0, ".lora_b": 1}
+_PEFT_MATRICES = {".lora_A.weight": 1, ".lora_B.weight": 0}
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_CONVERT = "llama.cpp's convert_lora_to_gguf.py makes one of a PEFT folder"
+
+
+def among(files: Mapping[str, Path]) -> tuple[Adapter, ...]:
+    """The adapters among the files of a model, in their order. Raises `OSError`."""
+    found: dict[str, Adapter] = {}
+    for file, path in files.items():
+        if (named := lora.name_and_scale(file)) is not None:
+            name, scale = named
+            place = path.parent if "/" in file else path
+            before = found.get(name, Adapter(name, place, scale, 0))
+            found[name] = replace(before, size=before.size + path.stat().st_size)
+    return tuple(found.values())
+
+
+def applied(bundle: Bundle, texts: Sequence[str]) -> Bundle:
+    """The bundle with the adapters that its configuration names (`PATH[:SCALE]`) in place of its own. Reads their
+    headers. Raises `ModelNotFound` for a file that is not there, `BadRequest` for one that is no adapter of this
+    model."""
+    folder = bundle.format is ModelFormat.SAFETENSORS
+    files: dict[str, Path] = {}
+    for given in lora.parse(texts):
+        require(given.path, folder=folder)
+        files |= given.files(folder=folder)
+    try:
+        adapters = among(files)
+        check(adapters, bundle.header)
+    except InvalidModel as error:
+        raise BadRequest(error.message.removeprefix("invalid model: "), param="lora") from None
+    except OSError as error:
+        raise BadRequest(f"a LoRA adapter cannot be read: {error}", param="lora") from None
+    return replace(bundle, adapters=adapters)
+
+
+def require(path: Path, *, folder: bool) -> None:
+    """Raises `ModelNotFound` or `BadRequest` unless a file lies at `path` or, with `folder`, a folder of PEFT's."""
+    if not path.exists():
+        raise ModelNotFound(f"there is no LoRA adapter {path}", param="lora")
+    if folder and not all((path / name).is_file() for name in (lora.CONFIG, lora.WEIGHTS)):
+        raise BadRequest(
+            f"{path} is no LoRA adapter for a safetensors model, which is a folder with {lora.CONFIG} and "
+            f"{lora.WEIGHTS}",
+            param="lora",
+        )
+    if not folder and not path.is_file():
+        raise BadRequest(f"{path} is no LoRA adapter for a GGUF model, which is a GGUF file; {_CONVERT}", param="lora")
+
+
+def check(adapters: Sequence[Adapter], model: ModelHeader) -> None:
+    """Raises `InvalidModel` for a file that is no LoRA adapter, or for one of another model: another architecture,
+    tensors that the model lacks, or tensors of another shape."""
+    for adapter in adapters:
+        if adapter.path.is_dir():
+            _check_peft(adapter, model)
+        else:
+            _check_gguf(adapter, model)
+
+
+def _check_gguf(adapter: Adapter, model: ModelHeader) -> None:
+    header = gguf.read_header(adapter.path)
+    kind = str(header.metadata.get("general.type", "model"))
+    if kind != "adapter" or header.metadata.get("adapter.type") != "lora":
+        raise InvalidModel(f"{adapter.name} is a GGUF file of the type {kind[:40]!r}, not a LoRA adapter; {_CONVERT}")
+    if header.architecture != model.architecture:
+        raise InvalidModel(
+            f"the LoRA adapter {adapter.name} is for the architecture {header.architecture[:80]!r}, and the model is of"
+            f" {model.architecture!r}"
+        )
+    shapes = {tensor.name: tensor.shape for tensor in model.tensors}
+    for base, dimension, length in _lengths(header.tensors, _GGUF_MATRICES):
+        if base not in shapes:
+            raise _foreign(adapter, f"changes {base}, which the model does not have")
+        if base != _EMBEDDING and length != shapes[base][dimension]:
+            raise _foreign(adapter, f"changes {length} values of {base} where the model has {shapes[base][dimension]}")
+
+
+def _check_peft(adapter: Adapter, model: ModelHeader) -> None:
+    config = boundedjson.read(adapter.path / lora.CONFIG, _MAX_CONFIG, _MOST_SIGNS)
+    kind, rank = (config.get("peft_type"), config.get("r")) if isinstance(config, dict) else (None, None)
+    if kind != "LORA":
+        raise InvalidModel(f"the adapter {adapter.name} is of the type {str(kind)[:40]!r}, not LORA ({lora.CONFIG})")
+    if type(rank) is not int or rank < 1:
+        raise InvalidModel(f"the LoRA adapter {adapter.name} has no rank: `r` of {lora.CONFIG} is {str(rank)[:40]}")
+    # Packed weights have shapes of their own, and an engine may rename modules: only what can be compared is.
+    shapes = {tensor.name: tensor.shape for tensor in model.tensors if tensor.dtype in _FLOATS}
+    tensors = safetensors.read_tensors(adapter.path / lora.WEIGHTS)
+    for base, dimension, length in _lengths(tensors, _PEFT_MATRICES):
+        shape = shapes.get(f"{base.removeprefix(_PEFT_PREFIX)}.weight", ())
+        if len(shape) == 2 and length != shape[dimension]:
+            raise _foreign(adapter, f"changes {length} values of {base} where the model has {shape[dimension]}")
+
+
+def _lengths(tensors: Iterable[Tensor], matrices: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
+    """Yields, for each matrix of an adapter, the name of the tensor that it changes, the dimension that both have in
+    common, and the matrix's length in it. `matrices` has that dimension by the suffix of the matrix's name."""
+    for tensor in tensors:
+        for suffix, dimension in matrices.items():
+            if tensor.name.endswith(suffix) and len(tensor.shape) >= 2:
+                yield tensor.name.removesuffix(suffix), dimension, tensor.shape[dimension]
+
+
+def _foreign(adapter: Adapter, difference: str) -> InvalidModel:
+    return InvalidModel(f"the LoRA adapter {adapter.name} was made for another model: it {difference}")
