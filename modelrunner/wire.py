@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 
-class Adapter(msgspec.Struct, frozen=True):
+class AppliedAdapter(msgspec.Struct, frozen=True):
     """A LoRA adapter. `size` in bytes."""
 
     name: str
@@ -29,7 +29,7 @@ class Model(msgspec.Struct, frozen=True, omit_defaults=True):
     damage: str = ""
     capabilities: list[str] = []
     context_window: int | None = None
-    adapters: list[Adapter] = []
+    adapters: list[AppliedAdapter] = []
 
     @property
     def name(self) -> str:

@@ -31,7 +31,7 @@ def model(found: StoredModel, abilities: Abilities) -> wire.Model:
         found.damage,
         list(abilities.capabilities),
         abilities.window,
-        [wire.Adapter(adapter.name, adapter.scale, adapter.size) for adapter in abilities.adapters],
+        [wire.AppliedAdapter(adapter.name, adapter.scale, adapter.size) for adapter in abilities.adapters],
     )
 
 

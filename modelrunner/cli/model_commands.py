@@ -258,7 +258,7 @@ def verify(client: Client, models: tuple[str, ...]) -> int:
     return each(models or [model.name for model in client.call("GET", "/models", list[wire.Model])], verify_one)
 
 
-def _adapter(adapter: wire.Adapter) -> str:
+def _adapter(adapter: wire.AppliedAdapter) -> str:
     return f"{adapter.name} (scale {adapter.scale:g}, {format_bytes(adapter.size)})"
 
 
