@@ -62,7 +62,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"lora": ["/nowhere/style.gguf"]}, 404, "there is no LoRA adapter /nowhere/style.gguf"),
     ({"lora": ["style.gguf"]}, 400, "absolute paths"),
     ({"lora": "/nowhere/style.gguf"}, 400, "lora"),
-    ({"speculative": {"draft_model": "tiny"}}, 404, "the draft model tiny is not here: `modelrunner list`"),
+    ({"speculative": {"draft_model": "tiny"}}, 404, "the draft model tiny is not here: `modelrunner pull tiny`"),
     ({"speculative": {"draft_model": "smol", "num_tokens": 0}}, 400, "speculative.num_tokens"),
     ({"speculative": {"draft_model": "other"}}, 400, "another vocabulary (400 words, not 16)"),
     ({"speculative": {"draft_model": "words"}}, 400, "word 7 is 'seven', not 'token7'"),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.oci.registry import Artifact, Layers, artifact, digest
-from tests.pull.models import gguf, shards
+from tests.pull.models import adapter, gguf, shards
 from tests.store.folders import model_files
 
 DOCKER = "application/vnd.docker.ai."
@@ -82,10 +82,10 @@ def published() -> dict[str, tuple[Artifact, dict[str, bytes]]]:
                     *((f"{DOCKER}gguf.v3", data, NOTHING) for data in parts),
                     (f"{DOCKER}mmproj", projector, NOTHING),
                     (f"{DOCKER}chat.template.jinja", template, NOTHING),
-                    (f"{DOCKER}gguf.v3.lora", b"GGUF adapter", NOTHING),
+                    (f"{DOCKER}gguf.v3.lora", adapter(), NOTHING),
                 ],
             ),
-            {**split, "mmproj.gguf": projector, "chat_template.jinja": template},
+            {**split, "mmproj.gguf": projector, "chat_template.jinja": template, "lora-1.gguf": adapter()},
         ),
         "docker v0.1, the projector's other name": (
             _docker(

@@ -18,6 +18,12 @@ def gguf(size: int = 4096, *, seed: int = 0, architecture: str = "llama", kind: 
     return _file({"general.architecture": architecture, "general.type": kind}, size, seed)
 
 
+def adapter(size: int = 512) -> bytes:
+    """A LoRA adapter for the models of `gguf`, which changes none of their tensors."""
+    metadata = {"general.architecture": "llama", "general.type": "adapter", "adapter.type": "lora"}
+    return _file(metadata, size, seed=0)
+
+
 def shards(count: int, size: int = 4096) -> list[bytes]:
     """A model in `count` files, as llama-gguf-split makes them."""
     common: dict[str, str | int] = {"general.architecture": "llama", "split.count": count}
