@@ -223,21 +223,32 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 
 class JsonFile(Generic[T]):
-    """One value of the type `T` in one file, as JSON with a checksum. A file that is damaged, of another shape, or not
-    regular is set aside with an error in the log, and the caller goes on without it. A `cache` can be computed again:
-    its writes are not synced, and a disk error is logged instead of raised. `check` may raise `ValueError` for an
-    implausible value of the right type."""
+    """One value of the type `T` in one file, as JSON with a checksum.
+
+    A file that is damaged, of another shape, or not regular is set aside with an error in the log, and the caller goes
+    on without it; one that is `required` stays where it is, and `load` raises. A `cache` can be computed again: its
+    writes are not synced, and a disk error is logged instead of raised. `check` may raise `ValueError` for a value of
+    the right type that makes no sense.
+    """
 
     def __init__(
-        self, path: Path, type: type[T], *, cache: bool = False, check: Callable[[T], None] | None = None
+        self,
+        path: Path,
+        type: type[T],
+        *,
+        cache: bool = False,
+        required: bool = False,
+        check: Callable[[T], None] | None = None,
     ) -> None:
         self.path = path
         self._type = type
         self._cache = cache
+        self._required = required
         self._check = check
 
     def load(self) -> T | None:
-        """Returns the value; None without a usable file. Raises `OSError`."""
+        """Returns the value; None without a usable file. Raises `OSError`, and `StorageFailed` for a required file that
+        is damaged."""
         try:
             return self._decoded(read(self.path))
         except FileNotFoundError:
@@ -249,6 +260,10 @@ class JsonFile(Generic[T]):
                 raise
             log.warning("%s cannot be read (%s): what it held is found out again", self.path, error)
             return None
+        if self._required:
+            raise StorageFailed(
+                f"{self.path} is damaged ({reason}): bring back a copy, or remove it to start without it"
+            )
         set_aside(self.path, reason)
         return None
 

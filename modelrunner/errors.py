@@ -2,16 +2,16 @@
 
 ModelRunnerError 500
 ├── BadRequest 400 ── InvalidReference, ContextTooLong
-├── Forbidden 403
+├── Unauthorized 401, Forbidden 403
 ├── NotFound 404 ── ModelNotFound, BackendNotFound, RouteNotFound, RunnerNotFound,
-│   RequestNotFound
+│   RequestNotFound, KeyNotFound
 ├── MethodNotAllowed 405, LengthRequired 411, PayloadTooLarge 413, UnsupportedMediaType 415, ExpectationFailed 417
 ├── HeadersTooLarge 431, UpgradeRefused 426, NotImplementedHere 501
 ├── Conflict 409
 ├── BackendUnavailable 412
 ├── Misdirected 421
 ├── UnsupportedModel 422 ── InvalidModel, UntrustedModel
-├── QueueFull 429
+├── QueueFull 429, RateLimited 429
 ├── EngineFailed 502 ── BackendExited ── OutOfMemory; EngineProtocolError; BackendFaulty
 ├── SourceFailed 502           a registry or hub did not answer as it should
 ├── Unavailable 503 ── ShuttingDown, BackingOff; RequestCancelled 503
@@ -79,6 +79,12 @@ class ContextTooLong(BadRequest):
         self.details = {"n_prompt_tokens": n_prompt_tokens, "n_ctx": n_ctx}
 
 
+class Unauthorized(ModelRunnerError):
+    """No API key, or one that is unknown or has expired."""
+
+    status, code, type = 401, "unauthorized", "authentication_error"
+
+
 class Forbidden(ModelRunnerError):
     """The Host or Origin of the request is not allowed here."""
 
@@ -103,6 +109,10 @@ class RouteNotFound(NotFound):
 
 class RunnerNotFound(NotFound):
     code = "runner_not_found"
+
+
+class KeyNotFound(NotFound):
+    code = "key_not_found"
 
 
 class RequestNotFound(NotFound):
@@ -135,6 +145,12 @@ class UpgradeRefused(ModelRunnerError):
 
 class HeadersTooLarge(ModelRunnerError):
     status, code, type = 431, "headers_too_large", "invalid_request_error"
+
+
+class RateLimited(ModelRunnerError):
+    """An API key has used up a limit."""
+
+    status, code, type = 429, "rate_limited", "rate_limit_error"
 
 
 class NotImplementedHere(ModelRunnerError):

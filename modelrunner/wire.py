@@ -1,7 +1,7 @@
 """The wire models of the control plane (docs/api.md), shared by server and client. msgspec structs: they check as
 they decode, and the command line, which starts in every command, loads them in a few milliseconds."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -356,6 +356,42 @@ class RequestStatus(msgspec.Struct, frozen=True):
     completion_tokens: int
     cached_tokens: int
     tokens_per_second: float | None
+
+
+class KeyStatus(msgspec.Struct, frozen=True):
+    """`GET /keys`: an API key without its text. `models` are patterns, [] for all models; a limit is null without
+    one."""
+
+    name: str
+    scopes: list[str]
+    models: list[str]
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrency: int | None
+    priority: Literal["normal", "batch"]
+    created: str
+    expires: str | None
+    expired: bool
+
+
+class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /keys`. `expires` is an age such as `30d`, null for never."""
+
+    name: str
+    scopes: list[str] = msgspec.field(default_factory=lambda: ["inference"])
+    models: list[str] = []
+    requests_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    concurrency: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    priority: Literal["normal", "batch"] = "normal"
+    expires: str | None = None
+
+
+class KeyCreated(msgspec.Struct, frozen=True):
+    """The answer to `POST /keys` and `POST /keys/{name}/rotate`: the only one that has the text."""
+
+    key: KeyStatus
+    text: str
 
 
 class UsageTotals(msgspec.Struct, frozen=True):

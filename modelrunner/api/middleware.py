@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from modelrunner.api.scopes import scope_of
 from modelrunner.errors import (
     BadRequest,
     ExpectationFailed,
@@ -117,6 +118,8 @@ def envelope(is_ending: Callable[[], bool]) -> Middleware:
                 raise web.HTTPMethodNotAllowed(request.method, ["POST"])
             if is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
                 raise ShuttingDown("the daemon is shutting down")
+            if (handed_over := _handed_over(request)) is not None and handed_over.admitted.key is not None:
+                handed_over.admitted.key.check(scope_of(request.method, request.path))
             return await handler(request)
         except web.HTTPException as error:
             response = error_response(translated(error, request), request)

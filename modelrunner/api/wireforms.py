@@ -1,5 +1,6 @@
 """Translates the daemon's values to the structs of wire.py: times become RFC 3339 in UTC, enums text."""
 
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -7,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from modelrunner import wire
+from modelrunner.keys.ring import ApiKey
 from modelrunner.models.abilities import Abilities
 from modelrunner.models.advice import FitAdvice
 from modelrunner.models.configurator import ShownConfiguration
@@ -119,6 +121,21 @@ def request(entry: RequestEntry) -> wire.RequestStatus:
         completion_tokens=answer,
         cached_tokens=cached,
         tokens_per_second=speed,
+    )
+
+
+def key(found: ApiKey) -> wire.KeyStatus:
+    return wire.KeyStatus(
+        found.name,
+        [str(scope) for scope in found.scopes],
+        list(found.models),
+        found.requests_per_minute,
+        found.tokens_per_minute,
+        found.concurrency,
+        "batch" if found.batch else "normal",
+        _time(found.created),
+        _time(found.expires) if found.expires is not None else None,
+        found.expires is not None and found.expires <= time.time(),
     )
 
 

@@ -49,6 +49,7 @@ SECTIONS = {
     "Daemon": {
         "status": ("daemon_commands:status", "Show the daemon, its engines and its memory"),
         "logs": ("daemon_commands:logs", "Show the log of the daemon or of a runner"),
+        "keys": ("key_commands:keys", "Make and revoke API keys"),
         "reload": ("configure_commands:reload", "Read the configuration file again"),
         "serve": ("daemon_commands:serve", "Run the daemon in the foreground"),
         "shutdown": ("daemon_commands:shutdown", "Stop the daemon and everything that it runs"),

@@ -6,6 +6,7 @@ import resource
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from ipaddress import ip_address
 
 from aiohttp import web
 
@@ -13,6 +14,7 @@ from modelrunner import __version__, durable
 from modelrunner.api.configure_routes import ConfigurationRoutes
 from modelrunner.api.engine_routes import EngineRoutes
 from modelrunner.api.insight_routes import InsightRoutes
+from modelrunner.api.key_routes import KeyRoutes
 from modelrunner.api.middleware import connections, envelope, finish_head
 from modelrunner.api.model_routes import ModelRoutes
 from modelrunner.api.ollama_routes import OllamaRoutes
@@ -31,6 +33,7 @@ from modelrunner.gateway.access import Access, host_names
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.gateway.response_store import ResponseStore
 from modelrunner.http.limits import Limits
+from modelrunner.keys.ring import KeyRing
 from modelrunner.models.foresight import Foresight
 from modelrunner.models.ondemand import InstallOnDemand
 from modelrunner.plugins.registry import BackendRegistry
@@ -72,13 +75,15 @@ async def serve(
         instance.remove_dead_sockets(runtime)
         instance.remove_abandoned(runtime)
         logs.prune_engine_logs(settings.data_dir / "logs")
+        keys = KeyRing(settings.data_dir / "state" / "keys.json")
         with ExitStack() as sockets:
-            if tcp := open_port(settings.listen, wanted=settings.is_given("listen")):
+            if tcp := open_port(settings.listen, wanted=settings.is_given("listen"), beyond_loopback=bool(keys)):
                 sockets.enter_context(tcp)
+                keys.needed = not ip_address(tcp.getsockname()[0]).is_loopback
             path = settings.socket_path()
             unix, addresses = instance.UnixListener(path), Addresses(path, instance.address(tcp), settings.data_dir)
             doorway = sockets.enter_context(closing(Doorway(unix, addresses, settings.socket_path, announce)))
-            parts = await asyncio.to_thread(build, settings, registry)
+            parts = await asyncio.to_thread(build, settings, registry, keys)
             server = Daemon(settings, parts, doorway, tcp)
             with server.lifecycle.on_signals(last=last):
                 await server.start()
@@ -106,13 +111,17 @@ class Daemon:
         access = Access(host_names(port, settings.hosts), settings.origins)
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = Limits.within(descriptors, body=settings.body_limit, total_body=settings.total_body_limit)
-        self._pipeline = Pipeline(InstallOnDemand(parts.resolver, parts.installer), parts.scheduler, access, limits)
+        parts.keys.watchers.append(access.renew)
+        resolve = InstallOnDemand(parts.resolver, parts.installer)
+        self._pipeline = Pipeline(resolve, parts.scheduler, access, limits, parts.keys)
         self._responses = ResponseStore(
             settings.data_dir / "state" / "responses.sqlite", limit=settings.responses_limit, age=settings.responses_age
         )
         self._pipeline.responses = self._responses
-        self._telemetry = Telemetry(parts.scheduler, lambda: self._pipeline.running, settings.data_dir / "state")
-        if settings.telemetry:
+        self._telemetry = Telemetry(
+            parts.scheduler, lambda: self._pipeline.running, settings.data_dir / "state", parts.keys
+        )
+        if settings.telemetry or parts.keys:
             self._pipeline.observe(self._telemetry)
         self._pipeline.log_requests(settings.log_level == "debug")
         self._reloader = make_reloader(settings, parts, self._pipeline, port)
@@ -181,6 +190,7 @@ class Daemon:
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
             TelemetryRoutes(self._telemetry),
             ResponseRoutes(self._responses),
+            KeyRoutes(parts.keys, lambda: pipeline.observe(self._telemetry)),
             OllamaRoutes(parts.library, parts.scheduler),
             ResidencyRoutes(parts.presence, parts.preloader),
             SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running)),

@@ -64,12 +64,12 @@ class Doorway:
         self._unix.close()
 
 
-def open_port(listen: str, *, wanted: bool) -> socket.socket | None:
-    """Opens the TCP listener; returns None without one. If the port is taken, perhaps by the daemon of another user, an
-    address that is only the default (not `wanted`) is given up: the Unix socket is enough. Raises `ConfigurationError`,
-    `AlreadyRunning`."""
+def open_port(listen: str, *, wanted: bool, beyond_loopback: bool) -> socket.socket | None:
+    """Opens the TCP listener, None without one; on loopback alone unless more is allowed. If the port is taken, perhaps
+    by the daemon of another user, an address that is only the default (not `wanted`) is given up: the Unix socket alone
+    will do. Raises `ConfigurationError`, `AlreadyRunning`."""
     try:
-        return bind_tcp(listen)
+        return bind_tcp(listen, beyond_loopback=beyond_loopback)
     except AlreadyRunning as error:
         if wanted:
             raise

@@ -238,12 +238,12 @@ class UnixListener:
                     path.unlink()
 
 
-def bind_tcp(listen: str) -> socket.socket | None:
+def bind_tcp(listen: str, *, beyond_loopback: bool = False) -> socket.socket | None:
     """Makes a listener for an address such as `127.0.0.1:12434` or `[::1]:0`; None for "". Raises `ConfigurationError`
-    for an address that is not loopback, `AlreadyRunning` for a port that is taken."""
+    for an address that is not loopback unless that is allowed, `AlreadyRunning` for a port that is taken."""
     if not listen:
         return None
-    host, port = _parse_address(listen)
+    host, port = _parse_address(listen, beyond_loopback)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     try:
@@ -270,19 +270,18 @@ def address(listener: socket.socket | None) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _parse_address(listen: str) -> tuple[str, int]:
+def _parse_address(listen: str, beyond_loopback: bool) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise ConfigurationError(f"listen = {listen!r} is no address: write HOST:PORT such as 127.0.0.1:12434")
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
-        loopback = address.is_loopback
     except ValueError:
-        loopback = False
-    if not loopback:
+        raise ConfigurationError(f"listen = {listen!r}: {host!r} is no IP address, and not localhost") from None
+    if not (address.is_loopback or beyond_loopback):
         raise ConfigurationError(
-            f"listen = {listen!r} would open the daemon to others, and it asks nobody for a key: use 127.0.0.1, and a "
-            "tunnel (`ssh -L`) from elsewhere"
+            f"listen = {listen!r} would open the daemon to others, and there is no API key yet: start it on 127.0.0.1, "
+            "make one with `modelrunner keys create NAME`, then set this address again"
         )
     return str(address), int(port)

@@ -13,6 +13,7 @@ from modelrunner.durable import JsonFile
 from modelrunner.errors import InvalidReference, ModelNotFound
 from modelrunner.gateway.access import host_names
 from modelrunner.gateway.pipeline import Pipeline
+from modelrunner.keys.ring import KeyRing
 from modelrunner.models.advice import Advisor
 from modelrunner.models.backendtables import check_settings
 from modelrunner.models.configurations import Configurations
@@ -62,9 +63,10 @@ class Parts:
     preloader: Preloader
     registries: Registries
     publisher: Publisher
+    keys: KeyRing
 
 
-def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
+def build(settings: Settings, registry: BackendRegistry | None = None, keys: KeyRing | None = None) -> Parts:
     """Opens the store and finds the backends; starts nothing. Raises `ConfigurationError`, `StorageFailed`."""
     data = settings.data_dir
     state = data / "state"
@@ -126,6 +128,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None) -> Parts:
         preloader=Preloader(store, resolver, scheduler),
         registries=registries,
         publisher=Publisher(Pusher(store, registries, credentials), scheduler),
+        keys=KeyRing(state / "keys.json") if keys is None else keys,
     )
 
 

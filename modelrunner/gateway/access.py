@@ -13,7 +13,8 @@ class Access:
     """`hosts` are the allowed values of a Host header on TCP, port included ("localhost:12434"). `origins` are the
     allowed origins: exact ("https://chat.example", "null"), with any port ("http://localhost:*"), with any name
     ("https://*.example", "chrome-extension://*"), all of a scheme ("app://"), or "*" for all but "null". At the end of
-    a host or an origin, `:*` means any port or none. `generation` grows when they change."""
+    a host or an origin, `:*` means any port or none. `generation` grows when they change, or the
+    API keys do."""
 
     def __init__(self, hosts: Iterable[str], origins: Iterable[str] = ()) -> None:
         self.generation = 0
@@ -24,6 +25,10 @@ class Access:
         self.generation += 1
         self._hosts = _matching(host.lower() for host in hosts)
         self._origins = _matching(f"{origin}*" if origin.endswith("://") else origin.rstrip("/") for origin in origins)
+
+    def renew(self) -> None:
+        """Invalidates every head that was checked before: the API keys changed."""
+        self.generation += 1
 
     def check(self, host: str | None, origin: str | None, target_authority: str | None, *, local: bool) -> str | None:
         """Returns the Origin to echo in Access-Control-Allow-Origin, None without one. `target_authority` is the host

@@ -12,16 +12,17 @@ from modelrunner.gateway.routes import match
 from modelrunner.http.answers import Header, cors
 from modelrunner.http.requests import RequestHead, RequestLine, names_of
 from modelrunner.http.responses import with_length
+from modelrunner.keys.ring import KeyHolder
 
 _NAMES = names_of(HEADERS)
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedHead:
-    """The head of an admitted request. `terms` is None for a request that is not inference, which aiohttp answers.
-    `length` is the Content-Length in bytes, -1 for none; a cached head may stand for other lengths. `origin` is the
-    allowed web page that sends the request, if any, and `cors` the answer's fields for it. `request_id` is the client's
-    own."""
+    """The head of an admitted request, and the API key that it was admitted with. `terms` is None for a request that is
+    not inference, which aiohttp answers. `length` is the Content-Length in bytes, -1 for none; a cached head may stand
+    for other lengths. `origin` is the allowed web page that sends the request, if any, and `cors` the answer's fields
+    for it. `request_id` is the client's own."""
 
     line: RequestLine
     terms: Terms | None
@@ -32,6 +33,7 @@ class AdmittedHead:
     chunked: bool
     keep_alive: bool
     expects: bool
+    key: KeyHolder | None
 
 
 class Admission:
@@ -48,9 +50,11 @@ class Admission:
         head = self._parse(with_length(before, after))
         line, terms = head.line, None
         origin = self._pipeline.admit(head.get, line.authority, local=self._local)
+        preflight = line.method == "OPTIONS" and origin is not None  # a browser sends no key with it
+        key = None if preflight else self._pipeline.key(head.get, line.path, local=self._local)
         route = match(line.path) if line.method == "POST" else None
         if route is not None:
-            terms = self._pipeline.terms(route, head.get, origin)
+            terms = self._pipeline.terms(route, head.get, origin, key)
         return AdmittedHead(
             line,
             terms,
@@ -61,6 +65,7 @@ class Admission:
             head.chunked,
             head.keep_alive,
             head.get("expect") is not None,
+            key,
         )
 
     def who(self, data: bytes) -> tuple[str, str | None]:

@@ -80,6 +80,8 @@ class Exchange:
         route = ask.terms.route
         try:
             target = pipeline.resolve.known.get((route.backend, ask.fields.model, route.mode))
+            if ask.terms.key is not None and target is not None:
+                ask.terms.key.check_model(target.name, *target.spec.bundle.references)
             if route.runner is not None:
                 lease = pipeline.lease_runner(ask, route.runner, target)
             else:
@@ -359,6 +361,8 @@ class Exchange:
             self._end_turn()
         if self._lease is not None:
             self._lease.release()
+        if self._ask.terms.key is not None:
+            self._ask.terms.key.end()
         self._pipeline.running.discard(self)
         self._pipeline.buffered -= len(self._ask.body)
         if self._meter is not None:

@@ -7,13 +7,14 @@ import msgspec
 from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.routes import Route
 from modelrunner.http.answers import Header
+from modelrunner.keys.ring import KeyHolder
 from modelrunner.types import KeepAlive
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
     """The head of an admitted inference request. It says nothing about the body, so requests with the same head share
     it. `request_id` is the client's own, `origin` the web page that sends the request, if any; `caller` and `batch` are
-    for the scheduler's order."""
+    for the scheduler's order. `key` is the API key that the client sent; None for the owner of the daemon."""
 
     route: Route
     origin: str | None
@@ -22,6 +23,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     batch: bool
     preload: bool
     progress: bool
+    key: KeyHolder | None = None
 
 
 class Inference(msgspec.Struct, frozen=True, gc=False):

@@ -22,7 +22,8 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
 
     `route` is the client's path with `{backend}` or `{runner}` for a name, `family` the API's. `status` is 499 for a
     client that left; `error` is the code of the error, "" without one. `model` is the name that the client wrote,
-    `model_name` that of the model that the runner serves, "" without a runner. `tail` is the end of the
+    `model_name` that of the model that the runner serves, "" without a runner; `key` is the name
+    of the API key, "" without one. `tail` is the end of the
     engine's answer, as long as the observers asked for. A request that was refused before its body was read has no
     `model` and no `caller`."""
 
@@ -36,6 +37,7 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     backend: str = ""
     runner: str = ""
     caller: str = ""
+    key: str = ""
     queued: float = 0.0
     loading: float = 0.0
     first_byte: float | None = None
@@ -94,6 +96,7 @@ def record_of(
         backend=key.backend if key is not None else route.backend or "",
         runner=lease.runner.id if lease is not None else "",
         caller=ask.terms.caller,
+        key=ask.terms.key.key.name if ask.terms.key is not None else "",
         queued=lease.waited - lease.loaded if lease is not None else 0.0,
         loading=lease.loaded if lease is not None else 0.0,
         first_byte=meter.first_byte - ask.arrived if meter.first_byte is not None else None,

@@ -13,6 +13,7 @@ from modelrunner.errors import (
     Misdirected,
     ModelRunnerError,
     PayloadTooLarge,
+    Unauthorized,
     Unavailable,
     UnsupportedMediaType,
 )
@@ -27,6 +28,7 @@ from modelrunner.gateway.response_store import ResponseStore
 from modelrunner.gateway.routes import Route, check_endpoint, dialect_of
 from modelrunner.http.answers import Header
 from modelrunner.http.limits import Limits
+from modelrunner.keys.ring import KeyHolder, KeyRing
 from modelrunner.scheduler import Lease, Scheduler, Target
 from modelrunner.types import KeepAlive, Mode
 
@@ -42,6 +44,7 @@ HEADERS = frozenset(
 GetHeader = Callable[[str], str | None]
 """Returns one of these by its name in lower case, None if the request lacks it."""
 _LONGEST_CALLER = 64
+_OPEN = frozenset(("/health", "/ready"))  # without a key: what watches the daemon has none
 
 
 class Resolve(Protocol):
@@ -64,15 +67,19 @@ class Resolve(Protocol):
 
 
 class Pipeline:
-    """`running` are the requests under way, `buffered` the bytes of their bodies. `observers` get the record of every
-    request. `responses` keeps those of the Responses API, None for none."""
+    """`keys` are the API keys, None where there can be none. `running` are the requests under way, `buffered` the bytes
+    of their bodies. `observers` get the record of every request.
+    `responses` keeps those of the Responses API, None for none."""
 
-    def __init__(self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits) -> None:
+    def __init__(
+        self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits, keys: KeyRing | None = None
+    ) -> None:
         self.resolve = resolve
         self.scheduler = scheduler
         self.access = access
         self.limits = limits
         self.responses: ResponseStore | None = None
+        self.keys = keys
         self.observers: tuple[Observer, ...] = ()
         self._access_log = AccessLog()
         self.quarantine = Quarantine()
@@ -96,7 +103,19 @@ class Pipeline:
             raise UnsupportedMediaType("compressed bodies are not taken: send the JSON as it is")
         return origin
 
-    def terms(self, route: Route, header: GetHeader, origin: str | None) -> Terms:
+    def key(self, header: GetHeader, path: str, *, local: bool) -> KeyHolder | None:
+        """Returns the API key of the request, None for the owner of the daemon: without keys that is everybody, else
+        whoever reaches the Unix socket. Raises `Unauthorized`."""
+        if not self.keys or path in _OPEN:
+            return None
+        text = _key_text(header)
+        if local:
+            return self.keys.known(text)
+        if not text:
+            raise Unauthorized("send an API key: `Authorization: Bearer KEY` or `X-API-Key: KEY`")
+        return self.keys.find(text)
+
+    def terms(self, route: Route, header: GetHeader, origin: str | None, key: KeyHolder | None = None) -> Terms:
         """Returns the terms of an admitted inference request from its head. Raises `UnsupportedMediaType`."""
         # A page can send other types without a preflight; programs (curl -d) often send a wrong type.
         if origin is not None and not _is_json(header("content-type")):
@@ -105,10 +124,11 @@ class Pipeline:
             route,
             origin,
             harmless_id(header("x-request-id")),
-            _caller(header),
-            (header("x-priority") or "").lower() == "batch",
+            key.key.name if key is not None else _caller(header),
+            (header("x-priority") or "").lower() == "batch" or (key is not None and key.key.batch),
             (header("x-preload-only") or "").lower() == "true",
             header("x-progress") == "events",
+            key,
         )
 
     def buffer(self, size: int, whole: int) -> None:
@@ -130,11 +150,13 @@ class Pipeline:
         self, terms: Terms, body: bytes, request_id: str, sink: Sink, fields: Fields | None = None
     ) -> Exchange:
         """Makes an exchange, which the caller starts. `fields` are those of the body, if it was decoded already. The
-        body counts as buffered until the exchange is over. Raises `BadRequest`."""
+        body counts as buffered until the exchange is over. Raises `BadRequest`, and what its API key refuses."""
         arrived = perf_counter()
         fields = fields or terms.route.dialect.read(body)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
         only_loads = terms.preload or fields.only_loads
+        if terms.key is not None:
+            terms.key.begin(id(sink))
         exchange = Exchange(self, Inference(terms, fields, keep, body, request_id, arrived, only_loads), sink)
         self.running.add(exchange)
         return exchange
@@ -151,7 +173,8 @@ class Pipeline:
 
     def observe(self, observer: Observer) -> None:
         """Adds an observer, which gets the record of every later request."""
-        self.observers = (*self.observers, observer)
+        if observer not in self.observers:
+            self.observers = (*self.observers, observer)
 
     def log_requests(self, wanted: bool) -> None:
         """Switches the access log on or off."""
@@ -176,6 +199,8 @@ class Pipeline:
         route = ask.terms.route
         await self.resolve.prepare(route.backend, ask.fields.model, route.mode)
         target = self.resolve(route.backend, ask.fields.model, route.mode)
+        if ask.terms.key is not None:
+            ask.terms.key.check_model(target.name, *target.spec.bundle.references)
         if route.runner is not None:
             lease = self.lease_runner(ask, route.runner, target)
             assert lease is not None
@@ -213,11 +238,15 @@ class Pipeline:
         return {"stage": self.resolve.stage} if target is None else self.scheduler.insight.progress(target)
 
 
+def _key_text(header: GetHeader) -> str:
+    scheme, _, token = (header("authorization") or "").partition(" ")
+    return header("x-api-key") or (token.strip() if scheme.lower() == "bearer" else "")
+
+
 def _caller(header: GetHeader) -> str:
     """Returns the caller's name for the scheduler: a part of the API key's hash, which is enough to distinguish keys;
     without a key, the name that the client gives."""
-    scheme, _, token = (header("authorization") or "").partition(" ")
-    key = header("x-api-key") or (token.strip() if scheme.lower() == "bearer" else "")
+    key = _key_text(header)
     return sha256(key.encode()).hexdigest()[:16] if key else (header("x-caller") or "")[:_LONGEST_CALLER]
 
 

@@ -1,10 +1,11 @@
-"""The observer that hands each request to the counters, the recent requests and the usage."""
+"""The observer that hands each request to the counters, the recent requests, the usage and the keys' token limits."""
 
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from modelrunner.gateway.exchange import Exchange
 from modelrunner.gateway.observers import RequestRecord
+from modelrunner.keys.ring import KeyRing
 from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry.counters import EventCounters, RequestCounters
 from modelrunner.telemetry.exposition import Exposition
@@ -18,8 +19,11 @@ class Telemetry:
 
     tail = 1536  # bytes: the counts stand in the last event of a stream, or at the end of a plain answer
 
-    def __init__(self, scheduler: Scheduler, under_way: Callable[[], Collection[Exchange]], state: Path) -> None:
+    def __init__(
+        self, scheduler: Scheduler, under_way: Callable[[], Collection[Exchange]], state: Path, keys: KeyRing
+    ) -> None:
         self._scheduler = scheduler
+        self._keys = keys
         self._counters = RequestCounters()
         self._events = EventCounters()
         self.recent = RecentRequests(under_way)
@@ -31,6 +35,8 @@ class Telemetry:
         self._counters.add(record, tokens)
         self.recent.take(record, tokens)
         self.usage.take(record, tokens)
+        if record.key and (holder := self._keys.holder(record.key)) is not None:
+            holder.spend(tokens.prompt + tokens.answer)
 
     async def count_events(self) -> None:
         """Counts the scheduler's events until it closes."""

@@ -129,15 +129,17 @@ def test_runtime_folders_that_were_abandoned_go(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["modelrunner-00000003", "modelrunner-00000004", "modelrunner-other"]
 
 
-@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", ":0", "192.0.2.1:80", "example.com:80", "*:80"])
-def test_only_loopback_is_listened_on(listen: str) -> None:
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "192.0.2.1:80"])
+def test_without_a_key_only_loopback_is_listened_on(listen: str) -> None:
     with pytest.raises(ConfigurationError, match="would open the daemon to others"):
         instance.bind_tcp(listen)
 
 
-@pytest.mark.parametrize("listen", ["12434", "localhost", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:65536"])
+@pytest.mark.parametrize(
+    "listen", ["12434", "localhost", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:65536", ":0", "example.com:80", "*:80"]
+)
 def test_an_address_that_is_none_is_said_so(listen: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no address"):
+    with pytest.raises(ConfigurationError, match=r"is no (IP )?address"):
         instance.bind_tcp(listen)
 
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
@@ -130,7 +131,9 @@ def refusal_headers(error: ModelRunnerError) -> tuple[Header, ...]:
     """Returns the headers that every family's errors have: when to try again, or that it is of no use."""
     headers: tuple[Header, ...] = ()
     if error.retry_after is not None:
-        headers += ((b"Retry-After", b"%d" % max(1, round(error.retry_after))),)
+        headers += ((b"Retry-After", b"%d" % max(1, ceil(min(error.retry_after, 1e6)))),)  # never too early
+    if error.status == 401:
+        headers += ((b"WWW-Authenticate", b"Bearer"),)
     if error.permanent:
         headers += ((b"x-should-retry", b"false"),)
     return headers

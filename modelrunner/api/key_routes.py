@@ -1,0 +1,67 @@
+"""API keys: made, listed without their text, rotated, revoked."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+
+from modelrunner import wire
+from modelrunner.api import wireforms
+from modelrunner.api.messages import json_response, read_json
+from modelrunner.errors import BadRequest
+from modelrunner.keys.ring import ApiKey, KeyRing, Scope
+from modelrunner.units import parse_age
+
+
+class KeyRoutes:
+    """`created` is called after a key was made."""
+
+    def __init__(self, keys: KeyRing, created: Callable[[], None]) -> None:
+        self._keys = keys
+        self._created = created
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/keys", self.list),
+            web.post("/keys", self.create),
+            web.delete("/keys/{name}", self.revoke),
+            web.post("/keys/{name}/rotate", self.rotate),
+        ]
+
+    async def list(self, request: web.Request) -> web.Response:
+        return json_response([wireforms.key(key) for key in self._keys])
+
+    async def create(self, request: web.Request) -> web.Response:
+        """The answer holds the key's text, which nobody can see again."""
+        wanted = await read_json(request, wire.KeyRequest)
+        known = list(Scope)
+        for scope in wanted.scopes:
+            if scope not in known:
+                raise BadRequest(f"{scope!r} is no scope: the scopes are {', '.join(known)}", param="scopes")
+        expires = time.time() + parse_age(wanted.expires) if wanted.expires else None
+        made, text = await asyncio.to_thread(
+            self._keys.create,
+            ApiKey(
+                name=wanted.name,
+                digest="",
+                scopes=tuple(map(Scope, wanted.scopes)),
+                models=tuple(wanted.models),
+                requests_per_minute=wanted.requests_per_minute,
+                tokens_per_minute=wanted.tokens_per_minute,
+                concurrency=wanted.concurrency,
+                batch=wanted.priority == "batch",
+                expires=expires,
+            ),
+        )
+        self._created()
+        return json_response(wire.KeyCreated(wireforms.key(made), text), status=201)
+
+    async def rotate(self, request: web.Request) -> web.Response:
+        made, text = await asyncio.to_thread(self._keys.rotate, request.match_info["name"])
+        return json_response(wire.KeyCreated(wireforms.key(made), text))
+
+    async def revoke(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        await asyncio.to_thread(self._keys.revoke, name)
+        return json_response({"revoked": name})

@@ -1,0 +1,22 @@
+"""The scope that an API key needs for a route of the control plane. A route that no rule names needs `admin`."""
+
+import re
+
+from modelrunner.keys.ring import Scope
+
+_LOOKING = ("GET", "HEAD", "OPTIONS")
+# The models that are here, for whoever may ask them.
+_LISTS = re.compile(r"/|/version|/models(/.*)?|(/engines(/[^/]+)?)?/v1/models(/.*)?|/api/(version|tags|ps|show)")
+# What brings, changes or removes models.
+_CHANGES = re.compile(
+    r"/models(/.*)?|(/engines(/[^/]+)?)?/v1/models/.*|/api/(pull|push|copy|delete|create|blobs/.*)|/engines/df"
+)
+
+
+def scope_of(method: str, path: str) -> Scope:
+    """`path` is the client's, without a query."""
+    if _LISTS.fullmatch(path) and (method in _LOOKING or path == "/api/show"):
+        return Scope.INFERENCE
+    if _CHANGES.fullmatch(path) or (path.startswith("/api/blobs/") and method == "HEAD"):
+        return Scope.MODELS
+    return Scope.ADMIN

@@ -1,0 +1,84 @@
+"""Limits over the last minute: of requests, exact, and of tokens.
+
+A refused client is told when to come again. That time is a promise: it is given to this client alone, and a slot is
+kept for it for a moment, so a client that obeys Retry-After is admitted, however many others ask meanwhile.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+
+WINDOW = 60.0
+"""Seconds."""
+GRACE = 2.0
+"""Seconds for which a promised slot is kept: a whole second because Retry-After has no fractions, and one for the
+client's way here."""
+_MOST_PROMISES = 1000
+
+
+class RequestLimit:
+    """At most `limit` requests in any 60 seconds."""
+
+    def __init__(self, limit: int, clock: Callable[[], float] = monotonic) -> None:
+        self.limit = limit
+        self._clock = clock
+        self._admitted: deque[float] = deque()
+        self._promised: dict[int, float] = {}  # client -> when its slot is free, the earliest first
+
+    def admit(self, client: int) -> float | None:
+        """Admits a request: returns None, or the seconds after which this client is to come again. `client` is any
+        number that distinguishes the connections of one key."""
+        now = self._clock()
+        while self._admitted and self._admitted[0] <= now - WINDOW:
+            self._admitted.popleft()
+        while self._promised and (first := next(iter(self._promised.items())))[1] + GRACE < now:
+            del self._promised[first[0]]  # nobody came
+        free = self.limit - len(self._admitted)
+        due = self._promised.get(client)
+        if due is not None and due > now:
+            return due - now
+        if free > 0 and (due is not None or free > len(self._promised)):
+            self._promised.pop(client, None)
+            self._admitted.append(now)
+            return None
+        return self._promise(client, now)
+
+    def _promise(self, client: int, now: float) -> float:
+        """Returns the seconds until a slot is free that was promised to nobody else."""
+        self._promised.pop(client, None)
+        taken = [*self._admitted, *(due + GRACE for due in self._promised.values())]
+        due = max(now + GRACE, taken[-self.limit] + WINDOW if len(taken) >= self.limit else now)
+        if len(self._promised) < _MOST_PROMISES:
+            self._promised[client] = due
+        return due - now
+
+
+class TokenLimit:
+    """No further request once the last 60 seconds cost `limit` tokens. They are known when a request ends, so the one
+    that passes the limit is still answered whole."""
+
+    def __init__(self, limit: int, clock: Callable[[], float] = monotonic) -> None:
+        self.limit = limit
+        self._clock = clock
+        self._spent: deque[tuple[float, int]] = deque()
+        self._sum = 0
+
+    def spend(self, tokens: int) -> None:
+        if tokens:
+            self._spent.append((self._clock(), tokens))
+            self._sum += tokens
+
+    def wait(self) -> float | None:
+        """Returns None while tokens are left, else the seconds until some are."""
+        now = self._clock()
+        while self._spent and self._spent[0][0] <= now - WINDOW:
+            self._sum -= self._spent.popleft()[1]
+        left = self._sum
+        if left < self.limit:
+            return None
+        for time, tokens in self._spent:
+            left -= tokens
+            if left < self.limit:
+                return time + WINDOW - now
+        return math.inf

@@ -1,0 +1,188 @@
+"""The API keys of this daemon: made, found, revoked, and kept as digests."""
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from modelrunner.durable import JsonFile
+from modelrunner.errors import BadRequest, Conflict, Forbidden, KeyNotFound, RateLimited, Unauthorized
+from modelrunner.keys.limits import RequestLimit, TokenLimit
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PREFIX = "mr-"
+_BUSY_PAUSE = 1.0  # seconds, for Retry-After where a key has as many requests under way as it may
+
+
+class Scope(StrEnum):
+    """What a key may do: ask models, change the models that are here, or everything about the daemon."""
+
+    INFERENCE = "inference"
+    MODELS = "models"
+    ADMIN = "admin"
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key without its text. `models` are patterns with `*` of model names, () for all. Limits are None where there is
+    none: requests and tokens in any 60 seconds, and requests at the same time. `batch` requests let others go first.
+    `created` and `expires` are in Unix seconds."""
+
+    name: str
+    digest: str
+    scopes: tuple[Scope, ...] = (Scope.INFERENCE,)
+    models: tuple[str, ...] = ()
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+    batch: bool = False
+    created: float = 0.0
+    expires: float | None = None
+
+
+class KeyHolder:
+    """A key in use: its limits, and what it has under way."""
+
+    def __init__(self, key: ApiKey, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self.key = key
+        self._wall = wall
+        self._requests = RequestLimit(key.requests_per_minute, clock) if key.requests_per_minute else None
+        self._tokens = TokenLimit(key.tokens_per_minute, clock) if key.tokens_per_minute else None
+        self.running = 0
+
+    def check(self, scope: Scope) -> None:
+        """Raises `Unauthorized` once the key has expired, and `Forbidden` for a scope that it lacks."""
+        if self.key.expires is not None and self._wall() >= self.key.expires:
+            raise Unauthorized(f"the key {self.key.name} has expired: make another with `modelrunner keys create`")
+        if scope not in self.key.scopes:
+            raise Forbidden(f"the key {self.key.name} lacks the scope {scope}; it has {', '.join(self.key.scopes)}")
+
+    def check_model(self, *names: str) -> None:
+        """`names` are those that the model is known by. Raises `Forbidden` unless the key allows one of them."""
+        patterns = self.key.models
+        if patterns and not any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
+            raise Forbidden(f"the key {self.key.name} may not use {names[0]}; it may use {', '.join(patterns)}")
+
+    def begin(self, client: int) -> None:
+        """Counts an inference request in; `end` counts it out. `client` distinguishes the key's connections. Raises
+        `RateLimited`, `Unauthorized`, `Forbidden`."""
+        self.check(Scope.INFERENCE)
+        key = self.key
+        if key.concurrency is not None and self.running >= key.concurrency:
+            raise RateLimited(
+                f"the key {key.name} may have {key.concurrency} requests under way at once", retry_after=_BUSY_PAUSE
+            )
+        if self._tokens is not None and (wait := self._tokens.wait()) is not None:
+            raise RateLimited(f"the key {key.name} may use {key.tokens_per_minute} tokens a minute", retry_after=wait)
+        if self._requests is not None and (wait := self._requests.admit(client)) is not None:
+            raise RateLimited(
+                f"the key {key.name} may send {key.requests_per_minute} requests a minute", retry_after=wait
+            )
+        self.running += 1
+
+    def end(self) -> None:
+        self.running -= 1
+
+    def spend(self, tokens: int) -> None:
+        """Counts the tokens of a request that ended, those of its prompt included."""
+        if self._tokens is not None:
+            self._tokens.spend(tokens)
+
+
+class KeyRing:
+    """`watchers` are called after every change. A ring that is `needed` keeps its last key: the daemon listens beyond
+    loopback. `clock` is monotonic, `wall` the time of day, both in seconds."""
+
+    def __init__(
+        self, path: Path, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
+    ) -> None:
+        """Raises `StorageFailed` for a damaged file: without it, keys that were revoked could not be told from others,
+        and a daemon without keys would let everybody in."""
+        self._file = JsonFile(path, list[ApiKey], required=True)
+        self._clock = clock
+        self._wall = wall
+        self.needed = False
+        self.watchers: list[Callable[[], None]] = []
+        self._holders: dict[str, KeyHolder] = {}
+        self._by_digest: dict[str, KeyHolder] = {}
+        self._use(self._file.load() or [])
+
+    def __bool__(self) -> bool:
+        """True if there are keys, so that TCP is open to their owners alone."""
+        return bool(self._holders)
+
+    def __iter__(self) -> Iterator[ApiKey]:
+        return iter([holder.key for holder in self._holders.values()])
+
+    def holder(self, name: str) -> KeyHolder | None:
+        return self._holders.get(name)
+
+    def find(self, text: str) -> KeyHolder:
+        """The key with this text, expired or not. Raises `Unauthorized`.
+
+        The look-up is by digest: how long it takes tells nothing about the text of a key that is here."""
+        found = self._by_digest.get(_digest(text))
+        if found is None:
+            raise Unauthorized("this API key is not known here: look at `modelrunner keys ls`")
+        return found
+
+    def known(self, text: str) -> KeyHolder | None:
+        """The key with this text, None without one."""
+        return self._by_digest.get(_digest(text))
+
+    def create(self, key: ApiKey) -> tuple[ApiKey, str]:
+        """Keeps a new key, whose `digest` and `created` are set here; returns it with its text, which is kept nowhere.
+        Blocks. Raises `BadRequest`, `Conflict`, `OSError`."""
+        if not _NAME.fullmatch(key.name):
+            raise BadRequest(f"{key.name!r} is no name of a key: letters, digits, dots and dashes, at most 64")
+        if key.name in self._holders:
+            raise Conflict(
+                f"there is a key {key.name} already: `modelrunner keys rotate {key.name}` gives it a new text"
+            )
+        return self._keep(key)
+
+    def rotate(self, name: str) -> tuple[ApiKey, str]:
+        """Gives a key a new text; the old one is refused from now on. Raises `KeyNotFound`, `OSError`."""
+        return self._keep(self._get(name).key)
+
+    def revoke(self, name: str) -> None:
+        """Raises `KeyNotFound`, `Conflict` for a last key that is needed, `OSError`."""
+        self._get(name)
+        if self.needed and len(self._holders) == 1:
+            raise Conflict(f"{name} is the last key, and the daemon listens beyond loopback: make another one first")
+        self._save([key for key in self if key.name != name])
+
+    def _get(self, name: str) -> KeyHolder:
+        if name not in self._holders:
+            raise KeyNotFound(f"there is no key {name}: `modelrunner keys ls` shows those that are")
+        return self._holders[name]
+
+    def _keep(self, key: ApiKey) -> tuple[ApiKey, str]:
+        text = _PREFIX + secrets.token_urlsafe(32)
+        made = msgspec.structs.replace(key, digest=_digest(text), created=self._wall())
+        self._save([*(each for each in self if each.name != key.name), made])
+        return made, text
+
+    def _save(self, keys: list[ApiKey]) -> None:
+        self._file.save(keys)
+        self._use(keys)
+
+    def _use(self, keys: list[ApiKey]) -> None:
+        """A key that got a new text keeps what it counted."""
+        holders = {}
+        for key in keys:
+            holders[key.name] = holder = self._holders.get(key.name) or KeyHolder(key, self._clock, self._wall)
+            holder.key = key
+        self._holders = holders
+        self._by_digest = {holder.key.digest: holder for holder in holders.values()}
+        for changed in self.watchers:
+            changed()
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

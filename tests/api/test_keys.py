@@ -1,0 +1,145 @@
+"""API keys through HTTP: who gets in where."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+
+from modelrunner.keys.ring import Scope
+from tests.api.conftest import Daemon, StartDaemon
+
+CHAT = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
+FAMILIES = {
+    "/v1/chat/completions": CHAT,
+    "/v1/messages": {**CHAT, "max_tokens": 4},
+    "/api/chat": {**CHAT, "stream": False},
+}
+
+
+async def make_key(daemon: Daemon, **wanted: Any) -> str:
+    async with daemon.unix.post("/keys", json={"name": "kim"} | wanted) as answer:
+        assert answer.status == 201, await answer.text()
+        return str((await answer.json())["text"])
+
+
+async def call(daemon: Daemon, method: str, path: str, key: str = "", body: Any = None) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with daemon.tcp.request(method, path, json=body, headers=headers) as answer:
+        return answer.status, await answer.json(content_type=None)
+
+
+async def test_without_keys_nothing_changes(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    assert (await call(daemon, "POST", "/v1/chat/completions", "sk-any", CHAT))[0] == 200
+
+
+async def test_with_a_key_everybody_needs_one_on_tcp(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    assert (await call(daemon, "POST", "/v1/chat/completions", body=CHAT))[0] == 200
+    key = await make_key(daemon)
+    for path, body in FAMILIES.items():
+        for wrong in ("", "mr-wrong", key[:-1], key + "x"):
+            status, told = await call(daemon, "POST", path, wrong, body)
+            assert status == 401, (path, told)
+            assert key not in str(told)
+        assert (await call(daemon, "POST", path, key, body))[0] == 200
+    async with daemon.tcp.post("/v1/messages", json=FAMILIES["/v1/messages"], headers={"x-api-key": key}) as answer:
+        assert answer.status == 200
+    async with daemon.unix.post("/v1/chat/completions", json=CHAT) as answer:
+        assert answer.status == 200
+    async with daemon.tcp.post("/v1/chat/completions", json=CHAT) as refused:
+        assert refused.headers["WWW-Authenticate"] == "Bearer"
+
+
+async def test_a_revoked_key_is_refused_on_an_open_connection(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    await make_key(daemon, name="other")
+    key = await make_key(daemon)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:
+        url = f"http://127.0.0.1:{daemon.port}/v1/chat/completions"
+        statuses = []
+        for step in range(2):
+            async with session.post(url, json=CHAT, headers={"X-API-Key": key}) as answer:
+                statuses.append(answer.status)
+            if step == 0:
+                async with daemon.unix.delete("/keys/kim") as done:
+                    assert done.status == 200
+    assert statuses == [200, 401]
+
+
+async def test_a_key_of_some_models(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"team/smol": 0, "other": 1})
+    key = await make_key(daemon, models=["team/*"])
+    assert (await call(daemon, "POST", "/v1/chat/completions", key, {**CHAT, "model": "team/smol"}))[0] == 200
+    for _ in range(2):  # cold, and then with its target known
+        status, told = await call(daemon, "POST", "/v1/chat/completions", key, {**CHAT, "model": "other"})
+        assert (status, told["error"]["code"]) == (403, "forbidden")
+    async with daemon.unix.get("/engines/ps") as answer:
+        assert [runner["model_name"] for runner in await answer.json()] == ["team/smol"]
+
+
+async def test_limits_are_exact_and_told(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    key, free = await make_key(daemon, requests_per_minute=5), await make_key(daemon, name="free")
+    asked = [call(daemon, "POST", "/v1/chat/completions", key, CHAT) for _ in range(30)]
+    free_asked = [call(daemon, "POST", "/v1/chat/completions", free, CHAT) for _ in range(10)]
+    statuses = [status for status, _ in await asyncio.gather(*asked, *free_asked)]
+    assert sorted(statuses[:30]) == [200] * 5 + [429] * 25
+    assert statuses[30:] == [200] * 10
+    async with daemon.tcp.post("/v1/chat/completions", json=CHAT, headers={"X-API-Key": key}) as refused:
+        assert refused.status == 429
+        assert 1 <= int(refused.headers["Retry-After"]) <= 90
+        assert (await refused.json())["error"]["code"] == "rate_limited"
+
+
+async def test_tokens_are_counted_by_the_engine(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0}, telemetry=False)
+    key = await make_key(daemon, tokens_per_minute=20)
+    statuses = [(await call(daemon, "POST", "/v1/chat/completions", key, CHAT))[0] for _ in range(3)]
+    assert statuses == [200, 200, 429]  # 3 of the prompt and 8 of the answer each
+
+
+async def test_usage_by_key(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    key = await make_key(daemon, scopes=["inference", "admin"])
+    await call(daemon, "POST", "/v1/chat/completions", key, CHAT)
+    _, usage = await call(daemon, "GET", "/usage?by=key", key)
+    assert [(each["name"], each["requests"]) for each in usage] == [("kim", 1)]
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+async def test_each_scope_opens_its_routes(start_daemon: StartDaemon, scope: Scope) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    key = await make_key(daemon, scopes=[scope])
+    expected = {
+        Scope.INFERENCE: [("GET", "/v1/models"), ("GET", "/models"), ("GET", "/api/tags"), ("GET", "/version")],
+        Scope.MODELS: [("POST", "/models/smol/tag?repo=x"), ("DELETE", "/models/nope"), ("GET", "/engines/df")],
+        Scope.ADMIN: [("GET", "/engines/ps"), ("GET", "/keys"), ("GET", "/logs?lines=0"), ("POST", "/nowhere")],
+    }
+    for needed, routes in expected.items():
+        for method, path in routes:
+            headers = {"X-API-Key": key}
+            async with daemon.tcp.request(method, path, headers=headers) as answer:
+                assert (answer.status == 403) == (needed is not scope), (method, path, answer.status)
+    for path in ("/health", "/ready"):
+        assert (await call(daemon, "GET", path))[0] == 200
+
+
+async def test_a_preflight_needs_no_key(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0}, origins=("http://page.example",))
+    await make_key(daemon)
+    headers = {"Origin": "http://page.example", "Access-Control-Request-Method": "POST"}
+    async with daemon.tcp.options("/v1/chat/completions", headers=headers) as answer:
+        assert answer.status in (200, 204)
+
+
+async def test_the_last_key_of_an_open_daemon_stays(start_daemon: StartDaemon) -> None:
+    first = await start_daemon()
+    await make_key(first)
+    async with first.unix.post("/shutdown"):
+        pass
+    await first.task
+    second = await start_daemon(listen="0.0.0.0:0")
+    async with second.unix.delete("/keys/kim") as answer:
+        assert answer.status == 409

@@ -1,0 +1,68 @@
+"""Limits are exact, and a client that comes when it was told to is admitted."""
+
+import heapq
+import math
+import random
+
+import pytest
+
+from modelrunner.keys.limits import WINDOW, RequestLimit, TokenLimit
+from tests.fakes import FakeClock
+
+
+@pytest.mark.parametrize(("clients", "limit"), [(64, 30), (64, 600), (5, 3), (200, 10), (3, 1)])
+def test_clients_that_obey(clients: int, limit: int) -> None:
+    """Each asks again at once when it was admitted, and at the told time when it was not."""
+    chance, clock = random.Random(clients * limit), FakeClock(0.0)
+    requests = RequestLimit(limit, clock)
+    coming = [(chance.random(), client, False) for client in range(clients)]
+    heapq.heapify(coming)
+    admitted: list[float] = []
+    while coming[0][0] < 5 * WINDOW:
+        clock.now, client, obeys = heapq.heappop(coming)
+        wait = requests.admit(client)
+        assert wait is None or not obeys
+        if wait is None:
+            admitted.append(clock.now)
+            heapq.heappush(coming, (clock.now + chance.random() / 10, client, False))
+        else:
+            later = max(1, math.ceil(wait)) + chance.random() / 20
+            heapq.heappush(coming, (clock.now + later, client, True))
+    assert all(later - earlier >= WINDOW for earlier, later in zip(admitted, admitted[limit:], strict=False)), (
+        "more than the limit in one minute"
+    )
+    assert len(admitted) >= 4 * limit
+
+
+def test_a_client_that_does_not_come_back_holds_nothing_up() -> None:
+    clock = FakeClock(0.0)
+    requests = RequestLimit(1, clock)
+    assert requests.admit(1) is None
+    for stranger in range(2, 50):
+        assert requests.admit(stranger) is not None
+    clock.advance(100 * WINDOW)
+    assert requests.admit(99) is None
+
+
+def test_coming_early_is_told_the_same_time_again() -> None:
+    clock = FakeClock(0.0)
+    requests = RequestLimit(1, clock)
+    requests.admit(1)
+    first = requests.admit(2)
+    assert first is not None
+    clock.advance(10)
+    assert requests.admit(2) == pytest.approx(first - 10)
+
+
+def test_tokens_of_the_last_minute() -> None:
+    clock = FakeClock(0.0)
+    tokens = TokenLimit(100, clock)
+    tokens.spend(60)
+    clock.advance(10)
+    assert tokens.wait() is None
+    tokens.spend(60)
+    assert tokens.wait() == pytest.approx(50)
+    clock.advance(50)
+    assert tokens.wait() is None
+    tokens.spend(500)
+    assert tokens.wait() == pytest.approx(WINDOW)

@@ -1,0 +1,98 @@
+"""Keys are kept as digests, survive, and fail closed."""
+
+from pathlib import Path
+
+import pytest
+
+from modelrunner.errors import BadRequest, Conflict, Forbidden, KeyNotFound, RateLimited, StorageFailed, Unauthorized
+from modelrunner.keys.ring import ApiKey, KeyRing, Scope
+from tests.fakes import FakeClock
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+def test_a_key_survives_and_its_text_is_kept_nowhere(file: Path) -> None:
+    made, text = KeyRing(file).create(ApiKey(name="kim", digest="", models=("ai/*",)))
+    assert text not in file.read_text()
+    again = KeyRing(file)
+    assert again.find(text).key == made
+    assert file.stat().st_mode & 0o077 == 0
+    with pytest.raises(Unauthorized):
+        again.find(text + "x")
+
+
+def test_a_rotated_or_revoked_key_is_refused(file: Path) -> None:
+    ring = KeyRing(file)
+    _, old = ring.create(ApiKey(name="kim", digest=""))
+    _, new = ring.rotate("kim")
+    with pytest.raises(Unauthorized):
+        ring.find(old)
+    assert ring.find(new).key.name == "kim"
+    ring.revoke("kim")
+    for each in (ring, KeyRing(file)):
+        with pytest.raises(Unauthorized):
+            each.find(new)
+    with pytest.raises(KeyNotFound):
+        ring.revoke("kim")
+
+
+def test_names(file: Path) -> None:
+    ring = KeyRing(file)
+    ring.create(ApiKey(name="kim", digest=""))
+    with pytest.raises(Conflict):
+        ring.create(ApiKey(name="kim", digest=""))
+    for name in ("", "a b", "../x", "k" * 65):
+        with pytest.raises(BadRequest):
+            ring.create(ApiKey(name=name, digest=""))
+
+
+def test_a_damaged_file_does_not_open_the_daemon(file: Path) -> None:
+    KeyRing(file).create(ApiKey(name="kim", digest=""))
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(StorageFailed, match="is damaged"):
+        KeyRing(file)
+    assert file.exists()
+
+
+def test_scopes_models_and_expiry(file: Path) -> None:
+    wall = FakeClock(0.0)
+    ring = KeyRing(file, wall=wall)
+    _, text = ring.create(ApiKey(name="kim", digest="", models=("ai/smol*", "hf.co/*"), expires=100.0))
+    kim = ring.find(text)
+    kim.check(Scope.INFERENCE)
+    with pytest.raises(Forbidden):
+        kim.check(Scope.ADMIN)
+    kim.check_model("ai/smollm2:latest")
+    kim.check_model("sha256:1", "hf.co/a/b")
+    with pytest.raises(Forbidden):
+        kim.check_model("ai/other:latest")
+    wall.now = 100.0
+    with pytest.raises(Unauthorized, match="has expired"):
+        kim.check(Scope.INFERENCE)
+
+
+def test_limits(file: Path) -> None:
+    clock = FakeClock(0.0)
+    ring = KeyRing(file, clock=clock)
+    _, text = ring.create(ApiKey(name="kim", digest="", requests_per_minute=3, tokens_per_minute=10, concurrency=2))
+    kim = ring.find(text)
+    kim.begin(1)
+    kim.begin(2)
+    with pytest.raises(RateLimited, match="at once"):
+        kim.begin(3)
+    kim.end()
+    kim.begin(3)
+    kim.end()
+    with pytest.raises(RateLimited, match="3 requests a minute") as refused:
+        kim.begin(4)
+    assert refused.value.retry_after == pytest.approx(60)
+    _, text = ring.rotate("kim")
+    with pytest.raises(RateLimited):
+        ring.find(text).begin(5)
+    clock.advance(70)
+    kim.spend(10)
+    with pytest.raises(RateLimited, match="10 tokens a minute"):
+        kim.begin(1)
