@@ -16,6 +16,12 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
 
+    def rest(self) -> str:
+        """What has come after the text of the last call of `wait_for`; for a program that has ended."""
+        while select.select([self._descriptor], [], [], 0)[0]:
+            self._seen += os.read(self._descriptor, 4096).decode("utf-8", "replace")
+        return self._seen
+
     def wait_for(self, text: str, limit: float = HUNG) -> None:
         """Reads until `text` comes, after the text of the last call. Fails after `limit` silent seconds."""
         while text not in self._seen:

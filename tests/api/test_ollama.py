@@ -11,6 +11,7 @@ import pytest
 from tests.api.conftest import Daemon, StartDaemon
 from tests.pull.hub import Hub, Repository
 from tests.pull.models import gguf
+from tests.waiting import HUNG
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 NAME = "hf.co/Org/Tiny-GGUF"
@@ -95,7 +96,7 @@ async def test_what_runs_and_its_end(client: Made) -> None:
 async def test_no_keep_alive_unloads_after_the_answer(client: Made) -> None:
     _, made = client
     await made.chat("smol", HELLO, keep_alive=0)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HUNG):
         while (await made.ps()).models:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -157,7 +158,7 @@ async def test_a_stream_that_is_left_ends_its_request(client: Made) -> None:
     await anext(aiter(stream))
     await stream.aclose()  # type: ignore[attr-defined]
     in_use = True
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HUNG):
         while in_use:
             async with daemon.tcp.get("/engines/ps") as answer:
                 [runner] = await answer.json()

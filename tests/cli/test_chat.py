@@ -183,6 +183,20 @@ def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(daemon: FakeDaemon) -> Non
     assert asked(daemon) == [[SYSTEM, "first"], [SYSTEM, "first", "half an", "second"]]
 
 
+def test_keys_typed_during_an_answer_do_not_stand_in_it(daemon: FakeDaemon) -> None:
+    daemon.answers |= {
+        "GET /models/m": {},
+        "GET /v1/models/m": {"backend": None},
+        ANSWER: words("half an", hold=Handler.wait_for_client_to_leave),
+    }
+    with on_a_terminal("run", "m", "first") as (terminal, process):
+        terminal.wait_for("half an")
+        assert daemon.waits.wait(HUNG)
+        terminal.type("typed too early\r\x03")
+        assert process.wait(HUNG) == 130
+        assert "typed too early" not in terminal.rest()
+
+
 def test_the_model_is_loaded_while_the_person_writes(daemon: FakeDaemon) -> None:
     loaded = threading.Event()
     daemon.answers["POST /engines/preload"] = replace(words(), hold=lambda handler: loaded.set())

@@ -98,6 +98,21 @@ def test_progress_on_a_terminal_is_a_bar_and_escapes_names(monkeypatch: pytest.M
     assert "\x1b]0;title" not in terminal.getvalue()
 
 
+def test_the_bar_says_what_is_done_before_the_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing comes of an uninstallation until it is over."""
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+
+    def lines() -> Iterator[Progress]:
+        seen.append(screen.getvalue())
+        yield Progress("success", "done")
+
+    seen: list[str] = []
+    follow(lines(), "the uninstall of vllm", "uninstall vllm")
+    assert "uninstall vllm" in seen[0]
+
+
 def test_an_error_in_the_middle_of_progress_is_raised() -> None:
     def broken() -> Iterator[Progress]:
         yield Progress("progress", "x")

@@ -70,7 +70,9 @@ def test_every_parameter_is_sent(daemon: FakeDaemon, cli: Cli) -> None:
 
 def test_context_size_and_backend_are_configured_first(daemon: FakeDaemon, cli: Cli) -> None:
     daemon.answers["POST /engines/_configure"] = {}
-    assert cli("run", "m", "q", "--context-size", "512", "--backend", "llama.cpp").code == 0
+    result = cli("run", "m", "q", "--context-size", "512", "--backend", "llama.cpp")
+    assert result.code == 0
+    assert "for everybody; `modelrunner configure m` shows and changes that" in result.err
     wanted = {"model": "m", "apply": "restart", "backend": "llama.cpp", "context-size": 512}
     assert daemon.asked("POST", "/engines/_configure") == [wanted]
     assert [r.path for r in daemon.requests].index("/engines/_configure") < len(daemon.requests) - 1

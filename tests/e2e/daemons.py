@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 
 from tests.waiting import HUNG
 
@@ -100,7 +101,8 @@ def until(condition: Callable[[], Any]) -> Any:
     """The first true value of `condition`."""
     deadline = time.monotonic() + HUNG
     while not (value := condition()):
-        assert time.monotonic() < deadline, "what was waited for did not come"
+        if time.monotonic() > deadline:
+            pytest.fail("what was waited for did not come")
         time.sleep(0.01)
     return value
 

@@ -7,6 +7,7 @@ from typing import Any
 from modelrunner.backend import BackendStatus
 from modelrunner.types import Bundle, RequiredMemory, RunSpec
 from tests.fakes import FakeBackend
+from tests.waiting import HUNG
 
 released = threading.Event()
 
@@ -24,7 +25,7 @@ class Rogue(FakeBackend):
         if self.fault == "status raises":
             raise RuntimeError("no status today")
         if self.fault == "status blocks":
-            released.wait(600)
+            released.wait(5 * HUNG)
         return super().status()
 
     async def disk_usage(self) -> int:
@@ -43,7 +44,7 @@ class Rogue(FakeBackend):
             case "hangs":
                 await asyncio.Event().wait()
             case "blocks":
-                released.wait(600)
+                released.wait(5 * HUNG)
         return await super().required_memory(spec)
 
 

@@ -199,7 +199,7 @@ async def test_the_queue_of_a_model_is_bounded_and_its_own() -> None:
     scheduler = world.scheduler(max_queue=3)
     waiting = [asyncio.create_task(scheduler.acquire(target("a", parallel=4))) for _ in range(3)]
     await settle()
-    with pytest.raises(QueueFull) as caught:
+    with pytest.raises(QueueFull, match=r"^3 requests wait for a, as many as") as caught:
         await scheduler.acquire(target("a", parallel=4))
     assert caught.value.retry_after is not None
     (await scheduler.acquire(target("b"))).release()
