@@ -24,7 +24,7 @@ from single import backends, serving, store_of, tested_models
 
 from modelrunner.engine.runner import Runner
 from modelrunner.scheduler import Ledger
-from modelrunner.scheduler.factory import measure
+from modelrunner.scheduler.runnerfactory import measure
 from modelrunner.types import Bundle, Mode, ProcessOptions, RequiredMemory, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend
 from modelrunner_llamacpp.engines import Kind

@@ -67,11 +67,11 @@ class SystemRoutes:
     async def ready(self, request: web.Request) -> web.Response:
         """Answers 503 with the reason while the daemon should get no requests. A model that keeps failing, and that is
         neither pinned nor preloaded, is named with 200: the others are served."""
-        health, insight = self._health(), self._scheduler.insight
+        health, diagnostics = self._health(), self._scheduler.diagnostics
         ending = health.status == "shutting_down"
         trouble = "the daemon is shutting down" if ending else self._addresses.trouble or stuck()
-        trouble = trouble or await insight.trouble()
-        failing = insight.failing({model.id: model.name for model in self._library})
+        trouble = trouble or await diagnostics.trouble()
+        failing = diagnostics.failing({model.id: model.name for model in self._library})
         unready = bool(trouble) or any(map(self._is_needed, failing))
         reason = "; ".join(filter(None, [trouble, *failing.values()]))
         status = "error" if unready and not ending else health.status

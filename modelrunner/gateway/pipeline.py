@@ -235,7 +235,7 @@ class Pipeline:
         """Returns the reason for a request's wait: `stage`, in a word or two, and the expected time, as far as it is
         known."""
         target = self.resolve.known.get((ask.terms.route.backend, ask.fields.model, ask.terms.route.mode))
-        return {"stage": self.resolve.stage} if target is None else self.scheduler.insight.progress(target)
+        return {"stage": self.resolve.stage} if target is None else self.scheduler.diagnostics.progress(target)
 
 
 def _key_text(header: GetHeader) -> str:

@@ -34,17 +34,19 @@ class Advisor:
         """Explains what the model's requests wait for, or what its next request would wait for; by default in its main
         mode. Also explains a model that is being pulled, or whose engine is missing. Raises `ModelNotFound`,
         `InvalidReference`, `BadRequest`, and the errors of the backend's estimate."""
-        insight = self._scheduler.insight
+        diagnostics = self._scheduler.diagnostics
         try:
             target = await self._target(reference, mode)
         except ModelNotFound:
             if (pull := self._puller.under_way(reference)) is None:
                 raise
-            return insight.absent(reference, "pulling", Obstacle.PULL, f"{reference} is being pulled: {pull.message}")
+            return diagnostics.absent(
+                reference, "pulling", Obstacle.PULL, f"{reference} is being pulled: {pull.message}"
+            )
         except (BackendUnavailable, Unavailable) as error:
             state = "installing" if isinstance(error, Unavailable) else "failed"
-            return insight.absent(reference, state, Obstacle.INSTALL, error.message)
-        return await insight.why(target)
+            return diagnostics.absent(reference, state, Obstacle.INSTALL, error.message)
+        return await diagnostics.why(target)
 
     async def fit(self, reference: str) -> FitAdvice:
         """Whether the model would get its memory now. A model that is not here is estimated from its header, if its
@@ -52,7 +54,7 @@ class Advisor:
         as `why`, and `NotImplementedHere` where a source cannot say how large its model is."""
         free = (await asyncio.to_thread(shutil.disk_usage, self._store.data)).free
         try:
-            return FitAdvice(await self._scheduler.insight.fit(await self._target(reference, None)), 0, free)
+            return FitAdvice(await self._scheduler.diagnostics.fit(await self._target(reference, None)), 0, free)
         except ModelNotFound:
             preview = await self._puller.preview(reference)
             return FitAdvice(await self._fit_unseen(reference, preview), preview.size, free)
@@ -63,8 +65,8 @@ class Advisor:
                 bundle, mode = preview.bundle, main_mode(preview.bundle)
                 backend = await asyncio.to_thread(self._resolver.backend_of, None, bundle, mode)
                 target = self._resolver.target(backend, bundle, mode, ModelSettings({}))
-                return await self._scheduler.insight.fit(target)
-        found = self._scheduler.insight.fit_bytes(reference, preview.size)
+                return await self._scheduler.diagnostics.fit(target)
+        found = self._scheduler.diagnostics.fit_bytes(reference, preview.size)
         told = f"{found.reason}. This counts the files alone: a context needs more, which is known once it is pulled"
         return replace(found, reason=told)
 

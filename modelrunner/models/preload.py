@@ -40,7 +40,7 @@ class Preloader:
         waiting = asyncio.ensure_future(self._scheduler.acquire(target))
         try:
             while not waiting.done():
-                progress = self._scheduler.insight.progress(target)
+                progress = self._scheduler.diagnostics.progress(target)
                 report(_told(target.name, progress["stage"], progress["expected_seconds"]))
                 await asyncio.wait((waiting,), timeout=_TELL_EVERY)
             waiting.result().release()
@@ -62,7 +62,7 @@ class Preloader:
                     seen = event.id
                     if event.event == "ready" and event.model in failed:
                         failed.remove(event.model)
-                        self._scheduler.insight.missing(event.model, None)
+                        self._scheduler.diagnostics.missing(event.model, None)
                     elif event.event in _MENDING:
                         failed = await self._load(failed)
 
@@ -82,9 +82,9 @@ class Preloader:
             fault = None if isinstance(error, ModelRunnerError) else error
             log.error("%s could not be loaded at the start: %s", model, error, exc_info=fault)
             self._scheduler.events.emit("refuse", model=model, reason=f"it could not be loaded at the start: {error}")
-            self._scheduler.insight.missing(model, str(error))
+            self._scheduler.diagnostics.missing(model, str(error))
             return False
-        self._scheduler.insight.missing(model, None)
+        self._scheduler.diagnostics.missing(model, None)
         return True
 
 

@@ -1,9 +1,9 @@
 """Decides which runners exist and which request gets which. `plan` decides, `Scheduler` acts."""
 
 from modelrunner.scheduler.events import EventRecord
-from modelrunner.scheduler.factory import MakeRunner, RunnerFactory
 from modelrunner.scheduler.ledger import Ledger
 from modelrunner.scheduler.memory import MemoryProbe, Probe
+from modelrunner.scheduler.runnerfactory import MakeRunner, RunnerFactory
 from modelrunner.scheduler.scheduler import Scheduler
 from modelrunner.scheduler.slots import Lease, Target
 from modelrunner.scheduler.state import Phase

@@ -1,8 +1,8 @@
 """GPUs with a memory of their own: how much there is, what is free, and what each process holds.
 
-NVIDIA's are asked through `nvidia-smi`: it is there wherever the driver is, needs no package, and one that hangs in a
-broken driver is a child to give up rather than a thread of the daemon. AMD's are read from sysfs. A GPU that shares the
-main memory (Apple, Jetson) has none of its own to count.
+NVIDIA's figures come from `nvidia-smi`: every driver brings it, it needs no package, and where a broken driver hangs, a
+child process hangs and no thread of the daemon. AMD's figures come from sysfs. A GPU that shares the main memory
+(Apple, Jetson) does not count.
 """
 
 import os
@@ -32,7 +32,7 @@ def devices(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> 
 
 
 def held_by(found: Iterable[DeviceMemory], pids: Iterable[int]) -> tuple[int, ...]:
-    """What these processes hold of each device; empty if a driver does not say."""
+    """Bytes that these processes hold of each device; empty if a driver does not say."""
     told, pids = [device.held for device in found], set(pids)
     return () if None in told else tuple(sum(held.get(pid, 0) for pid in pids) for held in told if held is not None)
 

@@ -1,5 +1,5 @@
-"""The memory that each model needs: the backend's estimate, then what the engine itself says, then what a run was
-measured to hold. And the scheduler's account of memory: the budget, and what its runners hold."""
+"""The memory that each model needs: what a run was measured to hold, else what the engine itself says, else the
+backend's estimate. `Account` adds the budget and the measurements of the scheduler's runners."""
 
 import asyncio
 import json
@@ -16,8 +16,8 @@ from modelrunner.durable import JsonFile
 from modelrunner.errors import EngineFailed, ModelRunnerError
 from modelrunner.plugins.isolation import asked
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler.factory import Measure
 from modelrunner.scheduler.memory import Probe
+from modelrunner.scheduler.runnerfactory import Measure
 from modelrunner.scheduler.slots import RunnerSlot, Target
 from modelrunner.scheduler.state import Phase
 from modelrunner.types import RequiredMemory, RunSpec, Variant
@@ -68,8 +68,8 @@ class Ledger:
         return [replace(v, memory=await self.required(backend, v.spec)) for v in found]
 
     async def ask(self, backend: Backend, spec: RunSpec) -> None:
-        """Asks the engine itself what a run needs, once, unless that is known; one engine at a time. Takes a second,
-        after a pull or a configuration change; a load never waits for it."""
+        """Asks the engine itself what a run needs, unless that is known; one engine at a time. Takes a second; a load
+        never waits for it."""
         entry = await _entry(backend, spec)
         async with self._asking:
             if entry in self._known:
@@ -120,8 +120,8 @@ async def _entry(backend: Backend, spec: RunSpec) -> str:
 
 
 class Account:
-    """The scheduler's account of memory: its budget, what a run needs, and what a runner was seen to hold. A backend
-    that fails, or answers with no valid figure, raises `EngineFailed` that names it; a wrong measurement is logged and
+    """The scheduler's account of memory: its budget, what a run needs, and what a runner was measured to hold. A
+    backend that fails, or gives no valid figure, raises `EngineFailed` that names it; a wrong measurement is logged and
     does not count."""
 
     def __init__(self, registry: BackendRegistry, probe: Probe, ledger: Ledger, measure: Measure) -> None:
@@ -131,7 +131,7 @@ class Account:
         self._measure = measure
 
     def budget(self, slots: Iterable[RunnerSlot]) -> RequiredMemory:
-        """What all runners together may hold; `slots` are those that there are."""
+        """What all runners together may hold; `slots` are the present ones."""
         return self._probe({slot.runner.pid: slot.memory for slot in slots if slot.runner.pid is not None})
 
     async def variants(self, target: Target, budget: RequiredMemory) -> list[Variant]:
@@ -153,18 +153,18 @@ class Account:
         return found
 
     async def ask(self, target: Target, budget: RequiredMemory) -> None:
-        """Has the engine itself say what the preferred variant needs, where it can; slow, and for later loads."""
+        """Asks the engine itself what the preferred variant needs, where it can say; slow, and for later loads."""
         preferred, *_ = await self.variants(target, budget)
         await self._ledger.ask(self._registry.get(target.key.backend), preferred.spec)
 
     async def seen(self, slot: RunnerSlot) -> RequiredMemory | None:
-        """What the runner holds now, None if that cannot be said. Does not count for its next load."""
+        """What the runner holds now, None if that cannot be measured. Does not count for its next load."""
         measured = await self._measure(slot.runner)
         return measured if _is_valid(measured) else None
 
     async def measure(self, slot: RunnerSlot, *, fresh: bool) -> bool:
-        """Measures what the runner holds and counts it from now on; `fresh` when it has only loaded its model. False if
-        it cannot be said: a process that is ending holds less than it did."""
+        """Measures what the runner holds, and counts it from now on; `fresh` when it has only loaded its model. False
+        if it cannot be measured, or if the runner is ending and holds less than it did."""
         measured = await self.seen(slot)
         if measured is None or slot.phase not in (Phase.READY, Phase.DRAINING):
             return False

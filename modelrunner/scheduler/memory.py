@@ -1,4 +1,4 @@
-"""How much memory the runners may use together."""
+"""The memory budget: how much all runners together may use."""
 
 import logging
 import resource
@@ -14,23 +14,23 @@ from modelrunner.processes.processtree import process_tree
 from modelrunner.scheduler.devices import DeviceMemory, devices
 from modelrunner.types import RequiredMemory
 
-# The budget in bytes for all runners together: given the process IDs of their engines and what each one counts for.
+# From the process IDs of the engines, and the memory that each counts for, to the budget.
 Probe = Callable[[Mapping[int, RequiredMemory]], RequiredMemory]
 
-# Seconds for which a look is good. What our own runners take and give back changes nothing in the budget; what other
-# programs do is seen so much later.
+# How long a measurement stays valid, in seconds. Our own runners do not change the budget; what other programs take is
+# noticed this much later.
 _AGE, _DEVICES_AGE = 1.0, 5.0
 log = logging.getLogger(__name__)
 
 
 class MemoryProbe:
-    """`budget` fixes the figure of main memory; else it is what is free now, plus what our own runners hold, less
-    `reserve` bytes (by default 10 % of the total). Limits of the container or control group count, whichever level sets
-    them, and so does the limit of a process's address space (RLIMIT_AS). Each device's figure is made in the same way.
-    Where a device and the processor share one memory, there is no figure for the device.
+    """`budget` fixes the figure of main memory; by default it is the free memory and what our own runners hold, less
+    `reserve` bytes (by default 10 % of the total). The limits of every control group above the process count, and so
+    does the limit of a process's address space (RLIMIT_AS). The figure of each device is made in the same way. A device
+    that shares the main memory has no figure.
 
-    A call costs microseconds: it answers what the last look found, and has another one made by a thread if that is
-    old. The first look is made here."""
+    A call takes microseconds: it returns the last measurement, and starts another one in a thread if that one is old.
+    The constructor makes the first one."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class MemoryProbe:
         return RequiredMemory(ram if self._budget is None else self._budget, tuple(vram))
 
     def refresh(self, runners: Mapping[int, RequiredMemory]) -> None:
-        """Looks again, as long as that takes: milliseconds for main memory, up to seconds for devices."""
+        """Measures now: takes milliseconds for main memory, up to seconds for devices."""
         self._looking.acquire()
         self._look_again(runners)
 
@@ -73,7 +73,7 @@ class MemoryProbe:
             log.warning("the memory cannot be looked at: %s", error)
 
     def _look_again(self, runners: Mapping[int, RequiredMemory]) -> None:
-        """Looks again; the caller holds the lock."""
+        """Measures; the caller holds the lock."""
         try:
             seen = self._seen_devices()
             pids = {process.pid for pid in runners for process in process_tree(pid)} if seen else set()
@@ -107,14 +107,14 @@ class MemoryProbe:
 
 
 class _MemoryTotals(NamedTuple):
-    """Bytes of one memory: all of it, and what would be free without our runners."""
+    """Bytes of one memory: in all, and free if our runners did not run."""
 
     total: int
     free: int
 
 
 def _held(number: int, device: DeviceMemory, runners: Mapping[int, RequiredMemory], pids: set[int]) -> int:
-    """What our runners hold of a device. If the driver does not say, what they count for."""
+    """Bytes that our runners hold of a device; what they count for, if the driver does not say."""
     if device.held is not None:
         return sum(device.held.get(pid, 0) for pid in pids)
     counted = sum(memory.vram[number] for memory in runners.values() if number < len(memory.vram))
@@ -122,8 +122,8 @@ def _held(number: int, device: DeviceMemory, runners: Mapping[int, RequiredMemor
 
 
 def private_bytes(pid: int) -> int:
-    """What the engine's processes hold that would be free without them. Mapped files (weights) count as free already,
-    since the kernel can drop their pages."""
+    """Bytes that the end of the engine's processes would free. Mapped files (weights) count as free already, since the
+    kernel can drop their pages."""
     return sum(map(_private, process_tree(pid)))
 
 
@@ -136,9 +136,9 @@ def _private(process: psutil.Process) -> int:
 
 
 def control_group_limits(root: Path = Path("/")) -> list[tuple[int, int]]:
-    """(limit, used) in bytes of every level above this process that sets a limit; page cache that can be dropped does
-    not count as used. Beyond version 2's `memory.high` nobody is killed, but all are slowed down until they crawl: that
-    is a limit, too. Versions 1 and 2 (Linux: Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst)."""
+    """(limit, used) in bytes of every control group of this process that sets a limit. Page cache that can be dropped
+    does not count as used. Version 2's `memory.high` counts as a limit: beyond it processes are throttled until they
+    hardly run. Versions 1 and 2 (Linux: Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst)."""
     found = []
     for directory, limit_names, used_name in _levels(root):
         limits = [limit for name in limit_names if (limit := _number(directory / name)) is not None]

@@ -51,7 +51,7 @@ class Queues(dict[RunnerKey, Queue]):
     """The queues by the key that they wait for. A queue is removed with its last ticket."""
 
     def take(self, requests: Iterable[int], key: RunnerKey) -> list[Ticket]:
-        """Takes these requests out of the queue. Leaves out those that were cancelled in this very turn of the loop."""
+        """Removes these requests from the queue; returns those that were not cancelled in this turn of the loop."""
         queue = self.get(key)
         if queue is None:
             return []

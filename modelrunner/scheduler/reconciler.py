@@ -1,4 +1,4 @@
-"""The owner of queues and runners: plans after every change, and carries the plan out."""
+"""Owns queues and runners: makes a plan after every change, and carries it out."""
 
 import asyncio
 import itertools
@@ -8,14 +8,14 @@ from functools import partial
 from typing import assert_never
 
 from modelrunner.errors import EngineFailed, ModelRunnerError
+from modelrunner.scheduler.eventloop import Alarm, Background
 from modelrunner.scheduler.events import Events
-from modelrunner.scheduler.factory import MakeRunner
 from modelrunner.scheduler.failures import is_past
 from modelrunner.scheduler.fairness import note_turn
 from modelrunner.scheduler.ledger import Account
-from modelrunner.scheduler.loop import Alarm, Background
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.queues import Queue, Queues, Ticket
+from modelrunner.scheduler.runnerfactory import MakeRunner
 from modelrunner.scheduler.sleeping import Sleeping
 from modelrunner.scheduler.slots import Lease, RunnerSlot, Slots, Target
 from modelrunner.scheduler.state import (
@@ -82,7 +82,7 @@ class Reconciler:
         return ticket
 
     def open_queue(self, target: Target) -> Queue:
-        """The queue of the target's key. The caller puts a ticket in."""
+        """Returns the queue of the target's key, a new one if there was none. The caller adds a ticket."""
         queue = self.queues.get(target.key)
         if queue is None:
             queue = self.queues[target.key] = Queue(target)
@@ -90,7 +90,7 @@ class Reconciler:
         return queue
 
     def leave(self, ticket: Ticket) -> None:
-        """The request was cancelled, perhaps in the moment in which it got its lease."""
+        """Removes a cancelled request; takes the lease back that it may have got in the same moment."""
         if ticket.granted.done() and not ticket.granted.cancelled():
             if ticket.granted.exception() is None:
                 ticket.granted.result().release()
@@ -99,8 +99,7 @@ class Reconciler:
             self.changed()
 
     def drain(self, slot: RunnerSlot, reason: Reason, room_for: str = "") -> None:
-        """The runner takes no new leases; a plan stops it after the last. Nothing for a runner that is ending
-        already."""
+        """Grants no new leases of the runner; a plan stops it after the last. Does nothing if the runner is ending."""
         if slot.phase not in (Phase.STOPPING, Phase.ENDED):
             log.info("no new requests for %s: %s", slot.target.name, reason)
             slot.become(Phase.DRAINING, self.time(), drain=reason, room_for=room_for)
@@ -121,7 +120,7 @@ class Reconciler:
             self._refuse(key, tuple(queue.tickets), error)
 
     def pause(self, model_id: str) -> None:
-        """The model's runners take nothing new and end after their last lease; its requests wait for `resume`."""
+        """Ends the model's runners after their last lease; its requests wait for `resume`."""
         self.paused |= {model_id}
         self.changed()
 
@@ -130,15 +129,15 @@ class Reconciler:
         self.changed()
 
     def budget(self) -> RequiredMemory:
-        """What all runners together may hold, as it was at most a second ago."""
+        """What all runners together may hold; at most a second old."""
         return self._account.budget(self.slots.values())
 
     def changed(self) -> None:
-        """Plans in the loop's next turn, once however often this was called before it."""
+        """Has a plan made in the loop's next turn, one for all calls before it."""
         self._alarm.soon()
 
     async def finish(self) -> None:
-        """After the last runner: no timer and no task is left."""
+        """Ends the timer and the background tasks, after the last runner."""
         self._alarm.cancel()
         await self._background.cancel()
 
@@ -200,7 +199,7 @@ class Reconciler:
             ticket.granted.set_result(self.slots.lease(slot, ticket.keep_alive, request.batch, request.since))
 
     def _note_turn(self, key: RunnerKey) -> None:
-        """Requests of the key got a lease, or lose their runner to another model: others come first now."""
+        """Records a turn of the key's queue: its requests got a lease, or lose their runner to another model."""
         if (queue := self.queues.get(key)) is not None:
             queue.turn = self.time()
 
@@ -261,8 +260,8 @@ class Reconciler:
         self._measure(slot, fresh=True)
 
     def _measure(self, slot: RunnerSlot, fresh: bool = False) -> None:
-        """Measures a runner when it is loaded, after its first use and now and then while it is used: some engines grow
-        with their requests."""
+        """Measures a runner when it is loaded, after its first use, and again while it is used: some engines grow with
+        their requests."""
         self._background.start(self._measure_now(slot, fresh))
 
     async def _measure_now(self, slot: RunnerSlot, fresh: bool) -> None:

@@ -1,4 +1,4 @@
-"""The scheduler as the rest of the daemon sees it."""
+"""The scheduler's interface to the rest of the daemon."""
 
 import asyncio
 import logging
@@ -8,15 +8,15 @@ from dataclasses import replace
 
 from modelrunner.errors import QueueFull, RunnerNotFound, Unavailable
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import factory, failures, revisions, views
+from modelrunner.scheduler import failures, rollout, runnerfactory, views
 from modelrunner.scheduler.allocation import Allocation
+from modelrunner.scheduler.diagnostics import Diagnostics
 from modelrunner.scheduler.events import Events
-from modelrunner.scheduler.factory import MakeRunner, Measure
-from modelrunner.scheduler.insight import Insight
 from modelrunner.scheduler.ledger import Account, Ledger
 from modelrunner.scheduler.memory import MemoryProbe, Probe
 from modelrunner.scheduler.queues import Ticket, is_full
 from modelrunner.scheduler.reconciler import Reconciler
+from modelrunner.scheduler.runnerfactory import MakeRunner, Measure
 from modelrunner.scheduler.slots import Lease, RunnerSlot, Target
 from modelrunner.scheduler.state import Phase, Policy, Reason
 from modelrunner.types import KeepAlive, Mode
@@ -47,7 +47,7 @@ class Scheduler:
         max_wait: float = 600.0,
         patience: float = 6.0,
         drain_limit: float = 30.0,
-        measure: Measure = factory.measure,
+        measure: Measure = runnerfactory.measure,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_queue = max_queue
@@ -55,21 +55,22 @@ class Scheduler:
         self._clock = clock
         self.events = Events()
         self._account = Account(registry, probe or MemoryProbe(), ledger or Ledger(), measure)
-        self._table = Reconciler(
+        self._reconciler = Reconciler(
             account=self._account,
             policy=Policy(max_wait, patience),
             make_runner=make_runner,
             events=self.events,
             clock=clock,
         )
-        self.insight = Insight(self._table, self.events, clock)
-        self.warm = self._table.slots.warm
+        self.diagnostics = Diagnostics(self._reconciler, self.events, clock)
+        self._slots, self._queues = self._reconciler.slots, self._reconciler.queues
+        self.warm = self._slots.warm
 
     def set_limits(self, *, max_queue: int, max_wait: float) -> None:
         """Sets the limits from now on, also for requests that wait already."""
         self._max_queue = max_queue
-        self._table.policy = replace(self._table.policy, max_wait=max_wait)
-        self._table.changed()
+        self._reconciler.policy = replace(self._reconciler.policy, max_wait=max_wait)
+        self._reconciler.changed()
 
     async def acquire(
         self, target: Target, keep_alive: KeepAlive | None = None, caller: str = "", batch: bool = False
@@ -83,50 +84,50 @@ class Scheduler:
         lease = self.warm(target, keep_alive, batch)
         if lease is not None:
             return lease
-        keep_alive, target = keep_alive or target.keep_alive, self._table.slots.standing(target)
+        keep_alive, target = keep_alive or target.keep_alive, self._slots.standing(target)
         self._check_open(target)
         log.debug("%s waits for %s", caller or "a request", target.name)
-        return await self._granted(self._table.queue_up(target, keep_alive, caller, batch))
+        return await self._granted(self._reconciler.queue_up(target, keep_alive, caller, batch))
 
     async def restart(self, target: Target) -> Lease:
         """A lease of a new runner of exactly this configuration. The model's other runners go on until `retire`; if
         both do not fit, they are drained first. Raises as `acquire` does."""
-        preferred, *_ = await self._table.variants(target)
-        if not revisions.fits_beside(self._table, target, preferred.memory):
-            revisions.retire(self._table, target)
-        return await self._granted(self._table.queue_up(target, target.keep_alive))
+        preferred, *_ = await self._reconciler.variants(target)
+        if not rollout.fits_beside(self._reconciler, target, preferred.memory):
+            rollout.retire(self._reconciler, target)
+        return await self._granted(self._reconciler.queue_up(target, target.keep_alive))
 
     def retire(self, target: Target) -> None:
         """Drains the runners of the target's model and mode that have another configuration. Requests that wait for one
         of them wait for the target's runner instead."""
-        revisions.retire(self._table, target)
+        rollout.retire(self._reconciler, target)
 
     def discard(self, target: Target) -> None:
         """Drains the runner of exactly this configuration, after a restart that failed."""
-        if slot := self._table.slots.get(target.key):
-            self._table.drain(slot, Reason.UNLOAD)
+        if slot := self._slots.get(target.key):
+            self._reconciler.drain(slot, Reason.UNLOAD)
 
     def modes(self, model_id: str) -> set[Mode]:
-        """The modes in which the model is loaded, or is waited for."""
-        keys = [key for key, slot in self._table.slots.items() if slot.takes_requests]
-        return {key.mode for key in (*keys, *self._table.queues) if key.model_id == model_id}
+        """The modes in which the model is loaded, or in which requests wait for it."""
+        keys = [key for key, slot in self._slots.items() if slot.takes_requests]
+        return {key.mode for key in (*keys, *self._queues) if key.model_id == model_id}
 
     def has(self, target: Target) -> bool:
-        """True if a runner of exactly this configuration takes requests, or will when it is loaded."""
-        slot = self._table.slots.get(target.key)
+        """True if a runner of exactly this configuration takes requests, now or when it is loaded."""
+        slot = self._slots.get(target.key)
         return slot is not None and slot.takes_requests
 
     async def _granted(self, ticket: Ticket) -> Lease:
         try:
             return await ticket.granted
         except asyncio.CancelledError:
-            self._table.leave(ticket)
+            self._reconciler.leave(ticket)
             raise
 
     def lease_runner(self, runner_id: str) -> Lease:
         """A lease of exactly that runner; nothing is ever loaded. Raises `RunnerNotFound`, `Unavailable` while the
         runner loads or sleeps, or `QueueFull`."""
-        slot = next((s for s in self._table.slots.values() if s.runner.id == runner_id), None)
+        slot = next((s for s in self._slots.values() if s.runner.id == runner_id), None)
         if slot is None or not slot.takes_requests:
             raise RunnerNotFound(f"there is no runner {runner_id} any more: ask for the model by its name instead")
         if slot.phase is Phase.SLEEPING:
@@ -134,61 +135,61 @@ class Scheduler:
         if slot.phase is Phase.STARTING:
             raise Unavailable(f"runner {runner_id} is still loading its model")
         self._check_open(slot.target)
-        return self._table.slots.lease(slot, slot.keep_alive)
+        return self._slots.lease(slot, slot.keep_alive)
 
     def runners(self) -> list[views.RunnerView]:
         """Every runner whose process may still exist, oldest first."""
-        now, wall, queues = self._clock(), time.time(), self._table.queues
+        now, wall, queues = self._clock(), time.time(), self._queues
         return [
             views.runner(slot, len(queues[key].tickets) if key in queues else 0, now, wall)
-            for key, slot in self._table.slots.items()
+            for key, slot in self._slots.items()
         ]
 
     def waiting(self) -> dict[str, int]:
         """How many requests wait for a runner, by the name of their model."""
         waiting: dict[str, int] = {}
-        for queue in self._table.queues.values():
+        for queue in self._queues.values():
             waiting[queue.target.name] = waiting.get(queue.target.name, 0) + len(queue.tickets)
         return waiting
 
     def health(self) -> views.SchedulerHealth:
-        """Cheap, and the same for everybody who asks at one moment."""
-        if self._table.closing:
+        """Whether requests wait, and whether plans succeed. Cheap."""
+        if self._reconciler.closing:
             return views.SchedulerHealth.SHUTTING_DOWN
-        if self._table.stuck:
+        if self._reconciler.stuck:
             return views.SchedulerHealth.ERROR
-        return views.SchedulerHealth.BUSY if self._table.queues else views.SchedulerHealth.READY
+        return views.SchedulerHealth.BUSY if self._queues else views.SchedulerHealth.READY
 
     def memory(self) -> dict[str, int]:
         """Main memory in bytes: `budget`, `used` (what the runners count for) and `free`."""
-        memory = Allocation(self._table.budget(), [slot.view() for slot in self._table.slots.values()])
+        memory = Allocation(self._reconciler.budget(), [slot.view() for slot in self._slots.values()])
         budget, free = memory.budget[0], memory.free[0]
         return {"budget": budget, "used": budget - free, "free": max(0, free)}
 
     async def ask(self, target: Target) -> None:
-        """Asks the engine itself what the target's run will need, where it can say; takes a second, and counts for
-        later loads. Raises what the backend raises."""
-        await self._account.ask(target, self._table.budget())
+        """Asks the engine itself how much memory the target will need, where it can say; the answer counts for later
+        loads. Takes a second. Raises what the backend raises."""
+        await self._account.ask(target, self._reconciler.budget())
 
     def retain(self, model_id: str, mode: Mode, keep_alive: KeepAlive, *, pinned: bool) -> None:
-        """Sets, for the model's present runners in that mode, how long they stay unused, unless their last request
-        asked for something else, and whether they may be evicted. Later loads have both from their target."""
-        revisions.retain(self._table, model_id, mode, keep_alive, pinned)
+        """Changes the keep-alive and the pin of the model's present runners in that mode. A keep-alive that the last
+        request asked for stays. Later loads take both from their target."""
+        rollout.retain(self._reconciler, model_id, mode, keep_alive, pinned)
 
     async def pause(self, model_id: str) -> None:
         """Ends the model's runners after their last request, and waits for that at most `drain_limit`. The model's
         requests wait in the queue until `resume`, or until the daemon ends."""
-        self._table.pause(model_id)
-        await _gone([s for s in self._table.slots.values() if s.target.key.model_id == model_id], self._drain_limit)
+        self._reconciler.pause(model_id)
+        await _gone([s for s in self._slots.values() if s.target.key.model_id == model_id], self._drain_limit)
 
     def resume(self, model_id: str) -> None:
-        self._table.resume(model_id)
+        self._reconciler.resume(model_id)
 
     def uses(self, model_id: str) -> bool:
         """True if a request holds a runner of this model, or waits for one; also of a model of which it is the
         draft."""
-        targets = [slot.target for slot in self._table.slots.values() if slot.leases]
-        targets += [queue.target for queue in self._table.queues.values()]
+        targets = [slot.target for slot in self._slots.values() if slot.leases]
+        targets += [queue.target for queue in self._queues.values()]
         return any(model_id in _models(target) for target in targets)
 
     async def unload(
@@ -198,35 +199,35 @@ class Scheduler:
         `drain_limit`; a runner that is still held then is reported as kept, and ends after its last request. A runner
         that loads for waiting requests is kept. `force` ends them all at once; requests that wait for a load get
         `Unavailable`."""
-        asked = [s for s in self._table.slots.values() if all or _matches(s.target, backend, model_ids)]
-        chosen = [s for s in asked if force or s.phase is not Phase.STARTING or s.target.key not in self._table.queues]
+        asked = [s for s in self._slots.values() if all or _matches(s.target, backend, model_ids)]
+        chosen = [s for s in asked if force or s.phase is not Phase.STARTING or s.target.key not in self._queues]
         for slot in chosen:
-            self._table.drain(slot, Reason.UNLOAD)
+            self._reconciler.drain(slot, Reason.UNLOAD)
             if force:
                 gone = Unavailable(f"{slot.target.name} was unloaded while it was being loaded")
-                self._table.refuse(slot.target.key, gone)
-                self._table.end(slot, Reason.UNLOAD)
-        self._table.changed()
+                self._reconciler.refuse(slot.target.key, gone)
+                self._reconciler.end(slot, Reason.UNLOAD)
+        self._reconciler.changed()
         await _gone(chosen, None if force else self._drain_limit)
         return views.unloaded(asked)
 
     async def close(self, drain: float) -> None:
         """Refuses all requests that wait or come, lets leases end for `drain` seconds, then ends every runner. Returns
         when no process is left."""
-        self._table.closing = True
-        self._table.changed()
-        slots = list(self._table.slots.values())
+        self._reconciler.closing = True
+        self._reconciler.changed()
+        slots = list(self._slots.values())
         await _gone(slots, drain)
         for slot in slots:
-            self._table.end(slot, Reason.SHUTDOWN)
+            self._reconciler.end(slot, Reason.SHUTDOWN)
         await _gone(slots, None)
-        await self._table.finish()
+        await self._reconciler.finish()
         self.events.close()
 
     def _check_open(self, target: Target) -> None:
-        if self._table.closing:
+        if self._reconciler.closing:
             raise failures.shutting_down()
-        slot, queue = self._table.slots.get(target.key), self._table.queues.get(target.key)
+        slot, queue = self._slots.get(target.key), self._queues.get(target.key)
         in_use, waiting = slot.leases if slot else 0, len(queue.tickets) if queue else 0
         if is_full(waiting, in_use, target.spec.parallel, self._max_queue):
             # A place is free as soon as one of the sequences is done.

@@ -1,5 +1,5 @@
-"""Runners that sleep: which ones can, what they hold in their other condition, and how a plan's `Sleep` and `Wake` are
-carried out. Only vLLM's engines sleep."""
+"""Carries out a plan's `Sleep` and `Wake`, and knows what runners that can sleep hold asleep and awake. Only vLLM's
+engines sleep."""
 
 import asyncio
 import logging
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from modelrunner.engine.runner import LAST_CHANCE
 from modelrunner.errors import ModelRunnerError
+from modelrunner.scheduler.eventloop import Background
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.ledger import Account
-from modelrunner.scheduler.loop import Background
 from modelrunner.scheduler.slots import RunnerSlot
 from modelrunner.scheduler.state import Phase
 from modelrunner.types import RequiredMemory, RunnerKey
@@ -59,12 +59,12 @@ class Sleeping:
         self._sleepers: dict[RunnerKey, _Sleeper] = {}
 
     def add(self, slot: RunnerSlot) -> None:
-        """Notes whether a runner that has just become ready can sleep."""
+        """Adds a runner that has just become ready, if it can sleep."""
         if level := slot.runner.sleep_level:
             self._sleepers[slot.target.key] = _Sleeper(slot, level)
 
     def remove(self, slot: RunnerSlot) -> None:
-        """The runner's process is gone."""
+        """Removes a runner whose process is gone."""
         self._sleepers.pop(slot.target.key, None)
 
     def view(self) -> Mapping[RunnerKey, RequiredMemory]:
@@ -113,7 +113,7 @@ class Sleeping:
             self._changed()
 
     async def _obeys(self, slot: RunnerSlot, order: Callable[[], Awaitable[None]]) -> bool:
-        """Gives the engine the order. False if it failed, or if the runner was asked to end meanwhile."""
+        """True if the engine carried out the order; False if it failed, or if the runner is being stopped."""
         if slot.phase in (Phase.STOPPING, Phase.ENDED):
             return False
         try:
@@ -123,7 +123,8 @@ class Sleeping:
         return slot.phase not in (Phase.STOPPING, Phase.ENDED)
 
     async def _crash(self, slot: RunnerSlot, error: ModelRunnerError) -> None:
-        """Ends a runner that failed, unless its engine ends by itself first: its own last words say more."""
+        """Ends a runner that failed. Waits `LAST_CHANCE` seconds for the engine to end by itself: its last words say
+        more."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_CHANCE):
                 await slot.gone.wait()

@@ -1,4 +1,4 @@
-"""The scheduler's runners, and the leases that requests have of them."""
+"""The scheduler's runners, and the leases by which requests hold them."""
 
 import asyncio
 from collections import deque
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from modelrunner.scheduler.loop import Alarm
+from modelrunner.scheduler.eventloop import Alarm
 from modelrunner.scheduler.queues import Queues
 from modelrunner.scheduler.state import Phase, Reason, Slot
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, RunSpec, Variant
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A request's runner: its key, how to start it, and the model's own settings."""
+    """The runner that a request wants: its key, how to start it, and the model's own settings."""
 
     key: RunnerKey
     spec: RunSpec
@@ -45,9 +45,9 @@ _MEASURED_AGE = 30.0  # seconds between two measurements of a runner in use
 
 
 def capacity(parallel: int) -> int:
-    """Leases that a runner gives out at once: one for each of the engine's `parallel` sequences, and a quarter more, so
-    that a sequence which ends finds the next request inside the engine. All others wait in the scheduler's queue: there
-    they take turns, cost nothing when they leave, and do not prolong a drain."""
+    """How many leases a runner gives out at once: one for each of the engine's `parallel` sequences, and a quarter
+    more, so that a sequence which ends finds the next request inside the engine. All other requests wait in the
+    scheduler's queue, where they take turns, leave at no cost, and do not prolong a drain."""
     return parallel + max(1, parallel // 4)
 
 
@@ -90,12 +90,12 @@ class RunnerSlot:
 
     @property
     def takes_requests(self) -> bool:
-        """True for a runner that is there and not on its way out."""
+        """True unless the runner is leaving or gone."""
         return self.phase in (Phase.STARTING, Phase.READY, Phase.SLEEPING)
 
     @property
     def expires(self) -> float:
-        """When the idle timer puts the runner to sleep or stops it if no request comes; infinity for never."""
+        """When an unused runner falls asleep or stops; infinity for never."""
         keep_alives = 2 if self.phase is Phase.SLEEPING else 1
         return float("inf") if self.target.pinned else self.last_used + keep_alives * self.keep_alive.seconds
 
@@ -137,7 +137,7 @@ class RunnerSlot:
         self.held = held if self.held is None else 0.8 * self.held + 0.2 * held
 
     def count(self, memory: RequiredMemory, measured: RequiredMemory | None) -> None:
-        """From now on `memory` counts; `measured` was seen."""
+        """Sets the memory that counts from now on, and what was measured."""
         self.memory, self.measured = memory, measured
 
     def retain(self, keep_alive: KeepAlive, *, pinned: bool) -> None:
@@ -168,7 +168,7 @@ class RunnerSlot:
 
 
 class Slots(dict[RunnerKey, RunnerSlot]):
-    """The runners by their key. Gives leases of them, and takes them back. `queues` are the requests that wait, `alarm`
+    """The runners by their key; grants leases and takes them back. `queues` are the requests that wait, `alarm`
     rings for the next plan, `clock` is in seconds; `measure` is called after a lease of a runner whose memory was
     measured long ago."""
 
@@ -193,7 +193,7 @@ class Slots(dict[RunnerKey, RunnerSlot]):
         return max(same, key=lambda other: other.key.revision, default=target)
 
     def warm(self, target: Target, keep_alive: KeepAlive | None = None, batch: bool = False) -> "Lease | None":
-        """A lease at once if the runner is ready and no other request waits for it; otherwise None."""
+        """A lease if the runner is ready and no other request waits for it; otherwise None. Never waits."""
         slot = self.get(target.key)
         if slot is None:
             slot = self.get(self.standing(target).key)

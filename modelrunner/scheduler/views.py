@@ -1,5 +1,4 @@
-"""What the rest of the daemon sees of the scheduler: values that no longer change. Times are in Unix seconds, sizes in
-bytes."""
+"""Snapshots of the scheduler for the rest of the daemon. Times are in Unix seconds, sizes in bytes."""
 
 import math
 from collections.abc import Collection
@@ -105,7 +104,7 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
 
 
 def unloaded(asked: Collection[RunnerSlot]) -> UnloadResult:
-    """What became of the runners that were to be unloaded."""
+    """The result of unloading these runners."""
     ended = tuple([slot.target.name for slot in asked if slot.phase is Phase.ENDED])
     kept = [KeptRunner(slot.runner.id, _why_kept(slot)) for slot in asked if slot.phase is not Phase.ENDED]
     return UnloadResult(ended, tuple(kept))

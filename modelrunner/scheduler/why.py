@@ -1,11 +1,11 @@
-"""Why a model waits, or would: what `plan` decides, asked about and not carried out. Nothing is decided here."""
+"""Explains why a model waits, or would wait: asks `plan` and does not carry its actions out. Decides nothing."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from modelrunner.scheduler import failures
-from modelrunner.scheduler.allocation import Allocation, Vector
+from modelrunner.scheduler.allocation import Allocation
 from modelrunner.scheduler.events import EventRecord
 from modelrunner.scheduler.fairness import in_line, urgent
 from modelrunner.scheduler.plan import plan
@@ -41,7 +41,7 @@ class Obstacle(StrEnum):
 
 
 class Fitting(StrEnum):
-    """Whether a model would get its memory. `SPLIT`: in a smaller way than the one that was asked for."""
+    """Whether a model would get its memory. `SPLIT`: as a smaller variant."""
 
     NOW = "now"
     AFTER_EVICTION = "after_eviction"
@@ -60,9 +60,9 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a model's requests wait. `position` counts the models whose requests wait, the oldest first, None if none of
-    this one wait; `waiting_for` is None where a request is answered at once; `victims` are the names of the models that
-    make room; `events` are the last ones about the model and about runners that were evicted for it."""
+    """Why a model's requests wait. `position` is the model's place among those that wait for memory, None if none of
+    its requests wait; `waiting_for` is None where a request is answered at once; `victims` are the names of the models
+    that are evicted; `events` are the last ones about the model and about runners evicted for it."""
 
     model: str
     state: str
@@ -87,9 +87,9 @@ class FitForecast:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What `plan` would do for a request that came now and had no more patience: carry out `start` (None while loads
-    that others wait for are in the way), `at_once` or after `victims` and those that leave already have gone; or refuse
-    with `error`, which with `pinned` it would not do if nothing were pinned."""
+    """What `plan` would do for a request that has waited long enough: `start` a runner, `at_once` or after the victims
+    and the leaving runners have ended. `start` is None while loads that others wait for hold the memory. Or refuse the
+    request with `error`; `pinned` is True if pins are the only reason."""
 
     start: Start | Wake | None = None
     at_once: bool = False
@@ -100,9 +100,9 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class ExplainContext:
-    """What `explain` is told that no plan depends on. `names` is what people call the models of the runners; `stage`
-    what the model's own runner says of its load; `variant` how its run differs from what was asked for; `load` the
-    seconds that are left of its load, or that it would take, None if that was never measured."""
+    """What `explain` needs beside the state of a plan: the model's name of each runner; of the model's own runner the
+    stage of its load and its variant ("" for the configured one); `load`, the seconds that are left of its load or that
+    a load takes, None if none was measured."""
 
     names: Mapping[RunnerKey, str]
     stage: str = ""
@@ -110,20 +110,9 @@ class ExplainContext:
     load: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Assessment:
-    """`seconds` until the request, or the next one, has its runner, None if that cannot be said."""
-
-    state: str
-    reason: str
-    waiting_for: Obstacle | None = None
-    seconds: float | None = None
-    victims: tuple[RunnerKey, ...] = ()
-
-
 def outlook(state: State, group: Group, now: float) -> Outlook:
-    """For `group`, as if no other waited for room; loads that others wait for stay. That the model is paused, or has to
-    wait after a failure, does not count."""
+    """The outlook of `group`, as if no other group waited for memory. Loads that others wait for stay; a pause of the
+    model, or one after a failure, is ignored."""
     alone = _alone(state, group, now)
     actions = plan(alone, now)
     if (error := _refusal(actions, group.key)) is not None:
@@ -139,7 +128,7 @@ def outlook(state: State, group: Group, now: float) -> Outlook:
 
 
 def fit(state: State, group: Group, names: Mapping[RunnerKey, str], now: float) -> FitForecast:
-    """Would the group's model get its memory now, and how."""
+    """Says whether and how the group's model would get its memory now."""
     look, slot, name = outlook(state, group, now), _slot(state, group.key), group.name
     if slot is not None and slot.phase in (Phase.STARTING, Phase.READY):
         fits, reason = Fitting.NOW, f"{name} is loaded"
@@ -154,66 +143,60 @@ def fit(state: State, group: Group, names: Mapping[RunnerKey, str], now: float) 
     return FitForecast(fits, figures(state, group, look.start), [names[key] for key in look.victims], reason)
 
 
-def explain(state: State, group: Group, about: ExplainContext, now: float) -> Explanation:
-    """Where the group's model stands, and what its requests wait for, or the next one would."""
+def explain(state: State, group: Group, context: ExplainContext, now: float) -> Explanation:
+    """Explains where the group's model stands, and what its requests wait for, or the next one would."""
     waiting = [g for g in state.groups if g.waiting]
     first = urgent(waiting, state.served, state.policy.ageing, now)
     line = [g.key for g in in_line(waiting, first, state.served)]
-    look, queued = outlook(state, group, now), group.key in line
-    answer = _answer(state, group, about, now, look, queued=queued)
-    return Explanation(
-        group.name,
-        answer.state,
-        1 + line.index(group.key) if queued else None,
-        answer.waiting_for,
-        figures(state, group, look.start),
-        [about.names[key] for key in answer.victims],
-        None if answer.seconds is None else round(answer.seconds, 1),
-        answer.reason,
-    )
+    position = 1 + line.index(group.key) if group.key in line else None
+    look, slot = outlook(state, group, now), _slot(state, group.key)
+    where = "queued" if position else str(slot.phase) if slot else "stopped"
+    answer = Explanation(group.name, where, position, None, figures(state, group, look.start), [], None, "")
+    answer = _with_reason(answer, state, group, context, look, now)
+    seconds = answer.expected_seconds
+    return replace(answer, expected_seconds=None if seconds is None else round(seconds, 1))
 
 
-def _answer(
-    state: State, group: Group, about: ExplainContext, now: float, look: Outlook, *, queued: bool
-) -> _Assessment:
-    name, slot, failure = group.name, _slot(state, group.key), state.failures.get(group.key)
+def _with_reason(
+    answer: Explanation, state: State, group: Group, context: ExplainContext, look: Outlook, now: float
+) -> Explanation:
+    name, slot, failure, load = group.name, _slot(state, group.key), state.failures.get(group.key), context.load
     if group.key.model_id in state.paused:
-        return _Assessment(
-            "paused", f"{name} is paused: its requests wait for `modelrunner resume {name}`", Obstacle.RESUME
-        )
+        reason = f"{name} is paused: its requests wait for `modelrunner resume {name}`"
+        return replace(answer, state="paused", reason=reason, waiting_for=Obstacle.RESUME)
     if slot is not None and slot.phase is Phase.STARTING:
-        return _Assessment(
-            "starting", f"{name} is loading" + (f": {about.stage}" if about.stage else ""), Obstacle.LOAD, about.load
-        )
+        reason = f"{name} is loading" + (f": {context.stage}" if context.stage else "")
+        return replace(answer, state="starting", reason=reason, waiting_for=Obstacle.LOAD, expected_seconds=load)
     if slot is not None and slot.phase is Phase.READY:
-        name += f" ({about.variant}, since memory is short)" if about.variant else ""
-        if queued:
-            return _Assessment(
-                "ready", f"{name} is loaded, and others have all the places that its engine has", Obstacle.SLOT
-            )
-        return _Assessment("ready", f"{name} is loaded and answers at once", seconds=0.0)
+        name += f" ({context.variant}, since memory is short)" if context.variant else ""
+        if answer.position:
+            reason = f"{name} is loaded, and others have all the places that its engine has"
+            return replace(answer, state="ready", reason=reason, waiting_for=Obstacle.SLOT)
+        return replace(answer, reason=f"{name} is loaded and answers at once", expected_seconds=0.0)
     if slot is None and failure is not None and now < failure.until:
-        seconds = None if about.load is None else failure.until - now + about.load
-        return _Assessment("failed", failures.backing_off(group, failure, now).message, Obstacle.BACKOFF, seconds)
-    where = "queued" if queued else str(slot.phase) if slot else "stopped"
+        seconds = None if load is None else failure.until - now + load
+        reason = failures.backing_off(group, failure, now).message
+        return replace(answer, state="failed", reason=reason, waiting_for=Obstacle.BACKOFF, expected_seconds=seconds)
     if look.error is not None:
-        return _Assessment(where, str(look.error), Obstacle.PIN if look.pinned else Obstacle.MEMORY)
+        obstacle = Obstacle.PIN if look.pinned else Obstacle.MEMORY
+        return replace(answer, reason=str(look.error), waiting_for=obstacle)
     if not group.needs:
-        return _Assessment(where, f"{name} waits for the estimate of its memory", Obstacle.MEMORY)
+        return replace(answer, reason=f"{name} waits for the estimate of its memory", waiting_for=Obstacle.MEMORY)
     sleeps = slot is not None and slot.phase is Phase.SLEEPING
-    now_it, then = ("sleeps", "wakes") if sleeps else ("is not loaded", "loads")
+    present, action = ("sleeps", "wakes") if sleeps else ("is not loaded", "loads")
     if look.at_once:
-        return _Assessment(
-            where, f"{name} {now_it}; a request {then} it", Obstacle.LOAD if queued else None, about.load
-        )
-    what = "waits until" if queued else f"{now_it}; a request would wait until"
-    leased = [s for s in state.slots if s.leases and (s.key in look.victims or s.phase in _LEAVING)]
-    return _Assessment(
-        where,
-        f"{name} {what} {_making_room(state, look.victims, about.names)}",
-        Obstacle.MEMORY,
-        None if leased else about.load,
-        (*_leaving(state), *look.victims),
+        waiting_for = Obstacle.LOAD if answer.position else None
+        reason = f"{name} {present}; a request {action} it"
+        return replace(answer, reason=reason, waiting_for=waiting_for, expected_seconds=load)
+    waits = "waits until" if answer.position else f"{present}; a request would wait until"
+    going = (*_leaving(state), *look.victims)
+    leased = any(slot.leases for slot in state.slots if slot.key in going)
+    return replace(
+        answer,
+        reason=f"{name} {waits} {_making_room(state, look.victims, context.names)}",
+        waiting_for=Obstacle.MEMORY,
+        expected_seconds=None if leased else load,
+        victims=[context.names[key] for key in going],
     )
 
 
@@ -231,14 +214,11 @@ def _leaving(state: State) -> tuple[RunnerKey, ...]:
 
 
 def figures(state: State, group: Group, start: Start | Wake | None) -> Figures:
-    """What the group's model needs to be started in that way, what is free, and the budget."""
+    """The memory that `start` needs (by default the preferred variant), what is free, and the budget."""
     memory = Allocation(state.budget, state.slots, group.needs)
     need = start.memory if start else next(iter(group.needs), None)
-    return Figures(need, _memory(tuple([max(0, free) for free in memory.free])), _memory(memory.budget))
-
-
-def _memory(vector: Vector) -> RequiredMemory:
-    return RequiredMemory(vector[0], vector[1:])
+    free = [max(0, free) for free in memory.free]
+    return Figures(need, RequiredMemory(free[0], tuple(free[1:])), state.budget)
 
 
 def _alone(state: State, group: Group, now: float) -> State:

@@ -216,7 +216,7 @@ class FakeScheduler:
         self.keep_alive: KeepAlive | None = None
         self.asked: list[tuple[str, bool]] = []
         self.unloaded: list[str] = []
-        self.insight = self
+        self.diagnostics = self
 
     def warm(self, target: Any, keep_alive: KeepAlive | None = None, batch: bool = False) -> FakeLease | None:
         self.keep_alive = keep_alive

@@ -51,7 +51,7 @@ def test_a_faulty_estimate_refuses_its_own_requests_only(faulty: Any) -> None:
         for request in bad:
             with pytest.raises(EngineFailed, match="the backend fake"):
                 await request
-        assert await scheduler.insight.trouble() == ""
+        assert await scheduler.diagnostics.trouble() == ""
         await scheduler.close(0)
 
     test()
@@ -78,7 +78,7 @@ async def test_a_runner_that_cannot_be_made_refuses_its_own_requests_only() -> N
     (await scheduler.acquire(target("good"))).release()
     with pytest.raises(EngineFailed, match="the backend fake failed to start bad: TypeError: uses_tcp"):
         await bad
-    assert await scheduler.insight.trouble() == ""
+    assert await scheduler.diagnostics.trouble() == ""
     await scheduler.close(0)
 
 
@@ -89,7 +89,7 @@ async def test_a_backend_that_fails_about_sleep_has_runners_that_do_not_sleep() 
     scheduler = world.scheduler()
     (await scheduler.acquire(target("bad"))).release()
     (await scheduler.acquire(target("good"))).release()
-    assert await scheduler.insight.trouble() == ""
+    assert await scheduler.diagnostics.trouble() == ""
     await scheduler.close(0)
 
 

@@ -238,9 +238,9 @@ async def test_why_and_the_runners_own_address_say_that_it_sleeps() -> None:
     world = World(10, {"a": dozy()})
     scheduler = world.scheduler()
     await asleep(scheduler)
-    answer = await scheduler.insight.why(target("a"))
+    answer = await scheduler.diagnostics.why(target("a"))
     assert (answer.state, answer.reason) == ("sleeping", "a sleeps; a request wakes it")
-    assert (await scheduler.insight.fit(target("a"))).fits == "now"
+    assert (await scheduler.diagnostics.fit(target("a"))).fits == "now"
     with pytest.raises(Unavailable, match="sleeps"):
         scheduler.lease_runner(world.runner("a").id)
     await scheduler.close(0)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from modelrunner.scheduler.loop import Alarm
+from modelrunner.scheduler.eventloop import Alarm
 from modelrunner.scheduler.queues import Queue, Queues
 from modelrunner.scheduler.slots import RunnerSlot, Slots
 from modelrunner.scheduler.state import Phase, Reason

@@ -21,7 +21,7 @@ async def loaded(scheduler: Scheduler, name: str, **settings: Any) -> None:
 
 
 async def why(scheduler: Scheduler, name: str) -> Explanation:
-    return await scheduler.insight.why(target(name))
+    return await scheduler.diagnostics.why(target(name))
 
 
 def in_background(scheduler: Scheduler, name: str) -> "asyncio.Task[Any]":
@@ -47,7 +47,7 @@ async def test_a_load_and_what_is_left_of_it() -> None:
     await asyncio.sleep(3.0)
     told = await why(scheduler, "a")
     assert (told.state, told.waiting_for, told.position, told.expected_seconds) == ("starting", "load", 1, 5.0)
-    assert scheduler.insight.progress(target("a")) == {"stage": "starting", "position": 1, "expected_seconds": 5.0}
+    assert scheduler.diagnostics.progress(target("a")) == {"stage": "starting", "position": 1, "expected_seconds": 5.0}
     (await waiting).release()
     assert (await why(scheduler, "a")).waiting_for is None
     await scheduler.close(0)
@@ -79,7 +79,7 @@ async def test_a_request_waits_for_a_busy_model() -> None:
     assert (await why(scheduler, "c")).position == 2
     await asyncio.sleep(30.0)
     assert "a has answered its requests" in (await why(scheduler, "b")).reason
-    assert scheduler.insight.progress(target("c"))["position"] == 2
+    assert scheduler.diagnostics.progress(target("c"))["position"] == 2
     lease.release()
     (await waiting[0]).release()
     (await waiting[1]).release()
@@ -107,7 +107,7 @@ async def test_a_pin_is_named_as_what_is_in_the_way() -> None:
     told = await why(scheduler, "b")
     assert (told.waiting_for, told.victims) == ("pin", [])
     assert "pinned" in told.reason
-    assert (await scheduler.insight.fit(target("b"))).fits == "never"
+    assert (await scheduler.diagnostics.fit(target("b"))).fits == "never"
     scheduler.retain("a", Mode.COMPLETION, KeepAlive(300.0), pinned=False)
     assert (await why(scheduler, "b")).victims == ["a"]
     await scheduler.close(0)
@@ -133,7 +133,7 @@ async def test_a_paused_model_waits_for_its_resume() -> None:
     waiting = in_background(scheduler, "a")
     await settle()
     told = await why(scheduler, "a")
-    assert (told.state, told.waiting_for, scheduler.insight.progress(target("a"))["stage"]) == (
+    assert (told.state, told.waiting_for, scheduler.diagnostics.progress(target("a"))["stage"]) == (
         "paused",
         "resume",
         "paused",
@@ -146,15 +146,15 @@ async def test_a_paused_model_waits_for_its_resume() -> None:
 @virtual
 async def test_fit_names_the_way() -> None:
     scheduler = world(huge=Engine(101)).scheduler()
-    insight = scheduler.insight
-    assert (await insight.fit(target("a"))).fits == "now"
+    diagnostics = scheduler.diagnostics
+    assert (await diagnostics.fit(target("a"))).fits == "now"
     await loaded(scheduler, "a")
-    assert (await insight.fit(target("a"))).fits == "now"
-    after = await insight.fit(target("b"))
+    assert (await diagnostics.fit(target("a"))).fits == "now"
+    after = await diagnostics.fit(target("b"))
     assert (after.fits, after.would_evict, after.figures.needed) == ("after_eviction", ["a"], RequiredMemory(60))
-    assert (await insight.fit(target("huge"))).fits == "never"
-    assert (insight.fit_bytes("x", 40).fits, insight.fit_bytes("x", 41).fits) == ("now", "after_eviction")
-    assert insight.fit_bytes("x", 101).fits == "never"
+    assert (await diagnostics.fit(target("huge"))).fits == "never"
+    assert (diagnostics.fit_bytes("x", 40).fits, diagnostics.fit_bytes("x", 41).fits) == ("now", "after_eviction")
+    assert diagnostics.fit_bytes("x", 101).fits == "never"
     assert [runner.model_name for runner in scheduler.runners()] == ["a"]  # nothing was done about it
     await scheduler.close(0)
 
@@ -164,7 +164,7 @@ async def test_a_load_that_others_wait_for_is_not_in_the_list_of_victims() -> No
     scheduler = world(a=Engine(60, load_seconds=9.0)).scheduler()
     waiting = in_background(scheduler, "a")
     await settle()
-    told = await scheduler.insight.fit(target("b"))
+    told = await scheduler.diagnostics.fit(target("b"))
     assert (told.fits, told.would_evict) == ("after_eviction", [])
     (await waiting).release()
     await scheduler.close(0)
@@ -173,17 +173,17 @@ async def test_a_load_that_others_wait_for_is_not_in_the_list_of_victims() -> No
 @virtual
 async def test_trouble_is_what_makes_it_wrong_to_ask() -> None:
     scheduler = world(a=Engine(60, load_seconds=9.0)).scheduler()
-    insight = scheduler.insight
-    assert await insight.trouble() == ""
-    insight.missing("m", "the engine is not installed")
-    assert "m is to be loaded, and is not: the engine is not installed" in await insight.trouble()
-    insight.missing("m", None)
+    diagnostics = scheduler.diagnostics
+    assert await diagnostics.trouble() == ""
+    diagnostics.missing("m", "the engine is not installed")
+    assert "m is to be loaded, and is not: the engine is not installed" in await diagnostics.trouble()
+    diagnostics.missing("m", None)
     waiting = in_background(scheduler, "a")
     await settle()
-    assert await insight.trouble() == ""  # a load is no trouble
+    assert await diagnostics.trouble() == ""  # a load is no trouble
     (await waiting).release()
     await scheduler.close(0)
-    assert "shutting down" in await insight.trouble()
+    assert "shutting down" in await diagnostics.trouble()
 
 
 @virtual
@@ -201,10 +201,10 @@ async def test_a_plan_that_fails_is_trouble_until_one_succeeds() -> None:
     scheduler.resume("a")
     await settle()
     assert [str(fault) for fault in reported] == ["a bug"]
-    assert "failed at its last plan" in await scheduler.insight.trouble()
+    assert "failed at its last plan" in await scheduler.diagnostics.trouble()
     scheduler.resume("a")
     await settle()
-    assert await scheduler.insight.trouble() == ""
+    assert await scheduler.diagnostics.trouble() == ""
     await scheduler.close(0)
 
 
@@ -217,7 +217,7 @@ async def test_requests_that_wait_longer_than_they_may_are_trouble() -> None:
     waiting = in_background(scheduler, "a")
     await settle()
     slept = 100.0
-    assert "requests for a wait longer than they may" in await scheduler.insight.trouble()
+    assert "requests for a wait longer than they may" in await scheduler.diagnostics.trouble()
     waiting.cancel()
     await scheduler.close(0)
 
@@ -232,8 +232,8 @@ async def test_a_loop_that_is_late_is_trouble() -> None:
         loop.now += 4.0
 
     loop.call_soon(busy)
-    assert "4.0 s behind" in await scheduler.insight.trouble()
-    assert await scheduler.insight.trouble() == ""
+    assert "4.0 s behind" in await scheduler.diagnostics.trouble()
+    assert await scheduler.diagnostics.trouble() == ""
     await scheduler.close(0)
 
 

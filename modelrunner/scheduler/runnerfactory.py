@@ -1,4 +1,4 @@
-"""Makes runners and measures them."""
+"""Makes runners and measures their memory."""
 
 import asyncio
 import secrets
@@ -19,8 +19,8 @@ Measure = Callable[[Runner], Awaitable[RequiredMemory | None]]
 
 
 class RunnerFactory:
-    """Makes the real ones: on a Unix socket in the folder that `runtime_dir` makes and returns, or on a free port of
-    127.0.0.1 for a backend that needs TCP (the runner proves that the listener is its own)."""
+    """Makes runners on a Unix socket in the folder that `runtime_dir` makes and returns, or on a free port of 127.0.0.1
+    for a backend that needs TCP (the runner checks that the listener is its own)."""
 
     def __init__(
         self,
@@ -57,12 +57,13 @@ class RunnerFactory:
 
 
 async def measure(runner: Runner) -> RequiredMemory | None:
-    """In a thread: the kernel walks all pages of the processes for it, and drivers are slow."""
+    """What the runner holds, None if that cannot be measured. Runs in a thread: the kernel walks all pages of the
+    processes, and drivers are slow."""
     return await asyncio.to_thread(_measured, runner)
 
 
 def _measured(runner: Runner) -> RequiredMemory | None:
-    """With the figures of devices where their drivers tell them, and none where they do not."""
+    """With the figures of devices, if their drivers tell them."""
     pid, memory = runner.pid, runner.measured_memory()
     if pid is None or memory is None:
         return None

@@ -1,5 +1,5 @@
-"""Answers questions about the scheduler's work: why a model waits, whether one would fit, how far a load is,
-and whether all is well. Looks at the reconciler's table and changes nothing in it."""
+"""Answers questions about the scheduler: why a model waits, whether one would fit, how far a load is, and whether the
+scheduler works. Reads the reconciler's state and changes nothing in it."""
 
 import asyncio
 import math
@@ -22,84 +22,86 @@ _LATE = 1.0
 _OVERDUE = 5.0
 
 
-class Insight:
+class Diagnostics:
     """Times are in seconds of `clock`. Used from the event loop's thread."""
 
-    def __init__(self, table: Reconciler, events: Events, clock: Callable[[], float]) -> None:
-        self._table = table
+    def __init__(self, reconciler: Reconciler, events: Events, clock: Callable[[], float]) -> None:
+        self._reconciler = reconciler
+        self._slots, self._queues = reconciler.slots, reconciler.queues
         self._events = events
         self._clock = clock
         self._missing: dict[str, str] = {}
 
     async def why(self, target: Target) -> Explanation:
-        """What the target's requests wait for, or the next one would. Raises what the backend's estimate raises."""
-        target = self._table.slots.standing(target)
+        """Explains what the target's requests wait for, or the next one would. Raises what the backend's estimate
+        raises."""
+        target = self._slots.standing(target)
         group = await self._group(target)
-        slot = self._table.slots.get(target.key)
+        slot = self._slots.get(target.key)
         stage, variant = (slot.runner.stage, slot.variant.label) if slot else ("", "")
-        about = why.ExplainContext(self._names(), stage, variant, self._load_left(target.key))
-        answer = why.explain(self._table.state(), group, about, self._clock())
+        context = why.ExplainContext(self._names(), stage, variant, self._load_left(target.key))
+        answer = why.explain(self._reconciler.state(), group, context, self._clock())
         concerned = [e for e in self._events.recent() if target.name in (e.model, e.details.get("room_for"))]
         return replace(answer, events=tuple(concerned[-_SHOWN_EVENTS:]))
 
     def absent(self, model: str, state: str, waiting_for: Obstacle, reason: str) -> Explanation:
-        """The same for a model that cannot be asked for yet."""
+        """Explains a model that cannot be loaded yet."""
         unknown = Group(RunnerKey("", model, Mode.COMPLETION), (), (), model)
-        figures = why.figures(self._table.state(), unknown, None)
+        figures = why.figures(self._reconciler.state(), unknown, None)
         return Explanation(model, state, None, waiting_for, figures, [], None, reason)
 
     async def fit(self, target: Target) -> FitForecast:
-        """Would the target's model get its memory now. Raises what the backend's estimate raises."""
-        target = self._table.slots.standing(target)
-        return why.fit(self._table.state(), await self._group(target), self._names(), self._clock())
+        """Says whether the target's model would get its memory now. Raises what the backend's estimate raises."""
+        target = self._slots.standing(target)
+        return why.fit(self._reconciler.state(), await self._group(target), self._names(), self._clock())
 
     def fit_bytes(self, name: str, size: int) -> FitForecast:
-        """The same for a model with an unknown header: counts the size of its files, in main memory, as the least that
-        it needs."""
+        """The same for a model with an unknown header. Its files' size in bytes is the least that it needs; it counts
+        as main memory."""
         group = Group(RunnerKey("", name, Mode.COMPLETION), (), (RequiredMemory(size),), name)
-        return why.fit(self._table.state(), group, self._names(), self._clock())
+        return why.fit(self._reconciler.state(), group, self._names(), self._clock())
 
     def progress(self, target: Target) -> dict[str, Any]:
-        """For a client that waits: `stage`, the `position` of its model among those that wait, and
-        `expected_seconds`. Cheap enough to be asked for by every client every second."""
-        table = self._table
-        key = table.slots.standing(target).key
-        slot, queue = table.slots.get(key), table.queues.get(key)
-        if key.model_id in table.paused:
+        """The `stage`, the `position` among the models that wait, and `expected_seconds`, for a client that waits.
+        Every client may ask every second."""
+        reconciler = self._reconciler
+        key = reconciler.slots.standing(target).key
+        slot, queue = reconciler.slots.get(key), reconciler.queues.get(key)
+        if key.model_id in reconciler.paused:
             stage = "paused"
         elif slot is not None:
             stage = slot.runner.stage or slot.phase
         else:
             stage = "queued"
         mine = _oldest(queue) if queue is not None else (math.inf, 0)
-        position = 1 + sum(_oldest(other) < mine for other in table.queues.values())
+        position = 1 + sum(_oldest(other) < mine for other in reconciler.queues.values())
         seconds = self._load_left(key)
         return {"stage": stage, "position": position, "expected_seconds": seconds and round(seconds, 1)}
 
     def missing(self, model: str, reason: str | None) -> None:
-        """Notes why a model that is to be loaded is not; None once it is."""
+        """Records why a model that should be loaded is not; None once it is."""
         self._missing.pop(model, None)
         if reason is not None:
             self._missing[model] = reason
 
     def failing(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Why requests are refused for a while whose engine failed again and again: by model ID, of the models that
-        `names` has by theirs."""
-        now, table = self._clock(), self._table
+        """Why requests are refused because an engine failed again and again: by model ID, for the models in `names`
+        (ID to name)."""
+        now, reconciler = self._clock(), self._reconciler
         return {
             key.model_id: failures.backing_off(Group(key, (), (), names[key.model_id]), failure, now).message
-            for key, failure in table.state().failures.items()
-            if key.model_id in names and key not in table.slots and not failure.waits and now < failure.until
+            for key, failure in reconciler.state().failures.items()
+            if key.model_id in names and key not in reconciler.slots and not failure.waits and now < failure.until
         }
 
     async def trouble(self) -> str:
-        """Why it would be wrong to send requests here, "" if it would not."""
-        if self._table.closing:
+        """Why this daemon cannot serve requests now, "" if it can."""
+        if self._reconciler.closing:
             return "the daemon is shutting down"
-        if self._table.stuck:
+        if self._reconciler.stuck:
             return "the scheduler failed at its last plan: see `modelrunner logs`"
-        due = self._clock() - self._table.policy.max_wait - _OVERDUE
-        late = [queue.target.name for queue in self._table.queues.values() if _oldest(queue)[0] < due]
+        due = self._clock() - self._reconciler.policy.max_wait - _OVERDUE
+        late = [queue.target.name for queue in self._queues.values() if _oldest(queue)[0] < due]
         if late:
             return f"requests for {', '.join(late)} wait longer than they may: the scheduler is stuck"
         for model, reason in self._missing.items():
@@ -110,20 +112,20 @@ class Insight:
         return f"the daemon is overloaded: it is {lag:.1f} s behind" if lag > _LATE else ""
 
     async def _group(self, target: Target) -> Group:
-        queue = self._table.queues.get(target.key)
+        queue = self._queues.get(target.key)
         if queue is not None:
-            return queue.view(self._table.load_seconds.get(target.key, 0.0))
-        variants = await self._table.variants(target)
+            return queue.view(self._reconciler.load_seconds.get(target.key, 0.0))
+        variants = await self._reconciler.variants(target)
         return Group(target.key, (), tuple([variant.memory for variant in variants]), target.name)
 
     def _names(self) -> dict[RunnerKey, str]:
-        return {key: slot.target.name for key, slot in self._table.slots.items()}
+        return {key: slot.target.name for key, slot in self._slots.items()}
 
     def _load_left(self, key: RunnerKey) -> float | None:
         """Seconds until the model is loaded, by its last load: 0 for a ready runner, None before the first load, and
         for a sleeping runner, which wakes sooner."""
-        took = self._table.load_seconds.get(key)
-        slot = self._table.slots.get(key)
+        took = self._reconciler.load_seconds.get(key)
+        slot = self._slots.get(key)
         if slot is not None and (slot.phase is Phase.SLEEPING or (slot.phase is Phase.STARTING and slot.ready_at)):
             return None
         if slot is not None and slot.phase is Phase.READY:

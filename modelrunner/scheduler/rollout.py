@@ -1,4 +1,4 @@
-"""Runners of one model under different configurations: which one a request gets, and how one replaces another.
+"""Replaces the runners of one configuration of a model by those of another.
 
 A changed configuration applies to the next load: while a runner of an older revision is there, it gets the requests for
 the newer one. Only `retire`, the end of a restart, drains a loaded runner.
@@ -15,32 +15,31 @@ from modelrunner.scheduler.state import Reason
 from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey
 
 
-def fits_beside(table: Reconciler, target: Target, need: RequiredMemory) -> bool:
-    """True if `need` fits beside everything that is loaded now. The model's files, which both runners map, count
-    once."""
-    memory = Allocation(table.budget(), [slot.view() for slot in table.slots.values()], [need])
+def fits_beside(reconciler: Reconciler, target: Target, need: RequiredMemory) -> bool:
+    """True if `need` fits beside everything that is loaded now; the model's files count once."""
+    memory = Allocation(reconciler.budget(), [slot.view() for slot in reconciler.slots.values()], [need])
     return covers(memory.free, memory.need(target.key, need))
 
 
-def retire(table: Reconciler, target: Target) -> None:
+def retire(reconciler: Reconciler, target: Target) -> None:
     """Drains the other runners of the target's model and mode. Requests that wait for one of them wait for the target's
     runner instead."""
-    for key in list(_others(table.queues, target)):
-        _move(table, table.queues.pop(key), target)
-    for key in _others(table.slots, target):
-        table.drain(table.slots[key], Reason.UNLOAD)
-    table.changed()
+    for key in list(_others(reconciler.queues, target)):
+        _move(reconciler, reconciler.queues.pop(key), target)
+    for key in _others(reconciler.slots, target):
+        reconciler.drain(reconciler.slots[key], Reason.UNLOAD)
+    reconciler.changed()
 
 
-def retain(table: Reconciler, model_id: str, mode: Mode, keep_alive: KeepAlive, pinned: bool) -> None:
-    """Gives the model's runners in that mode, and those that a queue waits for, new settings."""
-    for slot in table.slots.values():
+def retain(reconciler: Reconciler, model_id: str, mode: Mode, keep_alive: KeepAlive, pinned: bool) -> None:
+    """Changes the settings of the model's runners in that mode, and of those that requests wait for."""
+    for slot in reconciler.slots.values():
         if (slot.target.key.model_id, slot.target.key.mode) == (model_id, mode):
             slot.retain(keep_alive, pinned=pinned)
-    for key, queue in table.queues.items():
+    for key, queue in reconciler.queues.items():
         if (key.model_id, key.mode) == (model_id, mode):
             queue.target = replace(queue.target, keep_alive=keep_alive, pinned=pinned)
-    table.changed()
+    reconciler.changed()
 
 
 def _others(keys: dict[RunnerKey, RunnerSlot] | dict[RunnerKey, Queue], target: Target) -> Iterator[RunnerKey]:
@@ -48,10 +47,10 @@ def _others(keys: dict[RunnerKey, RunnerSlot] | dict[RunnerKey, Queue], target: 
     return (key for key in keys if (key.model_id, key.mode) == (mine.model_id, mine.mode) and key != mine)
 
 
-def _move(table: Reconciler, queue: Queue, target: Target) -> None:
+def _move(reconciler: Reconciler, queue: Queue, target: Target) -> None:
     for ticket in queue.tickets.values():
         ticket.target = target
-    mine = table.open_queue(target)
+    mine = reconciler.open_queue(target)
     together = sorted((mine.tickets | queue.tickets).items())
     mine.tickets.clear()
     mine.tickets.update(together)

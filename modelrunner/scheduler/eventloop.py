@@ -1,4 +1,4 @@
-"""The scheduler's use of the event loop: one alarm, and tasks that run in the background."""
+"""The scheduler's timer and its background tasks."""
 
 import asyncio
 import logging
@@ -10,8 +10,8 @@ log = logging.getLogger(__name__)
 
 
 class Alarm:
-    """Calls `ring` once, however often it was set before that. `clock` is in seconds; `rings_at` is the time of it for
-    which the alarm is set, infinity if it is not."""
+    """Calls `ring` once for all settings before that. `clock` is in seconds; `rings_at` is the time for which the alarm
+    is set, infinity if it is not."""
 
     def __init__(self, ring: Callable[[], None], clock: Callable[[], float]) -> None:
         self._ring = ring
