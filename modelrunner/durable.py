@@ -258,7 +258,7 @@ class JsonFile(Generic[T]):
         except OSError as error:
             if not self._cache:
                 raise
-            log.warning("%s cannot be read (%s): what it held is found out again", self.path, error)
+            log.warning("%s cannot be read (%s): its content is computed again", self.path, error)
             return None
         if self._required:
             raise StorageFailed(
@@ -278,7 +278,7 @@ class JsonFile(Generic[T]):
         except OSError as error:
             if not self._cache:
                 raise
-            log.warning("%s cannot be written (%s): what it held is found out again", self.path, error)
+            log.warning("%s cannot be written (%s): its content is computed again", self.path, error)
         return len(data)
 
     def _decoded(self, data: bytes) -> T:

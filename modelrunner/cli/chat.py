@@ -77,7 +77,9 @@ class Chat:
                 self._commands[command](rest.strip())
             else:
                 known = meant(command, [*self._commands, *_LEAVE])
-                report(f'there is no command {command}{known or "; /? shows them"}; put """ before such a question')
+                report(
+                    f'there is no command {command}{known or "; /? shows them"}; put """ before a question with a slash'
+                )
         elif question := text.strip().removeprefix(_FENCE).removesuffix(_FENCE).strip():
             self._ask(question)
         return True

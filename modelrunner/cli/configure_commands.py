@@ -82,7 +82,7 @@ def configure(
     as_json: bool,
     **options: str | None,
 ) -> None:
-    """Show or change how a model is run.
+    """Show or change the configuration of a model.
 
     "default" takes a value back. Without an option the configuration is shown.
     """
@@ -108,7 +108,7 @@ def configure(
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Only say what it would do.")
+@click.option("--dry-run", is_flag=True, help="Only show the changes.")
 @json_option
 @with_client(start=False)
 def reload(client: Client, dry_run: bool, as_json: bool) -> None:

@@ -47,4 +47,4 @@ def _meant(client: Client, *, installed: bool) -> str:
     candidates = [name for name, status in statuses.items() if not (installed and is_missing(status))]
     if len(candidates) == 1:
         return candidates[0]
-    raise click.UsageError(f"say which backend: {', '.join(sorted(statuses)) or 'there is none here'}")
+    raise click.UsageError(f"name the backend: {', '.join(sorted(statuses)) or 'there is none here'}")

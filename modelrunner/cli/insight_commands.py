@@ -25,7 +25,7 @@ _FITS = {
 @json_option
 @with_client(start=False)
 def why(client: Client, model: str, as_json: bool) -> None:
-    """Say what a model waits for.
+    """Explain what a model waits for.
 
     Shows the last events about it, and about the models that were evicted for it.
     """
@@ -54,7 +54,7 @@ def why(client: Client, model: str, as_json: bool) -> None:
 @json_option
 @with_client()
 def fit(client: Client, model: str, as_json: bool) -> int:
-    """Say whether a model fits into memory and on the disk.
+    """Check whether a model fits into memory and on the disk.
 
     MODEL need not be here yet: hf.co/ORG/REPO[:QUANT] is looked up, not downloaded. The exit code is 1 for a model that
     does not fit.
@@ -84,7 +84,7 @@ def fit(client: Client, model: str, as_json: bool) -> int:
 @json_option
 @with_client(start=False)
 def events(client: Client, model: str | None, since: str | None, as_json: bool) -> None:
-    """Show what happens, as it happens.
+    """Show loads, evictions and other events as they happen.
 
     Ends with Ctrl-C. With --json, prints one object a line.
     """

@@ -32,7 +32,7 @@ trust_option = click.option(
 @click.command()
 @click.argument("model")
 @trust_option
-@click.option("--verify", is_flag=True, help="Read every byte of a model that is here, and fetch what is damaged.")
+@click.option("--verify", is_flag=True, help="Read every byte of a model that is here, and fetch damaged files.")
 @with_client()
 def pull(client: Client, model: str, trust: bool, verify: bool) -> None:
     """Download a model.
@@ -86,7 +86,7 @@ def package(
     adapters: tuple[str, ...],
     trust: bool,
 ) -> None:
-    """Make a model of a file or a folder.
+    """Package a file or a folder as a model.
 
     The model gets the name NAME. The files are copied; symbolic links are followed.
     """
@@ -231,7 +231,7 @@ def disk_usage(client: Client, as_json: bool) -> None:
 @click.option("--conversations", is_flag=True, help="Remove the saved conversations of all models, too.")
 @with_client()
 def prune(client: Client, conversations: bool) -> None:
-    """Remove what downloads and damage left over.
+    """Remove the leftovers of downloads and damage.
 
     That is unfinished downloads, files that no model uses, and damaged files that were set aside. Without this command
     an unfinished download stays for a week, so that the same pull can go on where it was.
@@ -245,7 +245,7 @@ def prune(client: Client, conversations: bool) -> None:
 @click.argument("models", nargs=-1, metavar="[MODEL...]")
 @with_client()
 def verify(client: Client, models: tuple[str, ...]) -> int:
-    """Read every byte of models, and say which are damaged.
+    """Read every byte of models, and report damaged ones.
 
     Without MODEL, all models are read. Pulling or packaging a damaged model again heals it. The exit code is 1 for a
     damaged model.

@@ -49,9 +49,9 @@ def moves_cursor(stream: TextIO) -> bool:
     return is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 
-def width(stream: TextIO) -> int | None:
-    """Returns the columns of the terminal; None for a pipe or a file, where a line may have any length."""
-    return shutil.get_terminal_size().columns if is_terminal(stream) else None
+def width() -> int | None:
+    """Returns the columns of stdout's terminal; None for a pipe or a file, where a line may have any length."""
+    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
 
 
 def say(text: str, *, flush: bool = False) -> None:
@@ -76,7 +76,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, expendable:
     left out, the first one first, and then the widest cells are cut."""
     cells = [[" ".join(shown(cell, sys.stdout).split()) for cell in row] for row in rows]
     columns = [list(column) for column in zip(headings, *cells, strict=True)]
-    limit = width(sys.stdout)
+    limit = width()
     for name in expendable:
         if limit is not None and _total(columns) > limit:
             columns = [column for column in columns if column[0] != name]

@@ -54,7 +54,7 @@ def run(
 ) -> None:
     """Ask a model, or chat with it.
 
-    Without PROMPT a chat begins. What is piped in is added to the prompt. A model or an engine that is missing is
+    Without PROMPT a chat begins. Piped text is added to the prompt. A model or an engine that is missing is
     installed first.
     """
     text = _question(prompt)
@@ -81,7 +81,7 @@ def _question(words: tuple[str, ...]) -> str | None:
         try:
             parts.append(sys.stdin.buffer.read().decode())
         except UnicodeDecodeError:
-            raise click.UsageError("what is piped in is no UTF-8 text") from None
+            raise click.UsageError("the piped text is not UTF-8") from None
     elif not words:
         return None
     text = "\n\n".join(part for part in parts if part.strip())

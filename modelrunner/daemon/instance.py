@@ -182,7 +182,7 @@ def remove_dead_sockets(runtime: Path) -> None:
         with suppress(FileNotFoundError):
             if stat.S_ISSOCK(path.lstat().st_mode) and not answers(path):
                 path.unlink()
-                log.info("removed %s, which nobody listens on any more", path)
+                log.info("removed %s, which has no listener any more", path)
 
 
 class UnixListener:

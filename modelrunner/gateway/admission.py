@@ -68,7 +68,7 @@ class Admission:
             key,
         )
 
-    def who(self, data: bytes) -> tuple[str, str | None]:
+    def identify(self, data: bytes) -> tuple[str, str | None]:
         """Returns the ID and the origin of a refused request, as far as its head shows them."""
         ask_id = new_request_id()
         try:

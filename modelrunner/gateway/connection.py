@@ -176,7 +176,7 @@ class ClientConnection(Answers):
             if admitted.terms is not None:
                 self._pipeline.buffer(len(body), 0 if admitted.chunked else length)
         except ModelRunnerError as error:
-            ask_id, origin = self._admission.who(data[:end])
+            ask_id, origin = self._admission.identify(data[:end])
             self._cors = cors(origin)
             self._refuse(error, ask_id, path_of(data))
             return

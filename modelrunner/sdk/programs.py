@@ -9,8 +9,8 @@ from modelrunner.errors import BackendExited, BackendUnavailable
 from modelrunner.processes.process import run, scrubbed_environment
 from modelrunner.types import ProcessOptions
 
-# What pip, cmake and a compiler read besides what an engine gets: index, proxy, certificates, toolchain. A token or
-# key that is in the environment for somebody else stays out of third-party build scripts.
+# Variables of pip, cmake and compilers: index, proxy, certificates, toolchain. Other variables, such as tokens, do not
+# reach third-party build scripts.
 _KEPT = (
     *("PIP_*", "*_PROXY", "*_proxy", "NETRC", "XDG_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO"),
     *("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CMAKE_*", "CUDACXX", "SDKROOT", "DEVELOPER_DIR", "CPATH"),
@@ -48,7 +48,6 @@ async def execute(
     log: Path,
     on_line: Callable[[str], None] = lambda _: None,
     env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
 ) -> None:
     """Runs one program to its end with all output in `log`. Raises `StepFailed` if it fails. When the caller is
     cancelled, or this process dies, all processes of the program end too."""
@@ -57,7 +56,7 @@ async def execute(
     environment = {name: value for name, value in kept.items() if name not in _ELSEWHERE}
     lines = _OutputLines(on_line)
     try:
-        await run(words, env=environment, options=ProcessOptions(log, lines, 3.0, _LOG_LIMIT), cwd=cwd)
+        await run(words, env=environment, options=ProcessOptions(log, lines, 3.0, _LOG_LIMIT))
     except BackendExited as ended:
         if ended.returncode != 0:
             how = ended.message.removeprefix("the engine ")
