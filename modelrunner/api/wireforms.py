@@ -1,4 +1,4 @@
-"""Translates the daemon's values to the structs of wire.py: times become RFC 3339 in UTC, enums text."""
+"""Translates the daemon's values to the structs of wire: times become RFC 3339 in UTC, enums text."""
 
 import time
 from collections.abc import Mapping

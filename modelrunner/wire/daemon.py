@@ -1,0 +1,153 @@
+"""The daemon: configurations, engines, health, keys, recent requests and usage."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+
+class ConfigureRequest(msgspec.Struct, frozen=True):
+    """`POST /engines/[{backend}/]_configure`. Every further field is one of the model's configuration (modelconfig.py):
+    a field that is left out keeps its value, null takes it back. With `mode` the change applies to that mode alone,
+    else to all."""
+
+    model: str
+    mode: Literal["completion", "embedding", "reranking", "image-generation"] | None = None
+    apply: Literal["restart"] | None = None
+
+
+class Configuration(msgspec.Struct, frozen=True):
+    """The settings for one mode of a model or, where `mode` is None, for all modes. `file` holds the settings of the
+    configuration file; `effective` is how the model is run, with the engine's defaults, None with a `problem` where it
+    cannot be run so."""
+
+    model: str
+    mode: str | None
+    revision: int
+    config: dict[str, Any]
+    file: dict[str, Any] = {}
+    effective: dict[str, Any] | None = None
+    problem: str = ""
+
+
+class ReloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /engines/reload`. With `dry_run`, only reports the changes."""
+
+    dry_run: bool = False
+
+
+class Change(msgspec.Struct, frozen=True, rename={"from_": "from"}):
+    """A setting that has another value in the configuration file now, as JSON, and the effect of the change."""
+
+    what: str
+    from_: str
+    to: str
+    effect: str
+
+
+class ReloadResponse(msgspec.Struct, frozen=True):
+    dry_run: bool
+    changes: list[Change]
+
+
+class InstallRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /engines/install-backend`, `update-backend`, `uninstall-backend`."""
+
+    backend: str
+    build: bool = False
+
+
+class Health(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`GET /health` and `/ready`. `reason` is set by `/ready` alone: it says why no requests should be sent, or which
+    models cannot be loaded while others can."""
+
+    status: Literal["starting", "ready", "busy", "shutting_down", "error"]
+    uptime_seconds: float
+    active_requests: int
+    version: str
+    reason: str = ""
+
+
+class Status(msgspec.Struct, frozen=True):
+    """`GET /version`: the values that `modelrunner status` shows."""
+
+    pid: int
+    version: str
+    socket: str
+    listen: str
+    data_dir: str
+    backends: dict[str, str]
+    memory: dict[str, int]
+
+
+class RequestStatus(msgspec.Struct, frozen=True):
+    """`GET /engines/requests`: a request that ended at `time`, or one under way where `status` is 0. Times are in
+    seconds since it arrived, `first_byte` is null without an answer; tokens are counted by the engine."""
+
+    id: int
+    time: str
+    request_id: str
+    family: str
+    route: str
+    status: int
+    error: str
+    model: str
+    model_name: str
+    backend: str
+    runner: str
+    caller: str
+    queued: float
+    loading: float
+    first_byte: float | None
+    duration: float
+    bytes_in: int
+    bytes_out: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    tokens_per_second: float | None
+
+
+class KeyStatus(msgspec.Struct, frozen=True):
+    """`GET /keys`: an API key without its text. `models` are patterns, [] for all models; a limit is null without
+    one."""
+
+    name: str
+    scopes: list[str]
+    models: list[str]
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrency: int | None
+    priority: Literal["normal", "batch"]
+    created: str
+    expires: str | None
+    expired: bool
+
+
+class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /keys`. `expires` is an age such as `30d`, null for never."""
+
+    name: str
+    scopes: list[str] = msgspec.field(default_factory=lambda: ["inference"])
+    models: list[str] = []
+    requests_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    concurrency: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    priority: Literal["normal", "batch"] = "normal"
+    expires: str | None = None
+
+
+class KeyCreated(msgspec.Struct, frozen=True):
+    """The answer to `POST /keys` and `POST /keys/{name}/rotate`: the only one that has the text."""
+
+    key: KeyStatus
+    text: str
+
+
+class UsageTotals(msgspec.Struct, frozen=True):
+    """`GET /usage`: the sums of one day, model or caller. `engine_seconds` is how long engines worked for it."""
+
+    name: str
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    engine_seconds: float

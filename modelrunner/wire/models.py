@@ -1,0 +1,151 @@
+"""Models on disk: the list, pulls, names, space, and whether a model would fit."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from modelrunner.wire.runners import Memory
+
+
+class AppliedAdapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter. `size` in bytes."""
+
+    name: str
+    scale: float
+    size: int
+
+
+class Model(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`GET /models`. `created` is Unix seconds; `config` holds format, quantization, parameters, architecture, size
+    (as text), context_size (what it was trained for), and the header's metadata under `gguf` or `safetensors`.
+    `capabilities` are chat, completion, embedding, reranking, classification, tools, vision, audio, reasoning;
+    `context_window` is the tokens that one request may have now; `adapters` are the LoRA adapters that are applied.
+    `damage` says why the model cannot be used; its
+    `config` is then empty."""
+
+    id: str
+    tags: list[str]
+    created: int
+    config: dict[str, Any]
+    damage: str = ""
+    capabilities: list[str] = []
+    context_window: int | None = None
+    adapters: list[AppliedAdapter] = []
+
+    @property
+    def name(self) -> str:
+        """The first name of the model, or its ID if it has none."""
+        return self.tags[0] if self.tags else self.id
+
+
+_PULL_NAMES = {"from_": "from", "bearer_token": "bearer-token", "trust_remote_code": "trust-remote-code"}
+_PULL_NAMES |= {"chat_template": "chat-template"}
+
+
+class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknown_fields=True):
+    """`POST /models/create`. `trust_remote_code` takes a model that carries code, code that its engine will run;
+    `verify` reads every byte of a model that is here already. `mmproj`, `chat_template` and the LoRA adapters
+    `lora` are files that are packaged with a model of this machine: `file:///path`, of an adapter `file:///path:SCALE`
+    too."""
+
+    from_: str
+    bearer_token: str | None = None
+    name: str | None = None
+    trust_remote_code: bool = False
+    verify: bool = False
+    mmproj: str | None = None
+    chat_template: str | None = None
+    lora: list[str] = []
+
+
+class PushRequest(msgspec.Struct, frozen=True, rename={"bearer_token": "bearer-token"}, forbid_unknown_fields=True):
+    """`POST /models/{ref}/push`. `to` is the name at the registry, by default the model's own."""
+
+    to: str | None = None
+    bearer_token: str | None = None
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """Bytes of one file of a pull. `id` is its digest, or its name while the digest is unknown."""
+
+    id: str
+    size: int
+    current: int
+
+
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of NDJSON of a pull, an installation or another long piece of work. `total` in bytes, `rate` in bytes
+    per second; the last line is of type success or error. An error carries the `error` object of every other route."""
+
+    type: Literal["progress", "success", "warning", "error"]
+    message: str
+    total: int = 0
+    current: int = 0
+    layer: Layer | None = None
+    mode: str = ""
+    phase: str = ""
+    rate: float = 0.0
+    error: dict[str, Any] | None = None
+    model: str | None = None
+
+
+class PruneResponse(msgspec.Struct, frozen=True):
+    """`POST /models/prune`, `/engines/prune`. Bytes."""
+
+    freed: int
+
+
+class Disk(msgspec.Struct, frozen=True):
+    """Bytes; `needed` is 0 for a model that is here."""
+
+    needed: int
+    free: int
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """`GET /models/REF/fit`. `fits` is now, after_eviction, split or never."""
+
+    fits: str
+    needed: Memory | None
+    free: Memory
+    budget: Memory
+    would_evict: list[str]
+    reason: str
+    disk: Disk | None = None
+
+
+class ModelUsage(msgspec.Struct, frozen=True):
+    """Bytes; `shared` is the part that other models use too."""
+
+    id: str
+    tags: list[str]
+    size: int
+    shared: int
+    reclaimable: int
+
+
+class BackendUsage(msgspec.Struct, frozen=True):
+    """Sizes in bytes; `state` is the backend's saved conversations."""
+
+    name: str
+    version: str
+    size: int
+    state: int = 0
+
+
+class DiskUsage(msgspec.Struct, frozen=True):
+    """`GET /engines/df`: bytes. The totals count shared blobs once."""
+
+    models: list[ModelUsage]
+    backends: list[BackendUsage]
+    models_disk_usage: int
+    default_backend_disk_usage: int
+    partial: int
+
+
+class UntaggedName(msgspec.Struct, frozen=True, rename="pascal"):
+    untagged: str
+
+
+class DeletedModel(msgspec.Struct, frozen=True, rename="pascal"):
+    deleted: str

@@ -1,0 +1,111 @@
+"""Models in memory: runners, their events, and requests to load, unload, pin and pause."""
+
+from typing import Any
+
+import msgspec
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Bytes."""
+
+    ram: int
+    vram: list[int] = []
+
+
+class RunnerMemory(msgspec.Struct, frozen=True):
+    estimated: Memory
+    measured: Memory | None = None
+
+
+class RunnerStatus(msgspec.Struct, frozen=True):
+    """`GET /engines/ps`. `state` is starting, ready, sleeping, draining or stopping. Times are RFC 3339 in UTC;
+    `variant` says how the runner differs from what was configured, "" if it does not."""
+
+    id: str
+    backend_name: str
+    model_name: str
+    model_id: str
+    mode: str
+    state: str
+    stage: str
+    pid: int | None
+    endpoint: str
+    context_size: int
+    parallel: int
+    memory: RunnerMemory
+    leases: int
+    queued: int
+    started_at: str
+    last_used: str | None
+    expires_at: str | None
+    keep_alive: str
+    pinned: bool
+    in_use: bool
+    loading: bool
+    variant: str = ""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """An event of `GET /engines/events`: `event` is its name there, `id` grows. `time` is RFC 3339 in UTC; `runner` an
+    ID, "" without one; `reason` a sentence."""
+
+    id: int
+    event: str
+    time: str
+    runner: str
+    model: str
+    reason: str
+    details: dict[str, Any] = {}
+
+
+class WhyResponse(msgspec.Struct, frozen=True):
+    """`GET /engines/why`. `waiting_for` is load, memory, slot, pull, install, backoff, pin, resume or None. `position`
+    counts the models whose requests wait, the oldest first, None if none of this one wait; `victims` are the models
+    that are evicted for it; `events` are the last ones about the model and about runners that were evicted for it."""
+
+    model: str
+    state: str
+    position: int | None
+    waiting_for: str | None
+    needed: Memory | None
+    free: Memory
+    budget: Memory
+    victims: list[str]
+    expected_seconds: float | None
+    reason: str
+    events: list[Event] = []
+
+
+class ModelName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /engines/preload`, `pin`, `unpin`, `pause`, `resume`."""
+
+    model: str
+
+
+class ModelState(msgspec.Struct, frozen=True):
+    """The answer to a pin, unpin, pause or resume. `state` is that of the model's runner, "stopped" without one;
+    `message` a sentence."""
+
+    model: str
+    state: str
+    message: str
+
+
+class UnloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /engines/unload`."""
+
+    all: bool = False
+    backend: str | None = None
+    models: list[str] = []
+    force: bool = False
+
+
+class RetainedRunner(msgspec.Struct, frozen=True):
+    id: str
+    reason: str
+
+
+class UnloadResponse(msgspec.Struct, frozen=True):
+    unloaded_runners: int
+    unloaded: list[str]
+    kept: list[RetainedRunner]
