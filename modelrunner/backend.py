@@ -101,10 +101,6 @@ class Backend(ABC):
     takes_adapters: ClassVar[bool] = False
     """True if its engine applies the LoRA adapters of a bundle (`Bundle.adapters`). If not, the daemon refuses a model
     with adapters."""
-    asked_as_streams: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """The endpoints at which the engine streams although the client wants a plain answer, because in a stream the
-    engine notices sooner that a client has left. Each endpoint has the fields that are set in the request: they ask for
-    the stream, and for everything in the plain answer. The gateway assembles the answer (dialects/assembly.py)."""
     settings_model: ClassVar[type[BaseModel]] = NoSettings
     options_model: ClassVar[type[BaseModel]] = NoSettings
     """The settings of a model for this backend alone; `RunSpec.options` holds the validated value."""
@@ -215,6 +211,20 @@ class Backend(ABC):
         `tool_choice`, `dimensions`, `return_documents`. `fields` are the decoded ones. Returns the names of those that
         this engine ignores. Raises `BadRequest` where ignoring a field would change the meaning of the answer."""
         return ()
+
+    def asked_as_streams(self, spec: RunSpec) -> Mapping[str, Mapping[str, Any]]:
+        """The endpoints at which the engine is asked for a stream although the client wants a plain answer, since it
+        notices in a stream only (or sooner) that a client has left. Each endpoint has the fields that are set in the
+        request: they ask for the stream, and for everything that the plain answer says. The gateway assembles the
+        answer (gateway/dialects/assembly.py). Called when the engine is ready."""
+        return {}
+
+    async def settled(self, spec: RunSpec, endpoint: Endpoint) -> None:
+        """Returns once the engine works for no request whose connection it has closed already. Called after clients
+        have left, and the places of their requests count as taken until it returns; not called again before that. By
+        default at once, for an engine that closes a connection only when it has dropped the request. Raises `OSError`
+        or `ModelRunnerError` if the engine does not answer; it is then asked again."""
+        return
 
     def ran_out_of_memory(self, tail: str) -> bool:
         """Returns whether the engine's last words say that memory ran out. Then the run is tried again with more

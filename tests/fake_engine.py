@@ -55,6 +55,9 @@ def parse() -> argparse.Namespace:
         metavar="TEXT",
         help="--die, --drop, --status, --first-token-after: if the body has it",
     )
+    answering.add_argument(
+        "--hold", metavar="FILE", help="works on each request until this file exists, also for nobody"
+    )
     answering.add_argument("--status", type=int, default=0, help="answer with this error")
     answering.add_argument("--garbage", action="store_true", help="answer with what is not HTTP")
     return p.parse_args()
@@ -225,6 +228,8 @@ class Exchange:
         if self.options.status and self.faulty:
             return self.send(self.options.status, {"error": {"message": "as you wished", "code": self.options.status}})
         self.fault("before-headers")
+        while self.options.hold and not os.path.exists(self.options.hold):
+            time.sleep(0.002)
         match self.path.removeprefix("/v1"):
             case "/chat/completions":
                 self.complete(request, chat=True)

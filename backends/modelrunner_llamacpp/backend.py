@@ -59,7 +59,6 @@ class LlamaCppBackend(Backend):
     installs_on_demand: ClassVar[bool] = True
     takes_adapters: ClassVar[bool] = True
     endpoints: ClassVar[frozenset[str]] = Backend.endpoints | {"/v1/messages", "/v1/messages/count_tokens"}
-    asked_as_streams = requests.AS_STREAMS
     settings_model = LlamaCppSettings
     options_model = LlamaCppOptions
     settings: LlamaCppSettings
@@ -197,6 +196,14 @@ class LlamaCppBackend(Backend):
 
     def check_request(self, spec: RunSpec, path: str, fields: Mapping[str, Any]) -> Sequence[str]:
         return requests.ignored(spec, fields)
+
+    def asked_as_streams(self, spec: RunSpec) -> Mapping[str, Mapping[str, Any]]:
+        """llama-cpp-python's server gives no usage in a stream."""
+        engine = self._found()
+        return {} if engine is not None and engine.kind is EngineKind.PYTHON else requests.AS_STREAMS
+
+    async def settled(self, spec: RunSpec, endpoint: Endpoint) -> None:
+        await requests.settled(endpoint)
 
     def ran_out_of_memory(self, tail: str) -> bool:
         return errors.ran_out_of_memory(tail)

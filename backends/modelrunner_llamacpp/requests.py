@@ -1,9 +1,9 @@
-"""Changes to requests for llama.cpp's server, and the fields that it ignores."""
+"""How requests are put to llama.cpp's server, when it is done with one, and which of their fields it ignores."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from modelrunner.sdk import BadRequest, RunSpec
+from modelrunner.sdk import BadRequest, Endpoint, RunSpec, calls
 
 # For a plain answer, llama.cpp's server checks whether the client is still there only after a second without a result
 # for any client: beside a stream, never. In a stream it checks at every token and, if it reports the progress of the
@@ -15,6 +15,17 @@ AS_STREAMS: Mapping[str, Mapping[str, Any]] = {
     "/v1/messages": {"stream": True},
 }
 """As `Backend.asked_as_streams`."""
+_BATCH_LIMIT = 50.0  # seconds: a batch of a long prompt on a slow processor
+
+
+async def settled(endpoint: Endpoint) -> None:
+    """As `Backend.settled`. When llama.cpp's server closes the connection of a request that was given up, the order to
+    cancel it stands in its queue, which it reads after the batch under way. Questions wait in the same queue, but for
+    those about metrics and slots (`process_single_task` in tools/server/server-context.cpp). llama-cpp-python's server
+    lets the question wait for its lock on the model."""
+    status, _ = await calls.fetch(endpoint, "GET", "/lora-adapters", timeout=_BATCH_LIMIT)
+    if status == 404:
+        await calls.fetch(endpoint, "GET", "/v1/models", timeout=_BATCH_LIMIT)
 
 
 def ignored(spec: RunSpec, fields: Mapping[str, Any]) -> Sequence[str]:

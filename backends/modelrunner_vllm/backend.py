@@ -139,6 +139,9 @@ class VllmBackend(Backend):
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
         return await engines.work_done(endpoint)
 
+    async def settled(self, spec: RunSpec, endpoint: Endpoint) -> None:
+        await engines.settled(endpoint)
+
     def sleep_level(self, spec: RunSpec) -> int:
         return (VllmOptions.of(spec.options).sleep or 0) if self._cuda() else 0
 

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelrunner.sdk import BackendContext, Endpoint, calls, enginecache
+from modelrunner.sdk import BackendContext, BackendUnavailable, Endpoint, calls, enginecache
 
 # scripts/lock writes the locks, which pin all other packages.
 VERSION = "0.32.0"
@@ -17,6 +17,7 @@ LOCKS = Path(__file__).with_name("locks")
 # computed in pieces only the second moves before the last one.
 _FIGURES = re.compile(rb"^vllm:(?:iteration_tokens_total_count|kv_cache_usage_perc)\{[^}]*\} (\S+)$", re.MULTILINE)
 _COUNTERS_LIMIT = 5.0  # seconds
+_STEP_LIMIT = 50.0  # seconds: a step with a long prompt on a slow processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +64,10 @@ async def work_done(endpoint: Endpoint) -> float | None:
     status, text = await calls.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)
     found = _FIGURES.findall(text) if status == 200 else []
     return sum(map(float, found)) if found else None
+
+
+async def settled(endpoint: Endpoint) -> None:
+    """As `Backend.settled`: the guard inside the API server answers (inside/modelrunner_guard.py)."""
+    status, _ = await calls.fetch(endpoint, "GET", "/modelrunner/settled", timeout=_STEP_LIMIT)
+    if status != 204:
+        raise BackendUnavailable(f"vLLM answered {status} when asked what it still works on")

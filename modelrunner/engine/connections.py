@@ -7,35 +7,18 @@ with its framing (or without it, for a receiver that wants the bare body).
 """
 
 import asyncio
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Protocol
 
 import httptools
 
-from modelrunner.engine.collecting import Collector
+from modelrunner.engine.receivers import Collector, Receiver
 from modelrunner.errors import EngineProtocolError
 from modelrunner.http.responses import HEAD_LIMIT, Body, CloseDelimitedBody, ResponseHead, parse_head
 from modelrunner.types import Endpoint
 
 _MOST_INTERIM = 16  # interim answers (1xx) before an answer
-
-
-class Receiver(Protocol):
-    """Takes an answer. The calls come in the order of the methods; `on_failure` may replace any of them and is the
-    last. All come from the event loop, none from inside `UpstreamPool.send`."""
-
-    def splices(self, status: int) -> bool:
-        """Asked once the status is known: True takes a body of unknown length with its chunk framing."""
-
-    def on_head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], length: int | None, data: bytes) -> None:
-        """`length` is None for a body of unknown length: then `data` is in chunks if `splices` said so. `headers`
-        have names in lower case, and no Content-Length. `data` is the first of the body, empty only if all of it is."""
-
-    def on_data(self, data: bytes) -> None: ...
-
-    def on_end(self) -> None: ...
-
-    def on_failure(self, error: OSError | EngineProtocolError) -> None: ...
+_HEARS_NOTHING = 0.5  # seconds after which an engine that goes on sending to nobody is hung up on
 
 
 class UpstreamPool:
@@ -124,12 +107,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._held_back: tuple[ResponseHead, int | None] | None = None
         self._body: Body | None = None
         self._events = False  # the answer is an event stream
-        self._paused = False
-        self._keep = False
+        self._paused = self._keep = False
         self._fault = False  # the answer is an error of the engine's own
-        self.reused = False
-        self.answered = False
-        self.begun = False
+        self._done: Callable[[], None] | None = None  # waits for the end of an exchange that was left
+        self._left_at = 0.0
+        self.reused = self.answered = self.begun = False
 
     def dial(self, endpoint: Endpoint) -> None:
         self._dialing = asyncio.get_running_loop().create_task(self._dial(endpoint))
@@ -172,13 +154,29 @@ class UpstreamConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def abort(self) -> None:
-        """Closes the connection at once, and the engine stops generating. The receiver hears nothing more."""
+        """Closes the connection at once. The receiver hears nothing more."""
         self._receiver = None
         self._pool._forget(self)
         if self._dialing is not None:
             self._dialing.cancel()
         if self._transport is not None:
             self._transport.abort()
+        if self._done is not None:
+            done, self._done = self._done, None
+            done()
+
+    def leave(self, done: Callable[[], None]) -> bool:
+        """Half-closes the connection, which engines take for a client that left, drops what still comes, and calls
+        `done` once the engine has closed its end: it is through with the request then. The receiver hears nothing more.
+        Returns False, and closes at once, if the engine has not got the whole request."""
+        transport, self._receiver = self._transport, None
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+            self.abort()
+            return False
+        self._done, self._left_at = done, asyncio.get_running_loop().time()
+        self.resume()
+        transport.write_eof()
+        return True
 
     def at_event_boundary(self) -> bool:
         """For `on_failure`: True if another server-sent event could follow what was handed on: an event stream, up to
@@ -196,9 +194,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._request = b""
 
     def data_received(self, data: bytes) -> None:
-        receiver = self._receiver
-        if receiver is None:  # nobody asked: the connection is of no more use
-            self.abort()
+        if (receiver := self._receiver) is None:
+            self._drop()
             return
         self.answered = True
         try:
@@ -219,6 +216,11 @@ class UpstreamConnection(asyncio.Protocol):
             self.fail(EngineProtocolError(f"the engine's answer is not HTTP: {error}"))
         except EngineProtocolError as error:
             self.fail(error)
+
+    def _drop(self) -> None:
+        """Takes bytes that nobody asked for, or waits for any more."""
+        if self._done is None or asyncio.get_running_loop().time() > self._left_at + _HEARS_NOTHING:
+            self.abort()
 
     def eof_received(self) -> None:
         receiver, body = self._receiver, self._body
@@ -241,8 +243,7 @@ class UpstreamConnection(asyncio.Protocol):
             receiver.on_failure(error)
 
     def _read_head(self, receiver: Receiver, data: bytes) -> None:
-        if self._head:
-            data = self._head + data
+        data = self._head + data
         while True:
             end = data.find(b"\r\n\r\n") + 4
             if end > HEAD_LIMIT or (end < 4 and len(data) > HEAD_LIMIT):

@@ -1,5 +1,17 @@
-"""Picks the part of an engine's log that is worth repeating in a message."""
+"""What an engine wrote last, as the reason why it ended."""
 
+import logging
+import signal
+from collections import deque
+from collections.abc import Callable
+
+from modelrunner.backend import Backend
+from modelrunner.errors import BackendExited, EngineFailed, ModelRunnerError, OutOfMemory, TimedOut
+from modelrunner.plugins.isolation import asked
+
+log = logging.getLogger(__name__)
+
+_KEPT_LINES = 50
 _LINES = 3
 _LONGEST = 400
 
@@ -14,3 +26,44 @@ def last_words(tail: str) -> str:
     told = [line for line in tail.splitlines() if not is_echo(line)]
     lines = [" ".join("".join(c if c.isprintable() else " " for c in line).split()) for line in told]
     return " | ".join([line for line in lines if line][-_LINES:])[-_LONGEST:]
+
+
+class LastWords:
+    """Of one run. `oom_kills` counts the processes that the system has killed for want of memory."""
+
+    def __init__(self, backend: Backend, oom_kills: Callable[[], int]) -> None:
+        self._backend = backend
+        self._oom_kills = oom_kills
+        self._oom_kills_before = 0
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+
+    def begin(self) -> None:
+        """The engine is about to be started."""
+        self._oom_kills_before = self._oom_kills()
+
+    def heard(self, line: str) -> None:
+        """Takes a line of the log of an engine that starts."""
+        self._lines.append(line)
+
+    async def explain(self, error: Exception, stage: str) -> ModelRunnerError:
+        """`error`, which ended the engine, with the explanation of its last words. `stage` is what it was doing, ""
+        for an engine that was ready."""
+        match error:
+            case BackendExited():
+                killed = error.returncode == -signal.SIGKILL and self._oom_kills() > self._oom_kills_before
+                what = "the engine was killed by the system because memory ran out" if killed else error.message
+                starved = killed or await asked(self._backend.ran_out_of_memory, error.tail)
+                kind = OutOfMemory if starved else type(error)
+                return kind(error.returncode, error.tail, message=await self._message(what, error.tail, stage))
+            case TimedOut():
+                return TimedOut(await self._message(error.message, "\n".join(self._lines), stage))
+            case ModelRunnerError():
+                return error
+            case _:
+                log.error("backend %s failed", self._backend.name, exc_info=error)
+                return EngineFailed(f"the backend {self._backend.name} failed: {type(error).__name__}: {error}")
+
+    async def _message(self, what: str, tail: str, stage: str) -> str:
+        when = f" while it was {stage}" if stage else ""
+        reason = await asked(self._backend.explain, tail) or last_words(tail)
+        return f"{what}{when}: {reason}" if reason else f"{what}{when}, without a word"

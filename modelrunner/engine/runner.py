@@ -2,28 +2,27 @@
 
 import asyncio
 import logging
-import signal
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from modelrunner.backend import Backend
 from modelrunner.concurrency.tasks import stopped
+from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamPool
-from modelrunner.engine.lastwords import is_echo, last_words
+from modelrunner.engine.lastwords import LastWords, is_echo
 from modelrunner.engine.readiness import PortTaken, Readiness, is_free
 from modelrunner.engine.watchdog import Watchdog
-from modelrunner.errors import BackendExited, EngineFailed, Misdirected, ModelRunnerError, OutOfMemory, TimedOut
+from modelrunner.errors import EngineFailed, Misdirected, ModelRunnerError
 from modelrunner.plugins.isolation import asked
 from modelrunner.processes.processtree import memory_of, oom_kills
 from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 _Order = Callable[[RunSpec, Endpoint], Awaitable[None]]
-_KEPT_LINES = 50
 _OTHER_PORTS = 5  # that are tried when one is taken
 # Seconds that a failed engine gets to end by itself, so that its last words are seen: a process that crashes needs
 # milliseconds, one that writes a core dump longer. A broken connection waits a quarter of it (proxy/exchange.py): there
@@ -46,9 +45,9 @@ _NEXT = {
 
 class Runner:
     """Made by the scheduler, run once. Others read `state`, `stage` (what it is doing while it starts), `pid` (None
-    without a process), `upstream`, `names` (those that its engine knows the model by, its own first; None if it takes
-    any), `started` and `ready_at` (of `clock`, in seconds) and, once it has ended by itself, `failure`, whose message
-    holds its explained last words."""
+    without a process), `upstream`, `abandoned`, `names` (those that its engine knows the model by, its own first; None
+    if it takes any), `started` and `ready_at` (of `clock`, in seconds) and, once it has ended by itself, `failure`,
+    whose message holds its explained last words."""
 
     def __init__(
         self,
@@ -77,15 +76,14 @@ class Runner:
         self.failure: ModelRunnerError | None = None
         self.names = (*spec.bundle.references, spec.model_id) if backend.checks_model else None
         self.upstream = UpstreamPool(endpoint)
+        self.abandoned = Abandoned(self._settled)
         self.endpoints = backend.endpoints
         self.sleep_level = 0  # as of `Backend.sleep_level`, once it is ready
-        self.asked_as_streams = backend.asked_as_streams
+        self.asked_as_streams: Mapping[str, Mapping[str, Any]] = {}  # as of the backend, once it is ready
         self._backend = backend
         self._clock = clock
-        self._oom_kills = oom_kills
-        self._oom_kills_before = 0
+        self._last_words = LastWords(backend, oom_kills)
         self._changed: Callable[[], None] = lambda: None
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._readiness = Readiness(self.upstream, stall_limit, clock)
         self._stall_limit = stall_limit
         self._watchdog = Watchdog(backend, self.spec, self.upstream, limit=wedge_limit, clock=clock)
@@ -106,7 +104,7 @@ class Runner:
         """
         self._changed = changed
         self.started = self._clock()
-        self._oom_kills_before = self._oom_kills()
+        self._last_words.begin()
         self._remove_socket()
         try:
             while True:
@@ -140,7 +138,7 @@ class Runner:
         except Exception as error:  # whatever a backend raises, this runner has failed with it
             if engine.done() and self.state is RunnerState.STARTING and not is_free(self.endpoint):
                 raise PortTaken(f"port {self.endpoint.port} is taken by another process: try again") from error
-            self.failure = await self._explained(error)
+            self.failure = await self._last_words.explain(error, self.stage)
             if self.failure is error:
                 raise
             raise self.failure from error
@@ -164,6 +162,9 @@ class Runner:
         """See `Backend.request_error`."""
         return await asked(self._backend.request_error, status, message, fields)
 
+    async def _settled(self) -> None:
+        await self._backend.settled(self.spec, self.endpoint)
+
     async def sleep(self) -> None:
         """Puts a ready engine without requests to sleep. Raises `ModelRunnerError` if that fails or takes longer than
         the grace of a stop; the engine is unusable then."""
@@ -183,7 +184,8 @@ class Runner:
         except TimeoutError:
             raise EngineFailed(f"the engine did not {what} within {limit:g} seconds") from None
         except Exception as error:  # as in `run`
-            raise EngineFailed(f"the engine did not {what}: {await self._explained(error)}") from error
+            why = await self._last_words.explain(error, self.stage)
+            raise EngineFailed(f"the engine did not {what}: {why}") from error
 
     def mark_stopping(self) -> None:
         """Records the decision to stop it; the caller cancels its task next."""
@@ -209,7 +211,8 @@ class Runner:
         finally:
             await stopped(ready)
         await self._exchange(self._backend.after_ready, "did not prepare")
-        self.sleep_level = await self._how_deep_it_sleeps()
+        self.sleep_level = await self._told(self._backend.sleep_level, 0)
+        self.asked_as_streams = await self._told(self._backend.asked_as_streams, {})
         if self.state is RunnerState.STARTING and not engine.done():
             self.ready_at, self.stage = self._clock(), ""
             self._move(RunnerState.READY)
@@ -236,34 +239,12 @@ class Runner:
             why = str(error) or "it took too long"
             log.warning("runner %s: %s %s its engine: %s", self.id, self.key.backend, failed, why)
 
-    async def _how_deep_it_sleeps(self) -> int:
+    async def _told(self, about: Callable[[RunSpec], T], default: T) -> T:
         try:
-            return await asked(self._backend.sleep_level, self.spec)
-        except Exception as error:  # a fault of the backend's: an engine that never sleeps serves as well
-            log.error("the backend %s failed in sleep_level", self.key.backend, exc_info=error)
-            return 0
-
-    async def _explained(self, error: Exception) -> ModelRunnerError:
-        """Returns `error` with the explanation of the engine's last words."""
-        match error:
-            case BackendExited():
-                killed = error.returncode == -signal.SIGKILL and self._oom_kills() > self._oom_kills_before
-                what = "the engine was killed by the system because memory ran out" if killed else error.message
-                starved = killed or await asked(self._backend.ran_out_of_memory, error.tail)
-                kind = OutOfMemory if starved else type(error)
-                return kind(error.returncode, error.tail, message=await self._message(what, error.tail))
-            case TimedOut():
-                return TimedOut(await self._message(error.message, "\n".join(self._lines)))
-            case ModelRunnerError():
-                return error
-            case _:
-                log.error("backend %s failed", self.key.backend, exc_info=error)
-                return EngineFailed(f"the backend {self.key.backend} failed: {type(error).__name__}: {error}")
-
-    async def _message(self, what: str, tail: str) -> str:
-        when = f" while it was {self.stage}" if self.stage else ""
-        reason = await asked(self._backend.explain, tail) or last_words(tail)
-        return f"{what}{when}: {reason}" if reason else f"{what}{when}, without a word"
+            return await asked(about, self.spec)
+        except Exception as error:  # a fault of the backend's: an engine without the extra serves as well
+            log.error("the backend %s failed in %s", self.key.backend, about.__name__, exc_info=error)
+            return default
 
     def _process_started(self, pid: int) -> None:
         self.pid = self._readiness.pid = pid
@@ -272,7 +253,7 @@ class Runner:
     def _process_said(self, line: str) -> None:
         if self.ready_at is not None or is_echo(line):
             return
-        self._lines.append(line)
+        self._last_words.heard(line)
         self._readiness.heard()
         stage = self._backend.progress(line)
         if stage is not None and stage != self.stage:
@@ -292,6 +273,7 @@ class Runner:
 
     def _end(self) -> None:
         self.pid = None
+        self.abandoned.end()
         self.upstream.close()
         self._remove_socket()
         self.mark_stopping()

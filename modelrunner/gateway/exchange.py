@@ -5,7 +5,6 @@ A task exists only while something is waited for: a runner, or the reason why an
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from modelrunner.errors import EngineProtocolError, ModelRunnerError
 from modelrunner.gateway.dialects.dialect import JSON, Translation
 from modelrunner.gateway.interfaces import Inference, Sink
 from modelrunner.gateway.observers import Meter, RequestRecord, record_of
-from modelrunner.gateway.passage import Passage
+from modelrunner.gateway.passage import Kept, Passage
 from modelrunner.gateway.render import (
     ID_LINE,
     WARM_TIMING,
@@ -27,37 +26,37 @@ from modelrunner.gateway.render import (
     server_timing,
 )
 from modelrunner.gateway.routes import check_endpoint
+from modelrunner.gateway.waiting import SignsOfLife, guarded
 from modelrunner.http.answers import Header
 from modelrunner.scheduler import Lease
 
 if TYPE_CHECKING:
     from modelrunner.gateway.pipeline import Pipeline
 
-log = logging.getLogger(__name__)
-
 _TURN = 5.0  # seconds after which a suspect that was asked again is no longer asked alone
 
 
 class Exchange:
-    """Made by `Pipeline.exchange`. `cancel` when the client is gone; `pause` and `resume` when it takes no more."""
+    """Made by `Pipeline.exchange`. `cancel` when the client is gone; `pause` and `resume` when it takes no more.
+    `lease` is None while the request waits for a runner."""
 
     __slots__ = (
-        *("_ask", "_asked_at", "_bare", "_dialect", "_end_turn", "_error", "_id_line"),
-        *("_ignored", "_lease", "_meter", "_over", "_passage", "_passed", "_pipeline", "_refusal", "_responded"),
-        *("_retried", "_signs", "_sink", "_status", "_task", "_translation", "_upstream", "on_data"),
+        *("_asked_at", "_bare", "_dialect", "_end_turn", "_error", "_id_line", "_ignored", "_meter", "_over"),
+        *("_passage", "_passed", "_pipeline", "_refusal", "_responded", "_retried", "_signs", "_sink", "_status"),
+        *("_task", "_translation", "_upstream", "ask", "lease", "on_data"),
     )
 
     def __init__(self, pipeline: "Pipeline", ask: Inference, sink: Sink) -> None:
         self._pipeline = pipeline
-        self._ask = ask
+        self.ask = ask
         self._sink = sink
         self._dialect = ask.terms.route.dialect
         self._id_line = ID_LINE % ask.request_id.encode()
         self._meter = pipeline.meter() if pipeline.observers else None
-        self._lease: Lease | None = None
+        self.lease: Lease | None = None
         self._upstream: UpstreamConnection | None = None
         self._task: asyncio.Task[None] | None = None
-        self._signs: asyncio.TimerHandle | None = None  # the next sign of life while the request waits
+        self._signs: SignsOfLife | None = None  # while the request waits
         self._end_turn: Callable[[], None] | None = None  # of a suspect that is asked again
         self._refusal: EngineRefusal | None = None  # an engine's error while it arrives
         self._translation: Translation | None = None
@@ -68,12 +67,11 @@ class Exchange:
         self._passed = False  # the engine's answer began to go to the client
         self._retried = self._over = False
         self._bare = self._meter is not None and self._meter.limit > 0
-        self._asked_at = 0.0
-        self._status = 0
+        self._asked_at, self._status = 0.0, 0
         self.on_data: Callable[[bytes], None] = sink.write
 
     def start(self) -> None:
-        pipeline, ask = self._pipeline, self._ask
+        pipeline, ask = self._pipeline, self.ask
         if ask.fields.prepares:
             self._do(self._prepare())
             return
@@ -94,8 +92,7 @@ class Exchange:
         if lease is None:
             self._do(self._wait())
             if ask.fields.stream and not ask.only_loads:
-                after = 0.0 if ask.terms.progress else pipeline.limits.progress_after
-                self._signs = asyncio.get_running_loop().call_later(after, self._hold_open)
+                self._signs = SignsOfLife(pipeline, ask, self._say)
 
     def pause(self) -> None:
         if self._upstream is not None:
@@ -105,25 +102,16 @@ class Exchange:
         if self._upstream is not None:
             self._upstream.resume()
 
-    @property
-    def ask(self) -> Inference:
-        return self._ask
-
-    @property
-    def lease(self) -> Lease | None:
-        """None while the request waits for a runner."""
-        return self._lease
-
     def record(self) -> RequestRecord:
         """What is known of the request so far."""
-        return record_of(self._ask, self._lease, self._meter or Meter(0), self._status, self._error)
+        return record_of(self.ask, self.lease, self._meter or Meter(0), self._status, self._error)
 
     def stop(self, error: ModelRunnerError) -> None:
         """Ends the request with an error, whatever it is doing."""
         self._refuse(error)
 
     def cancel(self) -> None:
-        """The client is gone: the engine's connection closes now, a place in the queue is given up."""
+        """The client is gone: the engine is told so, a place in the queue is given up."""
         if not self._over:
             self._status = 499
             self._close()
@@ -131,58 +119,43 @@ class Exchange:
     # waiting for a runner
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._guarded(work))
-
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except ModelRunnerError as error:
-            self._refuse(error)
-        except Exception:  # the edge of this request: a fault of ours is logged, and answered as one
-            log.exception("request %s", self._ask.request_id)
-            self._refuse(ModelRunnerError("a fault of modelrunner; its log says more under this request's ID"))
+        self._task = asyncio.get_running_loop().create_task(guarded(work, self.ask.request_id, self._refuse))
 
     async def _wait(self) -> None:
-        lease = await self._pipeline.lease(self._ask)
+        lease = await self._pipeline.lease(self.ask)
         if self._over:
             lease.release()
         else:
             self._begin(lease)
 
     async def _prepare(self) -> None:
-        prepared = await self._dialect.prepare(self._pipeline, self._ask)
+        prepared = await self._dialect.prepare(self._pipeline, self.ask)
         if self._over:
             return
         if isinstance(prepared, bytes):
             self._answer_without_engine(prepared, "")
         else:
-            self._ask = prepared
+            self.ask = prepared
             self.start()
 
     def _answer_without_engine(self, data: bytes, variant: str) -> None:
         self._respond(200, (JSON, *own_headers(variant)), len(data), data)
         self._finish()
 
-    def _hold_open(self) -> None:
-        """Called again and again while the request waits."""
-        progress = self._pipeline.progress(self._ask) if self._ask.terms.progress else None
-        sign = self._dialect.waiting(progress, perf_counter() - self._ask.arrived)
-        if not self._responded:
-            self._respond(200, self._dialect.stream_headers, None, self._framed(sign))
+    def _say(self, data: bytes) -> None:
+        """Writes an event of our own to the client's stream."""
+        data = chunk(data) if self._sink.takes_chunks and data else data
+        if self._responded:
+            self._sink.write(data)
         else:
-            self._sink.write(self._framed(sign))
-        every = 1.0 if progress is not None else self._pipeline.limits.comment_every
-        self._signs = asyncio.get_running_loop().call_later(every, self._hold_open)
-
-    def _framed(self, data: bytes) -> bytes:
-        return chunk(data) if self._sink.takes_chunks and data else data
+            self._respond(200, self._dialect.stream_headers, None, data)
 
     def _begin(self, lease: Lease, *, fresh: bool = False, checked: bool = False) -> None:
         if self._signs is not None:
-            self._signs.cancel()
-        self._lease = lease
+            self._signs.stop()
+        self.lease = lease
         self._asked_at = perf_counter()
-        ask, runner = self._ask, lease.runner
+        ask, runner = self.ask, lease.runner
         if ask.only_loads:
             self._answer_without_engine(self._dialect.loaded(ask), lease.variant)
             return
@@ -190,8 +163,7 @@ class Exchange:
         if path not in runner.endpoints:
             check_endpoint(path, runner.endpoints, runner.key.backend)
         self._bare = self._bare or self._translation is not None
-        fields = ask.fields
-        if not checked and (fields.tools or fields.dimensions or fields.return_documents):
+        if not checked and (ask.fields.tools or ask.fields.dimensions or ask.fields.return_documents):
             self._do(self._check(lease, path, fresh=fresh))
             return
         if self._pipeline.quarantine.alert:
@@ -202,11 +174,11 @@ class Exchange:
 
     async def _check(self, lease: Lease, path: str, *, fresh: bool) -> None:
         """For a request with fields that its engine may ignore."""
-        self._ignored = await lease.runner.check_request(path, self._ask.fields.watched())
+        self._ignored = await lease.runner.check_request(path, self.ask.fields.watched())
         if not self._over:
             self._begin(lease, fresh=fresh, checked=True)
 
-    # modelrunner.engine.connections.Receiver
+    # modelrunner.engine.receivers.Receiver
 
     def splices(self, status: int) -> bool:
         return self._sink.takes_chunks and status == 200 and not self._bare
@@ -225,68 +197,59 @@ class Exchange:
 
     def _answer(self, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
         """Begins the client's answer with the engine's."""
-        assert self._lease is not None
+        assert self.lease is not None
         translation = self._translation
         if translation is not None and translation.whole:
-            self.on_data = self._keep
-            self._keep(data)
+            self.on_data = Kept(self._meter, translation).write
+            self.on_data(data)
             return
         self._passed = True
         if self._meter is None and not self._bare and not self._responded:
             self.on_data = self._sink.write
-            self._respond(200, engine_headers(headers, self._lease.variant, self._ignored), length, data)
+            self._respond(200, engine_headers(headers, self.lease.variant, self._ignored), length, data)
             return
         framing = self._sink.takes_chunks and (self._bare or (self._responded and length is not None))
         if not self._responded:  # else the client got its head while the request waited
-            headers = engine_headers(headers, self._lease.variant, self._ignored)
+            headers = engine_headers(headers, self.lease.variant, self._ignored)
             if translation is not None:
-                headers, length = (*translation.headers, *own_headers(self._lease.variant, self._ignored)), None
+                headers, length = (*translation.headers, *own_headers(self.lease.variant, self._ignored)), None
             framing = framing and length is None
             self._respond(200, headers, length, b"")
         self._passage = Passage(self._sink, self._meter, translation, framing=framing)
         self.on_data = self._passage.write
         self.on_data(data)
 
-    def _keep(self, data: bytes) -> None:
-        """Takes a piece of an answer that goes to the client at its end."""
-        assert self._translation is not None
-        if self._meter is not None:
-            self._meter.add(data)
-        self._translation.piece(data)
-
     def on_end(self) -> None:
         self._upstream = None  # the next request may have it
-        if self._pipeline.quarantine.alert and self._lease is not None:
-            self._pipeline.quarantine.answered(self._lease.runner.key, self._ask)
-        if self._refusal is not None:
-            assert self._lease is not None
-            self._do(self._refuse_as_the_engine(self._refusal, self._lease))
-            return
+        lease = self.lease
+        assert lease is not None
+        if self._pipeline.quarantine.alert:
+            self._pipeline.quarantine.answered(lease.runner.key, self.ask)
         try:
+            if self._refusal is not None:
+                raise EngineRefused(self._refusal)
             if self._passage is not None:
                 self._passage.end()
             elif self._translation is not None:
-                assert self._lease is not None
                 data = self._translation.end()
-                headers = (*self._translation.headers, *own_headers(self._lease.variant, self._ignored))
+                headers = (*self._translation.headers, *own_headers(lease.variant, self._ignored))
                 self._respond(200, headers, len(data), data)
         except EngineRefused as refused:
-            assert self._lease is not None
-            self._do(self._refuse_as_the_engine(refused.refusal, self._lease))
-            return
+            self._do(self._refuse_as_the_engine(refused.refusal, lease))
         except ModelRunnerError as error:
             self._refuse(error)
-            return
-        self._finish()
+        else:
+            self._finish()
 
     def on_failure(self, error: OSError | EngineProtocolError) -> None:
-        upstream, lease = self._upstream, self._lease
+        upstream, lease = self._upstream, self.lease
         assert upstream is not None
         assert lease is not None
         if upstream.reused and not upstream.answered:
             self._begin(lease, fresh=True)  # it had been idle, and closed just as it was used: nothing was lost
         elif self._passed:
-            self._do(self._break_off(error, self._translation is not None or upstream.at_event_boundary()))
+            whole = self._translation is not None or upstream.at_event_boundary()
+            self._do(self._break_off(error, lease, whole=whole))
         else:
             self._do(self._recover(error, lease, untouched=self._translation is not None or not upstream.begun))
 
@@ -294,24 +257,18 @@ class Exchange:
 
     async def _recover(self, error: OSError | EngineProtocolError, lease: Lease, *, untouched: bool) -> None:
         """Nothing of an answer went out. An engine that died before its first byte is asked once more, anew."""
-        failure = await self._pipeline.quarantine.blame(lease, self._ask, error)
-        lease.release()
-        self._lease = None
-        anywhere = self._ask.terms.route.runner is None
-        if untouched and anywhere and lease.runner.failure is not None and not self._retried:
-            self._retried = True
-            self._end_turn = await self._pipeline.quarantine.turn(lease.runner.key)
-            await self._wait()
-        else:
-            raise failure
+        again = untouched and not self._retried and self.ask.terms.route.runner is None
+        self._retried = True
+        self._end_turn = await self._pipeline.quarantine.second_try(lease, self.ask, error, allowed=again)
+        self.lease = None
+        await self._wait()
 
     async def _refuse_as_the_engine(self, refusal: EngineRefusal, lease: Lease) -> None:
         self._refuse(await refusal.error(lease.runner.request_error))
 
-    async def _break_off(self, error: OSError | EngineProtocolError, whole: bool) -> None:
+    async def _break_off(self, error: OSError | EngineProtocolError, lease: Lease, *, whole: bool) -> None:
         """Ends an answer in its middle. `whole` is True if its last event is complete."""
-        assert self._lease is not None
-        self._refuse(await self._pipeline.quarantine.blame(self._lease, self._ask, error), tell=whole)
+        self._refuse(await self._pipeline.quarantine.blame(lease, self.ask, error), tell=whole)
 
     def _refuse(self, error: ModelRunnerError, *, tell: bool = True) -> None:
         """Ends the request with an error: as its status or, if the head of a stream is out, as an event."""
@@ -319,20 +276,20 @@ class Exchange:
             return
         self._error = error
         if self._responded:
-            if tell and self._ask.fields.stream:
-                self._sink.write(self._framed(self._dialect.error_event(error, self._ask.request_id)))
-            self._cut()
+            if tell and self.ask.fields.stream:
+                self._say(self._dialect.error_event(error, self.ask.request_id))
+            self._close()
+            self._sink.cut()
             return
-        headers, body = self._dialect.error(error, self._ask.request_id)
+        headers, body = self._dialect.error(error, self.ask.request_id)
         self._respond(error.status, headers, len(body), body)
         self._finish()
 
     # the end
 
     def _respond(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
-        self._responded = True
-        self._status = status
-        lease, arrived = self._lease, self._ask.arrived
+        self._responded, self._status = True, status
+        lease, arrived = self.lease, self.ask.arrived
         timing = WARM_TIMING % ((self._asked_at - arrived) * 1e3)
         if lease is None:
             timing = server_timing(perf_counter() - arrived, 0.0, 0.0)
@@ -344,26 +301,23 @@ class Exchange:
         self._close()
         self._sink.finish()
 
-    def _cut(self) -> None:
-        self._close()
-        self._sink.cut()
-
     def _close(self) -> None:
         """Gives back what the request held. Called once, by whoever ends it."""
         self._over = True
         if self._signs is not None:
-            self._signs.cancel()
+            self._signs.stop()
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
-        if self._upstream is not None:
-            self._upstream.abort()
         if self._end_turn is not None:
             self._end_turn()
-        if self._lease is not None:
-            self._lease.release()
-        if self._ask.terms.key is not None:
-            self._ask.terms.key.end()
+        if self.lease is not None:
+            if self._upstream is not None:
+                self.lease.abandon(self._upstream)
+            else:
+                self.lease.release()
+        if self.ask.terms.key is not None:
+            self.ask.terms.key.end()
         self._pipeline.running.discard(self)
-        self._pipeline.buffered -= len(self._ask.body)
+        self._pipeline.buffered -= len(self.ask.body)
         if self._meter is not None:
             self._pipeline.tell(self.record())

@@ -1,4 +1,5 @@
-"""Passes on an answer that does not reach the client unchanged: it is translated, measured, or framed anew."""
+"""The way of an answer that does not go to the client just as it comes: it is translated, measured, framed anew, or
+kept until it is whole."""
 
 from modelrunner.gateway.dialects.dialect import Translation
 from modelrunner.gateway.interfaces import Sink
@@ -27,3 +28,17 @@ class Passage:
         """Ends the answer once the engine's body is complete. Raises `EngineProtocolError`."""
         data = self._translation.end() if self._translation is not None else b""
         self._sink.write((chunk(data) if data else b"") + b"0\r\n\r\n" if self._framing else data)
+
+
+class Kept:
+    """The way of an answer that goes to the client at its end, for a translation that is `whole`."""
+
+    def __init__(self, meter: Meter | None, translation: Translation) -> None:
+        self._meter = meter
+        self._translation = translation
+
+    def write(self, data: bytes) -> None:
+        """Takes a piece of the engine's body. Raises `EngineProtocolError` where it cannot be translated."""
+        if self._meter is not None:
+            self._meter.add(data)
+        self._translation.piece(data)

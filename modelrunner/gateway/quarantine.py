@@ -46,6 +46,17 @@ class Quarantine:
             return failure or Unavailable("the model was unloaded before it answered")
         return error if isinstance(error, EngineProtocolError) else EngineFailed(f"the request failed: {error}")
 
+    async def second_try(
+        self, lease: Lease, ask: Inference, error: OSError | EngineProtocolError, *, allowed: bool
+    ) -> Callable[[], None]:
+        """Ends the lease of a broken exchange, and waits for the request's turn to be asked again. Returns a function
+        that ends the turn. Raises what `blame` says unless the engine died and a second try is `allowed`."""
+        failure = await self.blame(lease, ask, error)
+        lease.release()
+        if not allowed or lease.runner.failure is None:
+            raise failure
+        return await self.turn(lease.runner.key)
+
     def _died(self, key: RunnerKey, runner: str, ask: Inference) -> None:
         """Requests with the same body count as one request."""
         suspect = _suspect(key, ask)

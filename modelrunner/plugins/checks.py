@@ -87,6 +87,10 @@ def probe(value: Any) -> tuple[str, Mapping[str, Any]]:
     return path, instance(Mapping)(body)  # type: ignore[type-abstract]
 
 
+def fields_by_path(value: Any) -> dict[str, dict[str, Any]]:
+    return {instance(str)(path): dict(fields) for path, fields in dict(value).items()}
+
+
 def folded(value: Any) -> tuple[Mapping[str, int | None], tuple[str, ...]]:
     fields, rest = value
     for name, number in instance(Mapping)(fields).items():  # type: ignore[type-abstract]

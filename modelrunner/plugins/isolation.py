@@ -154,6 +154,12 @@ class IsolatedBackend(Backend):
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
         return await self._checked("work_done", checks.optional(checks.finite), spec, endpoint, limit=self._limit)
 
+    def asked_as_streams(self, spec: RunSpec) -> Mapping[str, Mapping[str, Any]]:
+        return self._now("asked_as_streams", checks.fields_by_path, spec)
+
+    async def settled(self, spec: RunSpec, endpoint: Endpoint) -> None:
+        await self._checked("settled", checks.nothing, spec, endpoint)
+
     def sleep_level(self, spec: RunSpec) -> int:
         return self._now("sleep_level", checks.sleep_level, spec)
 

@@ -251,9 +251,10 @@ class Plan:
         return self.eviction(self.live.values(), waited_for, self._urgent, self.memory, self.policy, self.now)
 
     def _turn(self, slot: Slot, phase: Phase) -> bool:
-        """Puts a runner to sleep, or wakes it, if it can sleep and there is room for the larger of both figures."""
+        """Puts a runner to sleep, or wakes it, if it can sleep and there is room for the larger of both figures. A
+        runner whose engine still works does not sleep."""
         other = self.state.asleep.get(slot.key)
-        if other is None:
+        if other is None or slot.abandoned:
             return False
         turned = slot._replace(phase=phase, memory=slot.memory.most(other))
         if not self.memory.take(subtract(self.memory.size(turned), self.memory.size(slot))):

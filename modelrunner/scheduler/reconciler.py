@@ -178,7 +178,7 @@ class Reconciler:
             case Stop(key, reason, room_for):
                 self._note_turn(key)
                 slot = self.slots[key]
-                (self.drain if slot.leases else self.end)(slot, reason, room_for)
+                (self.drain if slot.awaited else self.end)(slot, reason, room_for)
             case Forget(key, failure):
                 self._sleeping.remove(self.slots.pop(key))
                 if failure is not None:

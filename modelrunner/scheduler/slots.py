@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
+from modelrunner.engine.connections import UpstreamConnection
 from modelrunner.scheduler.eventloop import Alarm
 from modelrunner.scheduler.queues import Queues
 from modelrunner.scheduler.state import Phase, Reason, Slot
@@ -77,7 +78,7 @@ class RunnerSlot:
         self.ready_at: float | None = None
         self.held: float | None = None
         self.keep_alive = target.keep_alive
-        self.leases = self.interactive = 0
+        self.leases = self.interactive = self.abandoned = 0
         self.drain: Reason | None = None
         self.room_for = ""
         self.error: BaseException | None = None
@@ -87,6 +88,11 @@ class RunnerSlot:
 
     def __repr__(self) -> str:
         return f"<RunnerSlot {self.target.name} {' -> '.join(self._history)}>"
+
+    @property
+    def awaited(self) -> int:
+        """The leases whose clients have not left."""
+        return self.leases - self.abandoned
 
     @property
     def takes_requests(self) -> bool:
@@ -128,11 +134,21 @@ class RunnerSlot:
         self.interactive += not lease.batch
         self.last_used = lease.taken
 
+    def abandon(self, lease: "Lease", now: float) -> None:
+        """Counts a lease whose client has left."""
+        lease.abandoned = True
+        self.abandoned += 1
+        self.interactive -= not lease.batch
+        self.last_used, self.keep_alive = now, lease.keep_alive
+
     def take_back(self, lease: "Lease", now: float) -> None:
         """Counts a lease that has ended."""
         self.leases -= 1
-        self.interactive -= not lease.batch
-        self.last_used, self.keep_alive = now, lease.keep_alive
+        if lease.abandoned:
+            self.abandoned -= 1
+        else:
+            self.interactive -= not lease.batch
+            self.last_used, self.keep_alive = now, lease.keep_alive
         held = now - lease.taken
         self.held = held if self.held is None else 0.8 * self.held + 0.2 * held
 
@@ -152,7 +168,7 @@ class RunnerSlot:
             key=self.target.key,
             phase=self.phase,
             memory=self.memory,
-            leases=self.leases,
+            leases=self.awaited,
             last_used=self.last_used,
             keep_alive=self.keep_alive.seconds,
             pinned=self.target.pinned,
@@ -161,9 +177,11 @@ class RunnerSlot:
             was_ready=self.ready_at is not None,
             error=self.error,
             ready_at=self.ready_at if self.ready_at is not None else float("-inf"),
-            capacity=self.capacity,
+            capacity=self.capacity - self.abandoned,
             variant=self.number,
             interactive=self.interactive,
+            abandoned=self.abandoned,
+            parallel=self.variant.spec.parallel,
         )
 
 
@@ -223,22 +241,29 @@ class Slots(dict[RunnerKey, RunnerSlot]):
             self._measure(slot)
         if self._queues or not ready:
             self._alarm.soon()
-        elif slot.leases == 0 and slot.expires < self._alarm.rings_at:
+        elif slot.leases == slot.abandoned and slot.expires < self._alarm.rings_at:
             self._alarm.at(slot.expires)
+
+    def abandon(self, lease: "Lease") -> None:
+        """Called by the lease when its client has left. No plan waits for it any more, and its place stays taken."""
+        lease.slot.abandon(lease, self._clock())
+        self._alarm.soon()
 
 
 class Lease:
-    """A request's hold on a runner: while it lasts, the runner is neither evicted nor stopped by its idle timer.
+    """A request's hold on a runner: while its client is there, the runner is neither evicted nor stopped by its idle
+    timer. It takes a place of the engine until it is released, also when it was `abandoned`.
 
     `waited` is the time in the queue, load included, `loaded` the part of it spent on the load, in seconds; the lease
     began at `taken`. `variant` says how the runner differs from what was asked for, "" if it does not."""
 
-    __slots__ = ("_owner", "batch", "keep_alive", "loaded", "runner", "slot", "taken", "variant", "waited")
+    __slots__ = ("_owner", "abandoned", "batch", "keep_alive", "loaded", "runner", "slot", "taken", "variant", "waited")
 
     def __init__(self, owner: Slots, slot: RunnerSlot, keep_alive: KeepAlive, now: float, batch: bool) -> None:
         self.runner = slot.runner
         self.variant = slot.variant.label
         self.waited = self.loaded = 0.0
+        self.abandoned = False
         self.slot, self.keep_alive, self.taken, self.batch = slot, keep_alive, now, batch
         self._owner: Slots | None = owner
         slot.lend(self)
@@ -248,6 +273,13 @@ class Lease:
         owner, self._owner = self._owner, None
         if owner is not None:
             owner.take_back(self)
+
+    def abandon(self, connection: UpstreamConnection) -> None:
+        """The client has left a request that its engine may work on. The lease ends when the engine is done with it,
+        and the runner may be stopped before that. Nothing for a lease that was released."""
+        if self._owner is not None and not self.abandoned:
+            self._owner.abandon(self)
+            self.runner.abandoned.add(connection, self.release)
 
     async def engine_ended(self, within: float) -> bool:
         """Waits after a broken connection for the engine's process to end, at most `within` seconds. True if it ended;

@@ -115,4 +115,4 @@ def _why_kept(slot: RunnerSlot) -> str:
         return f"{slot.target.name} is loading for requests that wait: force ends it, or try again when it is ready"
     if slot.phase is Phase.STOPPING:
         return f"{slot.target.name} is stopping; its process has not ended yet"
-    return f"{slot.target.name} still answers {slot.leases} requests and stops after the last: force ends them"
+    return f"{slot.target.name} still answers {slot.awaited} requests and stops after the last: force ends them"

@@ -169,8 +169,8 @@ def _with_reason(
         return replace(answer, state="starting", reason=reason, waiting_for=Obstacle.LOAD, expected_seconds=load)
     if slot is not None and slot.phase is Phase.READY:
         name += f" ({context.variant}, since memory is short)" if context.variant else ""
-        if answer.position:
-            reason = f"{name} is loaded, and others have all the places that its engine has"
+        if answer.position or slot.leases + slot.abandoned >= slot.parallel:
+            reason = f"{name} is loaded, and {_taken(slot)}"
             return replace(answer, state="ready", reason=reason, waiting_for=Obstacle.SLOT)
         return replace(answer, reason=f"{name} is loaded and answers at once", expected_seconds=0.0)
     if slot is None and failure is not None and now < failure.until:
@@ -198,6 +198,13 @@ def _with_reason(
         expected_seconds=None if leased else load,
         victims=[context.names[key] for key in going],
     )
+
+
+def _taken(slot: Slot) -> str:
+    taken = "others have all the places that its engine has"
+    if not slot.abandoned:
+        return taken
+    return f"{taken}; {slot.abandoned} of them with requests whose clients have left, on which the engine still works"
 
 
 def _making_room(state: State, victims: Sequence[RunnerKey], names: Mapping[RunnerKey, str]) -> str:

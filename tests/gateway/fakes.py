@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from modelrunner.backend import Backend
-from modelrunner.engine.connections import UpstreamPool
+from modelrunner.engine.abandoned import Abandoned
+from modelrunner.engine.connections import UpstreamConnection, UpstreamPool
 from modelrunner.errors import BadRequest, EngineFailed, Misdirected, ModelNotFound, ModelRunnerError, RunnerNotFound
 from modelrunner.types import Endpoint, KeepAlive, Mode, RunnerKey
 from tests.waiting import HUNG
@@ -147,13 +148,16 @@ async def scripted_engine(path: Path, script: Script = answer_ok) -> AsyncIterat
 
 
 class FakeRunner:
-    """A ready runner on an engine of the test's making. `die` ends its process, with a failure that explains it."""
+    """A ready runner on an engine of the test's making. `die` ends its process, with a failure that explains it. What
+    clients have left is settled once `settling` is set, at once without one."""
 
     def __init__(self, endpoint: Endpoint, model: str = "m", mode: Mode = Mode.COMPLETION) -> None:
         self.id = f"runner-{model}"
         self.key = RunnerKey("fake", model, mode)
         self.endpoint = endpoint
         self.upstream = UpstreamPool(endpoint)
+        self.abandoned = Abandoned(self._settled)
+        self.settling: asyncio.Event | None = None
         self.names: tuple[str, ...] | None = None
         self.spec = SimpleNamespace(
             bundle=SimpleNamespace(name=f"ai/{model}", capabilities=frozenset({"chat", "completion"}))
@@ -164,6 +168,10 @@ class FakeRunner:
     def die(self, message: str = "the engine ran out of luck") -> None:
         self.failure = EngineFailed(message)
         self.gone.set()
+
+    async def _settled(self) -> None:
+        if self.settling is not None:
+            await self.settling.wait()
 
     endpoints = FAKE_ENDPOINTS
     asked_as_streams: Mapping[str, Mapping[str, Any]] = {}
@@ -191,6 +199,10 @@ class FakeLease:
         if self._held:
             self._held = False
             self._scheduler.leases -= 1
+
+    def abandon(self, connection: UpstreamConnection) -> None:
+        if self._held:
+            self.runner.abandoned.add(connection, self.release)
 
     async def engine_ended(self, within: float) -> bool:
         try:

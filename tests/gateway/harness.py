@@ -250,6 +250,7 @@ async def proxy(
             for server in servers:
                 server.close()
             await served.cleanup()
+            runner.abandoned.end()
             runner.upstream.close()
             async with asyncio.timeout(HUNG):
                 while any(len(lane.listener) for lane in lanes.values()):  # noqa: ASYNC110

@@ -71,6 +71,51 @@ async def test_in_the_middle_of_a_stream(folder: Path, kind: str, leave: Leave, 
         await until(lambda: not served.pipeline.running)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_lease_lasts_until_the_engine_closes_and_has_settled(folder: Path, kind: str, stream: bool) -> None:
+    """Engines close a connection when they are through with its request; what else they do about it, they say."""
+    done = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        if stream:
+            await call.send(SSE + event("a"))
+        await call.left()
+        await done.wait()
+
+    async with proxy(folder, kind, script) as served:
+        served.runner.settling = asyncio.Event()
+        client = await served.connect()
+        await client.send(request(stream=stream))
+        await served.engine.until(lambda e: len(e.received) == 1)
+        await client.leave()
+        await until(lambda: not served.pipeline.running)
+        assert (served.engine.open, served.scheduler.leases) == (1, 1)
+        assert (await served.ask(request("/other"))).status == 200  # some turns of the loop
+        assert served.scheduler.leases == 1
+        done.set()
+        await served.engine.until(lambda e: e.open == 0)
+        assert (await served.ask(request("/other"))).status == 200
+        assert served.scheduler.leases == 1
+        served.runner.settling.set()
+        await until(lambda: served.scheduler.leases == 0)
+
+
+async def test_the_lease_ends_with_the_engine(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await asyncio.Event().wait()
+
+    async with proxy(folder, kind, script) as served:
+        client = await served.connect()
+        await client.send(request())
+        await served.engine.until(lambda e: len(e.received) == 1)
+        await client.leave()
+        await until(lambda: not served.pipeline.running)
+        assert served.scheduler.leases == 1
+        served.runner.abandoned.end()
+        served.runner.upstream.close()
+        assert served.scheduler.leases == 0
+
+
 async def test_a_half_closed_client_of_the_unix_socket_is_served(folder: Path, kind: str) -> None:
     gate = asyncio.Event()
 

@@ -1,14 +1,19 @@
-"""Which fields of a request llama.cpp ignores, and which of those make the request one that it cannot serve."""
+"""How requests are put to llama.cpp: what it ignores of them, what it cannot serve, and when it is done with one."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from modelrunner import chattemplates
+from modelrunner.backend import BackendContext
 from modelrunner.errors import BadRequest
 from modelrunner.types import Mode, RunSpec
-from modelrunner_llamacpp.requests import ignored
+from modelrunner_llamacpp import LlamaCppBackend, engines
+from modelrunner_llamacpp.engines import Engine, EngineKind
+from modelrunner_llamacpp.requests import ignored, settled
+from tests.gateway.fakes import OK, Call, scripted_engine
 from tests.llamacpp.models import SMOLLM2, bundle, spec
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -53,3 +58,29 @@ def test_embeddings_have_their_own_length() -> None:
     with pytest.raises(BadRequest, match="take all 576") as caught:
         ignored(run_of(None), {"dimensions": 64})
     assert caught.value.param == "dimensions"
+
+
+@pytest.mark.parametrize(
+    ("kind", "streams"), [(EngineKind.NATIVE, True), (EngineKind.WHEEL, True), (EngineKind.PYTHON, False)]
+)
+def test_plain_answers_are_asked_for_as_streams_where_those_say_the_usage(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: EngineKind, streams: bool
+) -> None:
+    context = BackendContext(tmp_path, tmp_path, tmp_path, {})
+    monkeypatch.setattr(engines, "find", lambda *_: Engine(kind, tmp_path / "engine", "1"))
+    assert bool(LlamaCppBackend(context).asked_as_streams(run_of(None))) is streams
+
+
+@pytest.mark.parametrize("routes", [("/lora-adapters",), ("/v1/models",)])
+async def test_each_server_is_asked_what_waits_for_its_work(tmp_path: Path, routes: tuple[str, ...]) -> None:
+    """llama.cpp's own by a question that stands in its queue, llama-cpp-python's by one that needs its lock."""
+    answered = []
+
+    async def script(call: Call) -> None:
+        known = call.request.path in routes
+        answered.extend([call.request.path] * known)
+        await call.send(OK if known else OK.replace(b"200 OK", b"404 Not Found"))
+
+    async with scripted_engine(tmp_path / "engine.sock", script) as engine:
+        await settled(engine.endpoint)
+    assert answered == [*routes]

@@ -1,6 +1,8 @@
-"""An ASGI middleware inside vLLM's API server: allows only the routes that the daemon uses, and answers 421 to a
-request for another model. Only the standard library and msgspec, which vLLM itself needs, can be imported here."""
+"""Runs inside vLLM's API server, as an ASGI middleware: lets through the routes that the daemon uses, answers 421 to a
+request for another model, and tells when the engine has dropped the requests of clients that left. Nothing of
+modelrunner can be imported here, only the standard library and msgspec, which vLLM needs itself."""
 
+import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable
@@ -22,6 +24,7 @@ _WITH_MODEL = frozenset(
 )
 # These exist only in vLLM's development mode, which its sleep needs; only the daemon reaches the socket.
 _SLEEP = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/collective_rpc"})
+_SETTLED = "/modelrunner/settled"
 
 
 class _RequestNames(msgspec.Struct):
@@ -39,11 +42,14 @@ class ModelGuard:
         self._models = frozenset(known["models"])
         self._adapters: dict[str, str] = known["adapters"]
         self._named = msgspec.json.Decoder(_RequestNames)
+        self._calls: set[_PendingCall] = set()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         if scope["type"] == "lifespan" or path in _OPEN or path in _SLEEP:
             await self._app(scope, receive, send)
+        elif path == _SETTLED:
+            await self._settled(scope, send)
         elif scope["type"] != "http" or path not in _WITH_MODEL:
             await _refuse(scope, send, 404, "route_not_found", f"there is no route {path} here")
         else:
@@ -56,7 +62,7 @@ class ModelGuard:
         try:
             named = self._named.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            await self._app(scope, _again(body, receive), send)  # vLLM itself reports its faults
+            await self._app(scope, _PendingCall(body, receive).receive, send)  # vLLM itself reports its faults
             return
         if named.model is not None and named.model not in self._models:
             message = f"this engine serves {sorted(self._models)[0]} and no other model, not {named.model}"
@@ -68,7 +74,23 @@ class ModelGuard:
         else:
             if self._adapters:
                 body, scope = _adapted(body, self._adapters[named.adapter or next(iter(self._adapters))], scope)
-            await self._app(scope, _again(body, receive), send)
+            call = _PendingCall(body, receive)
+            self._calls.add(call)
+            try:
+                await self._app(scope, call.receive, send)
+            finally:
+                self._calls.discard(call)
+                call.over.set()
+
+    async def _settled(self, scope: Message, send: Send) -> None:
+        """Answers once the engine has dropped the requests of all clients that have left until now. uvicorn closes a
+        connection before vLLM knows of it; vLLM then sends the engine's process an abort, which that reads between two
+        steps, as it reads the question here (vllm/v1/engine/core.py: `_process_input_queue`)."""
+        for call in [call for call in self._calls if call.left]:
+            await call.over.wait()
+        await scope["app"].state.engine_client.is_sleeping()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
 
     def _knows(self, adapter: Any) -> bool:
         return isinstance(adapter, str) and adapter in self._adapters
@@ -95,18 +117,23 @@ async def _body(receive: Receive) -> bytes | None:
             return b"".join(pieces)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Returns the body once more, then the server's own messages, such as the client's leaving."""
-    given = False
+class _PendingCall:
+    """A request that vLLM works on. `left` is True once its client is gone, `over` is set when vLLM is done with it."""
 
-    async def replay() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self.left = False
+        self.over = asyncio.Event()
+        self._body: bytes | None = body
+        self._receive = receive
 
-    return replay
+    async def receive(self) -> Message:
+        """The body once more, then whatever comes: the client's leaving."""
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        message = await self._receive()
+        self.left = self.left or message["type"] == "http.disconnect"
+        return message
 
 
 async def _refuse(scope: Message, send: Send, status: int, code: str, message: str) -> None:

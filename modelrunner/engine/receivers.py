@@ -1,0 +1,56 @@
+"""What takes an engine's answer: the protocol, and a small answer in a future."""
+
+import asyncio
+from typing import Protocol
+
+from modelrunner.errors import EngineProtocolError
+
+FETCH_LIMIT = 16 << 20
+"""Bytes of a body."""
+
+
+class Receiver(Protocol):
+    """Takes an answer. The calls come in the order of the methods; `on_failure` may replace any of them and is the
+    last. All come from the event loop, none from inside `UpstreamPool.send`."""
+
+    def splices(self, status: int) -> bool:
+        """Asked once the status is known: True takes a body of unknown length with its chunk framing."""
+
+    def on_head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], length: int | None, data: bytes) -> None:
+        """`length` is None for a body of unknown length: then `data` is in chunks if `splices` said so. `headers`
+        have names in lower case, and no Content-Length. `data` is the first of the body, empty only if all of it is."""
+
+    def on_data(self, data: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_failure(self, error: OSError | EngineProtocolError) -> None: ...
+
+
+class Collector:
+    """A `Receiver`: `done` is the status and the body, or the failure."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self._status = 0
+        self._body = bytearray()
+
+    def splices(self, status: int) -> bool:
+        return False
+
+    def on_head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], length: int | None, data: bytes) -> None:
+        self._status = status
+        self.on_data(data)
+
+    def on_data(self, data: bytes) -> None:
+        self._body += data
+        if len(self._body) > FETCH_LIMIT:
+            raise EngineProtocolError("the engine's answer to a control request is too large")
+
+    def on_end(self) -> None:
+        if not self.done.done():
+            self.done.set_result((self._status, bytes(self._body)))
+
+    def on_failure(self, error: OSError | EngineProtocolError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
