@@ -270,7 +270,9 @@ class JsonFile(Generic[T]):
     def save(self, value: T) -> int:
         """Replaces the file, makes its folder if needed, and returns its size in bytes. Raises `OSError`, with the old
         value kept."""
-        content = msgspec.json.format(msgspec.json.encode(value), indent=1)
+        content = msgspec.json.encode(value)
+        if not self._cache:  # a person may want to read it
+            content = msgspec.json.format(content, indent=1)
         data = msgspec.json.encode(_Envelope(hashlib.sha256(content).hexdigest(), msgspec.Raw(content)))
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

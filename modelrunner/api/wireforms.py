@@ -29,7 +29,7 @@ def model(found: StoredModel, abilities: Abilities) -> wire.Model:
         found.id,
         found.tags,
         found.created,
-        dict(found.config),
+        msgspec.Raw(found.config_data),  # thousands of models: not decoded for it
         found.damage,
         list(abilities.capabilities),
         abilities.window,

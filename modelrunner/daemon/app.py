@@ -149,6 +149,7 @@ class Daemon:
         self._background = [
             asyncio.create_task(parts.preloader.run(), name="preload"),
             asyncio.create_task(foresight.run(), name="foresight"),
+            asyncio.create_task(parts.library.learn_abilities(), name="abilities"),
             asyncio.create_task(self._telemetry.count_events(), name="events"),
             asyncio.create_task(self._telemetry.usage.run(), name="usage"),
             asyncio.create_task(self._doorway.watch(self._serve_unix), name="doorway"),

@@ -14,6 +14,7 @@ from modelrunner.errors import InvalidReference, ModelNotFound
 from modelrunner.gateway.access import host_names
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.keys.ring import KeyRing
+from modelrunner.models.abilities import KnownAbilities
 from modelrunner.models.advice import Advisor
 from modelrunner.models.backendtables import check_settings
 from modelrunner.models.configurations import Configurations
@@ -108,6 +109,12 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
     credentials = Credentials(logins_beside(settings.config))
     sources = (PypiSource(), HuggingFaceSource(), FileSource(), RegistrySource(registries, credentials))
     puller = Puller(store, sources)
+    abilities = KnownAbilities(store, resolver, configurations)
+
+    def forget_backends() -> None:
+        resolver.forget()
+        abilities.forget()
+
     configurator = Configurator(store, scheduler, configurations, resolver, validator)
     shapes.prime()
     return Parts(
@@ -118,13 +125,13 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         validator=validator,
         probe=probe,
         scheduler=scheduler,
-        library=Library(store, puller, scheduler, registry, configurations, resolver),
+        library=Library(store, puller, scheduler, registry, configurations, abilities),
         configurator=configurator,
         presence=Presence(store, scheduler, registry, configurator),
         advisor=Advisor(store, resolver, scheduler, puller),
         disk=DiskMeter(store, registry, state),
         statuses=Statuses(registry),
-        installer=Installer(registry, scheduler, resolver.forget),
+        installer=Installer(registry, scheduler, forget_backends),
         preloader=Preloader(store, resolver, scheduler),
         registries=registries,
         publisher=Publisher(Pusher(store, registries, credentials), scheduler),

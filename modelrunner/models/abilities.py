@@ -1,10 +1,10 @@
 """What the models here can do: as they run, or as they are configured now."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from modelrunner.errors import ModelRunnerError
-from modelrunner.models.configurations import ModelSettings
+from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.resolve import Resolver, main_mode
 from modelrunner.scheduler import RunnerView
 from modelrunner.store import Store
@@ -22,6 +22,63 @@ class Abilities:
     window: int | None = None
     capabilities: tuple[str, ...] = ()
     adapters: tuple[Adapter, ...] = ()
+
+
+class KnownAbilities:
+    """Remembers what each model can do as it is configured, since finding it out takes a millisecond and the list of
+    models is asked often."""
+
+    def __init__(self, store: Store, resolver: Resolver, configurations: Configurations) -> None:
+        self._store = store
+        self._resolver = resolver
+        self._configurations = configurations
+        self._settings = configurations.settings
+        self._known: dict[str, Abilities] = {}
+        self._named: dict[str, str | None] = {}
+        self._changes = 0
+        store.watchers.append(self._store_changed)
+        configurations.watchers.append(self._configured)
+
+    def of(self, model_ids: Sequence[str], runners: Mapping[tuple[str, Mode], RunnerView]) -> list[Abilities]:
+        """Of a loaded model, what its runner can do; `runners` are by model ID and mode. Reads the disk for models that
+        it has not seen yet."""
+        loaded = {model_id for model_id, _ in runners}
+        return [
+            abilities_of(self._store, self._resolver, self._configurations.settings, runners, model_id)
+            if model_id in loaded
+            else self._known.get(model_id) or self._found(model_id)
+            for model_id in model_ids
+        ]
+
+    def forget(self) -> None:
+        """Forgets everything: a backend was changed. Any thread may call this."""
+        self._changes += 1
+        self._known = {}
+
+    def _configured(self) -> None:
+        before, self._settings = self._settings, self._configurations.settings
+        if before.tables is not self._settings.tables:
+            self.forget()
+            return
+        one, other = before.posted, self._settings.posted
+        changed = {key.partition("/")[0] for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
+        self._changes += 1
+        self._known = {model_id: found for model_id, found in self._known.items() if model_id not in changed}
+
+    def _found(self, model_id: str) -> Abilities:
+        changes, known = self._changes, self._known
+        found = abilities_of(self._store, self._resolver, self._configurations.settings, {}, model_id)
+        if changes == self._changes:
+            known[model_id] = found
+        return found
+
+    def _store_changed(self) -> None:
+        """A change of the store matters to other models only where a setting names a model."""
+        settings = self._configurations.settings
+        named = {reference: settings.model_id(reference) for reference in settings.references()}
+        if named != self._named:
+            self._named = named
+            self.forget()
 
 
 def abilities_of(

@@ -67,6 +67,12 @@ class ModelSettings:
         """Returns the model's settings: the posted ones, and below them those of the configuration file."""
         return self.effective(model_id, mode).configuration.over(self.from_file(model_id))
 
+    def references(self) -> set[str]:
+        """Returns the names of models that the settings hold: of tables, and of draft models."""
+        of_drafts = (*self.tables.values(), *(each.configuration for each in self.posted.values()))
+        drafts = (each.speculative.draft_model for each in of_drafts if each.speculative)
+        return {*self.tables, *filter(None, drafts)}
+
     def modes(self, model_id: str) -> list[Mode]:
         """Returns the modes with posted settings of their own."""
         return [mode for id, mode, _ in self if id == model_id and mode is not None]

@@ -18,9 +18,8 @@ from modelrunner.errors import (
     ModelRunnerError,
     StorageFailed,
 )
-from modelrunner.models.abilities import Abilities, abilities_of
+from modelrunner.models.abilities import Abilities, KnownAbilities
 from modelrunner.models.configurations import Configurations
-from modelrunner.models.resolve import Resolver
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import Puller, PullResult
 from modelrunner.pull.file import with_parts
@@ -86,14 +85,14 @@ class Library:
         scheduler: Scheduler,
         registry: BackendRegistry,
         configurations: Configurations,
-        resolver: Resolver,
+        abilities: KnownAbilities,
     ) -> None:
         self._store = store
         self._puller = puller
         self._scheduler = scheduler
         self._registry = registry
         self._configurations = configurations
-        self._resolver = resolver
+        self._abilities = abilities
 
     def __iter__(self) -> Iterator[StoredModel]:
         """The usable models, oldest first."""
@@ -214,8 +213,10 @@ class Library:
         """What each of the models can do: a loaded one as it runs, the others as they are configured."""
         runners = {(runner.model_id, runner.mode): runner for runner in self._scheduler.runners()}
 
-        def abilities() -> list[Abilities]:
-            settings = self._configurations.settings
-            return [abilities_of(self._store, self._resolver, settings, runners, model.id) for model in models]
+        return await asyncio.to_thread(self._abilities.of, [model.id for model in models], runners)
 
-        return await asyncio.to_thread(abilities)
+    async def learn_abilities(self) -> None:
+        """Finds out what each model can do, one after the other, so that the first list of thousands of models does not
+        wait for all of them."""
+        for model in self._store.list():
+            await self.abilities([model])

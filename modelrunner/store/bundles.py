@@ -20,6 +20,7 @@ from modelrunner.store.manifests import Contents, StoredFile
 from modelrunner.types import Bundle, ModelHeader
 
 _HEADER = "header"
+_MOST_MADE = 512  # bundles that are held in memory, each with its header
 _DECODER = msgspec.msgpack.Decoder(ModelHeader)
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ class Bundles:
         header = self._remembered(entry.id) or self._parse(entry.id, contents)
         bundle = self._describe(entry, contents, header)
         self._made[entry.id] = bundle
+        if len(self._made) > _MOST_MADE:
+            del self._made[next(iter(self._made))]
         return bundle
 
     def lay_out(self, id: Digest, contents: Contents) -> None:
@@ -57,7 +60,7 @@ class Bundles:
                 self._make_folders(folder, (folder / name).parent)
                 # Over whatever is there: the blob may have been replaced by a healthy one.
                 _clear(folder / name)
-                temporary = durable.temporary_name(folder / name)
+                temporary = durable.temporary_name(folder)  # beside the bundle, where a start looks for them
                 os.link(self._blobs.path(file.digest), temporary)
                 os.rename(temporary, folder / name)
 
@@ -82,13 +85,6 @@ class Bundles:
             durable.discard(id.within(self.folder))
         except OSError as error:
             log.warning("the bundle of the model %s is still there: %s", id, error)
-
-    def sweep(self, id: Digest) -> None:
-        """Removes the temporary files of a writer that was killed. Raises `OSError`."""
-        folder = id.within(self.folder)
-        for place in (folder, *folder.glob("*/")):
-            if place.is_dir() and not place.is_symlink():
-                durable.sweep_temporaries(place)
 
     def _in_place(self, id: Digest, contents: Contents) -> bool:
         folder = id.within(self.folder)

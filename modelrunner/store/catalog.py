@@ -1,18 +1,20 @@
 """The models of a store as one immutable value: what is here, and what a text means. Changing it makes a new one."""
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
+import msgspec
+
 from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound
 from modelrunner.store.digests import Digest
-from modelrunner.store.index import IndexEntry
 from modelrunner.store.manifests import Contents
+from modelrunner.store.records import Record
 from modelrunner.store.references import Reference, how_to_get, split_part
 
 _ID_PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
@@ -24,16 +26,23 @@ _COMPARED = 500  # names that are looked at for one that is spelt alike: each ta
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model as the rest of the program sees it. `created` is in Unix seconds, `size` in bytes. `config` is the
-    configuration as docker/model-runner publishes it: format, quantization, parameters, architecture, size (as text),
-    context_size, and the metadata under the format's name. `damage` says why the model cannot be used, "" if it can."""
+    """A model as the rest of the program sees it. `created` is in Unix seconds, `size` in bytes. `config` is
+    the configuration as docker/model-runner publishes it: format, quantization, parameters, architecture, size (as
+    text), context_size, and the metadata under the format's name. `damage` says why the model cannot be used, "" if it
+    can."""
 
     id: str
     tags: list[str]
     created: int
-    config: Mapping[str, Any]
+    config_data: bytes
     size: int = 0
     damage: str = ""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Decoded at each call: thousands of models keep only the text in memory."""
+        config: Mapping[str, Any] = msgspec.json.decode(self.config_data)
+        return config
 
     @property
     def name(self) -> str:
@@ -48,19 +57,28 @@ class StoredModel:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One model. `contents` is None, and `damage` says why, for one whose manifest or configuration cannot be used: it
-    keeps its place, so that pulling it again heals it and it hides no other."""
+    keeps its place, so that pulling it again heals it and it hides no other; `remembered` are the blobs that its record
+    names. `number` and `version` are those of the record."""
 
     id: Digest
     tags: tuple[Reference, ...]
     created: int
-    config: dict[str, object]
+    config_data: bytes
     contents: Contents | None
     damage: str = ""
+    remembered: tuple[Digest, ...] = ()
+    number: int = 0
+    version: int = 0
 
     @property
     def blobs(self) -> dict[Digest, int]:
-        """Every blob with its size in bytes; none are known of a damaged model."""
+        """Every blob with its size in bytes; none for a damaged model."""
         return self.contents.blobs if self.contents else {}
+
+    @property
+    def digests(self) -> Iterable[Digest]:
+        """Every blob, as far as it is known."""
+        return self.contents.blobs.keys() if self.contents else self.remembered
 
     def usable(self) -> Contents:
         """Raises `InvalidModel` for a damaged model."""
@@ -69,8 +87,9 @@ class Entry:
         return self.contents
 
     @property
-    def record(self) -> IndexEntry:
-        return IndexEntry(str(self.id), [str(tag) for tag in self.tags], self.created)
+    def record(self) -> Record:
+        tags, blobs = [str(tag) for tag in self.tags], [str(digest) for digest in self.digests]
+        return Record(str(self.id), tags, self.created, blobs, self.number, self.version)
 
     @property
     def names(self) -> list[str]:
@@ -78,54 +97,69 @@ class Entry:
 
 
 class Catalog:
-    """Entries by model ID, oldest first; a tag belongs to one entry. With thousands of models a change copies a few
-    dictionaries and touches only the entries that it changes."""
+    """Entries by model ID, oldest first; a tag belongs to one entry. `users` counts the models of each blob (0:
+    none any more). With thousands of models a change copies a few dictionaries and touches only the entries that it
+    changes."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self.entries: dict[Digest, Entry] = {}
         self.models: dict[Digest, StoredModel] = {}
+        self.users: Counter[Digest] = Counter()
         self._by_tag: dict[Reference, Digest] = {}
-        self._put(entries)
+        self._names = Names(())
+        for entry in entries:
+            self._put(entry)
+        named = [each for entry in self.entries.values() for each in self._named(entry)]
+        self._names = Names(sorted(named))
 
     @property
     def is_sound(self) -> bool:
-        """True if no model is damaged."""
-        return all(entry.contents for entry in self.entries.values())
+        """True if the blobs of every model are known."""
+        return all(entry.contents or entry.remembered for entry in self.entries.values())
 
     @property
     def damaged(self) -> tuple[StoredModel, ...]:
         return tuple([self.models[entry.id] for entry in self.entries.values() if not entry.contents])
 
-    def _put(self, entries: Iterable[Entry]) -> None:
-        for entry in entries:
-            self.entries[entry.id] = entry
-            config = entry.config if entry.contents else {}
-            size = sum(entry.blobs.values())
-            self.models[entry.id] = StoredModel(str(entry.id), entry.names, entry.created, config, size, entry.damage)
-            self._by_tag.update(dict.fromkeys(entry.tags, entry.id))
+    def _put(self, entry: Entry) -> None:
+        self.entries[entry.id] = entry
+        blobs = entry.blobs
+        self.users.update(blobs.keys() or entry.remembered)
+        size = sum(blobs.values())
+        config = entry.config_data if entry.contents else b"{}"
+        self.models[entry.id] = StoredModel(str(entry.id), entry.names, entry.created, config, size, entry.damage)
+        self._by_tag.update(dict.fromkeys(entry.tags, entry.id))
 
-    def _copy(self) -> "Catalog":
-        copy = Catalog()
-        copy.entries, copy.models, copy._by_tag = self.entries.copy(), self.models.copy(), self._by_tag.copy()
-        return copy
+    def _changed(self, before: Iterable[Entry], after: Iterable[Entry]) -> "Catalog":
+        catalog = Catalog()
+        catalog.entries, catalog.models, catalog._by_tag = self.entries.copy(), self.models.copy(), self._by_tag.copy()
+        catalog.users = self.users.copy()
+        for entry in before:
+            catalog.users.subtract(entry.digests)
+            for tag in entry.tags:
+                del catalog._by_tag[tag]
+        for entry in after:
+            catalog._put(entry)
+        gone = [each for entry in before for each in self._named(entry)]
+        catalog._names = self._names.changed(gone, [each for entry in after for each in catalog._named(entry)])
+        return catalog
+
+    def _named(self, entry: Entry) -> Iterable[tuple[str, Reference]]:
+        """Each tag after its short form."""
+        return zip(self.models[entry.id].tags, entry.tags, strict=True)
 
     def with_entry(self, entry: Entry) -> tuple["Catalog", list[Entry]]:
-        """With `entry`, in place of one of the same ID; its tags are taken from the others. Also all entries that have
+        """With `entry`, in place of one of the same ID; its tags are taken from the others. Also the others that have
         changed."""
-        changed = [entry]
-        for id in {self._by_tag[tag] for tag in entry.tags if tag in self._by_tag} - {entry.id}:
-            other = self.entries[id]
-            changed.append(replace(other, tags=tuple(tag for tag in other.tags if tag not in entry.tags)))
-        catalog = self._copy()
-        for tag in self.entries[entry.id].tags if entry.id in self.entries else ():
-            del catalog._by_tag[tag]
-        catalog._put(reversed(changed))
-        return catalog, changed
+        robbed = [
+            self.entries[id] for id in dict.fromkeys(map(self._by_tag.get, entry.tags)) if id not in (None, entry.id)
+        ]
+        others = [replace(each, tags=tuple(tag for tag in each.tags if tag not in entry.tags)) for each in robbed]
+        before = [self.entries[entry.id]] if entry.id in self.entries else []
+        return self._changed([*before, *robbed], [*others, entry]), others
 
     def without(self, entry: Entry) -> "Catalog":
-        catalog = self._copy()
-        for tag in entry.tags:
-            del catalog._by_tag[tag]
+        catalog = self._changed([entry], [])
         del catalog.entries[entry.id], catalog.models[entry.id]
         return catalog
 
@@ -162,7 +196,7 @@ class Catalog:
     def _by_part(self, text: str, reference: Reference, *, whole: bool) -> tuple[Entry, tuple[Reference, ...]]:
         tags: list[Reference] = []
         ids: set[Digest] = set()
-        for tag in self.names.with_part(text) if len(text) >= _SHORTEST_PART else ():
+        for tag in self._names.with_part(text) if len(text) >= _SHORTEST_PART else ():
             tags.append(tag)
             ids.add(self._by_tag[tag])
             if len(ids) > 1 and len(tags) > _MOST_SHOWN:
@@ -179,19 +213,9 @@ class Catalog:
             raise self._not_here(text, reference)
         return self.entries[ids.pop()], tuple(tags)
 
-    @cached_property
-    def names(self) -> "Names":
-        """Made by whoever makes the catalog: with thousands of models it takes too long for the event loop."""
-        shown = {
-            tag: name
-            for id, entry in self.entries.items()
-            for tag, name in zip(entry.tags, self.models[id].tags, strict=True)
-        }
-        return Names(sorted(self._by_tag, key=shown.__getitem__))
-
     def _not_here(self, text: str, reference: Reference) -> ModelNotFound:
         """Says what was perhaps meant, and how to get the model where the name says where it is."""
-        names = [tag.short for tag in self._by_tag]
+        names = self._names.shown
         near = [name for name in names if text.lower() in name.lower()] or get_close_matches(
             text, names[:_COMPARED], cutoff=0.7
         )
@@ -200,13 +224,26 @@ class Catalog:
 
 
 class Names:
-    """Finds the names that a text is a part of, among thousands in microseconds: one search through all of them."""
+    """Finds the names that a text is a part of, among thousands in microseconds: one search through all of them.
+    `named` are sorted: each tag after its short form."""
 
-    def __init__(self, tags: Sequence[Reference]) -> None:
-        names = [tag.name for tag in tags]
-        self._tags = tags
+    def __init__(self, named: Sequence[tuple[str, Reference]]) -> None:
+        names = [tag.name for _, tag in named]
+        self._named = named
         self._text = "\n".join(["", *names])
-        self._starts = list(accumulate((len(name) + 1 for name in names), initial=1))
+        self._starts = list(accumulate(map(len, names), lambda start, length: start + length + 1, initial=1))
+
+    @property
+    def shown(self) -> list[str]:
+        return [name for name, _ in self._named]
+
+    def changed(self, without: Iterable[tuple[str, Reference]], added: Iterable[tuple[str, Reference]]) -> "Names":
+        named = list(self._named)
+        for each in without:
+            del named[bisect_left(named, each)]
+        for each in added:
+            insort(named, each)
+        return Names(named)
 
     def with_part(self, part: str) -> Iterator[Reference]:
         """In the order of the names. A part begins where a word begins, and has the same tag if it has one: `smollm2`
@@ -217,8 +254,9 @@ class Names:
             before = self._text[at - 1]
             if not ("a" <= before <= "z" or "0" <= before <= "9"):
                 number = bisect_right(self._starts, at) - 1
-                if wanted in ("", self._tags[number].tag.lower()):
-                    yield self._tags[number]
+                tag = self._named[number][1]
+                if wanted in ("", tag.tag.lower()):
+                    yield tag
                     at = self._starts[number + 1] - 1
             at = self._text.find(name, at + 1)
 

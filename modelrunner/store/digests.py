@@ -1,6 +1,5 @@
 """Digests: no other text becomes a file name in the store."""
 
-import contextlib
 import hashlib
 import os
 import re
@@ -37,11 +36,12 @@ class Digest:
     @classmethod
     def among(cls, folder: Path) -> set[Self]:
         """Returns the digests that name files or folders in `folder`; other names are skipped."""
-        found = set()
-        for name in os.listdir(folder):
-            with contextlib.suppress(InvalidReference):
-                found.add(cls(name))
-        return found
+        return {digest for name in os.listdir(folder) if (digest := cls.named(name))}
+
+    @classmethod
+    def named(cls, text: str) -> Self | None:
+        """Of 64 lower-case hexadecimal digits; None for any other text."""
+        return cls(text) if _HEX.fullmatch(text) else None
 
     def within(self, folder: Path) -> Path:
         """The file or folder of this digest in `folder`."""

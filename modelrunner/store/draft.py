@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
@@ -21,10 +21,12 @@ from modelrunner.types import ModelHeader
 
 @dataclass(frozen=True, slots=True)
 class Draft:
+    """`config` is the configuration as `StoredModel` shows it, in JSON; `config_data` is the blob that holds it."""
+
     id: Digest
     contents: Contents
     header: ModelHeader
-    config: dict[str, Any]
+    config: bytes
     config_data: bytes
     manifest: bytes
     unpacked: Sequence[UnpackedFile] | None = None
@@ -38,7 +40,7 @@ class Draft:
         data = manifests.encode_config(reading.config, stored)
         contents = Contents(StoredFile(Digest.of(data), len(data)), stored)
         manifest = manifests.encode(contents)
-        return cls(Digest.of(manifest), contents, reading.header, reading.config, data, manifest)
+        return cls(Digest.of(manifest), contents, reading.header, published_config(data, contents), data, manifest)
 
     @classmethod
     def published(
@@ -67,17 +69,20 @@ class Draft:
             raise InvalidModel(f"its configuration is not one that is understood here ({error})") from None
         return cls(id, contents, reading.header, config, data, manifest, unpacked)
 
-    def entry(self, before: Entry | None, tag: Reference | None, now: int) -> Entry:
+    def entry(self, before: Entry | None, tag: Reference | None, version: int, now: int) -> Entry:
         """The model's entry in the catalog. `before` is the entry that it has there already; `now` in Unix seconds."""
         tags = before.tags if before else ()
         added = (tag,) if tag and tag not in tags else ()
-        return Entry(self.id, (*tags, *added), before.created if before else now, self.config, self.contents)
+        created, number = (before.created, before.number) if before else (now, version)
+        tags = (*tags, *added)
+        return Entry(self.id, tags, created, self.config, self.contents, number=number, version=version)
 
 
-def published_config(data: bytes, contents: Contents) -> dict[str, Any]:
+def published_config(data: bytes, contents: Contents) -> bytes:
     """The configuration that a model was published with; its format is what its files are. Raises
     `msgspec.MsgspecError`."""
-    return manifests.decode_config(data) | {"format": str(formats.format_of(contents.files))}
+    config = manifests.decode_config(data) | {"format": str(formats.format_of(contents.files))}
+    return msgspec.json.encode(config)
 
 
 def _read(paths: Mapping[str, Path], trust: bool) -> Reading:

@@ -1,105 +1,113 @@
-"""Which models there are and what they are called.
+"""`index.json`: a copy of all records, manifests and configurations, so that a start reads one file and not three for
+each model. Each entry holds the stamps of its files: it counts only as long as they have not changed, and a store
+without the index, or with a damaged one, reads the files themselves."""
 
-`index.json` holds all of it and is replaced whole. Each model's record lies once more beside its manifest, as
-`HEX.names`: an index that is damaged or lost is made again from these. A record is removed before its model leaves the
-index, so a manifest that has a record and is not in the index belongs to a model that the index has lost.
-"""
-
-import logging
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-from modelrunner import durable
 from modelrunner.durable import JsonFile
+from modelrunner.errors import InvalidReference
+from modelrunner.store.catalog import Entry
 from modelrunner.store.digests import Digest
+from modelrunner.store.manifests import Contents, StoredFile
+from modelrunner.store.records import Stamp
+from modelrunner.store.references import Reference
 
-_NAMES = ".names"
-log = logging.getLogger(__name__)
+_LARGEST = 48 << 20  # bytes, about
+_OTHERWISE = 1000  # bytes of an entry beside its configuration, about
+_File = tuple[str, int]  # digest as hexadecimal digits, bytes
 
 
-class IndexEntry(msgspec.Struct, frozen=True):
-    """`tags` are normal forms; `created` is when the model came here, in Unix seconds."""
+class _Cached(msgspec.Struct, frozen=True, array_like=True):
+    """`stamps` are those of record, manifest and configuration; `tags` are host, path and tag of each."""
 
     id: str
-    tags: list[str]
+    stamps: list[Stamp]
+    tags: list[tuple[str, str, str]]
     created: int
-
-
-class _IndexFile(msgspec.Struct, frozen=True):
-    """`complete` is False from the time that something damaged was met until a person prunes the store."""
-
-    models: list[IndexEntry]
-    complete: bool = True
+    number: int
+    version: int
+    config: msgspec.Raw
+    config_file: _File
+    files: dict[str, _File]
+    others: list[_File]
 
 
 class Index:
-    """Not locked: `Store` lets one call at a time change it.
+    def __init__(self, data: Path) -> None:
+        self._file = JsonFile(data / "index.json", list[_Cached], cache=True)
+        self._cached: dict[str, _Cached] = {}
 
-    `complete` is True while everything in the store that no model names may be removed. It is False after damage: then
-    the files of a model that nobody knows any more may be among them.
-    """
+    def load(self) -> None:
+        """Raises `OSError` only where a damaged index cannot be set aside."""
+        self._cached = {each.id: each for each in self._file.load() or ()}
 
-    def __init__(self, folder: Path, manifests: Path) -> None:
-        self._file = JsonFile(folder / "index.json", _IndexFile)
-        self._manifests = manifests
-        self.complete = True
+    @property
+    def count(self) -> int:
+        """Models that the index knows, once it is loaded."""
+        return len(self._cached)
 
-    def load(self, *, new: bool) -> list[IndexEntry]:
-        """The records, oldest first. A store that is not `new` has an index, or has lost it. Raises `OSError`."""
-        content = self._file.load()
-        records = content.models if content is not None else []
-        lost = self._beyond({record.id for record in records}, named=content is not None)
-        self.complete = not lost and (new if content is None else content.complete)
-        return sorted([*records, *lost], key=lambda record: record.created) if lost else records
-
-    def save(self, records: Iterable[IndexEntry]) -> int:
-        """Returns the size of the file in bytes. Raises `OSError`; then the file is as before."""
-        return self._file.save(_IndexFile(list(records), self.complete))
-
-    def note(self, record: IndexEntry) -> None:
-        """Writes the second copy of a record. A failure is only logged, since the index holds the record as well."""
+    def entry(self, id: Digest, stamps: list[Stamp]) -> Entry | None:
+        """The model's entry, None if a file of it has changed since."""
+        found = self._cached.get(id.hex)
+        if found is None or found.stamps != stamps:
+            return None
         try:
-            self._copy(Digest.parse(record.id)).save(record)
-        except OSError as error:
-            log.warning("the names of the model %s have no second copy: %s", record.id, error)
+            return _entry(id, found)
+        except InvalidReference:
+            return None
 
-    def forget(self, id: Digest) -> None:
-        """Removes the second copy of a record, before the model leaves the index. Raises `OSError`."""
-        durable.discard(self._copy(id).path)
-        durable.sync_folder(self._manifests)
+    def config(self, id: Digest) -> Digest | None:
+        """The model's configuration; None for an unknown model."""
+        found = self._cached.get(id.hex)
+        return Digest.named(found.config_file[0]) if found else None
 
-    def copies(self) -> dict[Digest, Path]:
-        """The files of the second copies, by model ID."""
-        return {Digest(path.stem): path for path in self._manifests.glob(f"{'[0-9a-f]' * 64}{_NAMES}")}
+    def save(self, entries: Iterable[tuple[Entry, list[Stamp]]]) -> None:
+        """Replaces the index. Damaged models are left out, and those for which it would grow too large. A failure is
+        logged."""
+        kept = []
+        room = _LARGEST
+        for entry, stamps in entries:
+            room -= len(entry.config_data) + _OTHERWISE
+            if entry.contents and room >= 0:
+                kept.append(_cached(entry, entry.contents, stamps))
+        self._file.save(kept)
 
-    def _copy(self, id: Digest) -> JsonFile[IndexEntry]:
-        return JsonFile(self._manifests / f"{id.hex}{_NAMES}", IndexEntry)
+    def clear(self) -> None:
+        """Gives the memory of what `load` has read back."""
+        self._cached = {}
 
-    def _beyond(self, known: set[str], *, named: bool) -> list[IndexEntry]:
-        """The models that the index does not know, from their second copies, and unless `named` also those that have
-        only a manifest. A name that two of them have belongs to the one whose copy is newer."""
-        copies = {id: path for id, path in self.copies().items() if str(id) not in known}
-        found = [self._recovered(id) for id in sorted(copies, key=lambda id: -copies[id].lstat().st_mtime_ns)]
-        if not named:
-            found += [self._nameless(id) for id in sorted(Digest.among(self._manifests) - copies.keys())]
-        taken: set[str] = set()
-        lost = []
-        for record in found:
-            lost.append(msgspec.structs.replace(record, tags=[tag for tag in record.tags if tag not in taken]))
-            taken.update(record.tags)
-            log.error("the index has lost the model %s (%s): it is taken in again", record.id, ", ".join(record.tags))
-        return lost
 
-    def _recovered(self, id: Digest) -> IndexEntry:
-        record = self._copy(id).load()
-        return record if record is not None and record.id == str(id) else self._nameless(id)
+def _entry(id: Digest, found: _Cached) -> Entry:
+    contents = Contents(
+        _stored(found.config_file),
+        {name: _stored(file) for name, file in found.files.items()},
+        tuple(map(_stored, found.others)),
+    )
+    tags = tuple(Reference(*tag) for tag in found.tags)
+    return Entry(id, tags, found.created, bytes(found.config), contents, number=found.number, version=found.version)
 
-    def _nameless(self, id: Digest) -> IndexEntry:
-        try:
-            created = int(os.lstat(id.within(self._manifests)).st_mtime)
-        except FileNotFoundError:
-            created = 0
-        return IndexEntry(str(id), [], created)
+
+def _cached(entry: Entry, contents: Contents, stamps: list[Stamp]) -> _Cached:
+    return _Cached(
+        entry.id.hex,
+        stamps,
+        [(tag.host, tag.path, tag.tag) for tag in entry.tags],
+        entry.created,
+        entry.number,
+        entry.version,
+        msgspec.Raw(entry.config_data),
+        _file(contents.config),
+        {name: _file(file) for name, file in contents.files.items()},
+        [_file(file) for file in contents.others],
+    )
+
+
+def _stored(file: _File) -> StoredFile:
+    return StoredFile(Digest(file[0]), file[1])
+
+
+def _file(stored: StoredFile) -> _File:
+    return stored.digest.hex, stored.size

@@ -1,15 +1,13 @@
 """What lies in a store and belongs to no model: what pulls and packages that were cut off have left, and what was set
 aside because it was damaged."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from modelrunner import durable
 from modelrunner.store import startup
-from modelrunner.store.blobs import Blobs
-from modelrunner.store.catalog import Catalog
 from modelrunner.store.files import size_of
 
 
@@ -28,14 +26,13 @@ class Leftover:
     size: int
 
 
-def leftovers(
-    catalog: Catalog, data: Path, manifest_folder: Path, blobs: Blobs, busy: Collection[Path]
-) -> Iterator[Leftover]:
-    """`busy` are the folders in `partial` that a download is using. Raises `OSError`."""
+def leftovers(unnamed: Iterable[Path], data: Path, busy: Collection[Path]) -> Iterator[Leftover]:
+    """`unnamed` are the files that no model names, `busy` the folders in `partial` that a download is using. Raises
+    `OSError`."""
     for path in sorted((data / "partial").iterdir()):
         if path not in busy:
             yield Leftover(LeftoverKind.DOWNLOAD, path, size_of(path))
-    for path in startup.unnamed(catalog, manifest_folder, blobs):
+    for path in unnamed:
         yield Leftover(LeftoverKind.UNNAMED, path, size_of(path))
     for name in (*startup.FOLDERS[:-1], "state"):
         for path in sorted((data / name).glob("*")):

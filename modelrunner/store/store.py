@@ -22,7 +22,9 @@ from modelrunner.store.files import Reserve, size_of
 from modelrunner.store.index import Index
 from modelrunner.store.leftovers import Leftover, leftovers
 from modelrunner.store.manifests import LARGEST, UnpackedFile
+from modelrunner.store.records import Records
 from modelrunner.store.references import Reference
+from modelrunner.store.sweeping import Sweeper
 from modelrunner.types import Bundle
 
 log = logging.getLogger(__name__)
@@ -73,32 +75,26 @@ class Store:
         left untouched, and for a disk that fails."""
         self.data = data
         self.watchers: list[Callable[[], None]] = []
-        self._manifests = data / "manifests" / "sha256"
+        self._records = Records(data / "manifests" / "sha256")
         self._lock = threading.RLock()
         self._reserve = Reserve(data / "reserve")
-        self._index = Index(data, self._manifests)
         self._blobs = Blobs(data / "blobs" / "sha256")
         self._bundles = Bundles(data / "bundles", self._blobs)
+        self._sweeper = Sweeper(data, self._records, self._blobs, self._bundles)
+        self._robbed: set[Digest] = set()  # models whose records still hold a tag that another model has got
         with translated("opening the store", data):
             self._catalog = self._open()
 
     def _open(self) -> Catalog:
-        exists = startup.check_format(self.data)
+        format = startup.check_format(self.data)
         self.data.parent.mkdir(parents=True, exist_ok=True)
-        displaced = startup.make_folders(self.data)
-        records = self._index.load(new=not exists)
-        catalog, sound = startup.load(records, self._manifests, self._blobs)
-        self._index.complete = self._index.complete and sound and not displaced
-        if not (exists and self._index.complete):
-            self._index.save(entry.record for entry in catalog.entries.values())
-        for id in catalog.entries.keys() - self._index.copies().keys():
-            self._index.note(catalog.entries[id].record)
-        if not exists:
-            write(self.data / "format", f"{startup.FORMAT}\n".encode())
-        if self._index.complete and catalog.is_sound:
-            startup.sweep(catalog, self.data, self._manifests, self._blobs, self._bundles)
+        startup.make_folders(self.data)
+        startup.upgrade(self.data, format, self._records)
+        catalog, self._robbed, pending = startup.load(self._records, Index(self.data), self._blobs)
+        self._sweeper.finish(catalog, pending)
+        self._sweeper.tidy()
         self._reserve.fill()
-        _ = catalog.names
+        self._version = max((entry.version for entry in catalog.entries.values()), default=0)
         return catalog
 
     @property
@@ -146,7 +142,7 @@ class Store:
         entry, _ = self._catalog.find(text)
         entry.usable()
         with translated("reading the manifest", self.data):
-            data = read(entry.id.within(self._manifests), LARGEST)
+            data = read(entry.id.within(self._records.folder), LARGEST)
         if Digest.of(data) != entry.id:
             raise InvalidModel("its manifest is damaged: pull the model again")
         return data
@@ -190,29 +186,28 @@ class Store:
             intact = self._blobs.intact(blobs)
             with self._lock:
                 startup.make_folders(self.data)
-                self._write(draft, blobs, intact)
-                before = self._catalog.entries.get(draft.id)
-                self._commit(*self._catalog.with_entry(draft.entry(before, tag, int(time.time()))))
+                entry = draft.entry(self._catalog.entries.get(draft.id), tag, self._next_version(), int(time.time()))
+                self._write(draft, entry, blobs, intact)
                 self._settle(blobs)
                 return self._catalog.models[draft.id]
 
-    def _write(self, draft: Draft, blobs: Iterable[Blob], intact: Container[Digest]) -> None:
-        """Writes blobs, manifest and bundle. Each is durable before the next refers to it; the index comes after them.
-        `intact` are the blobs that were stored already before the lock was taken."""
+    def _write(self, draft: Draft, entry: Entry, blobs: Iterable[Blob], intact: Container[Digest]) -> None:
+        """Writes the pending record, blobs, manifest and bundle, and makes the record hold. Each is durable before the
+        next. `intact` are the blobs that were stored already before the lock was taken."""
         try:
+            self._records.prepare(entry.record)
             for blob in blobs:
                 if blob.digest not in intact or self._blobs.size(blob.digest) != blob.size:
                     self._blobs.adopt(blob)
             self._blobs.put(draft.config_data)
             if draft.unpacked is not None:
-                startup.unpacked_file(self._manifests, draft.id).save(list(draft.unpacked))
-            write(draft.id.within(self._manifests), draft.manifest)
+                self._records.unpacked(draft.id).save(list(draft.unpacked))
+            write(draft.id.within(self._records.folder), draft.manifest)
             self._bundles.lay_out(draft.id, draft.contents)
             self._bundles.remember(draft.id, draft.header)
-        except BaseException:
-            if draft.id not in self._catalog.entries:
-                self._delete(draft.id, draft.contents.blobs)
-            raise
+            self._rewrite(entry)
+        finally:
+            self._sweeper.finish(self._catalog, [draft.id])
 
     def _settle(self, blobs: Iterable[Blob]) -> None:
         try:
@@ -230,7 +225,7 @@ class Store:
             entry.usable()
             if tag not in entry.tags:
                 startup.make_folders(self.data)
-                self._commit(*self._catalog.with_entry(replace(entry, tags=(*entry.tags, tag))))
+                self._rewrite(replace(entry, tags=(*entry.tags, tag), version=self._next_version()))
 
     def remove(self, text: str, *, force: bool = False) -> RemoveResult:
         """Takes the name `text` away, and the model with its last name. Works on a full disk and for a damaged model. A
@@ -251,36 +246,23 @@ class Store:
 
     def _untag(self, entry: Entry, tag: Reference) -> RemoveResult:
         rest = tuple(other for other in entry.tags if other != tag)
-        self._commit_smaller(*self._catalog.with_entry(replace(entry, tags=rest)))
+        self._with_reserve(lambda: self._rewrite(replace(entry, tags=rest, version=self._next_version())))
         return RemoveResult((tag.short,))
 
     def _remove(self, entry: Entry) -> RemoveResult:
-        self._index.forget(entry.id)
-        try:
-            self._commit_smaller(self._catalog.without(entry))
-        except BaseException:
-            self._index.note(entry.record)
-            raise
-        self._delete(entry.id, entry.blobs)
+        self._with_reserve(self._settle_robbed)
+        if self._records.read(entry.id) is None:
+            self._with_reserve(lambda: self._records.write(entry.record))
+        self._records.withdraw(entry.id)
+        self._show(self._catalog.without(entry))
+        self._sweeper.finish(self._catalog, [entry.id])
         return RemoveResult(tuple(entry.names), str(entry.id))
-
-    def _delete(self, id: Digest, blobs: Iterable[Digest]) -> None:
-        """Deletes the files of a model that is not in the index. The next start sweeps what cannot be deleted now."""
-        self._bundles.remove(id)
-        used = {digest for entry in self._catalog.entries.values() for digest in entry.blobs}
-        try:
-            discard(id.within(self._manifests))
-            discard(startup.unpacked_file(self._manifests, id).path)
-            for digest in set(blobs) - used:
-                self._blobs.remove(digest)
-        except OSError as error:
-            log.warning("files of the model %s are still there: %s", id, error)
 
     def missing(self, text: str) -> tuple[Digest, ...]:
         """The model's digests whose file is missing, of another size, or was found damaged by `verify`; the ID of a
         damaged model. Takes microseconds. Pulling the model again heals them. Raises `ModelNotFound` and such."""
         entry, _ = self._catalog.find(text)
-        if entry.contents is None or not entry.id.within(self._manifests).is_file():
+        if entry.contents is None or not entry.id.within(self._records.folder).is_file():
             return (entry.id,)
         return tuple(digest for digest, size in entry.blobs.items() if self._blobs.size(digest) != size)
 
@@ -295,14 +277,14 @@ class Store:
             found = [digest for digest in entry.blobs if not is_intact(self._blobs.path(digest), digest, progress)]
             self._blobs.damaged.difference_update(entry.blobs)
             self._blobs.damaged.update(found)
-            if not is_intact(entry.id.within(self._manifests), entry.id):
+            if not is_intact(entry.id.within(self._records.folder), entry.id):
                 found.append(entry.id)
             return tuple(found)
 
     def leftovers(self, busy: Collection[Path] = ()) -> tuple[Leftover, ...]:
         """What `prune` would remove. `busy` are the folders in `partial` that downloads use."""
         with translated("looking for leftovers", self.data), self._lock:
-            return tuple(leftovers(self._catalog, self.data, self._manifests, self._blobs, busy))
+            return tuple(leftovers(self._sweeper.unnamed(self._catalog), self.data, busy))
 
     def prune(self, busy: Collection[Path] = ()) -> tuple[Leftover, ...]:
         """Removes leftovers and returns them. While a model is damaged, blobs that no model names are kept, since they
@@ -311,39 +293,54 @@ class Store:
             found = self.leftovers(busy)
             for leftover in found:
                 discard(leftover.path)
-            if not self._index.complete and self._catalog.is_sound:
-                self._index.complete = True
-                self._commit(self._catalog)
             return found
 
     def disk_usage(self) -> StoreUsage:
         """Reads the folders: slow."""
         catalog = self._catalog
         entries = [entry for entry in catalog.entries.values() if entry.contents]
-        users = Counter(digest for entry in entries for digest in entry.blobs)
         with translated("measuring the store", self.data):
-            sizes = [_size(catalog.models[entry.id], entry.blobs, users) for entry in entries]
+            sizes = [_size(catalog.models[entry.id], entry.blobs, catalog.users) for entry in entries]
             return StoreUsage(sizes, self._blobs.total(), size_of(self.partial))
 
-    def _commit(self, catalog: Catalog, changed: Iterable[Entry] = ()) -> None:
-        size = self._index.save(entry.record for entry in catalog.entries.values())
-        _ = catalog.names
+    def _next_version(self) -> int:
+        self._version += 1
+        return self._version
+
+    def _rewrite(self, entry: Entry) -> None:
+        """Takes the entry into the catalog when its record is written. Models that lose a tag to it get their new
+        records afterwards: until then its higher version tells."""
+        self._settle_robbed()
+        catalog, robbed = self._catalog.with_entry(entry)
+        size = self._records.write(entry.record)
+        self._show(catalog)
+        self._robbed.update(other.id for other in robbed)
+        try:
+            self._settle_robbed()
+        except OSError as error:
+            log.warning("a name that was moved is still in the record of the other model as well: %s", error)
+        self._reserve.fill(size)
+
+    def _settle_robbed(self) -> None:
+        for id in tuple(self._robbed):
+            if id in self._catalog.entries:
+                self._records.write(self._catalog.entries[id].record)
+            self._robbed.discard(id)
+
+    def _show(self, catalog: Catalog) -> None:
         self._catalog = catalog
         for tell in self.watchers:
             tell()
-        for entry in changed:
-            self._index.note(entry.record)
-        self._reserve.fill(size)
 
-    def _commit_smaller(self, catalog: Catalog, changed: Iterable[Entry] = ()) -> None:
-        """Commits a deletion, with the disk space of the reserve if the disk is full."""
+    def _with_reserve(self, change: Callable[[], object]) -> None:
+        """Makes a change that is part of a deletion, with the disk space of the reserve if the disk is full."""
         try:
-            self._commit(catalog, changed)
+            change()
         except OSError as error:
             if not is_full(error):
                 raise
             self._reserve.spend()
-            self._commit(catalog, changed)
+            change()
 
 
 def _size(model: StoredModel, blobs: Mapping[Digest, int], users: Counter[Digest]) -> ModelSize:

@@ -16,8 +16,9 @@ class AppliedAdapter(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`GET /models`. `created` is Unix seconds; `config` holds format, quantization, parameters, architecture, size
-    (as text), context_size (what it was trained for), and the header's metadata under `gguf` or `safetensors`.
+    """`GET /models`. `created` is Unix seconds; `config` is an object with format, quantization, parameters,
+    architecture, size (as text), context_size (what it was trained for), and the header's metadata under `gguf` or
+    `safetensors`.
     `capabilities` are chat, completion, embedding, reranking, classification, tools, vision, audio, reasoning;
     `context_window` is the tokens that one request may have now; `adapters` are the LoRA adapters that are applied.
     `damage` says why the model cannot be used; its
@@ -26,7 +27,7 @@ class Model(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str
     tags: list[str]
     created: int
-    config: dict[str, Any]
+    config: Any
     damage: str = ""
     capabilities: list[str] = []
     context_window: int | None = None

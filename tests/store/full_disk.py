@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from modelrunner.config.modelconfig import ModelConfiguration
+from modelrunner.durable import JsonFile
 from modelrunner.errors import InsufficientDisk
 from modelrunner.models.configurations import Configurations, PostedConfiguration
 from modelrunner.store import Store
@@ -63,6 +64,33 @@ def main(root: Path) -> None:
     for name in ("one", "two", "three"):
         (root / name).unlink()
     assert store.create({"m": blob}, "d").tags == ["d"]
+    with_many_names(root)
+
+
+def with_many_names(root: Path) -> None:
+    """The names of a model, or of many, cost no disk space to remove."""
+    data = root / "data"
+    model = add_model(Store(data), "many", seed=4)
+    names = data / "manifests/sha256" / f"{model.id[7:]}.names"
+    record = JsonFile(names, dict)
+    tags = [f"docker.io/an-organisation/a-model-of-theirs:{number}" for number in range(3400)]
+    record.save((record.load() or {}) | {"tags": tags})
+    store = Store(data)
+    (store.partial / "left").mkdir()
+    (store.partial / "left" / "part").write_bytes(bytes(20_000))
+    fill(root, "four")
+    assert store.remove("an-organisation/a-model-of-theirs:17").names == ("an-organisation/a-model-of-theirs:17",)
+    fill(root, "five")
+    assert sum(leftover.size for leftover in store.prune()) == 20_000
+    assert os.statvfs(root).f_bavail > 0
+    fill(root, "six")
+    reopened = Store(data)
+    assert [len(model.tags) for model in reopened.list()] == [1, 3399]
+    assert reopened.verify("d") == reopened.verify(model.id) == ()
+    removed = reopened.remove(model.id, force=True)
+    assert (len(removed.names), removed.deleted) == (3399, model.id)
+    assert [model.tags for model in Store(data).list()] == [["d"]]
+    assert os.statvfs(root).f_bavail > 0
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 
 from modelrunner.errors import ModelNotFound
 from modelrunner.store import Store
+from modelrunner.store.leftovers import LeftoverKind
 from tests.store.folders import add_folder, model_files
 from tests.store.samples import add_model
 from tests.waiting import HUNG
@@ -66,6 +67,7 @@ def check(folder: Path) -> str:
         assert store.bundle(name).model_file.exists()
     if "begin create" in report:  # what was fetched is never fetched again
         assert present["new"] != (folder / "data/partial/2.gguf").exists(), report
+    assert {each.kind for each in store.leftovers()} <= {LeftoverKind.DOWNLOAD}, report
     leftovers = [path.name for path in (folder / "data").rglob("*.tmp")]
     assert leftovers == []
     add_model(store, "new", seed=2)  # the next try succeeds
@@ -117,13 +119,19 @@ def test_everything_is_synced_before_it_is_named_and_named_before_it_is_acknowle
         elif found := re.search(r'link\("(.*?)", "(.*?)"\) += 0', line):
             synced.update({found[2]} if found[1] in synced else ())
         elif found := re.search(r'rename\("(.*?)", "(.*?)"\) += 0', line):
-            if "/bundles/" not in found[2]:  # can be made again
-                assert found[1] in synced, line
+            if not re.search(r"/bundles/|/index\.json$|\.copy$|/reserve$", found[2]):  # can be made again
+                assert found[1] in synced or found[1].endswith(".names"), line
                 unsynced_folders.add(found[2].rpartition("/")[0])
                 renamed.append(found[2])
-            if found[2].endswith("index.json"):
+            if found[2].endswith(".names"):
                 assert unsynced_folders == {found[2].rpartition("/")[0]}, line
         elif '"done' in line:
             assert unsynced_folders == set(), line
-    kinds = [re.findall(r"/(blobs|manifests|index)\b", path)[0] for path in renamed]
-    assert kinds == ["blobs", "blobs", "manifests", *["index", "manifests"] * 3, "index"]
+    kinds = [re.findall(r"/blobs|/manifests/|\.pending$|\.names$", path)[-1] for path in renamed]
+    create, tag, untag, remove = (
+        [".pending", *["/blobs"] * 2, "/manifests/", ".names"],
+        [".names"],
+        [".names"],
+        [".pending"],
+    )
+    assert kinds == [*create, *tag, *untag, *remove]

@@ -67,9 +67,9 @@ def test_it_is_the_same_after_a_restart_and_without_its_bundle(store: Store) -> 
     assert bundle.files["1_Pooling/config.json"].read_bytes() == b"{}"
 
 
-def test_leftovers_in_a_bundles_folders_are_swept(store: Store) -> None:
+def test_leftovers_of_making_a_bundle_are_swept(store: Store) -> None:
     add_folder(store, "mine", model_files() | {"1_Pooling/config.json": b"{}"})
-    leftover = store.bundle("mine").directory / "1_Pooling" / ".config.json.0123.tmp"
+    leftover = store.data / "bundles" / ".config.json.0123.tmp"
     leftover.touch()
     Store(store.data)
     assert not leftover.exists()
@@ -78,7 +78,7 @@ def test_leftovers_in_a_bundles_folders_are_swept(store: Store) -> None:
 def test_removing_it_leaves_nothing(store: Store) -> None:
     add_folder(store, "mine", model_files() | {"1_Pooling/config.json": b"{}"})
     store.remove("mine")
-    assert set(files_under(store.data)) == {"format", "index.json"}
+    assert set(files_under(store.data)) == {"format"}
 
 
 def test_a_finetune_shares_its_tokenizer(store: Store) -> None:

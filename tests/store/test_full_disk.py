@@ -12,7 +12,7 @@ MOUNT = [
     "--mount",
     "sh",
     "-ec",
-    'mount -t tmpfs -o size=1m none "$1"; shift; exec "$@"',
+    'mount -t tmpfs -o size=3m none "$1"; shift; exec "$@"',
     "-",
 ]
 

@@ -149,7 +149,7 @@ def test_removing_names_and_then_the_model(store):
         store.remove(model.id)
     assert store.remove("a") == RemoveResult(("a",))
     assert store.remove("b") == RemoveResult(("b",), model.id)
-    assert set(files_under(store.data)) == {"format", "index.json"}
+    assert set(files_under(store.data)) == {"format"}
     with pytest.raises(ModelNotFound):
         store.remove("b")
 

@@ -1,0 +1,84 @@
+"""Removing what belongs to no model. Without being asked, only that of which a pending record says so."""
+
+import contextlib
+import logging
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from modelrunner import durable
+from modelrunner.store.blobs import Blobs
+from modelrunner.store.bundles import Bundles
+from modelrunner.store.catalog import Catalog
+from modelrunner.store.digests import Digest
+from modelrunner.store.records import Records
+
+_OLD = 7 * 86_400.0  # seconds
+log = logging.getLogger(__name__)
+
+
+class Sweeper:
+    """Knows the folders of a store. Not locked: `Store` lets one call at a time change it."""
+
+    def __init__(self, data: Path, records: Records, blobs: Blobs, bundles: Bundles) -> None:
+        self._data, self._records, self._blobs, self._bundles = data, records, blobs, bundles
+
+    def finish(self, catalog: Catalog, pending: Iterable[Digest]) -> None:
+        """Removes the files of models with a pending record that are not in the catalog, except those that its models
+        share. While the files of a damaged model are not known, all stay. The next start goes on with what cannot be
+        removed now."""
+        for id in pending:
+            with _tidying(id.within(self._records.folder)):
+                record = self._records.pending(id)
+                if id in catalog.entries:
+                    self._records.settle(id)
+                elif record is not None and catalog.is_sound:
+                    self._bundles.remove(id)
+                    for digest in set(record.digests()):
+                        if not catalog.users[digest]:
+                            self._blobs.remove(digest)
+                    durable.discard(id.within(self._records.folder))
+                    self._records.forget(id)
+
+    def tidy(self) -> None:
+        """Removes temporary files, and downloads that nobody will go on with. Failures are logged."""
+        for folder in (self._data, self._records.folder, self._blobs.folder, self._bundles.folder):
+            with _tidying(folder):
+                durable.sweep_temporaries(folder)
+        with _tidying(self._data / "partial"):
+            _sweep_shared(self._data / "partial")
+            _sweep_old(self._data / "partial")
+
+    def unnamed(self, catalog: Catalog) -> list[Path]:
+        """The blobs and bundles that no model names. No blobs, while those of a damaged model are not known."""
+        found = [id.within(self._bundles.folder) for id in Digest.among(self._bundles.folder) - catalog.entries.keys()]
+        if catalog.is_sound:
+            found += [self._blobs.path(digest) for digest in self._blobs.all() if not catalog.users[digest]]
+        return sorted(found)
+
+
+@contextlib.contextmanager
+def _tidying(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        log.warning("leftovers in %s could not be removed: %s", path, error)
+
+
+def _sweep_shared(partial: Path) -> None:
+    """Removes finished downloads that a model shares: whoever wrote into one of them would write into the store."""
+    for path in partial.rglob("*"):
+        found = os.lstat(path)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+            path.unlink()
+
+
+def _sweep_old(partial: Path) -> None:
+    """Removes the unfinished downloads that nothing was written to for a week."""
+    for path in partial.iterdir():
+        newest = max(os.lstat(place).st_mtime for place in (path, *path.rglob("*")))
+        if time.time() - newest > _OLD:
+            log.info("removing an unfinished download of a week ago: %s", path)
+            durable.discard(path)
