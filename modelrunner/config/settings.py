@@ -12,7 +12,7 @@ from modelrunner.config.locations import SOCKET_NAME, ConfigFile, ConfigurationE
 from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.errors import BadRequest
 from modelrunner.schema import nearest
-from modelrunner.types import KeepAlive
+from modelrunner.types import Alias, AliasPolicy, KeepAlive
 from modelrunner.units import parse_bytes, parse_duration
 
 
@@ -65,6 +65,28 @@ def _model(value: Any) -> ModelConfiguration:
         raise PydanticCustomError("model_table", "{said}", {"said": error.message, "param": error.param}) from None
 
 
+_FAMILIES = ("openai", "anthropic", "ollama")
+
+
+def _alias(value: Any) -> Alias:
+    """A model, a list of models, or a table."""
+    if isinstance(value, Alias):
+        return value
+    table = value if isinstance(value, dict) else {"models": value}
+    for name in table:
+        if name not in ("models", "policy", "families"):
+            raise ValueError(f"unknown key {name!r}: an alias has models, policy and families")
+    models, policy, families = table.get("models"), table.get("policy", AliasPolicy.FIRST), table.get("families", [])
+    models = [models] if isinstance(models, str) else models
+    if not isinstance(models, list) or not models or not all(isinstance(one, str) and one for one in models):
+        raise ValueError("an alias needs a model, or a list of models")
+    if policy not in list(AliasPolicy):
+        raise ValueError(f"policy is one of {', '.join(AliasPolicy)}, not {policy!r}")
+    if not isinstance(families, list) or not set(families) <= set(_FAMILIES):
+        raise ValueError(f"families are some of {', '.join(_FAMILIES)}")
+    return Alias(tuple(models), AliasPolicy(policy), frozenset(families))
+
+
 def _origin(value: str) -> str:
     if value not in ("*", "null") and "://" not in value:
         raise ValueError(f"{value!r} is no origin: write SCHEME://HOST[:PORT] such as http://localhost:*, null, or *")
@@ -72,6 +94,7 @@ def _origin(value: str) -> str:
 
 
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_list)]
+AliasTable = Annotated[Alias, BeforeValidator(_alias)]
 ModelTable = Annotated[ModelConfiguration, BeforeValidator(_model)]
 
 
@@ -123,6 +146,7 @@ class Settings(BaseModel):
     llama_server: FilePath | None = None
     registries: Mapping[str, RegistryTable] = Field(default_factory=dict)
     models: Mapping[str, ModelTable] = Field(default_factory=dict)
+    aliases: Mapping[str, AliasTable] = Field(default_factory=dict)
     backends: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
 
     _origin: tuple[Locations, ConfigFile, Mapping[str, Any]] = PrivateAttr()

@@ -26,7 +26,7 @@ from modelrunner.config.locations import default_runtimes
 from modelrunner.config.settings import Settings
 from modelrunner.daemon import instance, logs
 from modelrunner.daemon.doorway import Doorway, open_port
-from modelrunner.daemon.parts import Parts, build, make_reloader
+from modelrunner.daemon.parts import Parts, build, make_reloader, set_aliases
 from modelrunner.daemon.system_routes import Addresses, SystemRoutes
 from modelrunner.gateway import protocol
 from modelrunner.gateway.access import Access, host_names
@@ -117,6 +117,7 @@ class Daemon:
         self._responses = ResponseStore(
             settings.data_dir / "state" / "responses.sqlite", limit=settings.responses_limit, age=settings.responses_age
         )
+        set_aliases(self._pipeline, parts.aliases, settings.aliases)
         self._pipeline.responses = self._responses
         self._telemetry = Telemetry(
             parts.scheduler, lambda: self._pipeline.running, settings.data_dir / "state", parts.keys

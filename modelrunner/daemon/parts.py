@@ -16,6 +16,7 @@ from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.keys.ring import KeyRing
 from modelrunner.models.abilities import KnownAbilities
 from modelrunner.models.advice import Advisor
+from modelrunner.models.aliases import Aliases
 from modelrunner.models.backendtables import check_settings
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.configurator import Configurator
@@ -41,6 +42,7 @@ from modelrunner.pull.ociregistry import RegistrySource
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
 from modelrunner.store import Reference, Store
+from modelrunner.types import Alias
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Parts:
     disk: DiskMeter
     statuses: Statuses
     installer: Installer
+    aliases: Aliases
     preloader: Preloader
     registries: Registries
     publisher: Publisher
@@ -132,6 +135,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         disk=DiskMeter(store, registry, state),
         statuses=Statuses(registry),
         installer=Installer(registry, scheduler, forget_backends),
+        aliases=Aliases(store, resolver, scheduler, settings.aliases),
         preloader=Preloader(store, resolver, scheduler),
         registries=registries,
         publisher=Publisher(Pusher(store, registries, credentials), scheduler),
@@ -173,6 +177,12 @@ def file_settings(settings: Settings) -> FileSettings:
     return FileSettings(values, settings.models, settings.place)
 
 
+def set_aliases(pipeline: Pipeline, aliases: Aliases, names: Mapping[str, Alias]) -> None:
+    """Where there are none, no request asks for them."""
+    aliases.set(names)
+    pipeline.aliases = aliases if names else None
+
+
 def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, port: int) -> Reloader:
     """Makes the reloader, with a setter for each setting that can change while the daemon runs."""
     scheduler, access = parts.scheduler, pipeline.access
@@ -191,6 +201,7 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, port: in
             ("max_queue", "max_wait"),
             lambda s: scheduler.set_limits(max_queue=s["max_queue"], max_wait=s["max_wait"]),
         ),
+        "aliases": lambda s: set_aliases(pipeline, parts.aliases, s["aliases"]),
         "keep_alive": lambda s: parts.resolver.set_keep_alive(s["keep_alive"]),
         "log_level": set_log_level,
         "registries": lambda s: parts.registries.replace(_rules(s["registries"])),

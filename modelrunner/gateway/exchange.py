@@ -72,7 +72,7 @@ class Exchange:
 
     def start(self) -> None:
         pipeline, ask = self._pipeline, self.ask
-        if ask.fields.prepares:
+        if ask.fields.prepares or ask.alias is not None:
             self._do(self._prepare())
             return
         route = ask.terms.route
@@ -129,17 +129,20 @@ class Exchange:
             self._begin(lease)
 
     async def _prepare(self) -> None:
-        prepared = await self._dialect.prepare(self._pipeline, self.ask)
+        ask = self.ask
+        if ask.alias is not None:
+            self.ask = ask = await self._pipeline.choose(ask, ask.alias)
+        prepared = await self._dialect.prepare(self._pipeline, ask) if ask.fields.prepares else ask
         if self._over:
             return
         if isinstance(prepared, bytes):
-            self._answer_without_engine(prepared, "")
+            self._answer_without_engine(prepared)
         else:
             self.ask = prepared
             self.start()
 
-    def _answer_without_engine(self, data: bytes, variant: str) -> None:
-        self._respond(200, (JSON, *own_headers(variant)), len(data), data)
+    def _answer_without_engine(self, data: bytes) -> None:
+        self._respond(200, (JSON, *self._own_headers()), len(data), data)
         self._finish()
 
     def _say(self, data: bytes) -> None:
@@ -157,7 +160,7 @@ class Exchange:
         self._asked_at = perf_counter()
         ask, runner = self.ask, lease.runner
         if ask.only_loads:
-            self._answer_without_engine(self._dialect.loaded(ask), lease.variant)
+            self._answer_without_engine(self._dialect.loaded(ask))
             return
         path, body, self._translation = self._dialect.request(ask, runner)
         if path not in runner.endpoints:
@@ -206,18 +209,22 @@ class Exchange:
         self._passed = True
         if self._meter is None and not self._bare and not self._responded:
             self.on_data = self._sink.write
-            self._respond(200, engine_headers(headers, self.lease.variant, self._ignored), length, data)
+            passed = engine_headers(headers, self.lease.variant, self._ignored, self.ask.chosen)
+            self._respond(200, passed, length, data)
             return
         framing = self._sink.takes_chunks and (self._bare or (self._responded and length is not None))
         if not self._responded:  # else the client got its head while the request waited
-            headers = engine_headers(headers, self.lease.variant, self._ignored)
+            headers = engine_headers(headers, self.lease.variant, self._ignored, self.ask.chosen)
             if translation is not None:
-                headers, length = (*translation.headers, *own_headers(self.lease.variant, self._ignored)), None
+                headers, length = (*translation.headers, *self._own_headers()), None
             framing = framing and length is None
             self._respond(200, headers, length, b"")
         self._passage = Passage(self._sink, self._meter, translation, framing=framing)
         self.on_data = self._passage.write
         self.on_data(data)
+
+    def _own_headers(self) -> tuple[Header, ...]:
+        return own_headers(self.lease.variant if self.lease is not None else "", self._ignored, self.ask.chosen)
 
     def on_end(self) -> None:
         self._upstream = None  # the next request may have it
@@ -232,8 +239,7 @@ class Exchange:
                 self._passage.end()
             elif self._translation is not None:
                 data = self._translation.end()
-                headers = (*self._translation.headers, *own_headers(lease.variant, self._ignored))
-                self._respond(200, headers, len(data), data)
+                self._respond(200, (*self._translation.headers, *self._own_headers()), len(data), data)
         except EngineRefused as refused:
             self._do(self._refuse_as_the_engine(refused.refusal, lease))
         except ModelRunnerError as error:

@@ -7,6 +7,8 @@ from hashlib import sha256
 from time import perf_counter
 from typing import Any, Protocol
 
+import msgspec
+
 from modelrunner.errors import (
     ExpectationFailed,
     LengthRequired,
@@ -30,7 +32,7 @@ from modelrunner.http.answers import Header
 from modelrunner.http.limits import Limits
 from modelrunner.keys.ring import KeyHolder, KeyRing
 from modelrunner.scheduler import Lease, Scheduler, Target
-from modelrunner.types import KeepAlive, Mode
+from modelrunner.types import Alias, KeepAlive, Mode
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +68,18 @@ class Resolve(Protocol):
         """`Backend.endpoints` of the target's backend."""
 
 
+class AliasChooser(Protocol):
+    """The names that stand for models here."""
+
+    def find(self, family: str, name: str) -> Alias | None: ...
+
+    async def choose(self, alias: Alias, backend: str | None, mode: Mode) -> str: ...
+
+
 class Pipeline:
     """`keys` are the API keys, None where there can be none. `running` are the requests under way, `buffered` the bytes
-    of their bodies. `observers` get the record of every request.
-    `responses` keeps those of the Responses API, None for none."""
+    of their bodies. `observers` get the record of every request. `responses` keeps those of the Responses API,
+    `aliases` are the names that stand for models; either may be None."""
 
     def __init__(
         self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits, keys: KeyRing | None = None
@@ -78,6 +88,7 @@ class Pipeline:
         self.scheduler = scheduler
         self.access = access
         self.limits = limits
+        self.aliases: AliasChooser | None = None
         self.responses: ResponseStore | None = None
         self.keys = keys
         self.observers: tuple[Observer, ...] = ()
@@ -155,9 +166,10 @@ class Pipeline:
         fields = fields or terms.route.dialect.read(body)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
         only_loads = terms.preload or fields.only_loads
+        alias = self.aliases.find(terms.route.dialect.name, fields.model) if self.aliases is not None else None
         if terms.key is not None:
             terms.key.begin(id(sink))
-        exchange = Exchange(self, Inference(terms, fields, keep, body, request_id, arrived, only_loads), sink)
+        exchange = Exchange(self, Inference(terms, fields, keep, body, request_id, arrived, only_loads, alias), sink)
         self.running.add(exchange)
         return exchange
 
@@ -208,11 +220,21 @@ class Pipeline:
         check_endpoint(route.path, self.resolve.endpoints(target), target.key.backend)
         return await self.scheduler.acquire(target, ask.keep_alive, ask.terms.caller, ask.terms.batch)
 
+    async def choose(self, ask: Inference, alias: Alias) -> Inference:
+        """The request with a model in the place of the alias that the client wrote."""
+        route = ask.terms.route
+        assert self.aliases is not None
+        name = await self.aliases.choose(alias, route.backend, route.mode)
+        fields = msgspec.structs.replace(ask.fields, model=name)
+        return msgspec.structs.replace(ask, fields=fields, alias=None, chosen=name)
+
     async def unload(self, ask: Inference) -> None:
         """Ends the runners of the request's model once they are free. Raises as `lease`."""
         route = ask.terms.route
         await self.resolve.prepare(route.backend, ask.fields.model, route.mode)
         target = self.resolve(route.backend, ask.fields.model, route.mode)
+        if ask.terms.key is not None:
+            ask.terms.key.check_model(target.name, *target.spec.bundle.references)
         await self.scheduler.unload(model_ids=[target.key.model_id])
 
     def lease_runner(self, ask: Inference, runner_id: str, target: Target | None) -> Lease | None:

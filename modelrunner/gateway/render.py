@@ -72,20 +72,24 @@ def chunk(data: bytes) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def engine_headers(headers: tuple[Header, ...], variant: str, ignored: tuple[str, ...]) -> tuple[Header, ...]:
-    """Returns the engine's headers that the client may see, and our own: how the runner differs from its configuration,
-    and the fields of the request that the engine ignores."""
+def engine_headers(
+    headers: tuple[Header, ...], variant: str, ignored: tuple[str, ...], model: str
+) -> tuple[Header, ...]:
+    """Returns the engine's headers that the client may see, and our own, as of `own_headers`."""
     found = [(_HANDED_ON[name], value) for name, value in headers if name in _HANDED_ON]
     if any(value.startswith(b"text/event-stream") for _, value in found):
         found += EVENT_STREAM[1:]
-    return (*found, *own_headers(variant, ignored))
+    return (*found, *own_headers(variant, ignored, model))
 
 
-def own_headers(variant: str, ignored: tuple[str, ...] = ()) -> tuple[Header, ...]:
-    """`variant` is the runner's label, "" for none; `ignored` are names of fields."""
+def own_headers(variant: str, ignored: tuple[str, ...] = (), model: str = "") -> tuple[Header, ...]:
+    """`variant` says how the runner differs from what was configured, "" if it does not; `ignored` are names of fields
+    that the engine does nothing with; `model` is the one that was chosen for an alias, "" without one."""
     headers: tuple[Header, ...] = ()
     if variant:
         headers += ((b"X-Modelrunner-Variant", " ".join(variant.split()).encode("ascii", "replace")),)
+    if model:
+        headers += ((b"X-Modelrunner-Model", model.encode("ascii", "replace")),)
     if ignored:
         headers += ((b"X-Modelrunner-Ignored", ", ".join(ignored).encode("ascii", "replace")),)
     return headers

@@ -69,11 +69,13 @@ class JsonDialect(JsonBodies):
     assembly: ClassVar[type[Assembly]]
 
     def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Assembly | None]:
-        """Returns the client's body, byte for byte, unless the engine refuses the model's name or is asked for a stream
-        that the client did not ask for: then these members are replaced."""
+        """Returns the client's body, byte for byte, unless the client wrote an alias, the engine refuses the model's
+        name, or it is asked for a stream that the client did not ask for: then these members are replaced."""
         names, path = runner.names, ask.terms.route.path
         replaced: dict[str, Any] = {}
         assembly: Assembly | None = None
+        if ask.chosen:
+            replaced["model"] = ask.chosen
         if names is not None and ask.fields.model not in names:
             replaced["model"] = names[0]
         if path in runner.asked_as_streams and not ask.fields.stream:

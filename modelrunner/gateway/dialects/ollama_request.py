@@ -172,7 +172,6 @@ class GenerateFields(OllamaFields, frozen=True, gc=False):
 class EmbedFields(EmptyFields, frozen=True, gc=False):
     """`POST /api/embed`, and `/api/embeddings` with `prompt`."""
 
-    stream: None = None
     input: str | list[str] | None = None
     prompt: str | None = None
     options: dict[str, Any] | None = None

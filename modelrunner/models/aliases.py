@@ -1,0 +1,63 @@
+"""Names that programs insist on, and the models that answer to them here."""
+
+import asyncio
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from modelrunner.errors import ModelRunnerError
+from modelrunner.models.resolve import Resolver
+from modelrunner.scheduler import Phase, Scheduler
+from modelrunner.store import Store
+from modelrunner.types import Alias, AliasPolicy, Mode
+
+
+class Aliases:
+    """An exact name comes before a pattern, and a pattern before those that follow it in the configuration."""
+
+    def __init__(self, store: Store, resolver: Resolver, scheduler: Scheduler, aliases: Mapping[str, Alias]) -> None:
+        self._store = store
+        self._resolver = resolver
+        self._scheduler = scheduler
+        self.set(aliases)
+
+    def set(self, aliases: Mapping[str, Alias]) -> None:
+        """Replaces all of them."""
+        self._exact = {name: alias for name, alias in aliases.items() if "*" not in name}
+        self._patterns = [(name, alias) for name, alias in aliases.items() if "*" in name]
+
+    def find(self, family: str, name: str) -> Alias | None:
+        """The alias that a request of the family means, None for a model's own name."""
+        exact = self._exact.get(name)
+        if exact is not None and exact.holds_for(family):
+            return exact
+        fitting = (one for pattern, one in self._patterns if one.holds_for(family) and fnmatchcase(name, pattern))
+        return next(fitting, None)
+
+    async def choose(self, alias: Alias, backend: str | None, mode: Mode) -> str:
+        """One of the alias's models, by its policy; the first where none is here."""
+        here = [name for name in alias.models if self._id(name) is not None]
+        if len(here) < 2 or alias.policy is AliasPolicy.FIRST:
+            return next(iter(here), alias.models[0])
+        up = (Phase.READY, Phase.SLEEPING)
+        loaded = {view.model_id for view in self._scheduler.runners() if view.mode is mode and view.state in up}
+        for name in here:
+            if self._id(name) in loaded:
+                return name
+            if alias.policy is AliasPolicy.FITS and await self._fits(name, backend, mode):
+                return name
+        return here[0]
+
+    def _id(self, name: str) -> str | None:
+        try:
+            return self._store.get(name).id
+        except ModelRunnerError:
+            return None
+
+    async def _fits(self, name: str, backend: str | None, mode: Mode) -> bool:
+        try:
+            await asyncio.to_thread(self._store.bundle, name)
+            await self._resolver.prepare(backend, name, mode)
+            forecast = await self._scheduler.insight.fit(self._resolver(backend, name, mode))
+        except ModelRunnerError:
+            return False
+        return forecast.fits == "now"

@@ -1,0 +1,110 @@
+"""Names that programs insist on, as clients and the operator see them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelrunner.config.locations import ConfigurationError
+from tests.api.conftest import Daemon, StartDaemon, make_settings
+
+CONFIG = """
+[aliases]
+gpt-4o-mini = "smol"
+"claude-*" = ["missing", "other", "smol"]
+text-embedding-3-small = { models = ["other"], families = ["openai"] }
+quick = { models = ["other", "smol"], policy = "loaded" }
+roomy = { models = ["other", "smol"], policy = "fits" }
+gone = "missing"
+"""
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+async def ask(daemon: Daemon, model: str, path: str = "/v1/chat/completions", **more: Any) -> tuple[int, str, Any]:
+    """Status, the header, and the body of a chat."""
+    body = {"model": model, "messages": HELLO, "max_tokens": 1, "stream": False} | more
+    async with daemon.tcp.post(path, json=body) as answer:
+        return answer.status, answer.headers.get("X-Modelrunner-Model", ""), await answer.json()
+
+
+@pytest.fixture
+async def daemon(start_daemon: StartDaemon, tmp_path: Path) -> Daemon:
+    (tmp_path / "config.toml").write_text(CONFIG)
+    daemon = await start_daemon(models={"smol": 0, "other": 1})
+    daemon.backend.knobs = ("--record", str(tmp_path / "record"))
+    return daemon
+
+
+def engine_saw(daemon: Daemon) -> str:
+    last = json.loads((daemon.settings.data_dir.parent / "record").read_text().splitlines()[-1])
+    return str(json.loads(last["body"])["model"])
+
+
+@pytest.mark.parametrize(
+    ("path", "alias", "meant"),
+    [
+        ("/v1/chat/completions", "gpt-4o-mini", "smol"),
+        ("/engines/v1/chat/completions", "gpt-4o-mini", "smol"),
+        ("/v1/messages", "claude-sonnet-9", "other"),
+        ("/api/chat", "claude-x", "other"),
+        ("/v1/embeddings", "text-embedding-3-small", "other"),
+    ],
+)
+async def test_an_alias_is_answered_by_its_model(daemon: Daemon, path: str, alias: str, meant: str) -> None:
+    more = {"input": "x"} if path.endswith("embeddings") else {}
+    assert (await ask(daemon, alias, path, **more))[:2] == (200, meant)
+    assert engine_saw(daemon) == meant
+
+
+async def test_the_model_of_a_translated_answer_is_the_chosen_one(daemon: Daemon) -> None:
+    assert (await ask(daemon, "gpt-4o-mini", "/api/chat"))[2]["model"] == "smol"
+    status, header, response = await ask(daemon, "gpt-4o-mini", "/v1/responses", input="x")
+    assert (status, header, response["model"]) == (200, "smol", "smol")
+
+
+async def test_policies(daemon: Daemon) -> None:
+    assert (await ask(daemon, "quick"))[1] == "other"
+    async with daemon.unix.post("/engines/unload", json={"all": True}) as answer:
+        assert answer.status == 200
+    assert (await ask(daemon, "smol"))[1] == ""
+    assert (await ask(daemon, "quick"))[1] == "smol"
+    assert (await ask(daemon, "roomy"))[1] == "other"
+
+
+async def test_what_no_model_answers(daemon: Daemon) -> None:
+    status, _, found = await ask(daemon, "gone")
+    assert status == 404
+    assert "missing" in found["error"]["message"]
+    assert (await ask(daemon, "text-embedding-3-small", "/api/embed", input="x"))[0] == 404  # of another family
+    assert (await ask(daemon, "gpt-4o"))[0] == 404
+
+
+async def test_aliases_are_reloaded(daemon: Daemon, tmp_path: Path) -> None:
+    assert (await ask(daemon, "gpt-4o-mini"))[1] == "smol"
+    (tmp_path / "config.toml").write_text('[aliases]\ngpt-4o-mini = "other"\n')
+    async with daemon.unix.post("/engines/reload", json={}) as answer:
+        changes = (await answer.json())["changes"]
+    assert [(change["what"], change["effect"]) for change in changes] == [("aliases", "holds at once")]
+    assert (await ask(daemon, "gpt-4o-mini"))[1] == "other"
+    (tmp_path / "config.toml").write_text("")
+    async with daemon.unix.post("/engines/reload", json={}) as answer:
+        assert answer.status == 200
+    assert (await ask(daemon, "gpt-4o-mini"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 7", "needs a model"),
+        ("x = []", "needs a model"),
+        ('x = { models = ["a"], policy = "best" }', "first, fits, loaded"),
+        ('x = { models = ["a"], families = ["mine"] }', "openai"),
+        ('x = { model = "a" }', "unknown key 'model'"),
+    ],
+)
+def test_a_wrong_alias_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "config.toml").write_text(f"[aliases]\n{text}\n")
+    with pytest.raises(ConfigurationError, match=said) as wrong:
+        make_settings(tmp_path)
+    assert "aliases.x" in str(wrong.value)

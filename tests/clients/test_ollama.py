@@ -1,0 +1,112 @@
+"""PyPI's `ollama`: nothing but its host is given."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import ollama
+import pytest
+
+from tests.e2e.conftest import MINILM, SMOLLM2
+from tests.e2e.daemons import Daemon, until
+
+QUESTION: Any = [
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "What is the capital of France?"},
+]
+COLD = {"temperature": 0, "seed": 1}
+TOOL: Any = {"type": "function", "function": {"name": "sum", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture
+def client(base: str) -> Iterator[ollama.Client]:
+    with ollama.Client(base) as made:
+        yield made
+
+
+def test_a_chat_and_its_figures(client: ollama.Client) -> None:
+    answer = client.chat(SMOLLM2, QUESTION, options=COLD)
+    assert "The capital of France is Paris." in (answer.message.content or "")
+    assert (answer.done_reason, answer.model) == ("stop", SMOLLM2)
+    assert answer.prompt_eval_count
+    assert answer.eval_count
+    assert answer.total_duration
+    assert 0 < (answer.prompt_eval_duration or 0) + (answer.eval_duration or 0) <= answer.total_duration
+
+
+def test_a_stream_says_the_same(client: ollama.Client) -> None:
+    parts = list(client.chat(SMOLLM2, QUESTION, options=COLD, stream=True))
+    assert "The capital of France is Paris." in "".join(part.message.content or "" for part in parts)
+    assert len(parts) > 5
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+
+
+def test_generations(client: ollama.Client) -> None:
+    short = client.generate(SMOLLM2, "Count to ten.", options=COLD | {"num_predict": 3})
+    assert (short.done_reason, short.eval_count) == ("length", 3)
+    raw = client.generate(SMOLLM2, "hello", raw=True, options=COLD | {"num_predict": 4})
+    assert raw.response
+    assert (raw.prompt_eval_count or 0) < (short.prompt_eval_count or 0)
+
+
+def test_structured_output(client: ollama.Client) -> None:
+    schema: Any = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "rank": {"enum": [1, 2]}},
+        "required": ["city", "rank"],
+    }
+    answer = client.chat(SMOLLM2, QUESTION, format=schema, options=COLD)
+    found = json.loads(answer.message.content or "")
+    assert found["city"] in ("Paris", "Rome")
+    assert found["rank"] in (1, 2)
+
+
+def test_tools_are_passed_on(client: ollama.Client) -> None:
+    """SmolLM2's template has no place for them: the answer says so, and comes."""
+    assert client.chat(SMOLLM2, QUESTION, tools=[TOOL], options=COLD | {"num_predict": 8}).message.content
+
+
+def test_embeddings(client: ollama.Client) -> None:
+    found = client.embed(MINILM, ["a cat", "a dog"])
+    assert [len(vector) for vector in found.embeddings] == [384, 384]
+    assert found.prompt_eval_count
+    assert client.embeddings(MINILM, "a cat").embedding == pytest.approx(found.embeddings[0], abs=1e-3)
+
+
+def test_models(client: ollama.Client) -> None:
+    models = {model.model: model for model in client.list().models}
+    assert {SMOLLM2, MINILM} <= set(models)
+    client.generate(SMOLLM2, keep_alive="10m")
+    [running] = [model for model in client.ps().models if model.model == SMOLLM2]
+    assert running.size
+    assert running.expires_at
+    shown = client.show(SMOLLM2)
+    assert "completion" in (shown.capabilities or [])
+    assert "im_start" in (shown.template or "")
+    assert shown.modelinfo
+    assert shown.modelinfo["general.architecture"] == "llama"
+    assert client.show(MINILM).capabilities == ["embedding"]
+
+
+def test_errors(client: ollama.Client) -> None:
+    with pytest.raises(ollama.ResponseError, match="not here") as unknown:
+        client.chat("nope", QUESTION)
+    assert unknown.value.status_code == 404
+    with pytest.raises(ollama.ResponseError, match="it offers embedding") as mode:
+        client.chat(MINILM, QUESTION)
+    assert mode.value.status_code == 400
+    with pytest.raises(ollama.ResponseError, match="context") as long:
+        client.chat(SMOLLM2, [{"role": "user", "content": "hello " * 9000}])
+    assert long.value.status_code == 400
+
+
+def test_a_stream_that_is_left_stops_the_engine(daemon: Daemon, client: ollama.Client) -> None:
+    stream = client.generate(SMOLLM2, "Count to a million.", stream=True, options=COLD | {"num_predict": 4000})
+    next(iter(stream))
+    stream.close()  # type: ignore[attr-defined]
+    until(lambda: not any(runner["in_use"] for runner in daemon.runners()))
+
+
+def test_unloading(client: ollama.Client) -> None:
+    client.generate(SMOLLM2, keep_alive=0)
+    assert SMOLLM2 not in {model.model for model in client.ps().models}

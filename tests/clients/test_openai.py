@@ -1,0 +1,75 @@
+"""PyPI's `openai`: nothing but its base URL is given."""
+
+import base64
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.conftest import MINILM, SMOLLM2
+from tests.e2e.daemons import Daemon, until
+
+INSTRUCTIONS = "You are a helpful assistant."
+QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture
+def client(base: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_a_response_and_its_conversation(client: openai.OpenAI) -> None:
+    first = client.responses.create(model=SMOLLM2, input=QUESTION, instructions=INSTRUCTIONS, temperature=0)
+    assert "The capital of France is Paris." in first.output_text
+    assert first.usage is not None
+    assert first.usage.output_tokens > 0
+    second = client.responses.create(
+        model=SMOLLM2, input="What did I ask?", previous_response_id=first.id, temperature=0, max_output_tokens=30
+    )
+    assert second.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens - 20 + first.usage.output_tokens
+    assert client.responses.retrieve(second.id).output_text == second.output_text
+
+
+def test_a_stream_of_a_response(client: openai.OpenAI) -> None:
+    with client.responses.stream(model=SMOLLM2, input=QUESTION, instructions=INSTRUCTIONS, temperature=0) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == final.output_text
+    assert "Paris" in text
+
+
+def test_structured_output_of_a_response(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+    text: Any = {"format": {"type": "json_schema", "name": "city", "schema": schema, "strict": True}}
+    response = client.responses.create(model=SMOLLM2, input=QUESTION, text=text, temperature=0)
+    assert json.loads(response.output_text)["city"] in ("Paris", "Rome")
+
+
+def test_a_response_that_is_left_stops_the_engine(daemon: Daemon, client: openai.OpenAI) -> None:
+    stream = client.responses.create(model=SMOLLM2, input="Count to a million.", max_output_tokens=4000, stream=True)
+    next(iter(stream))
+    stream.close()
+    until(lambda: not any(runner["in_use"] for runner in daemon.runners()))
+
+
+def test_embeddings_in_base64_and_of_tokens(client: openai.OpenAI) -> None:
+    plain = client.embeddings.create(model=MINILM, input="a cat", encoding_format="float").data[0].embedding
+    raw = client.embeddings.with_raw_response.create(model=MINILM, input="a cat", encoding_format="base64")
+    coded = json.loads(raw.content)["data"][0]["embedding"]
+    assert struct.unpack("<384f", base64.b64decode(coded)) == pytest.approx(plain, abs=1e-5)
+    tokens = client.embeddings.create(model=MINILM, input=[[101, 1037, 4937, 102]])
+    assert len(tokens.data[0].embedding) == 384
+
+
+def test_models_and_errors(client: openai.OpenAI) -> None:
+    assert {SMOLLM2, MINILM} <= {model.id for model in client.models.list()}
+    with pytest.raises(openai.NotFoundError, match="not here"):
+        client.responses.create(model="nope", input="x")
+    with pytest.raises(openai.BadRequestError, match="context"):
+        client.responses.create(model=SMOLLM2, input="hello " * 9000)
