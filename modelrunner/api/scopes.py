@@ -11,11 +11,13 @@ _LISTS = re.compile(r"/|/version|/models(/.*)?|(/engines(/[^/]+)?)?/v1/models(/.
 _CHANGES = re.compile(
     r"/models(/.*)?|(/engines(/[^/]+)?)?/v1/models/.*|/api/(pull|push|copy|delete|create|blobs/.*)|/engines/df"
 )
+# What a request stored; who has its ID has made it.
+_RESPONSES = re.compile(r"(/engines)?/v1/responses/.*")
 
 
 def scope_of(method: str, path: str) -> Scope:
     """`path` is the client's, without a query."""
-    if _LISTS.fullmatch(path) and (method in _LOOKING or path == "/api/show"):
+    if _RESPONSES.fullmatch(path) or (_LISTS.fullmatch(path) and (method in _LOOKING or path == "/api/show")):
         return Scope.INFERENCE
     if _CHANGES.fullmatch(path) or (path.startswith("/api/blobs/") and method == "HEAD"):
         return Scope.MODELS

@@ -57,7 +57,7 @@ class Aliases:
         try:
             await asyncio.to_thread(self._store.bundle, name)
             await self._resolver.prepare(backend, name, mode)
-            forecast = await self._scheduler.insight.fit(self._resolver(backend, name, mode))
+            forecast = await self._scheduler.diagnostics.fit(self._resolver(backend, name, mode))
         except ModelRunnerError:
             return False
         return forecast.fits == "now"
