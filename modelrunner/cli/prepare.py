@@ -37,9 +37,10 @@ def pull(
     mmproj: str | None = None,
     chat_template: str | None = None,
     lora: Sequence[str] = (),
+    verify_key: str | None = None,
 ) -> str:
     """Downloads (or packages) with progress; returns the model's name."""
-    wanted = wire.PullRequest(source, None, name, trust, verify, mmproj, chat_template, list(lora))
+    wanted = wire.PullRequest(source, None, name, trust, verify, mmproj, chat_template, list(lora), verify_key)
     try:
         last = follow(client.progress("/models/create", wanted), f"the pull of {source}")
     except KeyboardInterrupt:

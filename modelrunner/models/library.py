@@ -37,7 +37,8 @@ class PullOrder:
     model's new name, by default its reference. `token` goes to the source and nowhere else. `trust` accepts a model
     with code of its own, which its engine will run. `verify` reads every byte of a model that is here. `mmproj`,
     `chat_template` and the LoRA adapters `lora` are files, written as the source is, that become parts of a model of
-    this machine; a colon and a scale may follow an adapter."""
+    this machine; a colon and a scale may follow an adapter. The public key `verify_key`, in PEM, must
+    have signed the model."""
 
     source: str
     name: str | None = None
@@ -47,6 +48,7 @@ class PullOrder:
     mmproj: str | None = None
     chat_template: str | None = None
     lora: Sequence[str] = ()
+    verify_key: str | None = None
 
     @property
     def is_local(self) -> bool:
@@ -131,7 +133,13 @@ class Library:
         events = self._scheduler.events
         try:
             pulled = await self._puller.pull(
-                text, report, token=order.token, name=order.name, trust=order.trust, verify=order.verify
+                text,
+                report,
+                token=order.token,
+                name=order.name,
+                trust=order.trust,
+                verify=order.verify,
+                verify_key=order.verify_key,
             )
         except ModelRunnerError as error:
             events.emit("pull", model=order.name or order.source, reason=f"failed: {error}")

@@ -1,5 +1,7 @@
 """Pushes models to registries."""
 
+from pathlib import Path
+
 from modelrunner.oci.push import Pusher
 from modelrunner.scheduler import Scheduler
 from modelrunner.types import ProgressReport
@@ -11,10 +13,16 @@ class Publisher:
         self._scheduler = scheduler
 
     async def push(
-        self, reference: str, target: str | None, report: ProgressReport, *, token: str | None = None
+        self,
+        reference: str,
+        target: str | None,
+        report: ProgressReport,
+        *,
+        token: str | None = None,
+        key: Path | None = None,
     ) -> str:
         """Returns the name at the registry, with the digest. `report` is called from the event loop's thread. Raises
         as `Pusher.push`."""
-        pushed = await self._pusher.push(reference, target, report, token=token)
+        pushed = await self._pusher.push(reference, target, report, token=token, key=key)
         self._scheduler.events.emit("push", model=reference, reason=f"pushed to {pushed}")
         return pushed

@@ -1,9 +1,11 @@
 """Pushes a model of the store to a registry: its files first, its manifest last."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from modelrunner.concurrency.threads import in_thread
 from modelrunner.errors import BadRequest, InvalidModel
+from modelrunner.oci import signatures
 from modelrunner.oci.credentials import Credentials
 from modelrunner.oci.registries import Registries
 from modelrunner.oci.repository import Manner, RemoteRepository
@@ -24,12 +26,22 @@ class Pusher:
         self._store, self._registries, self._credentials = store, registries, credentials
         self._manner = manner or Manner()
 
-    async def push(self, text: str, target: str | None, report: ProgressReport, *, token: str | None = None) -> str:
+    async def push(
+        self,
+        text: str,
+        target: str | None,
+        report: ProgressReport,
+        *,
+        token: str | None = None,
+        key: Path | None = None,
+    ) -> str:
         """Pushes the model `text` under the name `target`, by default its own, and returns that name with the digest.
-        `token` goes to the registry alone. Files that the registry has are not sent; what was sent stays there when the
-        push fails, so that the next one goes on. Raises `ModelNotFound`, `InvalidReference`, `BadRequest` for a name
-        that is no registry's, `InvalidModel` for a damaged model, `SourceFailed`."""
+        `token` goes to the registry alone; the private key in the file `key` signs the model there. Files that the
+        registry has are not sent; what was sent stays there when the push fails, so that the next one goes on. Raises
+        `ModelNotFound`, `InvalidReference`, `BadRequest` for a name that is no registry's, `InvalidModel` for a damaged
+        model, `SourceFailed`."""
         model, reference = self._store.get(text), self._target(text, target)
+        signer = await in_thread(lambda _: signatures.private_key(key)) if key is not None else None
         manifest = await in_thread(lambda _: self._store.manifest(model.id))
         parsed = parse(manifest)
         files = {layer.stored().digest: layer.stored() for layer in (parsed.config, *parsed.layers)}
@@ -54,6 +66,8 @@ class Pusher:
                 await Upload(repository, file, blobs[digest].path, others, told).run()
                 done += file.size
             await repository.put_manifest(manifest, parsed.media_type or MANIFEST_TYPE, reference.tag)
+            if signer is not None:
+                await signatures.sign(repository, Digest.parse(model.id), signer, reference.name)
         return f"{reference.short}@{model.id}"
 
     def _target(self, text: str, target: str | None) -> Reference:

@@ -94,7 +94,7 @@ class PullJob:
             report(WorkProgress("Files of the model are missing or damaged here: fetching them again", warning=True))
             return None
         model = PullResult(id, self._name(id), cached=True)
-        if wanted.reference.digest:  # which means these very bytes
+        if wanted.reference.digest and wanted.verify_key is None:  # which means these very bytes
             return model
         remembered = self._journal.revision(wanted.reference, wanted.origin, id)
         if remembered is None:
@@ -102,6 +102,8 @@ class PullJob:
         try:
             revision = await self._source.revision(wanted)
         except (SourceFailed, ModelNotFound) as error:
+            if wanted.verify_key is not None:
+                raise
             report(WorkProgress(f"{error.message}; the model that is here stays in use", warning=True))
             return model
         return model if revision == remembered else None

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from modelrunner.concurrency.threads import HASHING, in_thread
-from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound, SourceFailed
-from modelrunner.oci import imageindex
+from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound, SourceFailed, UntrustedModel
+from modelrunner.oci import imageindex, signatures
 from modelrunner.oci.credentials import Credentials
 from modelrunner.oci.registries import Registries
 from modelrunner.oci.repository import INDEX_TYPES, Manner, RemoteManifest, RemoteRepository
@@ -47,6 +47,8 @@ class _Found:
 
 
 class RegistrySource(Source):
+    signs = True
+
     def __init__(self, registries: Registries, credentials: Credentials, manner: Manner | None = None) -> None:
         self._registries, self._credentials = registries, credentials
         self._manner = manner or Manner()
@@ -60,7 +62,7 @@ class RegistrySource(Source):
 
     async def revision(self, wanted: PullSpec) -> str | None:
         async def look_up(repository: RemoteRepository, reference: Reference) -> str:
-            return str((await _find(repository, reference)).revision)
+            return str((await self._find(repository, reference, wanted)).revision)
 
         return await self._asked(wanted.text, wanted.token, look_up)
 
@@ -74,7 +76,7 @@ class RegistrySource(Source):
         context.report(WorkProgress(f"Looking up {wanted.text}", "resolving"))
 
         async def fetch(repository: RemoteRepository, reference: Reference) -> FetchResult:
-            return await self._fetch(repository, await _find(repository, reference), wanted, context)
+            return await self._fetch(repository, await self._find(repository, reference, wanted), wanted, context)
 
         return await self._asked(wanted.text, wanted.token, fetch)
 
@@ -92,11 +94,23 @@ class RegistrySource(Source):
             async with repository:
                 try:
                     return await work(repository, reference)
-                except (SourceFailed, ModelNotFound) as error:
+                except (SourceFailed, ModelNotFound, UntrustedModel) as error:
                     if own:
                         raise
                     log.warning("the mirror %s cannot serve %s: %s", endpoint.host, reference, error)
         raise AssertionError("the last endpoint returns or raises")
+
+    async def _find(self, repository: RemoteRepository, reference: Reference, wanted: PullSpec) -> _Found:
+        """Raises `UntrustedModel` unless the model is signed as the registry's rules and the caller ask for."""
+        found = await _find(repository, reference)
+        digests = list(dict.fromkeys((found.revision, found.manifest.digest)))
+        if paths := self._registries.keys(reference.host):
+            keys = await in_thread(lambda _: signatures.read_public_keys(paths))
+            await signatures.require_signature(repository, digests, keys)
+        if wanted.verify_key is not None:
+            key = signatures.public_key(wanted.verify_key.encode(), "verify-key")
+            await signatures.require_signature(repository, digests, [key])
+        return found
 
     async def _fetch(
         self, repository: RemoteRepository, found: _Found, wanted: PullSpec, context: Context

@@ -62,6 +62,7 @@ class Puller:
         name: str | None = None,
         trust: bool = False,
         verify: bool = False,
+        verify_key: str | None = None,
     ) -> PullResult:
         """Brings the model `text` into the store under `name`, or under `text` itself. A model that is there, is not
         damaged and has not changed at its source is not fetched again; nor is one whose source cannot be asked.
@@ -69,17 +70,18 @@ class Puller:
 
         `progress` is called from the event loop's thread. A caller who asks for a model that is being pulled joins in;
         when the last caller is cancelled the download stops, and what has come stays for the next attempt. `token` goes
-        to the source and nowhere else. `trust` takes a model that carries code, which its engine will run. Raises
-        `InvalidReference`, `ModelNotFound`, `SourceFailed`, `UnsupportedModel`, `InvalidModel`, `InsufficientDisk`,
-        `StorageFailed`.
-        """
+        to the source and nowhere else. A public key `verify_key`, in PEM, must have signed the model. `trust` takes a
+        model that carries code, which its engine will run. Raises `InvalidReference`, `ModelNotFound`, `SourceFailed`,
+        `UnsupportedModel`, `InvalidModel`, `UntrustedModel`, `InsufficientDisk`, `StorageFailed`."""
         text = unpasted(text)
         source = self._source(text)
         if source.needs_name and name is None:
             raise BadRequest(f"give the model from {text} a name", param="name")
+        if verify_key is not None and not source.signs:
+            raise BadRequest("only models in registries have signatures", param="verify-key")
         reference = Reference.parse(text) if name is None else Reference.parse_name(name)
         origin = text if source.needs_name else str(Reference.parse(text))
-        wanted = PullSpec(text, origin, reference, token, trust, verify)
+        wanted = PullSpec(text, origin, reference, token, trust, verify, verify_key)
         while (running := self._running.get(wanted.key)) is not None:
             asked, work = running
             if not work.abandoned and (asked.verify or not verify):

@@ -22,7 +22,7 @@ _SPARE = 0.05
 class PullSpec:
     """What a pull is to bring. `text` is as the caller wrote it, `origin` its normal form; `reference` is the name that
     the model gets. `token` goes to the source and nowhere else. `trust` takes a model that carries code. `verify` reads
-    every byte of a model that is here already."""
+    every byte of a model that is here already. `verify_key`, in PEM, must have signed it."""
 
     text: str
     origin: str
@@ -30,11 +30,12 @@ class PullSpec:
     token: str | None = field(default=None, repr=False)
     trust: bool = False
     verify: bool = False
+    verify_key: str | None = None
 
     @property
     def key(self) -> str:
         """Pulls with the same key can be one download."""
-        return f"{self.origin} {self.reference}{' trusted' if self.trust else ''}"
+        return f"{self.origin} {self.reference}{' trusted' if self.trust else ''} {self.verify_key or ''}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +101,10 @@ class Context:
 
 class Source(ABC):
     """One kind of place that models come from. A source holds no state of a pull. `needs_name`: its texts are no
-    references, so that the caller has to give one."""
+    references, so that the caller has to give one. `signs`: its models may have signatures."""
 
     needs_name: ClassVar[bool] = False
+    signs: ClassVar[bool] = False
 
     @abstractmethod
     def claims(self, text: str) -> bool:

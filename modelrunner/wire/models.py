@@ -40,14 +40,14 @@ class Model(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _PULL_NAMES = {"from_": "from", "bearer_token": "bearer-token", "trust_remote_code": "trust-remote-code"}
-_PULL_NAMES |= {"chat_template": "chat-template"}
+_PULL_NAMES |= {"chat_template": "chat-template", "verify_key": "verify-key"}
 
 
 class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknown_fields=True):
     """`POST /models/create`. `trust_remote_code` takes a model that carries code, code that its engine will run;
     `verify` reads every byte of a model that is here already. `mmproj`, `chat_template` and the LoRA adapters
     `lora` are files that are packaged with a model of this machine: `file:///path`, of an adapter `file:///path:SCALE`
-    too."""
+    too. `verify_key` is a public key in PEM that must have signed the model."""
 
     from_: str
     bearer_token: str | None = None
@@ -57,13 +57,16 @@ class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknow
     mmproj: str | None = None
     chat_template: str | None = None
     lora: list[str] = []
+    verify_key: str | None = None
 
 
 class PushRequest(msgspec.Struct, frozen=True, rename={"bearer_token": "bearer-token"}, forbid_unknown_fields=True):
-    """`POST /models/{ref}/push`. `to` is the name at the registry, by default the model's own."""
+    """`POST /models/{ref}/push`. `to` is the name at the registry, by default the model's own; `sign` is the absolute
+    path of a private key on the daemon's machine."""
 
     to: str | None = None
     bearer_token: str | None = None
+    sign: str | None = None
 
 
 class Layer(msgspec.Struct, frozen=True):
