@@ -18,15 +18,18 @@ from modelrunner.api.middleware import is_local
 from modelrunner.api.streaming import stream_progress
 from modelrunner.errors import BadRequest, Forbidden, ModelNotFound, NotImplementedHere, RouteNotFound
 from modelrunner.models.library import Library, PullOrder
+from modelrunner.models.pruning import Pruner, PruneRule
 from modelrunner.models.publishing import Publisher
 from modelrunner.store import StoredModel
 from modelrunner.types import ProgressReport
+from modelrunner.units import parse_age, parse_bytes
 
 
 class ModelRoutes:
-    def __init__(self, library: Library, publisher: Publisher) -> None:
+    def __init__(self, library: Library, publisher: Publisher, pruner: Pruner) -> None:
         self._library = library
         self._publisher = publisher
+        self._pruner = pruner
 
     def routes(self) -> list[web.RouteDef]:
         openai = [
@@ -86,8 +89,11 @@ class ModelRoutes:
         return await stream_progress(request, pull, mode="pull")
 
     async def prune(self, request: web.Request) -> web.Response:
-        check_query(request)
-        return json_response(wire.PruneResponse(sum(leftover.size for leftover in await self._library.prune())))
+        check_query(request, "unused", "to", "dry_run")
+        unused, size = request.query.get("unused"), request.query.get("to")
+        rule = PruneRule(parse_age(unused) if unused else None, parse_bytes(size) if size else None)
+        dry_run = query_flag(request, "dry_run")
+        return json_response(wireforms.pruned(await self._pruner.prune(rule, dry_run=dry_run), dry_run=dry_run))
 
     async def delete(self, request: web.Request) -> web.Response:
         check_query(request, "force")

@@ -1,7 +1,7 @@
 """Translates the daemon's values to the structs of wire: times become RFC 3339 in UTC, enums text."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from modelrunner.models.advice import FitAdvice
 from modelrunner.models.configurator import ShownConfiguration
 from modelrunner.models.disk import DiskReport
 from modelrunner.models.presence import ModelPresence
+from modelrunner.models.pruning import PrunedThing
 from modelrunner.models.reload import SettingChange
 from modelrunner.scheduler import EventRecord, Explanation, RunnerView, UnloadResult
 from modelrunner.store import RemoveResult, StoredModel
@@ -175,12 +176,24 @@ def fit(advice: FitAdvice) -> wire.Fit:
 
 def disk_usage(found: DiskReport) -> wire.DiskUsage:
     models = [
-        wire.ModelUsage(each.model.id, each.model.tags, each.size, each.shared, each.reclaimable)
+        wire.ModelUsage(
+            each.model.id,
+            each.model.tags,
+            each.size,
+            each.shared,
+            each.reclaimable,
+            int(found.last_used[each.model.id]),
+        )
         for each in found.store.models
     ]
     backends = [wire.BackendUsage(each.name, each.version, each.engine, each.state) for each in found.engines]
     engines = sum(each.engine for each in found.engines)
     return wire.DiskUsage(models, backends, found.store.total, engines, found.store.partial)
+
+
+def pruned(things: Sequence[PrunedThing], *, dry_run: bool) -> wire.PruneResponse:
+    items = [wire.PrunedItem(thing.kind, thing.name, thing.size) for thing in things]
+    return wire.PruneResponse(sum(thing.size for thing in things), items, dry_run)
 
 
 def model_state(presence: ModelPresence, what: str) -> wire.ModelState:

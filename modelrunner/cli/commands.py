@@ -23,9 +23,9 @@ SECTIONS = {
         "rm": ("model_commands:remove", "Remove models"),
         "package": ("model_commands:package", "Package a file or a folder as a model"),
         "fit": ("insight_commands:fit", "Check whether a model fits into memory and on the disk"),
-        "df": ("model_commands:disk_usage", "Show how much disk models and engines use"),
+        "df": ("disk_commands:disk_usage", "Show how much disk models and engines use"),
         "verify": ("model_commands:verify", "Read every byte of models, and report damaged ones"),
-        "prune": ("model_commands:prune", "Remove the leftovers of downloads and damage"),
+        "prune": ("disk_commands:prune", "Remove leftovers of downloads and damage, and unused models"),
     },
     "Runners": {
         "ps": ("runner_commands:list_runners", "List the models that are loaded"),

@@ -1,6 +1,5 @@
 """The commands about models on disk."""
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -209,47 +208,6 @@ def remove(client: Client, models: tuple[str, ...], force: bool, as_json: bool) 
                     output.say(f"{what}: {name}")
 
     return each(models, remove_one)
-
-
-@click.command()
-@json_option
-@with_client()
-def disk_usage(client: Client, as_json: bool) -> None:
-    """Show how much disk models and engines use."""
-    raw = client.fetch("GET", "/engines/df")
-    usage = decode(raw, wire.DiskUsage)
-    if as_json:
-        output.json(raw)
-        return
-    rows = [
-        ("model", (m.tags or [m.id])[0], format_bytes(m.size), format_bytes(m.shared), format_bytes(m.reclaimable))
-        for m in usage.models
-    ]
-    rows += [("engine", f"{b.name} {b.version}".strip(), format_bytes(b.size), "", "") for b in usage.backends]
-    rows += [
-        ("conversations", b.name, format_bytes(b.state), "", format_bytes(b.state)) for b in usage.backends if b.state
-    ]
-    rows += [
-        ("all models", "", format_bytes(usage.models_disk_usage), "", ""),
-        ("unfinished downloads", "", format_bytes(usage.partial), "", format_bytes(usage.partial)),
-    ]
-    output.table(("WHAT", "NAME", "SIZE", "SHARED", "RECLAIMABLE"), rows)
-    if output.is_terminal(sys.stderr):
-        output.note("`modelrunner prune` removes unfinished downloads, with --conversations saved conversations too")
-
-
-@click.command()
-@click.option("--conversations", is_flag=True, help="Remove the saved conversations of all models, too.")
-@with_client()
-def prune(client: Client, conversations: bool) -> None:
-    """Remove the leftovers of downloads and damage.
-
-    That is unfinished downloads, files that no model uses, and damaged files that were set aside. Without this command
-    an unfinished download stays for a week, so that the same pull can go on where it was.
-    """
-    routes = ["/models/prune", "/engines/prune"] if conversations else ["/models/prune"]
-    freed = sum(client.call("POST", route, wire.PruneResponse, timeout=None).freed for route in routes)
-    output.say(f"{format_bytes(freed)} are free again")
 
 
 @click.command()

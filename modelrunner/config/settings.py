@@ -130,6 +130,7 @@ class Settings(BaseModel):
     hosts: Words = ()
     memory_budget: Annotated[Bytes, Field(gt=0)] | None = None
     memory_reserve: Bytes | None = None
+    models_quota: Annotated[Bytes, Field(gt=0)] | None = None
     keep_alive: KeepAliveSetting = KeepAlive(300.0)
     max_queue: int = Field(default=512, ge=1)
     max_wait: Seconds = 600.0

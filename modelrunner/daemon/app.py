@@ -151,6 +151,7 @@ class Daemon:
             asyncio.create_task(parts.preloader.run(), name="preload"),
             asyncio.create_task(foresight.run(), name="foresight"),
             asyncio.create_task(parts.library.learn_abilities(), name="abilities"),
+            asyncio.create_task(parts.last_used.run(), name="last used"),
             asyncio.create_task(self._telemetry.count_events(), name="events"),
             asyncio.create_task(self._telemetry.usage.run(), name="usage"),
             asyncio.create_task(self._doorway.watch(self._serve_unix), name="doorway"),
@@ -187,7 +188,7 @@ class Daemon:
         families = (
             # Before the routes of models, where all text after `/models/` is a reference.
             InsightRoutes(parts.library, parts.advisor, parts.scheduler.events),
-            ModelRoutes(parts.library, parts.publisher),
+            ModelRoutes(parts.library, parts.publisher, parts.pruner),
             EngineRoutes(parts.scheduler, parts.presence, parts.disk, parts.statuses, parts.installer),
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
             TelemetryRoutes(self._telemetry),

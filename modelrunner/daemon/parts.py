@@ -22,9 +22,11 @@ from modelrunner.models.configurations import Configurations
 from modelrunner.models.configurator import Configurator
 from modelrunner.models.disk import DiskMeter
 from modelrunner.models.installs import Installer
+from modelrunner.models.lastused import LastUsed
 from modelrunner.models.library import Library
 from modelrunner.models.preload import Preloader
 from modelrunner.models.presence import Presence
+from modelrunner.models.pruning import Pruner
 from modelrunner.models.publishing import Publisher
 from modelrunner.models.reload import FileSettings, Reloader, Setter, check_tables
 from modelrunner.models.resolve import Resolver
@@ -57,6 +59,8 @@ class Parts:
     probe: MemoryProbe
     scheduler: Scheduler
     library: Library
+    last_used: LastUsed
+    pruner: Pruner
     configurator: Configurator
     presence: Presence
     advisor: Advisor
@@ -76,7 +80,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
     state = data / "state"
     state.mkdir(mode=0o700, exist_ok=True)
     durable.sweep_temporaries(state)
-    store = Store(data)
+    store = Store(data, settings.models_quota)
     registry = registry or BackendRegistry.discover(
         lambda backend: _context(settings, backend),
         chosen=JsonFile(state / "choices.json", dict[str, str], cache=True),
@@ -118,6 +122,8 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         resolver.forget()
         abilities.forget()
 
+    library = Library(store, puller, scheduler, registry, configurations, abilities)
+    last_used = LastUsed(state / "used.json", store, scheduler)
     configurator = Configurator(store, scheduler, configurations, resolver, validator)
     shapes.prime()
     return Parts(
@@ -128,11 +134,13 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         validator=validator,
         probe=probe,
         scheduler=scheduler,
-        library=Library(store, puller, scheduler, registry, configurations, abilities),
+        library=library,
+        last_used=last_used,
+        pruner=Pruner(store, library, scheduler, resolver, last_used),
         configurator=configurator,
         presence=Presence(store, scheduler, registry, configurator),
         advisor=Advisor(store, resolver, scheduler, puller),
-        disk=DiskMeter(store, registry, state),
+        disk=DiskMeter(store, registry, state, last_used),
         statuses=Statuses(registry),
         installer=Installer(registry, scheduler, forget_backends),
         aliases=Aliases(store, resolver, scheduler, settings.aliases),
@@ -187,6 +195,9 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, port: in
     """Makes the reloader, with a setter for each setting that can change while the daemon runs."""
     scheduler, access = parts.scheduler, pipeline.access
 
+    def set_quota(changed: Mapping[str, Any]) -> None:
+        parts.store.quota = changed["models_quota"]
+
     def set_log_level(changed: Mapping[str, Any]) -> None:
         logs.set_level(changed["log_level"])
         pipeline.log_requests(changed["log_level"] == "debug")
@@ -204,6 +215,7 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, port: in
         "aliases": lambda s: set_aliases(pipeline, parts.aliases, s["aliases"]),
         "keep_alive": lambda s: parts.resolver.set_keep_alive(s["keep_alive"]),
         "log_level": set_log_level,
+        "models_quota": set_quota,
         "registries": lambda s: parts.registries.replace(_rules(s["registries"])),
     }
     return Reloader(

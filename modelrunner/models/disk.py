@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from modelrunner.errors import ModelRunnerError
+from modelrunner.models.lastused import LastUsed
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.store import Store, StoreUsage
 
@@ -24,17 +26,21 @@ class EngineSize:
 
 @dataclass(frozen=True, slots=True)
 class DiskReport:
+    """`last_used` is by model ID, in Unix seconds."""
+
     store: StoreUsage
     engines: tuple[EngineSize, ...]
+    last_used: Mapping[str, float]
 
 
 class DiskMeter:
     """`state` has a folder for each backend that saves conversations, by the backend's name."""
 
-    def __init__(self, store: Store, registry: BackendRegistry, state: Path) -> None:
+    def __init__(self, store: Store, registry: BackendRegistry, state: Path, last_used: LastUsed) -> None:
         self._store = store
         self._registry = registry
         self._state = state
+        self._last_used = last_used
 
     async def forget_conversations(self) -> int:
         """Deletes the conversations that the backends saved, of every model. Returns the freed bytes."""
@@ -61,7 +67,9 @@ class DiskMeter:
                 log.warning("the size of the engine of %s is not known: %s", backend.name, error)
                 size = 0
             engines.append(EngineSize(backend.name, version, size, state))
-        return DiskReport(store, tuple(engines))
+        self._last_used.look()
+        used = {each.model.id: self._last_used.of(each.model) for each in store.models}
+        return DiskReport(store, tuple(engines), used)
 
 
 def _size(folder: Path) -> int:

@@ -147,6 +147,10 @@ class Library:
         events.emit("pull", model=pulled.name, reason=f"pulled from {order.source}")
         return pulled
 
+    async def leftovers(self) -> tuple[Leftover, ...]:
+        """What `prune` would remove. Raises `StorageFailed`."""
+        return await self._puller.leftovers()
+
     async def prune(self) -> tuple[Leftover, ...]:
         """Removes what `Store.prune` removes, and returns it. Pulls go on meanwhile. Raises `StorageFailed`."""
         return await self._puller.prune()

@@ -82,6 +82,7 @@ class HuggingFaceSource(Source):
             paths = {name: context.partial(file) for name, file in wanting.items()}
             total = sum(file.size for file in wanting.values())
             here = sum(path.lstat().st_size for path in set(paths.values()) if path.is_file())
+            context.require_quota(total)
             require_space(context.folder, max(0, total - here))
             downloader = Downloader(hub.client, hub.headers, pause=self._pause, patience=self._patience)
             done = 0

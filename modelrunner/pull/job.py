@@ -125,6 +125,10 @@ class PullJob:
 
         return self._store.verify(id, go_on) if self._wanted.verify else self._store.missing(id)
 
+    def require_quota(self, needed: int) -> None:
+        """Raises `InsufficientDisk`."""
+        self._store.require_quota(needed)
+
     async def stored(self, sha256: str) -> Path | None:
         return await in_thread(lambda _: self._intact(f"sha256:{sha256}"), HASHING)
 
@@ -209,6 +213,9 @@ class _PullContext(Context):
     def __init__(self, job: PullJob, report: ProgressReport) -> None:
         super().__init__(job.folder, report, job.stored)
         self._job = job
+
+    def require_quota(self, needed: int) -> None:
+        self._job.require_quota(needed)
 
     def partial(self, file: RemoteFile) -> Path:
         return self._job.partial(file)

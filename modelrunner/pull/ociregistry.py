@@ -120,6 +120,7 @@ class RegistrySource(Source):
         paths = {digest: context.partial(file) for digest, file in wanting.items()}
         total = sum(file.size for file in wanting.values())
         here = sum(path.lstat().st_size for path in paths.values() if path.is_file())
+        context.require_quota(total)
         require_space(context.folder, max(0, total - here))
         downloader, done = repository.downloader(), 0
         for digest, file in wanting.items():

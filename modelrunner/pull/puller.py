@@ -108,6 +108,10 @@ class Puller:
                 return work.last or WorkProgress("Looking it up", "resolving")
         return None
 
+    async def leftovers(self) -> tuple[Leftover, ...]:
+        """What `prune` would remove. Raises `StorageFailed`."""
+        return await in_thread(lambda _: self._store.leftovers({*self._busy, *self._shared.busy}))
+
     async def prune(self) -> tuple[Leftover, ...]:
         """Removes what `Store.prune` removes, and returns it; pulls that run keep their folders. Raises
         `StorageFailed`."""

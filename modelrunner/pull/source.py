@@ -88,6 +88,10 @@ class Context:
     def __init__(self, folder: Path, report: ProgressReport, stored: Callable[[str], Awaitable[Path | None]]) -> None:
         self.folder, self.report, self.stored = folder, report, stored
 
+    def require_quota(self, needed: int) -> None:
+        """Raises `InsufficientDisk` if a model with `needed` bytes that are not stored yet is more than models may
+        have."""
+
     def partial(self, file: RemoteFile) -> Path:
         """Where the file comes to lie, or has begun to."""
         return self.folder / file.partial_name

@@ -5,6 +5,7 @@ from modelrunner.store.catalog import StoredModel
 from modelrunner.store.digests import Digest
 from modelrunner.store.leftovers import Leftover
 from modelrunner.store.references import Reference
-from modelrunner.store.store import ModelSize, RemoveResult, Store, StoreUsage
+from modelrunner.store.store import RemoveResult, Store
+from modelrunner.store.usage import ModelSize, StoreUsage
 
 __all__ = ["Blob", "Digest", "Leftover", "ModelSize", "Reference", "RemoveResult", "Store", "StoreUsage", "StoredModel"]

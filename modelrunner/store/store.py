@@ -3,16 +3,14 @@
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from modelrunner.durable import discard, is_full, make_folder, read, translated, write
 from modelrunner.errors import Conflict, InvalidModel
-from modelrunner.store import startup
+from modelrunner.store import startup, usage
 from modelrunner.store.blobs import Blob, Blobs, is_intact, verify
 from modelrunner.store.bundles import Bundles
 from modelrunner.store.catalog import Catalog, Entry, StoredModel
@@ -25,6 +23,7 @@ from modelrunner.store.manifests import LARGEST, UnpackedFile
 from modelrunner.store.records import Records
 from modelrunner.store.references import Reference
 from modelrunner.store.sweeping import Sweeper
+from modelrunner.store.usage import StoreUsage
 from modelrunner.types import Bundle
 
 log = logging.getLogger(__name__)
@@ -38,28 +37,6 @@ class RemoveResult:
     deleted: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    """Bytes of one model; `shared` is the part that other models use too."""
-
-    model: StoredModel
-    size: int
-    shared: int
-
-    @property
-    def reclaimable(self) -> int:
-        """Bytes that removing the model would free."""
-        return self.size - self.shared
-
-
-class StoreUsage(NamedTuple):
-    """`total` is the bytes of all blobs, each counted once; `partial` those of unfinished downloads."""
-
-    models: list[ModelSize]
-    total: int
-    partial: int
-
-
 class Store:
     """The event loop may call `get`, `list`, `damaged`, `find`, `have`, `missing` and a second `bundle` of a model:
     they take microseconds and never wait for a writer. The other calls wait for the disk and belong in a thread. Any
@@ -70,11 +47,12 @@ class Store:
     `StorageFailed` for one that fails.
     """
 
-    def __init__(self, data: Path) -> None:
-        """Opens the store in `data`, or makes it. Raises `StorageFailed` for the store of a newer release, which is
-        left untouched, and for a disk that fails."""
+    def __init__(self, data: Path, quota: int | None = None) -> None:
+        """Opens the store in `data`, or makes it. `quota` is the most bytes that models may have. Raises
+        `StorageFailed` for the store of a newer release, which is left untouched, and for a disk that fails."""
         self.data = data
         self.watchers: list[Callable[[], None]] = []
+        self.quota = quota
         self._records = Records(data / "manifests" / "sha256")
         self._lock = threading.RLock()
         self._reserve = Reserve(data / "reserve")
@@ -185,6 +163,7 @@ class Store:
             blobs = [blob for blob in files.values() if blob.digest in draft.contents.blobs]
             intact = self._blobs.intact(blobs)
             with self._lock:
+                usage.require_quota(self._catalog, self.quota, draft.contents.blobs)
                 startup.make_folders(self.data)
                 entry = draft.entry(self._catalog.entries.get(draft.id), tag, self._next_version(), int(time.time()))
                 self._write(draft, entry, blobs, intact)
@@ -297,11 +276,20 @@ class Store:
 
     def disk_usage(self) -> StoreUsage:
         """Reads the folders: slow."""
-        catalog = self._catalog
-        entries = [entry for entry in catalog.entries.values() if entry.contents]
         with translated("measuring the store", self.data):
-            sizes = [_size(catalog.models[entry.id], entry.blobs, catalog.users) for entry in entries]
-            return StoreUsage(sizes, self._blobs.total(), size_of(self.partial))
+            return StoreUsage(usage.sizes(self._catalog), self._blobs.total(), size_of(self.partial))
+
+    def used(self) -> int:
+        """Bytes of all models, what they share counted once. Takes milliseconds for thousands of models."""
+        return usage.used(self._catalog)
+
+    def freed(self, ids: Iterable[str]) -> tuple[int, ...]:
+        """The bytes that removing these models would free, one after the other."""
+        return tuple(usage.freed(self._catalog, ids))
+
+    def require_quota(self, needed: int) -> None:
+        """Raises `InsufficientDisk` if `needed` bytes more do not fit into the quota."""
+        usage.require_quota(self._catalog, self.quota, {}, needed)
 
     def _next_version(self) -> int:
         self._version += 1
@@ -341,7 +329,3 @@ class Store:
                 raise
             self._reserve.spend()
             change()
-
-
-def _size(model: StoredModel, blobs: Mapping[Digest, int], users: Counter[Digest]) -> ModelSize:
-    return ModelSize(model, model.size, sum(size for digest, size in blobs.items() if users[digest] > 1))

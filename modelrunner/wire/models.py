@@ -93,10 +93,20 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     model: str | None = None
 
 
-class PruneResponse(msgspec.Struct, frozen=True):
-    """`POST /models/prune`, `/engines/prune`. Bytes."""
+class PrunedItem(msgspec.Struct, frozen=True):
+    """`kind` is "model", "unfinished download", "file of no model" or "damaged file set aside"; `size` in bytes."""
+
+    kind: str
+    name: str
+    size: int
+
+
+class PruneResponse(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`POST /models/prune`, `/engines/prune`. Bytes; with `dry_run` nothing was removed."""
 
     freed: int
+    removed: list[PrunedItem] = []
+    dry_run: bool = False
 
 
 class Disk(msgspec.Struct, frozen=True):
@@ -119,13 +129,15 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 class ModelUsage(msgspec.Struct, frozen=True):
-    """Bytes; `shared` is the part that other models use too."""
+    """Bytes; `shared` is the part that other models use too. `last_used` is Unix seconds: the time of the pull for a
+    model that was never used."""
 
     id: str
     tags: list[str]
     size: int
     shared: int
     reclaimable: int
+    last_used: int = 0
 
 
 class BackendUsage(msgspec.Struct, frozen=True):

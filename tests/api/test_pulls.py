@@ -104,7 +104,9 @@ async def test_what_an_unfinished_pull_left_can_be_removed(start_daemon: StartDa
     async with daemon.unix.get("/engines/df") as answer:
         assert (await answer.json())["partial"] >= 1 << 20
     async with daemon.unix.post("/models/prune") as answer:
-        assert (answer.status, await answer.json()) == (200, {"freed": 1 << 20})
+        done = await answer.json()
+        assert (answer.status, done["freed"]) == (200, 1 << 20)
+        assert [(item["kind"], item["size"]) for item in done["removed"]] == [("unfinished download", 1 << 20)]
     async with daemon.unix.get("/engines/df") as answer:
         assert (await answer.json())["partial"] == 0
 

@@ -1,0 +1,90 @@
+"""Freeing disk space: leftovers, and on request the models that were not used for longest."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from modelrunner.errors import Conflict, ModelNotFound
+from modelrunner.models.lastused import LastUsed
+from modelrunner.models.library import Library
+from modelrunner.models.resolve import Resolver
+from modelrunner.scheduler import Scheduler
+from modelrunner.store import Store, StoredModel
+
+
+@dataclass(frozen=True, slots=True)
+class PruneRule:
+    """Which models go: those not used for `unused` seconds, and of the others those not used for longest, until all
+    models have at most `size` bytes. None: no such rule."""
+
+    unused: float | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedThing:
+    """A leftover, or a model, that was or would be removed. Bytes."""
+
+    kind: str
+    name: str
+    size: int
+
+
+class Pruner:
+    """Models that are pinned, to be preloaded, or in memory always stay. `wall` is the time of day in Unix seconds."""
+
+    def __init__(
+        self,
+        store: Store,
+        library: Library,
+        scheduler: Scheduler,
+        resolver: Resolver,
+        last_used: LastUsed,
+        *,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._library = library
+        self._scheduler = scheduler
+        self._resolver = resolver
+        self._last_used = last_used
+        self._wall = wall
+
+    async def prune(self, rule: PruneRule, *, dry_run: bool = False) -> list[PrunedThing]:
+        """Removes leftovers, and models by the rule, and returns them; with `dry_run` only returns them. Pulls go on
+        meanwhile. Raises `StorageFailed`."""
+        found = await (self._library.leftovers() if dry_run else self._library.prune())
+        things = [PrunedThing(str(leftover.kind), leftover.path.name, leftover.size) for leftover in found]
+        self._last_used.look()
+        for model, size in await asyncio.to_thread(self._chosen, rule):
+            if dry_run or await self._remove(model):
+                things.append(PrunedThing("model", model.name, size))
+        return things
+
+    def _chosen(self, rule: PruneRule) -> list[tuple[StoredModel, int]]:
+        """The models to remove, and what each removal frees."""
+        if rule.unused is None and rule.size is None:
+            return []
+        loaded = {runner.model_id for runner in self._scheduler.runners()}
+        free = [model for model in self._store.list() if model.id not in loaded]
+        idle = sorted((m for m in free if not self._resolver.is_needed(m.id)), key=self._last_used.of)
+        left = self._store.used()
+        chosen: list[tuple[StoredModel, int]] = []
+        for model, size in zip(idle, self._store.freed([model.id for model in idle]), strict=True):
+            is_old = rule.unused is not None and self._wall() - self._last_used.of(model) >= rule.unused
+            is_more = rule.size is not None and left > rule.size
+            if not (is_old or is_more):
+                break
+            chosen.append((model, size))
+            left -= size
+        return chosen
+
+    async def _remove(self, model: StoredModel) -> bool:
+        """Name by name, since a model that somebody begins to use meanwhile stays."""
+        try:
+            for name in model.tags or [model.id]:
+                await self._library.remove(name)
+        except (Conflict, ModelNotFound):
+            return False
+        return True
