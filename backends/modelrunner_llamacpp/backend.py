@@ -58,7 +58,11 @@ class LlamaCppBackend(Backend):
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
     installs_on_demand: ClassVar[bool] = True
     takes_adapters: ClassVar[bool] = True
-    endpoints: ClassVar[frozenset[str]] = Backend.endpoints | {"/v1/messages", "/v1/messages/count_tokens"}
+    endpoints: ClassVar[frozenset[str]] = Backend.endpoints | {
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/apply-template",
+    }
     settings_model = LlamaCppSettings
     options_model = LlamaCppOptions
     settings: LlamaCppSettings

@@ -65,7 +65,7 @@ def _model(value: Any) -> ModelConfiguration:
         raise PydanticCustomError("model_table", "{said}", {"said": error.message, "param": error.param}) from None
 
 
-_FAMILIES = ("openai", "anthropic", "ollama")
+_FAMILIES = ("openai", "anthropic", "ollama", "cohere")
 
 
 def _alias(value: Any) -> Alias:

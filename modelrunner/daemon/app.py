@@ -18,6 +18,7 @@ from modelrunner.api.key_routes import KeyRoutes
 from modelrunner.api.middleware import connections, envelope, finish_head
 from modelrunner.api.model_routes import ModelRoutes
 from modelrunner.api.ollama_routes import OllamaRoutes
+from modelrunner.api.openai_routes import OpenAIRoutes
 from modelrunner.api.residency_routes import ResidencyRoutes
 from modelrunner.api.response_routes import ResponseRoutes
 from modelrunner.api.telemetry_routes import TelemetryRoutes
@@ -192,6 +193,7 @@ class Daemon:
             EngineRoutes(parts.scheduler, parts.presence, parts.disk, parts.statuses, parts.installer),
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
             TelemetryRoutes(self._telemetry),
+            OpenAIRoutes(),
             ResponseRoutes(self._responses),
             KeyRoutes(parts.keys, lambda: pipeline.observe(self._telemetry)),
             OllamaRoutes(parts.library, parts.scheduler),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from modelrunner.errors import NotImplementedHere
 from modelrunner.gateway.dialects.anthropic import Anthropic
+from modelrunner.gateway.dialects.cohere import Cohere
 from modelrunner.gateway.dialects.dialect import Dialect
 from modelrunner.gateway.dialects.ollama import OllamaChat, OllamaEmbed, OllamaGenerate
 from modelrunner.gateway.dialects.openai import OpenAI
@@ -43,6 +44,7 @@ def register(dialect: Dialect) -> None:
 register(OPENAI := OpenAI())
 register(Responses())
 register(Anthropic())
+register(Cohere())
 register(OllamaChat())
 register(OllamaGenerate())
 register(OllamaEmbed())

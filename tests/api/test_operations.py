@@ -251,3 +251,11 @@ async def test_health_tells_a_start_and_a_queue_from_a_quiet_daemon(start_daemon
 async def test_an_origin_that_is_none_stops_the_start(start_daemon: StartDaemon) -> None:
     with pytest.raises(ConfigurationError, match="'localhost:3000' is no origin"):
         await start_daemon(listen="", origins=("localhost:3000",))
+
+
+@pytest.mark.parametrize("path", ["/v1/moderations", "/engines/v1/moderations", "/v1/audio/speech"])
+async def test_what_no_engine_serves_is_said(start_daemon: StartDaemon, path: str) -> None:
+    daemon = await start_daemon()
+    async with daemon.tcp.post(path, json={"input": "x"}) as answer:
+        assert answer.status == 501
+        assert "no engine here" in (await answer.json())["error"]["message"]

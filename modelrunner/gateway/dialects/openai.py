@@ -28,6 +28,7 @@ class OpenAI(JsonDialect):
         "/score": _SCORE,
         "/v1/tokenize": Call(Mode.COMPLETION, "/tokenize"),  # neither llama.cpp nor vLLM has these two under /v1
         "/v1/detokenize": Call(Mode.COMPLETION, "/detokenize"),
+        "/v1/apply-template": Call(Mode.COMPLETION, "/apply-template"),
     }
     prefixes: ClassVar[tuple[str, ...]] = WITH_ENGINE
     assembly = OpenAIAnswer

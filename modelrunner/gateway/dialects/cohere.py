@@ -1,0 +1,101 @@
+"""Cohere's rerank, translated to that of Jina's shape, which engines have.
+
+Source of the shapes: https://docs.cohere.com/reference/rerank
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from modelrunner.errors import EngineProtocolError, ModelRunnerError
+from modelrunner.gateway.dialects.bodies import JsonBodies
+from modelrunner.gateway.dialects.dialect import JSON, Call, Fields, Translation, refusal_headers
+from modelrunner.gateway.render import own_headers
+from modelrunner.http.answers import Header
+from modelrunner.types import Mode
+
+if TYPE_CHECKING:
+    from modelrunner.engine.runner import Runner
+    from modelrunner.gateway.interfaces import Inference
+
+_RERANK = "/v1/rerank"
+_LARGEST = 32 << 20
+"""Bytes of an engine's answer."""
+
+
+class CohereFields(Fields, frozen=True, gc=False):
+    """`POST /v2/rerank`. A document may be an object with a `text`."""
+
+    query: str = ""
+    documents: list[str | dict[str, Any]] = msgspec.field(default_factory=list)
+    top_n: int | None = None
+    max_tokens_per_doc: int | None = None
+    priority: int | None = None
+
+    def texts(self) -> list[str]:
+        return [one if isinstance(one, str) else str(one.get("text", "")) for one in self.documents]
+
+    def ignored(self) -> tuple[str, ...]:
+        return tuple(name for name in ("max_tokens_per_doc", "priority") if getattr(self, name) is not None)
+
+
+class Cohere(JsonBodies):
+    name: ClassVar[str] = "cohere"
+    calls: ClassVar[Mapping[str, Call]] = {"/v2/rerank": Call(Mode.RERANKING, _RERANK)}
+    decoder = msgspec.json.Decoder(CohereFields)
+
+    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
+        fields = ask.fields
+        assert isinstance(fields, CohereFields)
+        names = runner.names
+        model = fields.model if names is None or fields.model in names else names[0]
+        top = {} if fields.top_n is None else {"top_n": fields.top_n}
+        body = {"model": model, "query": fields.query, "documents": fields.texts(), **top}
+        return _RERANK, msgspec.json.encode(body), _CohereRanking(ask.request_id, fields)
+
+    def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
+        told = {"id": request_id, "message": error.message}
+        return (JSON, *refusal_headers(error)), msgspec.json.encode(told)
+
+    def error_event(self, error: ModelRunnerError, request_id: str) -> bytes:
+        return b""  # nothing of it is streamed
+
+    def waiting(self, progress: Mapping[str, Any] | None, waited: float) -> bytes:
+        return b" "
+
+
+class _RankedDocument(msgspec.Struct):
+    index: int
+    relevance_score: float
+
+
+class _Ranking(msgspec.Struct):
+    results: list[_RankedDocument]
+
+
+class _CohereRanking:
+    """The results, the best first."""
+
+    whole: ClassVar[bool] = True
+
+    def __init__(self, request_id: str, fields: CohereFields) -> None:
+        self.headers = (JSON, *own_headers("", fields.ignored()))
+        self._id = request_id
+        self._top = fields.top_n
+        self._body = bytearray()
+
+    def piece(self, data: bytes) -> bytes:
+        self._body += data
+        if len(self._body) > _LARGEST:
+            raise EngineProtocolError("the engine's answer is too large: ask for fewer documents at once")
+        return b""
+
+    def end(self) -> bytes:
+        try:
+            found = msgspec.json.decode(self._body, type=_Ranking).results
+        except msgspec.DecodeError as error:
+            raise EngineProtocolError(f"the engine's ranking cannot be read: {error}") from None
+        best = sorted(found, key=lambda one: one.relevance_score, reverse=True)[: self._top]
+        meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
+        return msgspec.json.encode({"id": self._id, "results": best, "meta": meta})
