@@ -81,7 +81,7 @@ class LlamaCppBackend(Backend):
         llama-server."""
         if options:
             raise BadRequest(f"llama.cpp has no option {min(options)!r} for its installation")
-        with self._installing.told("llama.cpp", progress) as tell:
+        with self._installing.reported("llama.cpp", progress) as tell:
             if build:
                 await install_build(self.context, tell)
             else:
@@ -172,7 +172,7 @@ class LlamaCppBackend(Backend):
 
     async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:
         engine, options = self._found(), self._options(spec)
-        rows = await fit.told(engine, spec.bundle, options, self.context.logs / "fit-llama.cpp.log") if engine else []
+        rows = await fit.ask(engine, spec.bundle, options, self.context.logs / "fit-llama.cpp.log") if engine else []
         if not rows:
             return None
         return await asyncio.to_thread(

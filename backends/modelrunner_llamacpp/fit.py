@@ -32,7 +32,7 @@ class Row:
     compute: int
 
 
-async def told(engine: Engine, bundle: Bundle, options: Mapping[str, str], log: Path) -> list[Row]:
+async def ask(engine: Engine, bundle: Bundle, options: Mapping[str, str], log: Path) -> list[Row]:
     """Returns the rows that the program prints, none if the engine lacks it. Takes half a second at low priority."""
     program = engine.program.with_name("llama-fit-params")
     if engine.kind is not EngineKind.NATIVE or not program.exists():
@@ -85,7 +85,7 @@ def corrected(
         if row.device is None and not any(vram):
             ram += row.context - sum(parts.caches)
             if memory.rearranges(options):
-                ram += max(0, memory.tensors(bundle) - row.model) - memory.twice(bundle, options, features)
+                ram += max(0, memory.weights(bundle) - row.model) - memory.held_twice(bundle, options, features)
         elif row.device is not None and row.device < len(vram):
             vram[row.device] = max(vram[row.device], row.model + row.context + row.compute + memory.PER_DEVICE)
     return replace(estimate, ram=ram, vram=tuple(vram))

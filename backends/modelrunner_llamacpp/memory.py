@@ -74,7 +74,7 @@ def tensor_sizes(bundle: Bundle, shape: Shape, experts_on_host: int = 0) -> Tens
         layers=tuple(layers),
         caches=tuple(caches.get(layer, 0) for layer in range(header.layers)),
         output=output + (embedding if tied else 0),
-        rest=max(0, tensors(bundle) - sum(layers)),
+        rest=max(0, weights(bundle) - sum(layers)),
         projector=projector,
     )
 
@@ -84,18 +84,18 @@ def default_parallel(bundle: Bundle, context: int) -> int:
     memory than half of the weights, or than 1 GiB. `context` is tokens of one sequence."""
     one = kvcache.kv_cache(Header(bundle.header), Shape(context, 1))
     parallel = _MOST_SEQUENCES
-    while parallel > 1 and parallel * one > max(tensors(bundle) // 2, _SMALL_CACHE):
+    while parallel > 1 and parallel * one > max(weights(bundle) // 2, _SMALL_CACHE):
         parallel //= 2
     return parallel
 
 
-def tensors(bundle: Bundle) -> int:
+def weights(bundle: Bundle) -> int:
     """Returns the bytes of the weights without a projector's, or of the files where there is no tensor table."""
     listed = sum(tensor.size for tensor in bundle.header.tensors if not PROJECTOR.fullmatch(tensor.name))
     return listed or bundle.size
 
 
-def twice(bundle: Bundle, options: Mapping[str, str], features: Collection[str]) -> int:
+def held_twice(bundle: Bundle, options: Mapping[str, str], features: Collection[str]) -> int:
     """Returns the bytes of the weights that are both mapped and rearranged on a processor with these features."""
     if not rearranges(options):
         return 0
@@ -124,7 +124,7 @@ def required(
     host = _PROGRAM[kind] + (header.vocabulary * _PER_WORD if header.causal else 0)
     beside = adapters_size(bundle) + (draft_size(draft, shape) if draft else 0)
     if not any(placed):
-        rearranged = sum(twice(each, options, features) for each in (bundle, draft) if each)
+        rearranged = sum(held_twice(each, options, features) for each in (bundle, draft) if each)
         held = model.weights + model.projector + rearranged + sum(model.caches) + beside
         loaded = RequiredMemory(host + held, shared=model.weights)
     else:
@@ -159,7 +159,7 @@ def growth(bundle: Bundle, draft: Bundle | None, options: Mapping[str, str]) -> 
 def draft_size(draft: Bundle, shape: Shape) -> int:
     """Returns the bytes of a draft model right after the load, beside those of its model."""
     header = Header(draft.header)
-    return tensors(draft) + kvcache.kv_cache(header, _drafting(shape)) + header.vocabulary * _PER_WORD
+    return weights(draft) + kvcache.kv_cache(header, _drafting(shape)) + header.vocabulary * _PER_WORD
 
 
 def adapters_size(bundle: Bundle) -> int:

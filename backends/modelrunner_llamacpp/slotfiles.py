@@ -1,4 +1,5 @@
-"""Saved KV caches on disk: a folder for each thing that made them, whole files only, bounded, the oldest first to go.
+"""Saved KV caches on disk: one folder for each model, engine and set of options. Their total size is bounded; the oldest
+files are removed first.
 
 A file is llama.cpp's own (`llama_state_seq_save_file`): a head of three 32-bit numbers (magic, version, words of the
 prompt), the prompt, then keys and values. Since mid 2026 the prompt is a list with a head of its own
@@ -29,7 +30,7 @@ _MODEL_ID = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedSlot:
     """A complete file. `prompt` has the IDs of its tokens as bytes, for comparison, `tokens` their number."""
 
     path: Path
@@ -123,13 +124,13 @@ def _checksum(path: Path) -> int:
     return checksum
 
 
-def found(folder: Path) -> list[Saved]:
+def found(folder: Path) -> list[SavedSlot]:
     """Returns the files of a folder, the most valuable first: long prompts before short ones, and of either the last
     used. Removes a damaged file."""
     good = []
     for path in sorted(folder.glob(f"*{_SAVED}"), reverse=True):
         try:
-            good.append(Saved(path, prompt_of(path)))
+            good.append(SavedSlot(path, prompt_of(path)))
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
@@ -164,10 +165,10 @@ def _exactly(data: bytes, words: int) -> bytes:
     return data
 
 
-def superfluous(best_first: Sequence[Saved], most: int) -> list[Saved]:
+def superfluous(best_first: Sequence[SavedSlot], most: int) -> list[SavedSlot]:
     """Returns the files that need not be kept: files whose prompt is nine tenths or more a beginning of a better
     file's, as when a conversation went on, and files after the first `most`, which would never be restored."""
-    kept: list[Saved] = []
+    kept: list[SavedSlot] = []
     for saved in best_first:
         most_of_it = saved.prompt[: saved.tokens * 9 // 10 * WORD]
         if len(kept) < most and not any(better.prompt.startswith(most_of_it) for better in kept):

@@ -21,7 +21,7 @@ from modelrunner_llamacpp import slotfiles
 from modelrunner_llamacpp.engines import Engine, EngineKind
 from modelrunner_llamacpp.model_options import LlamaCppOptions
 from modelrunner_llamacpp.settings import LlamaCppSettings
-from modelrunner_llamacpp.slotfiles import Saved, SlotFiles
+from modelrunner_llamacpp.slotfiles import SavedSlot, SlotFiles
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class SlotKeeper:
         if slot:
             log.info("%d prompt caches restored, %d tokens", slot, tokens)
 
-    async def _restore(self, endpoint: Endpoint, slot: int, saved: Saved, limit: float) -> bool:
+    async def _restore(self, endpoint: Endpoint, slot: int, saved: SavedSlot, limit: float) -> bool:
         """Removes a file that the engine does not accept completely, but not when the runner is stopped meanwhile."""
         try:
             claimed = await asyncio.to_thread(slotfiles.claim, saved.path)

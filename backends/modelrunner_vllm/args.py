@@ -110,7 +110,7 @@ def _devices(options: VllmOptions) -> Iterator[str]:
 
 def _flags(own: Mapping[str, str]) -> Iterator[str]:
     for flag, text in own.items():
-        yield from words_of(flags.FLAGS[flag], text)
+        yield from words_of(flags.OPTIONS[flag], text)
 
 
 def check(spec: RunSpec, engine_is_cuda: bool) -> None:

@@ -60,7 +60,7 @@ class VllmBackend(Backend):
     async def install(self, progress: ProgressCallback, **options: Any) -> None:
         if options:
             raise BadRequest(f"vllm has no option {min(options)!r} for its installation")
-        with self._installing.told("vLLM", progress) as tell:
+        with self._installing.reported("vLLM", progress) as tell:
             await install.install(self.context, self.settings, tell)
 
     async def uninstall(self) -> None:

@@ -80,7 +80,7 @@ OWNED = (  # noqa: SIM905
     "--ssl-certfile --api-server-count --headless --grpc --nnodes --node-rank --master-addr --master-port"
 ).split()
 
-FLAGS = {flag.flag: flag for flag in ALLOWED}
+OPTIONS = {option.flag: option for option in ALLOWED}
 _REASONS = {
     flag: f"set `{key}` in the model's table `vllm` instead (docs/vllm.md)"
     for flag, key in {

@@ -1,5 +1,5 @@
 """Where things lie: data, cache, runtime folder and socket. Light, since every command starts with it; the daemon's
-other settings are in config.py."""
+other settings are in settings.py."""
 
 import hashlib
 import os

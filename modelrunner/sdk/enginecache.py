@@ -42,7 +42,7 @@ class InstallState:
         self.failure = ""
 
     @contextlib.contextmanager
-    def told(self, what: str, progress: ProgressCallback) -> Iterator[ProgressCallback]:
+    def reported(self, what: str, progress: ProgressCallback) -> Iterator[ProgressCallback]:
         """Reports an installation of `what`: yields a callback that keeps the `step` and passes it on."""
 
         def tell(step: InstallProgress) -> None:

@@ -34,7 +34,7 @@ def test_what_it_says_of_the_cache_replaces_the_formula(parallel: int) -> None:
     run = spec(bundle(GEMMA3), parallel=parallel)
     options = args.effective(run)
     estimate = memory.required(run.bundle, None, options, EngineKind.NATIVE)
-    told = [Row(None, memory.tensors(run.bundle), parallel * 21 * MIB + 20 * MIB, 514 * MIB)]
+    told = [Row(None, memory.weights(run.bundle), parallel * 21 * MIB + 20 * MIB, 514 * MIB)]
     assert fit.corrected(estimate, told, run.bundle, options).ram == estimate.ram + 20 * MIB
 
 
@@ -52,7 +52,7 @@ async def test_an_engine_without_it_says_nothing(tmp_path: Path) -> None:
         Engine(EngineKind.WHEEL, tmp_path / "python", "1"),
         Engine(EngineKind.NATIVE, tmp_path / "llama-server", "1"),
     ):
-        assert await fit.told(engine, run.bundle, args.effective(run), tmp_path / "log") == []
+        assert await fit.ask(engine, run.bundle, args.effective(run), tmp_path / "log") == []
 
 
 async def test_one_that_fails_says_nothing(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ async def test_one_that_fails_says_nothing(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\necho 'Host 1 2 3 '\nexit 1\n")
     program.chmod(0o755)
     run, engine = spec(bundle(SMOLLM2)), Engine(EngineKind.NATIVE, tmp_path / "llama-server", "1")
-    assert await fit.told(engine, run.bundle, args.effective(run), tmp_path / "log") == []
+    assert await fit.ask(engine, run.bundle, args.effective(run), tmp_path / "log") == []
 
 
 @pytest.mark.engine

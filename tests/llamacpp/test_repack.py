@@ -76,7 +76,7 @@ def test_they_count_twice_as_long_as_the_file_is_mapped() -> None:
         return found.ram, found.shared
 
     ram, shared = needed()
-    assert shared == memory.tensors(model)
+    assert shared == memory.weights(model)
     assert needed("--no-repack") == (ram - 4 * MIB, shared)
     assert needed("--no-mmap") == (ram - 4 * MIB, 0)
 
@@ -99,7 +99,7 @@ async def test_of_managed_engines_without_devices(make_backend: MakeBackend, mon
     """Others may not know the flag, or hold the weights elsewhere."""
     monkeypatch.setattr(repack, "features", lambda: AVX2)
     backend, run = make_backend(), spec(quantized("Q4_0"))
-    assert (await backend.required_memory(run)).shared == memory.tensors(run.bundle)
+    assert (await backend.required_memory(run)).shared == memory.weights(run.bundle)
     managed(backend.context, EngineKind.WHEEL, "2026.1")
     assert (await backend.required_memory(run)).shared == 0
 
@@ -115,7 +115,7 @@ def test_llama_fit_params_leaves_them_out() -> None:
     """So that what it does not say of the weights is what is held twice, whatever was expected of the processor."""
     model = quantized("Q4_K", tied=False)
     options = args.effective(spec(model, parallel=1))
-    told = [Row(None, memory.tensors(model) - 4 * MIB, MIB * 3 // 2, 98 * MIB)]  # one layer has keys
+    told = [Row(None, memory.weights(model) - 4 * MIB, MIB * 3 // 2, 98 * MIB)]  # one layer has keys
     figures = set()
     for features in (AVX2, frozenset[str]()):
         estimate = memory.required(model, None, options, EngineKind.NATIVE, features)

@@ -113,7 +113,7 @@ def test_only_known_flags_with_checked_values_come_out(words: list[str]) -> None
     except BadRequest:
         return
     for flag, text in parsed.items():
-        flags.FLAGS[flag].kind.check(text)
+        flags.OPTIONS[flag].kind.check(text)
 
 
 @pytest.mark.parametrize(
