@@ -1,11 +1,11 @@
-"""Saved KV caches on disk: one folder for each model, engine and set of options. Their total size is bounded; the oldest
-files are removed first.
+"""Saved KV caches on disk: one folder for each model, engine and set of options. Their total size is bounded; the
+oldest files are removed first.
 
-A file is llama.cpp's own (`llama_state_seq_save_file`): a head of three 32-bit numbers (magic, version, words of the
-prompt), the prompt, then keys and values. Since mid 2026 the prompt is a list with a head of its own
-(`server_tokens::serialize`: -1, version, tokens, their IDs, then images), before it was the bare token IDs. A name is
-the time of the last use in nanoseconds, so that they sort by it, and a CRC-32: engines die of files that are cut off,
-and take other wrong ones as they are.
+A file has llama.cpp's own format (`llama_state_seq_save_file`): a head of three 32-bit numbers (magic, version, words
+of the prompt), the prompt, then keys and values. Since mid 2026 the prompt is a list with a head of its own
+(`server_tokens::serialize`: -1, version, tokens, their IDs, then images); earlier it was the bare token IDs. A name is
+the time of the last use in nanoseconds, which sorts the files, and a CRC-32: engines crash on cut files, and accept
+other damaged ones.
 """
 
 import logging
