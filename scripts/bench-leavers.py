@@ -85,13 +85,13 @@ def side(folder: Path, name: str, kind: str, program: list[str]) -> Iterator[Sid
             raise SystemExit(done.stderr)
     process = subprocess.Popen(program, env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        until(daemon.socket.exists, 30)
+        until(daemon.socket.exists)
         with daemon.client(600) as client:
             found = Side(name, MODELS[kind], daemon, client, psutil.Process(process.pid))
             found.ask(4)
             yield found
     finally:
-        daemon.run("shutdown")
+        process.terminate()
         process.wait()
 
 
@@ -135,7 +135,7 @@ def beside_a_stream(one: Side, leavers: int, tokens: int) -> tuple[float, int]:
     finally:
         ended.set()
         streaming.join()
-        until(lambda: not one.leases(), 120)
+        until(lambda: not one.leases())
         time.sleep(2.0)  # without a result of anybody the engine notices after a second whom it still works for
 
 

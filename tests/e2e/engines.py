@@ -13,23 +13,23 @@ from tests.e2e.daemons import Daemon
 from tests.waiting import HUNG
 
 
-def engine(daemon: Daemon) -> httpx.Client:
-    [endpoint] = [runner["endpoint"] for runner in daemon.runners() if runner["mode"] == "completion"]
+def engine(daemon: Daemon, mode: str = "completion") -> httpx.Client:
+    [endpoint] = [runner["endpoint"] for runner in daemon.runners() if runner["mode"] == mode]
     transport = httpx.HTTPTransport(uds=endpoint.removeprefix("unix://"))
     return httpx.Client(transport=transport, base_url="http://localhost", timeout=HUNG)
 
 
-def counter(daemon: Daemon, name: str) -> int:
+def counter(daemon: Daemon, name: str, mode: str = "completion") -> int:
     """Of llama.cpp's own metrics."""
-    with engine(daemon) as client:
+    with engine(daemon, mode) as client:
         found = re.search(rf"^llamacpp:{name} (\d+)", client.get("/metrics").text, re.MULTILINE)
     assert found is not None
     return int(found[1])
 
 
-def processing(daemon: Daemon) -> int:
+def processing(daemon: Daemon, mode: str = "completion") -> int:
     """The sequences that the engine works on, by its own count."""
-    return counter(daemon, "requests_processing")
+    return counter(daemon, "requests_processing", mode)
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Plain answers that are put together from the engine's stream: as the engine's own, and given up with their client."""
+"""Plain answers that are put together from the engine's stream: as the engine's own, and given up with their client.
+A request that was given up has its lease for as long as the engine works on it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,9 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import SMOLLM2
-from tests.e2e.daemons import Daemon
+from tests.e2e.conftest import MINILM, SMOLLM2
+from tests.e2e.daemons import Daemon, until
 from tests.e2e.engines import engine, processing, sent
+from tests.models.prepare import RERANKER
 
 SAY = [{"role": "user", "content": "Say hi"}]
 LETTER = {"type": "object", "properties": {"letter": {"enum": ["a", "b"]}}, "required": ["letter"]}
@@ -97,6 +99,35 @@ def test_a_plain_request_that_is_given_up_ends_beside_a_stream(daemon: Daemon) -
         for _ in range(20):
             next(tokens)
         assert processing(daemon) == 1
+
+
+LONG = "the sea is wide and the night is long, " * 150
+TEXTS = [f"{number}: {LONG[:600]}" for number in range(400)]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "mode"),
+    [
+        (TEXT, {"prompt": LONG, "stream": True}, "completion"),
+        (CHAT, {"messages": [{"role": "user", "content": LONG}]}, "completion"),
+        (MESSAGES, {"messages": [{"role": "user", "content": LONG}]}, "completion"),
+        ("/v1/embeddings", {"model": MINILM, "input": TEXTS}, "embedding"),
+        ("/v1/rerank", {"model": RERANKER, "query": "the sea", "documents": TEXTS}, "reranking"),
+    ],
+    ids=["stream", "chat", "messages", "embeddings", "rerank"],
+)
+def test_a_lease_lasts_as_long_as_the_engine_works(
+    daemon: Daemon, path: str, fields: Mapping[str, Any], mode: str
+) -> None:
+    """The client leaves in the prompt, while the engine computes a batch."""
+    body = {"model": SMOLLM2, "max_tokens": 4, "cache_prompt": False, **fields}
+    small = {"input": "a", "documents": ["a"], "prompt": "a", "messages": SAY}
+    loading = body | {name: value for name, value in small.items() if name in fields}
+    daemon.post(path, loading).raise_for_status()
+    with sent(daemon, path, body):
+        until(lambda: processing(daemon, mode))
+    until(lambda: not leases(daemon))
+    assert processing(daemon, mode) == 0
 
 
 def leases(daemon: Daemon) -> int:

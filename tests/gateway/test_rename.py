@@ -42,6 +42,12 @@ def test_only_the_name_is_replaced(body: bytes) -> None:
         assert (kept in sent) == (kept in body)  # numbers as they were written
 
 
+def test_the_name_in_a_large_body_is_replaced() -> None:
+    text = 'a "word" \\ ' * (1 << 17)
+    body = json.dumps({"model": "smol", "prompt": text, "seed": 1.0, 'a "b"': None}).encode()
+    assert json.loads(body_for(runner(KNOWN), "smol", body)) == json.loads(body) | {"model": KNOWN[0]}
+
+
 @pytest.mark.parametrize("names", [None, KNOWN, ("smol",)])
 def test_a_body_that_needs_nothing_is_not_touched(names: tuple[str, ...] | None) -> None:
     model = "smol" if names != KNOWN else KNOWN[1]

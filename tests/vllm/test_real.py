@@ -1,7 +1,9 @@
 """The real vLLM behind a daemon, beside llama.cpp: what clients see, and what is left when something dies."""
 
+import contextlib
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -208,6 +210,26 @@ def test_a_client_that_leaves_ends_the_generation(daemon: Daemon) -> None:
         assert b"data: " in next(chunks)
         until(lambda: counter(daemon, "num_requests_running") == 1)
     until(lambda: counter(daemon, "num_requests_running") == 0)
+
+
+def test_a_lease_lasts_until_vllm_has_dropped_the_request(daemon: Daemon) -> None:
+    """The client leaves while a long prompt is computed, of which vLLM knows nothing until the step is over: its
+    connection is closed long before. A prompt of the same length tells how long the step takes."""
+    assert chat(daemon, max_tokens=1).status_code == 200
+    lasted = []
+    for leaves in (False, True):
+        body = {"model": SMOLLM2_SAFETENSORS, "prompt": f"{leaves} " + "word " * 1800, "max_tokens": 1}
+        began = time.monotonic()
+        with daemon.client() as client:
+            if leaves:
+                with contextlib.suppress(httpx.ReadTimeout):
+                    client.post("/v1/completions", json=body, timeout=0.5)
+            else:
+                client.post("/v1/completions", json=body).raise_for_status()
+        until(lambda: not runner(daemon)["leases"])
+        lasted.append(time.monotonic() - began)
+    whole, left = lasted
+    assert left > whole / 3
 
 
 def test_embeddings(daemon: Daemon) -> None:
