@@ -13,21 +13,39 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "modelrunner"
 
 # The values, errors and helpers that everybody may use.
-SHARED = {"modelrunner", "chattemplates", "concurrency", "durable", "errors", "lora", "schema", "types", "units"}
+SHARED = {
+    *("modelrunner", "chattemplates", "concurrency", "database", "durable", "errors", "lora", "schema", "types"),
+    "units",
+}
 # Part -> what else it may use, as docs/architecture.md draws it. A part is a subpackage or a module of the package.
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
     "__main__": {"cli"},
-    "api": {"gateway", "http", "keys", "models", "plugins", "scheduler", "store", "telemetry", "wire"},
+    "api": {"batches", "gateway", "http", "keys", "models", "plugins", "scheduler", "store", "telemetry", "wire"},
     "backend": set(),
+    "batches": {"gateway", "http", "keys"},
     "chattemplates": set(),
     "cli": {"config", "daemon", "oci", "wire"},
     "concurrency": set(),
     "config": set(),
     "daemon": {
-        *("api", "backend", "config", "gateway", "http", "keys", "models", "oci", "plugins", "processes", "pull"),
+        *(
+            "api",
+            "backend",
+            "batches",
+            "config",
+            "gateway",
+            "http",
+            "keys",
+            "models",
+            "oci",
+            "plugins",
+            "processes",
+            "pull",
+        ),
         *("scheduler", "store", "telemetry", "wire"),
     },
+    "database": set(),
     "durable": set(),
     "engine": {"backend", "http", "plugins", "processes"},
     "errors": set(),

@@ -5,19 +5,20 @@ import re
 from modelrunner.keys.ring import Scope
 
 _LOOKING = ("GET", "HEAD", "OPTIONS")
-# The models that are here, for whoever may ask them.
+# Files, batches and stored responses are inference; the models that are here are for whoever may ask them.
+_USES = re.compile(r"(/engines)?/v1/(files|batches|responses)(/.*)?")
 _LISTS = re.compile(r"/|/version|/models(/.*)?|(/engines(/[^/]+)?)?/v1/models(/.*)?|/api/(version|tags|ps|show)")
 # What brings, changes or removes models.
 _CHANGES = re.compile(
     r"/models(/.*)?|(/engines(/[^/]+)?)?/v1/models/.*|/api/(pull|push|copy|delete|create|blobs/.*)|/engines/df"
 )
-# What a request stored; who has its ID has made it.
-_RESPONSES = re.compile(r"(/engines)?/v1/responses/.*")
 
 
 def scope_of(method: str, path: str) -> Scope:
     """`path` is the client's, without a query."""
-    if _RESPONSES.fullmatch(path) or (_LISTS.fullmatch(path) and (method in _LOOKING or path == "/api/show")):
+    if _USES.fullmatch(path):
+        return Scope.INFERENCE
+    if _LISTS.fullmatch(path) and (method in _LOOKING or path == "/api/show"):
         return Scope.INFERENCE
     if _CHANGES.fullmatch(path) or (path.startswith("/api/blobs/") and method == "HEAD"):
         return Scope.MODELS

@@ -6,7 +6,7 @@ stop the work."""
 
 import http.client
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -50,6 +50,14 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
+
+
+class RawBody(NamedTuple):
+    """A body that is not JSON; `length` is in bytes."""
+
+    content_type: str
+    length: int
+    pieces: Iterable[bytes]
 
 
 class Client:
@@ -178,8 +186,12 @@ class Client:
         headers: Mapping[str, str],
         timeout: float | None,
     ) -> http.client.HTTPResponse:
-        content = None if body is None else msgspec.json.encode(body)
-        sent = {"Content-Type": "application/json"} if content is not None else {}
+        content: bytes | Iterable[bytes] | None
+        if isinstance(body, RawBody):
+            content, sent = body.pieces, {"Content-Type": body.content_type, "Content-Length": str(body.length)}
+        else:
+            content = None if body is None else msgspec.json.encode(body)
+            sent = {"Content-Type": "application/json"} if content is not None else {}
         if self._key:
             sent["Authorization"] = f"Bearer {self._key}"
         connection.sock.settimeout(timeout)

@@ -36,6 +36,7 @@ SECTIONS = {
         "pause": ("residency_commands:pause", "Unload models and let their requests wait"),
         "resume": ("residency_commands:resume", "Answer the requests for paused models again"),
         "why": ("insight_commands:why", "Explain what a model waits for"),
+        "batch": ("batch_commands:batch", "Ask many requests of a file, in what others leave free"),
         "requests": ("telemetry_commands:requests", "Show the requests under way, and the last ones"),
         "usage": ("telemetry_commands:usage", "Show requests, tokens and engine time"),
         "events": ("insight_commands:events", "Show loads, evictions and other events as they happen"),

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from aiohttp import web
 
 from modelrunner import __version__, durable
+from modelrunner.api.batch_routes import BatchRoutes
 from modelrunner.api.configure_routes import ConfigurationRoutes
 from modelrunner.api.engine_routes import EngineRoutes
 from modelrunner.api.insight_routes import InsightRoutes
@@ -22,6 +23,8 @@ from modelrunner.api.openai_routes import OpenAIRoutes
 from modelrunner.api.residency_routes import ResidencyRoutes
 from modelrunner.api.response_routes import ResponseRoutes
 from modelrunner.api.telemetry_routes import TelemetryRoutes
+from modelrunner.batches.store import open_store
+from modelrunner.batches.worker import BatchWorker
 from modelrunner.concurrency.threads import Pool
 from modelrunner.config.locations import default_runtimes
 from modelrunner.config.settings import Settings
@@ -120,6 +123,8 @@ class Daemon:
         )
         set_aliases(self._pipeline, parts.aliases, settings.aliases)
         self._pipeline.responses = self._responses
+        self._batches, self._files = open_store(settings.data_dir / "state")
+        self._batch_worker = BatchWorker(self._batches, self._pipeline)
         self._telemetry = Telemetry(
             parts.scheduler, lambda: self._pipeline.running, settings.data_dir / "state", parts.keys
         )
@@ -154,6 +159,7 @@ class Daemon:
             asyncio.create_task(parts.library.learn_abilities(), name="abilities"),
             asyncio.create_task(parts.last_used.run(), name="last used"),
             asyncio.create_task(self._telemetry.count_events(), name="events"),
+            asyncio.create_task(self._batch_worker.run(), name="batches"),
             asyncio.create_task(self._telemetry.usage.run(), name="usage"),
             asyncio.create_task(self._doorway.watch(self._serve_unix), name="doorway"),
         ]
@@ -195,6 +201,7 @@ class Daemon:
             TelemetryRoutes(self._telemetry),
             OpenAIRoutes(),
             ResponseRoutes(self._responses),
+            BatchRoutes(self._batches, self._files, self._batch_worker.look),
             KeyRoutes(parts.keys, lambda: pipeline.observe(self._telemetry)),
             OllamaRoutes(parts.library, parts.scheduler),
             ResidencyRoutes(parts.presence, parts.preloader),

@@ -1,7 +1,6 @@
 """Answers of the Responses API that were asked to be kept, in SQLite: the newest ones, for a while."""
 
 import asyncio
-import contextlib
 import logging
 import sqlite3
 import time
@@ -11,12 +10,13 @@ from typing import Any
 
 import msgspec
 
+from modelrunner.database import Database
 from modelrunner.errors import Conflict, NotFound
 
 log = logging.getLogger(__name__)
 
 _TABLE = """create table if not exists responses
-    (id text primary key, created real, previous text, input blob, response blob)"""
+    (id text primary key, created real, previous text, input blob, response blob);"""
 _LONGEST_CHAIN = 1000  # answers before one
 _GONE = {"code": "server_error", "message": "the daemon ended before the answer was complete"}
 
@@ -37,7 +37,7 @@ class ResponseStore:
     after. `running` ends the work of a response in the background that is under way."""
 
     def __init__(self, path: Path, *, limit: int, age: float, clock: Callable[[], float] = time.time) -> None:
-        self._path = path
+        self._database = Database(path, _TABLE)
         self._limit, self._age, self._clock = limit, age, clock
         self._unwritten: dict[str, StoredResponse] = {}
         self._deleted: set[str] = set()
@@ -105,7 +105,7 @@ class ResponseStore:
                 try:
                     await asyncio.to_thread(self._write, list(batch.values()))
                 except (sqlite3.Error, OSError) as error:
-                    log.warning("responses cannot be written to %s: %s", self._path, error)
+                    log.warning("responses cannot be written to %s: %s", self._database.path, error)
                 for id, stored in batch.items():
                     if self._unwritten.get(id) is stored:
                         del self._unwritten[id]
@@ -119,14 +119,14 @@ class ResponseStore:
             (one.id, one.created, one.previous, msgspec.json.encode(one.input), msgspec.json.encode(one.response))
             for one in batch
         ]
-        with contextlib.closing(self._open()) as database, database:
+        with self._database.transaction() as database:
             database.executemany("insert or replace into responses values (?, ?, ?, ?, ?)", rows)
             database.execute("delete from responses where created < ?", (self._clock() - self._age,))
             newest = "select id from responses order by created desc limit ?"
             database.execute(f"delete from responses where id not in ({newest})", (self._limit,))
 
     def _read(self, id: str) -> StoredResponse | None:
-        with contextlib.closing(self._open()) as database:
+        with self._database.transaction() as database:
             row = database.execute("select * from responses where id = ?", (id,)).fetchone()
         if row is None:
             return None
@@ -134,27 +134,5 @@ class ResponseStore:
         return StoredResponse(id, created, previous, msgspec.json.decode(own), msgspec.json.decode(response))
 
     def _remove(self, id: str) -> None:
-        with contextlib.closing(self._open()) as database, database:
+        with self._database.transaction() as database:
             database.execute("delete from responses where id = ?", (id,))
-
-    def _open(self) -> sqlite3.Connection:
-        try:
-            return self._connect()
-        except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode not in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-                raise
-            aside = self._path.with_suffix(".damaged")
-            log.warning("%s is damaged: it is set aside as %s", self._path, aside)
-            self._path.replace(aside)
-            return self._connect()
-
-    def _connect(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self._path, timeout=5.0)
-        try:
-            self._path.chmod(0o600)
-            database.execute("pragma journal_mode = wal")
-            database.execute(_TABLE)
-        except BaseException:
-            database.close()
-            raise
-        return database

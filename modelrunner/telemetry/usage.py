@@ -1,7 +1,6 @@
 """Usage by day, caller and model, in an SQLite file that survives a kill."""
 
 import asyncio
-import contextlib
 import logging
 import sqlite3
 import time
@@ -11,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 
+from modelrunner.database import Database
 from modelrunner.gateway.observers import RequestRecord
 from modelrunner.telemetry.tokens import Tokens
 
@@ -19,10 +19,9 @@ log = logging.getLogger(__name__)
 EVERY = 1.0
 """Seconds between two writes, and so the most that a kill can lose, with the time of a write."""
 _LARGEST = 64 << 20  # bytes of the file, after which the oldest days go
-_PAGE = 4096
 _TABLE = """create table if not exists usage (
     day text, caller text, model text, requests integer, prompt integer, answer integer, seconds real,
-    primary key (day, caller, model)) without rowid"""
+    primary key (day, caller, model)) without rowid;"""
 _ADD = """insert into usage values (?, ?, ?, ?, ?, ?, ?) on conflict do update set
     requests = requests + excluded.requests, prompt = prompt + excluded.prompt,
     answer = answer + excluded.answer, seconds = seconds + excluded.seconds"""
@@ -53,9 +52,8 @@ class Usage:
     in Unix seconds."""
 
     def __init__(self, path: Path, wall: Callable[[], float] = time.time, largest: int = _LARGEST) -> None:
-        self._path = path
+        self._database = Database(path, _TABLE, largest=largest)
         self._wall = wall
-        self._largest = largest
         self._new: dict[tuple[str, str, str], list[float]] = {}
         self._failing = False
 
@@ -85,7 +83,7 @@ class Usage:
             self._failing = False
         except (sqlite3.Error, OSError) as error:
             if not self._failing:  # once, not every second
-                log.warning("usage cannot be written to %s: %s; it is kept in memory meanwhile", self._path, error)
+                log.warning("usage stays in memory: %s cannot be written: %s", self._database.path, error)
             self._failing = True
             for key, sums in new.items():
                 later = self._new.setdefault(key, [0, 0, 0, 0.0])
@@ -100,18 +98,17 @@ class Usage:
 
     def _write(self, new: dict[tuple[str, str, str], list[float]]) -> None:
         rows = [(*key, *sums) for key, sums in new.items()]
-        with contextlib.closing(self._open()) as database:
-            while True:
-                try:
-                    with database:
-                        database.executemany(_ADD, rows)
-                    return
-                except sqlite3.OperationalError as error:
-                    if error.sqlite_errorcode != sqlite3.SQLITE_FULL or not self._drop_oldest_day(database):
-                        raise
+        while True:
+            try:
+                with self._database.transaction() as database:
+                    database.executemany(_ADD, rows)
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_FULL or not self._drop_oldest_day():
+                    raise
 
-    def _drop_oldest_day(self, database: sqlite3.Connection) -> bool:
-        with database:
+    def _drop_oldest_day(self) -> bool:
+        with self._database.transaction() as database:
             return database.execute("delete from usage where day = (select min(day) from usage)").rowcount > 0
 
     def _read(self, column: Grouping, first: str) -> list[UsageSum]:
@@ -120,28 +117,5 @@ class Usage:
             f"select {column}, sum(requests), sum(prompt), sum(answer), sum(seconds) from usage"
             f" where day >= ? group by {column} order by {order}"
         )
-        with contextlib.closing(self._open()) as database:
+        with self._database.transaction() as database:
             return [UsageSum(*row) for row in database.execute(asked, (first,))]
-
-    def _open(self) -> sqlite3.Connection:
-        try:
-            return self._connect()
-        except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode not in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-                raise
-            aside = self._path.with_suffix(".damaged")
-            log.warning("%s is damaged: it is set aside as %s", self._path, aside)
-            self._path.replace(aside)
-            return self._connect()
-
-    def _connect(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self._path, timeout=5.0)
-        try:
-            self._path.chmod(0o600)
-            database.execute("pragma journal_mode = wal")
-            database.execute(f"pragma max_page_count = {self._largest // _PAGE}")
-            database.execute(_TABLE)
-        except BaseException:
-            database.close()
-            raise
-        return database

@@ -54,7 +54,8 @@ async def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     usage = Usage(path, Wall())
     usage.take(record(), Tokens(1, 1))
     assert len(await usage.sums(Grouping.MODEL, timedelta(days=1))) == 1
-    assert (tmp_path / "usage.damaged").read_bytes().startswith(b"not a database")
+    [aside] = tmp_path.glob("usage.sqlite.corrupt-*")
+    assert aside.read_bytes().startswith(b"not a database")
 
 
 async def test_a_disk_that_refuses_loses_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,203 @@
+"""Batches and their lines in SQLite. A line's answer is written once, and a batch ends once."""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from secrets import token_hex
+
+import msgspec
+
+from modelrunner.batches.batch import OVER, Batch, Line, State, parse
+from modelrunner.batches.files import FileStore
+from modelrunner.database import Database
+from modelrunner.errors import Conflict, NotFound
+
+SCHEMA = """
+create table if not exists batches (id text primary key, created real, about blob);
+create table if not exists lines (batch text, number integer, model text, custom_id text, body blob,
+    status integer, answer blob, primary key (batch, number)) without rowid;
+create index if not exists lines_by_status on lines (batch, status);
+create index if not exists lines_that_wait on lines (model, batch, number) where status is null;
+"""
+
+
+class LineAnswer(msgspec.Struct, frozen=True):
+    """The answer to a line: the status and the body that a client would have got."""
+
+    line: Line
+    status: int
+    body: bytes
+    request_id: str
+
+
+class BatchStore:
+    """Every method blocks. `clock` is the time of day in Unix seconds."""
+
+    def __init__(self, database: Database, files: FileStore, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._files = files
+        self._clock = clock
+
+    def create(
+        self, input_file: str, endpoint: str, window: str, seconds: float, metadata: dict[str, str], owner: str
+    ) -> Batch:
+        """Takes the lines of a file. A file with errors makes a failed batch. Raises `NotFound`, `OSError`."""
+        self._files.get(input_file, owner)
+        id, now = f"batch_{token_hex(12)}", self._clock()
+        lines, errors = parse(self._files.path(input_file).read_bytes(), endpoint, id)
+        batch = Batch(id, owner, endpoint, input_file, window, "in_progress", now, now + seconds, metadata)
+        if errors:
+            batch = msgspec.structs.replace(batch, status="failed", errors=tuple(errors), ended=now)
+        else:
+            batch = msgspec.structs.replace(batch, total=len(lines))
+        with self._database.transaction() as database:
+            database.execute("insert into batches values (?, ?, ?)", (id, now, msgspec.json.encode(batch)))
+            if not errors:
+                rows = [(id, line.number, line.model, line.custom_id, line.body) for line in lines]
+                database.executemany("insert into lines values (?, ?, ?, ?, ?, null, null)", rows)
+        return batch
+
+    def get(self, id: str, owner: str) -> Batch:
+        """Raises `NotFound`, also for a batch of another key; the daemon's owner sees all."""
+        with self._database.transaction() as database:
+            row = database.execute("select about from batches where id = ?", (id,)).fetchone()
+        found = msgspec.json.decode(row[0], type=Batch) if row else None
+        if found is None or owner not in ("", found.owner):
+            raise NotFound(f"there is no batch {id!r}", param="batch_id")
+        return self._counted(found)
+
+    def all(self, owner: str) -> list[Batch]:
+        """The newest first."""
+        with self._database.transaction() as database:
+            rows = database.execute("select about from batches order by created desc, id").fetchall()
+        found = [msgspec.json.decode(about, type=Batch) for (about,) in rows]
+        return [self._counted(batch) for batch in found if owner in ("", batch.owner)]
+
+    def cancel(self, id: str, owner: str) -> Batch:
+        """Asks no further line. Raises `NotFound`, `Conflict` for a batch that is over."""
+        batch = self.get(id, owner)
+        if batch.status in OVER:
+            raise Conflict(f"batch {id} is {batch.status}")
+        return self._put(msgspec.structs.replace(batch, status="cancelling", cancelling=self._clock()))
+
+    def unfinished(self) -> list[Batch]:
+        """The oldest first."""
+        return [batch for batch in reversed(self.all("")) if batch.status not in OVER]
+
+    def models(self) -> list[str]:
+        """The models of the lines that wait, in the order in which they are to be asked: by their oldest line."""
+        with self._database.transaction() as database:
+            rows = database.execute(
+                "select model from lines join batches on batches.id = lines.batch where status is null"
+                " group by model order by min(created), min(number)"
+            ).fetchall()
+        return [model for (model,) in rows]
+
+    def waiting(self, model: str, batches: Collection[str], limit: int) -> list[Line]:
+        """The next lines for a model, of the batches that are given, in their order."""
+        marks = ",".join("?" * len(batches))
+        with self._database.transaction() as database:
+            rows = database.execute(
+                "select batch, number, custom_id, model, body from lines join batches on batches.id = batch where"
+                f" status is null and model = ? and batch in ({marks}) order by created, number limit ?",
+                (model, *batches, limit),
+            ).fetchall()
+        return [Line(*row) for row in rows]
+
+    def record(self, answers: Iterable[LineAnswer]) -> None:
+        """Writes answers; a line that has one keeps it."""
+        rows = [
+            (
+                each.status,
+                msgspec.json.encode((each.request_id, msgspec.Raw(_json(each.body)))),
+                line.batch,
+                line.number,
+            )
+            for each in answers
+            for line in (each.line,)
+        ]
+        with self._database.transaction() as database:
+            database.executemany(
+                "update lines set status = ?, answer = ? where batch = ? and number = ? and status is null", rows
+            )
+
+    def finish(self, batch: Batch) -> Batch:
+        """Writes the files of a batch without lines to ask, and ends it. A kill in the middle is made good by the next
+        call: the files get the same IDs again."""
+        ends: dict[State, State] = {"cancelling": "cancelled", "finalizing": "completed", "in_progress": "completed"}
+        counted = self._counted(batch)
+        expired = batch.status == "in_progress" and counted.completed + counted.failed < batch.total
+        end: State = "expired" if expired else ends[batch.status]
+        digits, now = batch.id.removeprefix("batch_"), self._clock()
+        made = {}
+        for name, condition in (("output", "status = 200"), ("error", "status is null or status != 200")):
+            lines = self._results(batch.id, condition, end)
+            if (first := next(lines, None)) is not None:
+                id = f"file-{digits}-{name}"
+                self._files.write(id, _chain(first, lines), f"{batch.id}_{name}.jsonl", batch.owner)
+                made[name] = id
+        over = msgspec.structs.replace(
+            counted,
+            status=end,
+            output_file=made.get("output"),
+            error_file=made.get("error"),
+            finalizing=now,
+            ended=now,
+            failed=batch.total - counted.completed,
+        )
+        with self._database.transaction() as database:
+            database.execute("update batches set about = ? where id = ?", (msgspec.json.encode(over), batch.id))
+            database.execute("delete from lines where batch = ?", (batch.id,))
+        return over
+
+    def _results(self, batch: str, condition: str, end: State) -> Iterator[bytes]:
+        with self._database.transaction() as database:
+            asked = f"select number, custom_id, status, answer from lines where batch = ? and ({condition})"
+            for number, custom_id, status, answer in database.execute(asked + " order by number", (batch,)):
+                result = {"id": f"{batch}_{number}", "custom_id": custom_id, "response": None, "error": None}
+                if status is None:
+                    message = f"the batch was {end} before this line was asked"
+                    result["error"] = {"code": f"batch_{end}", "message": message}
+                else:
+                    request_id, body = msgspec.json.decode(answer, type=tuple[str, msgspec.Raw])
+                    result["response"] = {"status_code": status, "request_id": request_id, "body": body}
+                yield msgspec.json.encode(result) + b"\n"
+
+    def _counted(self, batch: Batch) -> Batch:
+        if batch.status in OVER:
+            return batch
+        with self._database.transaction() as database:
+            [(completed, failed)] = database.execute(
+                "select coalesce(sum(status = 200), 0), coalesce(sum(status != 200), 0) from lines"
+                " where batch = ? and status is not null",
+                (batch.id,),
+            )
+        return msgspec.structs.replace(batch, completed=completed, failed=failed)
+
+    def _put(self, batch: Batch) -> Batch:
+        with self._database.transaction() as database:
+            database.execute("update batches set about = ? where id = ?", (msgspec.json.encode(batch), batch.id))
+        return batch
+
+
+def open_store(state: Path) -> tuple[BatchStore, FileStore]:
+    """The stores of the daemon whose state lies in this folder."""
+    from modelrunner.batches.files import SCHEMA as FILES
+
+    database = Database(state / "batches.sqlite", SCHEMA + FILES)
+    files = FileStore(state / "files", database)
+    return BatchStore(database, files), files
+
+
+def _json(body: bytes) -> bytes:
+    """The body if it is JSON, else its text as a JSON string."""
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.encode(body.decode("utf-8", "replace"))
+    return body
+
+
+def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from rest

@@ -1,0 +1,53 @@
+"""SQLite files of the daemon's own state: opened the same way everywhere, and set aside where they are damaged."""
+
+import logging
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from modelrunner.durable import set_aside
+
+log = logging.getLogger(__name__)
+
+_PAGE = 4096
+_DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+
+
+class Database:
+    """The SQLite file at `path`, whose tables `schema` makes where they are missing. With `largest`, writes fail with
+    SQLITE_FULL once the file has so many bytes. Every method blocks."""
+
+    def __init__(self, path: Path, schema: str, *, largest: int | None = None) -> None:
+        self.path = path
+        self._schema = schema
+        self._largest = largest
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """A connection whose changes are all kept, or none if the block raises. A damaged file is set aside first, with
+        an error in the log. Raises `sqlite3.Error`, `OSError`."""
+        with closing(self._open()) as connection, connection:
+            yield connection
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            return self._connect()
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", None) not in _DAMAGED:
+                raise
+            set_aside(self.path, error)
+            return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=5.0)
+        try:
+            self.path.chmod(0o600)
+            connection.execute("pragma journal_mode = wal")
+            if self._largest is not None:
+                connection.execute(f"pragma max_page_count = {self._largest // _PAGE}")
+            connection.executescript(self._schema)
+        except BaseException:
+            connection.close()
+            raise
+        return connection

@@ -1,0 +1,197 @@
+"""Files and batches, with OpenAI's own client."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+from openai.types import Batch
+
+from tests.api.conftest import Daemon, StartDaemon
+
+CHAT = "/v1/chat/completions"
+Condition = Callable[[Batch], bool]
+
+
+@asynccontextmanager
+async def client_of(daemon: Daemon, key: str = "none") -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{daemon.port}/v1", api_key=key, max_retries=0) as client:
+        yield client
+
+
+def line(number: int, model: str = "smol", url: str = CHAT, **body: Any) -> dict[str, Any]:
+    given = {"model": model, "messages": [{"role": "user", "content": f"question {number}"}]} | body
+    return {"custom_id": f"line-{number}", "method": "POST", "url": url, "body": given}
+
+
+def jsonl(lines: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+
+
+async def begin(client: openai.AsyncOpenAI, lines: list[dict[str, Any]], endpoint: str = CHAT, **more: Any) -> Batch:
+    file = await client.files.create(file=("lines.jsonl", jsonl(lines)), purpose="batch")
+    given: Any = {"completion_window": "24h"} | more
+    return await client.batches.create(input_file_id=file.id, endpoint=endpoint, **given)  # type: ignore[arg-type]
+
+
+async def until(client: openai.AsyncOpenAI, batch: Batch, condition: Condition) -> Batch:
+    async with asyncio.timeout(60):
+        while not condition(batch):
+            await asyncio.sleep(0.02)
+            batch = await client.batches.retrieve(batch.id)
+    return batch
+
+
+async def results(client: openai.AsyncOpenAI, file: str | None) -> list[dict[str, Any]]:
+    if file is None:
+        return []
+    content = await client.files.content(file)
+    return [json.loads(each) for each in content.text.splitlines()]
+
+
+def is_over(batch: Batch) -> bool:
+    return batch.status in ("completed", "failed", "expired", "cancelled")
+
+
+async def test_answers_and_errors(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0, "other": 1})
+    lines = [line(number, "smol" if number % 2 else "other") for number in range(40)] + [line(40, "nope")]
+    async with client_of(daemon) as client:
+        batch = await begin(client, lines, metadata={"for": "a test"})
+        batch = await until(client, batch, is_over)
+        assert batch.status == "completed"
+        assert batch.metadata == {"for": "a test"}
+        counts = batch.request_counts
+        assert counts is not None
+        assert (counts.total, counts.completed, counts.failed) == (41, 40, 1)
+        answered = await results(client, batch.output_file_id)
+        assert [each["custom_id"] for each in answered] == [f"line-{number}" for number in range(40)]
+        assert answered[0]["response"]["body"]["choices"][0]["message"]["content"].startswith("w0 w1")
+        [refused] = await results(client, batch.error_file_id)
+        assert (refused["custom_id"], refused["response"]["status_code"]) == ("line-40", 404)
+        assert refused["response"]["body"]["error"]["code"] == "model_not_found"
+        assert [each.id for each in (await client.batches.list()).data] == [batch.id]
+        assert {file.purpose for file in (await client.files.list()).data} == {"batch", "batch_output"}
+
+
+async def test_each_model_is_loaded_once(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0, "other": 1})
+    lines = [line(number, "smol" if number % 2 else "other") for number in range(80)]
+    async with client_of(daemon) as client:
+        await until(client, await begin(client, lines), is_over)
+    asked = [each["custom_id"] for each in await recorded(daemon)]
+    assert len(asked) == 80
+    async with daemon.unix.get("/engines/requests") as answer:
+        order = [each["model_name"] for each in reversed(await answer.json())]
+    assert order == sorted(order, key=order.index)
+
+
+async def recorded(daemon: Daemon) -> list[dict[str, Any]]:
+    async with daemon.unix.get("/engines/requests") as answer:
+        return [{"custom_id": each["request_id"]} for each in await answer.json()]
+
+
+async def test_a_wrong_file_fails_as_a_whole(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    wrong = [
+        line(0),
+        line(0),
+        line(1, url="/v1/embeddings"),
+        line(2, stream=True),
+        {"custom_id": "x"},
+    ]
+    async with client_of(daemon) as client:
+        batch = await begin(client, wrong)
+        assert batch.status == "failed"
+        assert batch.errors is not None
+        assert [error.line for error in batch.errors.data or []] == [2, 3, 4, 5]
+        with pytest.raises(openai.NotFoundError):
+            await client.batches.create(
+                input_file_id="file-no", endpoint="/v1/chat/completions", completion_window="24h"
+            )
+        with pytest.raises(openai.BadRequestError):
+            await client.batches.create(input_file_id="file-no", endpoint="/v1/nope", completion_window="24h")  # type: ignore[arg-type]
+
+
+async def test_cancelled(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    daemon.backend.knobs = ("--rate=200",)
+    async with client_of(daemon) as client:
+        batch = await begin(client, [line(number) for number in range(400)])
+        await until(client, batch, lambda b: b.request_counts is not None and b.request_counts.completed > 0)
+        batch = await until(client, await client.batches.cancel(batch.id), is_over)
+        assert batch.status == "cancelled"
+        answered = await results(client, batch.output_file_id)
+        unasked = await results(client, batch.error_file_id)
+        assert answered
+        assert unasked
+        assert len(answered) + len(unasked) == 400
+        assert unasked[-1]["error"]["code"] == "batch_cancelled"
+        with pytest.raises(openai.ConflictError):
+            await client.batches.cancel(batch.id)
+
+
+async def test_expired(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    daemon.backend.knobs = ("--never-ready",)
+    async with client_of(daemon) as client:
+        batch = await begin(client, [line(number) for number in range(3)], completion_window="0.2s")
+        batch = await until(client, batch, is_over)
+        assert (batch.status, batch.output_file_id) == ("expired", None)
+        assert [each["error"]["code"] for each in await results(client, batch.error_file_id)] == ["batch_expired"] * 3
+
+
+async def test_a_batch_belongs_to_its_key(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    texts = {}
+    for name in ("kim", "lee"):
+        async with daemon.unix.post("/keys", json={"name": name}) as answer:
+            texts[name] = (await answer.json())["text"]
+    async with client_of(daemon, texts["kim"]) as kim, client_of(daemon, texts["lee"]) as lee:
+        batch = await until(kim, await begin(kim, [line(0)]), is_over)
+        assert batch.status == "completed"
+        assert (await lee.batches.list()).data == []
+        assert (await lee.files.list()).data == []
+        with pytest.raises(openai.NotFoundError):
+            await lee.batches.retrieve(batch.id)
+        with pytest.raises(openai.NotFoundError):
+            await lee.files.content(str(batch.output_file_id))
+    async with daemon.unix.get("/usage?by=key") as answer:
+        assert [each["name"] for each in await answer.json()] == ["kim"]
+
+
+async def test_interactive_requests_go_first(start_daemon: StartDaemon) -> None:
+    """One sequence, so that the order of the answers is the order in which the scheduler let them in."""
+    daemon = await start_daemon(models={"smol": 0})
+    daemon.backend.knobs = ("--rate=100",)
+    async with client_of(daemon) as client:
+        batch = await begin(client, [line(number) for number in range(60)])
+        await until(client, batch, lambda b: b.request_counts is not None and b.request_counts.completed > 0)
+        answer = await client.chat.completions.create(model="smol", messages=[{"role": "user", "content": "now"}])
+        assert answer.choices
+        counts = (await client.batches.retrieve(batch.id)).request_counts
+        assert counts is not None
+        assert counts.completed < 60
+        await until(client, await client.batches.cancel(batch.id), is_over)
+
+
+async def test_files(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon()
+    async with client_of(daemon) as client:
+        file = await client.files.create(file=("a.jsonl", b"x" * 3_000_000), purpose="batch")
+        assert (file.bytes, file.filename) == (3_000_000, "a.jsonl")
+        assert len((await client.files.content(file.id)).content) == 3_000_000
+        assert (await client.files.retrieve(file.id)).id == file.id
+        assert (await client.files.delete(file.id)).deleted
+        for ask in (client.files.retrieve, client.files.delete, client.files.content):
+            with pytest.raises(openai.NotFoundError):
+                await ask(file.id)
+        with pytest.raises(openai.BadRequestError):
+            await client.files.create(file=b"x", purpose="mischief")  # type: ignore[arg-type]
+    async with daemon.unix.post("/v1/files", json={}) as answer:
+        assert answer.status == 400
+    async with daemon.unix.get("/v1/files/..%2f..%2fkeys.json/content") as answer:
+        assert answer.status == 404
