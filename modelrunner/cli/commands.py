@@ -25,7 +25,7 @@ SECTIONS = {
         "fit": ("insight_commands:fit", "Check whether a model fits into memory and on the disk"),
         "df": ("disk_commands:disk_usage", "Show how much disk models and engines use"),
         "verify": ("model_commands:verify", "Read every byte of models, and report damaged ones"),
-        "prune": ("disk_commands:prune", "Remove leftovers of downloads and damage, and unused models"),
+        "prune": ("disk_commands:prune", "Remove leftovers of downloads and damage, or unused models"),
     },
     "Runners": {
         "ps": ("runner_commands:list_runners", "List the models that are loaded"),

@@ -56,16 +56,16 @@ def disk_usage(client: Client, as_json: bool) -> None:
 
 @click.command()
 @click.option("--conversations", is_flag=True, help="Remove the saved conversations of all models, too.")
-@click.option("--unused", metavar="AGE", help="Remove models that were not used for so long, too: 30d, 2w, 12h.")
+@click.option("--unused", metavar="AGE", help="Remove models that were not used for so long: 30d, 2w, 12h.")
 @click.option("--to", metavar="SIZE", help="Remove models, least recently used first, until all have SIZE: 100GB.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @with_client()
 def prune(client: Client, conversations: bool, unused: str | None, to: str | None, dry_run: bool) -> None:
-    """Remove leftovers of downloads and damage, and unused models.
+    """Remove leftovers of downloads and damage, or unused models.
 
-    Without options, that is unfinished downloads, files that no model uses, and damaged files that were set aside.
-    Without this command an unfinished download stays for a week, so that the same pull can go on where it was. Models
-    that are pinned, to be preloaded, or loaded are never removed.
+    Leftovers are unfinished downloads, files that no model uses, and damaged files that were set aside. Without this
+    command an unfinished download stays for a week, so that the same pull can go on where it was. --unused and --to
+    remove models and no leftovers; models that are pinned, to be preloaded, or loaded stay.
     """
     if conversations and dry_run:
         raise click.UsageError("--dry-run does not tell of conversations: `modelrunner df` shows them")

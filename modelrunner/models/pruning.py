@@ -1,4 +1,4 @@
-"""Freeing disk space: leftovers, and on request the models that were not used for longest."""
+"""Freeing disk space: leftovers, or the models that were not used for longest."""
 
 import asyncio
 import time
@@ -15,11 +15,15 @@ from modelrunner.store import Store, StoredModel
 
 @dataclass(frozen=True, slots=True)
 class PruneRule:
-    """Which models go: those not used for `unused` seconds, and of the others those not used for longest, until all
-    models have at most `size` bytes. None: no such rule."""
+    """Which models go, and no leftovers then: those not used for `unused` seconds, and of the others those not used
+    for longest, until all models have at most `size` bytes. With neither, leftovers go, and no models."""
 
     unused: float | None = None
     size: int | None = None
+
+    @property
+    def is_for_models(self) -> bool:
+        return self.unused is not None or self.size is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +56,19 @@ class Pruner:
         self._wall = wall
 
     async def prune(self, rule: PruneRule, *, dry_run: bool = False) -> list[PrunedThing]:
-        """Removes leftovers, and models by the rule, and returns them; with `dry_run` only returns them. Pulls go on
+        """Removes leftovers, or models, by the rule, and returns them; with `dry_run` only returns them. Pulls go on
         meanwhile. Raises `StorageFailed`."""
-        found = await (self._library.leftovers() if dry_run else self._library.prune())
-        things = [PrunedThing(str(leftover.kind), leftover.path.name, leftover.size) for leftover in found]
+        if not rule.is_for_models:
+            found = await (self._library.leftovers() if dry_run else self._library.prune())
+            return [PrunedThing(str(leftover.kind), leftover.path.name, leftover.size) for leftover in found]
         self._last_used.look()
-        for model, size in await asyncio.to_thread(self._chosen, rule):
-            if dry_run or await self._remove(model):
-                things.append(PrunedThing("model", model.name, size))
-        return things
+        chosen = await asyncio.to_thread(self._chosen, rule)
+        return [
+            PrunedThing("model", model.name, size) for model, size in chosen if dry_run or await self._remove(model)
+        ]
 
     def _chosen(self, rule: PruneRule) -> list[tuple[StoredModel, int]]:
         """The models to remove, and what each removal frees."""
-        if rule.unused is None and rule.size is None:
-            return []
         loaded = {runner.model_id for runner in self._scheduler.runners()}
         free = [model for model in self._store.list() if model.id not in loaded]
         idle = sorted((m for m in free if not self._resolver.is_needed(m.id)), key=self._last_used.of)
