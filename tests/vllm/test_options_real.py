@@ -95,6 +95,21 @@ def test_the_first_configured_adapter_answers_unless_a_request_names_another(dae
     configure(daemon, SMOLLM2_SAFETENSORS, "--lora", "default")
 
 
+def test_a_configured_chat_template_makes_the_prompt(daemon: Daemon, tmp_path: Path) -> None:
+    """The prompt is then the text of the messages alone."""
+    template = tmp_path / "plain.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    configure(daemon, SMOLLM2_SAFETENSORS, "--chat-template", str(template))
+    messages = [{"role": "user", "content": "One two three"}, {"role": "robot", "content": " four five"}]
+    body = {"model": SMOLLM2_SAFETENSORS, "max_tokens": 8, "temperature": 0}
+    chat = ask(daemon, "/v1/chat/completions", messages=messages, **body)
+    assert chat.status_code == 200, chat.text
+    plain = ask(daemon, "/v1/completions", prompt="One two three four five", **body).json()
+    assert chat.json()["choices"][0]["message"]["content"] == plain["choices"][0]["text"]
+    assert chat.json()["usage"] == plain["usage"]
+    configure(daemon, SMOLLM2_SAFETENSORS, "--chat-template", "default")
+
+
 def test_weights_of_eight_bits_and_tokens_guessed_from_the_prompt(daemon: Daemon) -> None:
     configure(daemon, QUANTIZED, "--set", "vllm.speculative-ngram=4")
     assert "Paris" in said(daemon, QUANTIZED)
