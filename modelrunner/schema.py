@@ -25,6 +25,8 @@ def wrong_field(error: msgspec.ValidationError, known: Iterable[str] = ()) -> Ba
         if named["what"] == "missing required":
             return BadRequest(f"the field {path!r} is missing", param=path)
         return BadRequest(f"unknown field {path!r}{nearest(named['name'], known)}", param=path)
+    if place and said.endswith("got `null`"):
+        return BadRequest(f"the field {place!r} is missing: it is null", param=place.partition("[")[0] or None)
     said = said.replace(" | null`", "`")
     said = said[:1].lower() + said[1:]
     return BadRequest(f"{place}: {said}" if place else said, param=place.partition("[")[0] or None)

@@ -24,6 +24,10 @@ from modelrunner.store import StoredModel
 from modelrunner.types import ProgressReport
 from modelrunner.units import parse_age, parse_bytes
 
+# Words in the place of a model that are routes of this server for another method, or of docker/model-runner. A model of
+# such a name is reached by its longer name.
+_WORDS = frozenset({"create", "load", "prune", "purge", "search"})
+
 
 class ModelRoutes:
     def __init__(self, library: Library, publisher: Publisher, pruner: Pruner) -> None:
@@ -57,10 +61,11 @@ class ModelRoutes:
         return json_response([wireforms.model(*found) for found in zip(models, abilities, strict=True)])
 
     async def get(self, request: web.Request) -> web.Response:
+        reference = _reference(request)
         check_query(request, "remote")
         if query_flag(request, "remote"):
             raise NotImplementedHere("a model can be shown here once it was pulled: leave `remote` out", param="remote")
-        model = self._library.get(reference_in_path(request, "/models/"))
+        model = self._library.get(reference)
         (abilities,) = await self._library.abilities([model])
         return json_response(wireforms.model(model, abilities))
 
@@ -96,8 +101,8 @@ class ModelRoutes:
         return json_response(wireforms.pruned(await self._pruner.prune(rule, dry_run=dry_run), dry_run=dry_run))
 
     async def delete(self, request: web.Request) -> web.Response:
+        reference = _reference(request)
         check_query(request, "force")
-        reference = reference_in_path(request, "/models/")
         removed = await self._library.remove(reference, force=query_flag(request, "force"))
         return json_response(wireforms.removed(removed))
 
@@ -171,3 +176,13 @@ class ModelRoutes:
         """Returns True unless the path names a backend that cannot serve the model."""
         backend = request.match_info.get("backend")
         return backend is None or self._library.serves(backend, model)
+
+
+def _reference(request: web.Request) -> str:
+    """The model in the path. Raises `RouteNotFound` for a word that is no model, `InvalidReference`."""
+    reference = reference_in_path(request, "/models/")
+    if reference in _WORDS:
+        raise RouteNotFound(
+            f"there is no {request.method} /models/{reference}; a model of that name is at /models/{reference}:latest"
+        )
+    return reference

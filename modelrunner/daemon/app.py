@@ -39,7 +39,6 @@ from modelrunner.gateway.response_store import ResponseStore
 from modelrunner.http.limits import Limits
 from modelrunner.keys.ring import KeyRing
 from modelrunner.models.foresight import Foresight
-from modelrunner.models.ondemand import InstallOnDemand
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes.processtree import sweep_orphans
 from modelrunner.scheduler import Scheduler
@@ -116,8 +115,7 @@ class Daemon:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = Limits.within(descriptors, body=settings.body_limit, total_body=settings.total_body_limit)
         parts.keys.watchers.append(access.renew)
-        resolve = InstallOnDemand(parts.resolver, parts.installer)
-        self._pipeline = Pipeline(resolve, parts.scheduler, access, limits, parts.keys)
+        self._pipeline = Pipeline(parts.on_demand, parts.scheduler, access, limits, parts.keys)
         self._responses = ResponseStore(
             settings.data_dir / "state" / "responses.sqlite", limit=settings.responses_limit, age=settings.responses_age
         )

@@ -24,6 +24,7 @@ from modelrunner.models.disk import DiskMeter
 from modelrunner.models.installs import Installer
 from modelrunner.models.lastused import LastUsed
 from modelrunner.models.library import Library
+from modelrunner.models.ondemand import InstallOnDemand
 from modelrunner.models.preload import Preloader
 from modelrunner.models.presence import Presence
 from modelrunner.models.pruning import Pruner
@@ -67,6 +68,7 @@ class Parts:
     disk: DiskMeter
     statuses: Statuses
     installer: Installer
+    on_demand: InstallOnDemand
     aliases: Aliases
     preloader: Preloader
     registries: Registries
@@ -125,6 +127,8 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
     library = Library(store, puller, scheduler, registry, configurations, abilities)
     last_used = LastUsed(state / "used.json", store, scheduler)
     configurator = Configurator(store, scheduler, configurations, resolver, validator)
+    installer = Installer(registry, scheduler, forget_backends)
+    on_demand = InstallOnDemand(resolver, installer)
     shapes.prime()
     return Parts(
         store=store,
@@ -139,12 +143,13 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         pruner=Pruner(store, library, scheduler, resolver, last_used),
         configurator=configurator,
         presence=Presence(store, scheduler, registry, configurator),
-        advisor=Advisor(store, resolver, scheduler, puller),
+        advisor=Advisor(store, configurations, resolver, scheduler, puller),
         disk=DiskMeter(store, registry, state, last_used),
         statuses=Statuses(registry),
-        installer=Installer(registry, scheduler, forget_backends),
+        installer=installer,
+        on_demand=on_demand,
+        preloader=Preloader(store, resolver, on_demand, scheduler),
         aliases=Aliases(store, resolver, scheduler, settings.aliases),
-        preloader=Preloader(store, resolver, scheduler),
         registries=registries,
         publisher=Publisher(Pusher(store, registries, credentials), scheduler),
         keys=KeyRing(state / "keys.json") if keys is None else keys,

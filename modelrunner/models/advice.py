@@ -6,12 +6,12 @@ import shutil
 from dataclasses import dataclass, replace
 
 from modelrunner.errors import BackendUnavailable, BadRequest, ModelNotFound, ModelRunnerError, Unavailable
-from modelrunner.models.configurations import ModelSettings
+from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.resolve import Resolver, main_mode
 from modelrunner.pull import Preview, Puller
 from modelrunner.scheduler import Explanation, FitForecast, Obstacle, Scheduler, Target
-from modelrunner.store import Store
-from modelrunner.types import Mode
+from modelrunner.store import Reference, Store
+from modelrunner.types import Bundle, Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,16 @@ class FitAdvice:
 
 
 class Advisor:
-    def __init__(self, store: Store, resolver: Resolver, scheduler: Scheduler, puller: Puller) -> None:
+    def __init__(
+        self,
+        store: Store,
+        configurations: Configurations,
+        resolver: Resolver,
+        scheduler: Scheduler,
+        puller: Puller,
+    ) -> None:
         self._store = store
+        self._configurations = configurations
         self._resolver = resolver
         self._scheduler = scheduler
         self._puller = puller
@@ -62,13 +70,17 @@ class Advisor:
     async def _fit_unseen(self, reference: str, preview: Preview) -> FitForecast:
         if preview.bundle is not None:
             with contextlib.suppress(ModelRunnerError):  # no engine for it is installed
-                bundle, mode = preview.bundle, main_mode(preview.bundle)
-                backend = await asyncio.to_thread(self._resolver.backend_of, None, bundle, mode)
-                target = self._resolver.target(backend, bundle, mode, ModelSettings({}))
+                settings = self._configurations.settings.for_absent(Reference.parse(reference), preview.bundle.model_id)
+                target = await asyncio.to_thread(self._target_of, preview.bundle, settings)
                 return await self._scheduler.diagnostics.fit(target)
         found = self._scheduler.diagnostics.fit_bytes(reference, preview.size)
         told = f"{found.reason}. This counts the files alone: a context needs more, which is known once it is pulled"
         return replace(found, reason=told)
+
+    def _target_of(self, bundle: Bundle, settings: ModelSettings) -> Target:
+        mode = main_mode(bundle)
+        backend = self._resolver.configured_backend(bundle, mode, settings)
+        return self._resolver.target(backend, bundle, mode, settings)
 
     async def _target(self, reference: str, mode: str | None) -> Target:
         if mode is not None and mode not in list(Mode):

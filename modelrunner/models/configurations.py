@@ -16,6 +16,7 @@ import msgspec
 from modelrunner.config.modelconfig import NOTHING_SET, ModelConfiguration
 from modelrunner.durable import JsonFile, translated
 from modelrunner.errors import Conflict
+from modelrunner.store import Reference
 from modelrunner.types import Mode
 
 # The `[models."REFERENCE"]` tables of the configuration file.
@@ -85,6 +86,14 @@ class ModelSettings:
 
     def with_posted(self, model_id: str, mode: Mode | None, posted: PostedConfiguration) -> "ModelSettings":
         return replace(self, posted={**self.posted, _key(model_id, mode): posted})
+
+    def for_absent(self, reference: Reference, model_id: str) -> "ModelSettings":
+        """Returns the settings that the model of `reference`, which is not here, would have with the ID `model_id`."""
+
+        def named(table: str) -> str | None:
+            return model_id if Reference.parse(table) == reference else None
+
+        return ModelSettings({}, self.tables, named)
 
     def with_tables(self, tables: Tables) -> "ModelSettings":
         return replace(self, tables=tables)

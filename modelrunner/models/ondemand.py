@@ -3,7 +3,7 @@
 from modelrunner.models.installs import Installer
 from modelrunner.models.resolve import BeingInstalled, EngineMissing, Resolver
 from modelrunner.scheduler import Target
-from modelrunner.types import Mode, WorkProgress
+from modelrunner.types import Mode, ProgressReport, WorkProgress
 
 
 class InstallOnDemand:
@@ -18,18 +18,23 @@ class InstallOnDemand:
     def __call__(self, backend: str | None, model: str, mode: Mode) -> Target:
         return self._resolver(backend, model, mode)
 
-    async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
-        """Raises as `Resolver.prepare` does, and what an installation raises."""
+    async def prepare(
+        self, backend: str | None, model: str, mode: Mode, report: ProgressReport = lambda line: None
+    ) -> None:
+        """`report` is called with the progress of an installation. Raises as `Resolver.prepare` does, and what an
+        installation raises."""
+
+        def watch(progress: WorkProgress) -> None:
+            self.stage = progress.message
+            report(progress)
+
         try:
             await self._resolver.prepare(backend, model, mode)
         except (EngineMissing, BeingInstalled) as error:
             if not error.backend.installs_on_demand:
                 raise
             try:
-                await self._installer.need(error.backend.name, self._watch)
+                await self._installer.need(error.backend.name, watch)
             finally:
                 self.stage = "queued"
             await self._resolver.prepare(backend, model, mode)
-
-    def _watch(self, progress: WorkProgress) -> None:
-        self.stage = progress.message

@@ -5,6 +5,7 @@ import logging
 from contextlib import aclosing
 
 from modelrunner.errors import ModelRunnerError
+from modelrunner.models.ondemand import InstallOnDemand
 from modelrunner.models.resolve import Resolver, main_mode
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Store
@@ -20,19 +21,23 @@ class Preloader:
     """Notes a model of the start-up list that could not be loaded as missing with the scheduler's `Insight`.
     `starting` is True until every model of the list was loaded or has failed once."""
 
-    def __init__(self, store: Store, resolver: Resolver, scheduler: Scheduler) -> None:
+    def __init__(self, store: Store, resolver: Resolver, on_demand: InstallOnDemand, scheduler: Scheduler) -> None:
         self._store = store
         self._resolver = resolver
+        self._on_demand = on_demand
         self._scheduler = scheduler
         self.starting = bool(resolver.preloads())
 
-    async def load(self, model: str, report: ProgressReport = lambda line: None) -> str:
+    async def load(self, model: str, report: ProgressReport = lambda line: None, *, may_install: bool = True) -> str:
         """Returns the model's name once its runner is ready; `report` is called every half second until
-        then. Cancelled, it stops waiting, and a load that has begun goes on. Raises the errors of resolving and
-        scheduling."""
+        then. A missing engine is installed if a request would install it and `may_install` is set. Cancelled, it stops
+        waiting, and a load that has begun goes on. Raises the errors of resolving, installing and scheduling."""
         bundle = await asyncio.to_thread(self._store.bundle, model)
         mode = main_mode(bundle)
-        await self._resolver.prepare(None, model, mode)
+        if may_install:
+            await self._on_demand.prepare(None, model, mode, report)
+        else:
+            await self._resolver.prepare(None, model, mode)
         target = self._resolver(None, model, mode)
         if lease := self._scheduler.warm(target):
             lease.release()
@@ -50,10 +55,11 @@ class Preloader:
 
     async def run(self) -> None:
         """Loads the list, one model after the other; then loads those that failed again after each pull, installation
-        and change of a configuration. Ends when none has failed, or with the scheduler."""
+        and change of a configuration. It installs an engine once only, because a failed installation is such an event.
+        Ends when none has failed, or with the scheduler."""
         events = self._scheduler.events
         seen = events.last
-        failed = await self._load(await asyncio.to_thread(self._wanted))
+        failed = await self._load(await asyncio.to_thread(self._wanted), may_install=True)
         self.starting = False
         while failed and not events.closed:
             async with aclosing(events.subscribe(seen)) as feed:
@@ -64,20 +70,20 @@ class Preloader:
                         failed.remove(event.model)
                         self._scheduler.diagnostics.missing(event.model, None)
                     elif event.event in _MENDING:
-                        failed = await self._load(failed)
+                        failed = await self._load(failed, may_install=False)
 
     def _wanted(self) -> list[str]:
         """The models of the list, by the names that events have for them."""
         here = {model.id: model.tags[0] for model in self._store.list() if model.tags}
         return [here.get(model, model) for model in self._resolver.preloads()]
 
-    async def _load(self, models: list[str]) -> list[str]:
+    async def _load(self, models: list[str], *, may_install: bool) -> list[str]:
         """Returns those that failed."""
-        return [model for model in models if not await self._loaded(model)]
+        return [model for model in models if not await self._loaded(model, may_install=may_install)]
 
-    async def _loaded(self, model: str) -> bool:
+    async def _loaded(self, model: str, *, may_install: bool) -> bool:
         try:
-            await self.load(model)
+            await self.load(model, may_install=may_install)
         except Exception as error:  # whatever a backend raises, the other models are loaded all the same
             fault = None if isinstance(error, ModelRunnerError) else error
             log.error("%s could not be loaded at the start: %s", model, error, exc_info=fault)

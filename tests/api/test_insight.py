@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from modelrunner.backend import BackendState, BackendStatus, InstallProgress, ProgressCallback
-from modelrunner.types import RequiredMemory
+from modelrunner.types import RequiredMemory, RunSpec
 from tests.api.conftest import Daemon, StartDaemon
 from tests.fakes import FakeBackend
 from tests.pull.hub import Hub, Repository
@@ -159,16 +159,27 @@ async def test_a_model_that_is_elsewhere(
 
 
 async def test_a_model_at_a_hub_is_estimated_by_its_header(
-    start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch
+    start_daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With the settings that the configuration file has for it."""
     daemon = await start_daemon(memory_budget=100)
-    daemon.backend.memory = RequiredMemory(60)
+
+    async def context(spec: RunSpec) -> RequiredMemory:
+        return RequiredMemory(min(60, spec.context_size))
+
+    monkeypatch.setattr(daemon.backend, "required_memory", context)
+    needed = []
     async with Hub().running() as hub:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
         hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": gguf(5000)})
-        fit = await get(daemon, "/models/hf.co%2FOrg%2FTiny-GGUF/fit")
-    assert (fit["fits"], fit["needed"]["ram"], fit["disk"]["needed"]) == ("now", 60, len(gguf(5000)))
-    assert "files alone" not in fit["reason"]
+        for size in (80, 40):
+            (tmp_path / "config.toml").write_text(f'[models."hf.co/Org/Tiny-GGUF"]\ncontext-size = {size}\n')
+            await post(daemon, "/engines/reload", {})
+            fit = await get(daemon, "/models/hf.co%2FOrg%2FTiny-GGUF/fit")
+            assert (fit["fits"], fit["disk"]["needed"]) == ("now", len(gguf(5000)))
+            assert "files alone" not in fit["reason"]
+            needed.append(fit["needed"]["ram"])
+    assert needed == [60, 40]
 
 
 async def test_why_names_the_engine_that_is_missing(start_daemon: StartDaemon) -> None:

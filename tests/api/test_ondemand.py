@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +74,53 @@ async def test_a_waiting_client_sees_what_is_done(world: World) -> None:
                 if stages[-1] == "downloading the engine":
                     world.go.set()
         assert "downloading the engine" in stages
+
+
+async def test_a_preload_installs_the_engine_and_says_so(world: World) -> None:
+    world.go.set()
+    headers = {"Accept": "application/json"}
+    async with world.daemon.unix.post("/engines/preload", json={"model": "smol"}, headers=headers) as answer:
+        lines = [json.loads(line) async for line in answer.content]
+    assert lines[-1]["type"] == "success"
+    assert "downloading the engine" in [line["message"] for line in lines]
+    assert world.installs == 1
+
+
+async def test_a_pin_needs_no_engine(world: World) -> None:
+    async with world.daemon.unix.post("/engines/pin", json={"model": "smol"}) as answer:
+        assert (answer.status, world.installs) == (200, 0)
+
+
+async def test_a_preload_at_the_start_tries_to_install_once(
+    start_daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt that fails is an event, after which the models that failed are loaded again."""
+    installs = []
+
+    async def install(self: FakeBackend, progress: ProgressCallback, **options: Any) -> None:
+        installs.append(options)
+        raise InsufficientDisk("the engine needs 100 MiB, and 3 MiB are free")
+
+    missing = BackendStatus(BackendState.NOT_INSTALLED, "binary not found")
+    monkeypatch.setattr(FakeBackend, "installs_on_demand", True)
+    monkeypatch.setattr(FakeBackend, "install", install)
+    monkeypatch.setattr(FakeBackend, "status", lambda self: missing)
+    (tmp_path / "config.toml").write_text('[models."smol"]\npreload = true\n')
+    daemon = await start_daemon(models={"smol": 0})
+    refusals = 0
+    async with daemon.unix.get("/engines/events", params={"since": "0"}) as feed:
+        async for line in feed.content:
+            refusals += line == b"event: refuse\n"
+            if refusals == 3:  # after the first attempt, and after each of two changes of its configuration
+                break
+            if line == b"event: refuse\n":
+                await configure(daemon, refusals)
+    assert len(installs) == 1
+
+
+async def configure(daemon: Daemon, parallel: int) -> None:
+    async with daemon.unix.post("/engines/_configure", json={"model": "smol", "parallel": parallel}) as answer:
+        assert answer.status == 202
 
 
 async def test_a_failed_installation_says_why(world: World) -> None:

@@ -103,6 +103,14 @@ async def test_settings_of_the_daemon_change_or_say_that_they_cannot(start_daemo
         assert answer.status == 403
 
 
+async def test_an_engine_of_ones_own_waits_for_a_restart(start_daemon: StartDaemon, config: Path) -> None:
+    """Each reload says it until then."""
+    daemon = await start_daemon(listen="")
+    config.write_text('llama_server = "/bin/true"\n')
+    for _ in range(2):
+        assert effects((await reload(daemon))[1]) == {"llama_server": "needs a restart of the daemon"}
+
+
 WRONG = [
     ("max_quue = 3", "line 1, column 1: unknown setting 'max_quue'; did you mean 'max_queue'"),
     ("memory_budget = 0", "line 1, column 1: memory_budget: Input should be greater than 0"),

@@ -12,7 +12,6 @@ from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.http.limits import Limits
 from modelrunner.models.abilities import Abilities
 from modelrunner.models.library import PullOrder
-from modelrunner.models.ondemand import InstallOnDemand
 from modelrunner.models.reload import Effect
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import PullResult
@@ -102,8 +101,9 @@ async def test_two_changes_at_once_never_share_a_revision(tmp_path: Path) -> Non
 async def test_what_a_reload_would_do_is_a_value(tmp_path: Path) -> None:
     made = parts(tmp_path)
     await package(made, tmp_path, "smol")
-    resolve = InstallOnDemand(made.resolver, made.installer)
-    reloader = make_reloader(make_settings(tmp_path), made, Pipeline(resolve, made.scheduler, Access([]), Limits()), 0)
+    reloader = make_reloader(
+        make_settings(tmp_path), made, Pipeline(made.on_demand, made.scheduler, Access([]), Limits()), 0
+    )
     (tmp_path / "config.toml").write_text("max_queue = 3\n[models.smol]\nparallel = 2")
     of_daemon, of_model = await reloader.reload(dry_run=True)
     assert (of_daemon.name, of_daemon.after, of_daemon.effect) == ("max_queue", 3, Effect.AT_ONCE)

@@ -70,6 +70,13 @@ def test_refused(body: bytes) -> None:
         OPENAI.read(body)
 
 
+@pytest.mark.parametrize("body", [b"{}", b'{"model":null}'])
+def test_a_body_without_a_model_is_told_so(body: bytes) -> None:
+    with pytest.raises(BadRequest, match="the field 'model' is missing") as caught:
+        OPENAI.read(body)
+    assert caught.value.param == "model"
+
+
 @pytest.mark.parametrize("body", TAKEN.values(), ids=TAKEN.keys())
 def test_taken(body: bytes) -> None:
     assert OPENAI.read(body).model == "a"
