@@ -22,6 +22,7 @@ from modelrunner.pull.journal import Journal
 from modelrunner.pull.shared import SharedDownloads
 from modelrunner.pull.source import Context, FetchResult, PullResult, PullSpec, Source
 from modelrunner.store import Blob, Digest, Store
+from modelrunner.store.blobs import ReadProgress
 from modelrunner.store.files import size_of
 from modelrunner.store.manifests import UnpackedFile
 from modelrunner.types import ProgressReport, WorkProgress
@@ -76,7 +77,7 @@ class PullJob:
             return unchanged
         fetched = await self._source.fetch(wanted, _PullContext(self, report))
         report(WorkProgress("Verifying and storing", "storing"))
-        id = await in_thread(lambda _: self._store_files(fetched), HASHING)
+        id = await in_thread(lambda stop: self._store_files(fetched, _until(stop)), HASHING)
         self._clear_soon = True
         return PullResult(id, self._name(id))
 
@@ -119,26 +120,22 @@ class PullJob:
     def _damage(self, id: str, stop: threading.Event) -> tuple[Digest, ...]:
         """What of the model is missing or damaged. Reads every byte if that was asked for."""
 
-        def go_on(count: int) -> None:
-            if stop.is_set():
-                raise asyncio.CancelledError
-
-        return self._store.verify(id, go_on) if self._wanted.verify else self._store.missing(id)
+        return self._store.verify(id, _until(stop)) if self._wanted.verify else self._store.missing(id)
 
     def require_quota(self, needed: int) -> None:
         """Raises `InsufficientDisk`."""
         self._store.require_quota(needed)
 
     async def stored(self, sha256: str) -> Path | None:
-        return await in_thread(lambda _: self._intact(f"sha256:{sha256}"), HASHING)
+        return await in_thread(lambda stop: self._intact(f"sha256:{sha256}", _until(stop)), HASHING)
 
-    def _intact(self, digest: str) -> Path | None:
+    def _intact(self, digest: str, go_on: ReadProgress) -> Path | None:
         """Reads every byte: what another model has may be damaged."""
         blob = self._store.have(digest)
         if blob is None:
             return None
         try:
-            self._store.ingest(blob.path, digest=digest)
+            self._store.ingest(blob.path, digest=digest, progress=go_on)
         except SourceFailed:
             return None
         return blob.path
@@ -160,14 +157,14 @@ class PullJob:
             await downloader.fetch(file, path, advanced)
         return path
 
-    def _store_files(self, fetched: FetchResult) -> str:
+    def _store_files(self, fetched: FetchResult, go_on: ReadProgress) -> str:
         with self._shared.storing:
-            return self._keep(fetched)
+            return self._keep(fetched, go_on)
 
-    def _keep(self, fetched: FetchResult) -> str:
-        """Blocking, and not stopped halfway: it is short, and its steps would be done again."""
+    def _keep(self, fetched: FetchResult, go_on: ReadProgress) -> str:
+        """Blocks. `go_on` stops it only before anything is stored."""
         wanted = self._wanted
-        blobs = {name: self._verified(path, fetched.digests.get(name)) for name, path in fetched.files.items()}
+        blobs = {name: self._verified(path, fetched.digests.get(name), go_on) for name, path in fetched.files.items()}
         for name, sha256 in fetched.stored.items():
             if (blob := self._store.have(f"sha256:{sha256}")) is None:
                 raise SourceFailed(f"{name} of {wanted.text} was removed while the other files came; pull again")
@@ -183,15 +180,16 @@ class PullJob:
             trust=wanted.trust,
             manifest=fetched.manifest,
             unpacked=unpacked if fetched.manifest else None,
+            progress=go_on,
         )
         self._journal.record(wanted.reference, wanted.origin, model.id, fetched.revision)
         return model.id
 
-    def _verified(self, path: Path, sha256: str | None) -> Blob:
+    def _verified(self, path: Path, sha256: str | None, go_on: ReadProgress) -> Blob:
         """The file, ready for the store. Another pull that downloaded it may have stored it meanwhile."""
         digest = f"sha256:{sha256}" if sha256 is not None else None
         try:
-            return self._store.ingest(path, digest=digest)
+            return self._store.ingest(path, digest=digest, progress=go_on)
         except StorageFailed:
             if path.exists() or digest is None or (blob := self._store.have(digest)) is None:
                 raise
@@ -205,6 +203,16 @@ class PullJob:
             for path in free:
                 if self._clear_soon or size_of(path) == 0:
                     discard(path)
+
+
+def _until(stop: threading.Event) -> ReadProgress:
+    """Stops the reading of a file once `stop` is set."""
+
+    def go_on(count: int) -> None:
+        if stop.is_set():
+            raise asyncio.CancelledError
+
+    return go_on
 
 
 class _PullContext(Context):

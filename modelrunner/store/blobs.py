@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from modelrunner import durable
 from modelrunner.errors import BadRequest, SourceFailed
@@ -14,6 +15,13 @@ from modelrunner.store import files
 from modelrunner.store.digests import Digest
 
 _PIECE = 1 << 20  # bytes that are read and hashed at once
+
+ReadProgress = Callable[[int], None]
+"""Gets the size of each piece of a file that was read, in bytes, and stops the reading by raising."""
+
+
+def ignore(count: int) -> None:
+    """Progress that nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +59,9 @@ class Blobs:
         """Where the file is now: waiting, or stored already."""
         return blob.path if blob.path.exists() else self.path(blob.digest)
 
-    def intact(self, blobs: Iterable[Blob]) -> set[Digest]:
+    def intact(self, blobs: Iterable[Blob], progress: ReadProgress = ignore) -> set[Digest]:
         """Those that are stored already, by their content, which takes a second per gigabyte."""
-        return {b.digest for b in blobs if self._is_stored(b) or is_intact(self.path(b.digest), b.digest)}
+        return {b.digest for b in blobs if self._is_stored(b) or is_intact(self.path(b.digest), b.digest, progress)}
 
     def _is_stored(self, blob: Blob) -> bool:
         return blob.path == self.path(blob.digest)
@@ -94,27 +102,30 @@ class Blobs:
         return Digest.among(self.folder)
 
 
-def verify(file: Path, expected: Digest | None) -> Blob:
+def verify(file: Path, expected: Digest | None, progress: ReadProgress = ignore) -> Blob:
     """Hashes and syncs a file. Raises `BadRequest` for anything but a regular file, `SourceFailed` for another digest
     than expected, `OSError`."""
     with files.open_regular(file) as stream:
         size = os.fstat(stream.fileno()).st_size
-        digest = Digest(hashlib.file_digest(stream, "sha256").hexdigest())
+        digest = _digest(stream, progress)
         if expected is not None and digest != expected:
             raise SourceFailed(f"{file.name!r} arrived damaged: its digest is {digest}, not {expected}; pull again")
         durable.sync(stream.fileno())
         return Blob(digest, size, file)
 
 
-def is_intact(file: Path, digest: Digest, progress: Callable[[int], None] = lambda count: None) -> bool:
-    """True if the content of a regular file has the digest. `progress` gets the size of each piece in bytes,
-    and stops the reading by raising. Raises `OSError`, but not for a file that is missing."""
+def is_intact(file: Path, digest: Digest, progress: ReadProgress = ignore) -> bool:
+    """True if the content of a regular file has the digest. Raises `OSError`, but not for a file that is missing."""
     try:
         with files.open_regular(file) as stream:
-            sha256 = hashlib.sha256()
-            while piece := stream.read(_PIECE):
-                sha256.update(piece)
-                progress(len(piece))
-            return sha256.hexdigest() == digest.hex
+            return _digest(stream, progress) == digest
     except (FileNotFoundError, BadRequest):
         return False
+
+
+def _digest(stream: BinaryIO, progress: ReadProgress) -> Digest:
+    sha256 = hashlib.sha256()
+    while piece := stream.read(_PIECE):
+        sha256.update(piece)
+        progress(len(piece))
+    return Digest(sha256.hexdigest())

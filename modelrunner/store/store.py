@@ -11,7 +11,7 @@ from pathlib import Path
 from modelrunner.durable import discard, is_full, make_folder, read, translated, write
 from modelrunner.errors import Conflict, InvalidModel
 from modelrunner.store import startup, usage
-from modelrunner.store.blobs import Blob, Blobs, is_intact, verify
+from modelrunner.store.blobs import Blob, Blobs, ReadProgress, ignore, is_intact, verify
 from modelrunner.store.bundles import Bundles
 from modelrunner.store.catalog import Catalog, Entry, StoredModel
 from modelrunner.store.digests import Digest
@@ -135,11 +135,11 @@ class Store:
         with self._lock, translated("laying out the model", self.data):
             return self._bundles.make(entry, contents)
 
-    def ingest(self, file: Path, *, digest: str | None = None) -> Blob:
+    def ingest(self, file: Path, *, digest: str | None = None, progress: ReadProgress = ignore) -> Blob:
         """Verifies and syncs a file on the store's file system (in `partial`), which `create` then takes from there.
         Raises `SourceFailed` if its sha256 is not `digest`, `BadRequest` for what is no regular file."""
         with translated("storing a file", self.data):
-            return verify(file, Digest.parse(digest) if digest is not None else None)
+            return verify(file, Digest.parse(digest) if digest is not None else None, progress)
 
     def create(
         self,
@@ -149,11 +149,13 @@ class Store:
         trust: bool = False,
         manifest: bytes | None = None,
         unpacked: Sequence[UnpackedFile] | None = None,
+        progress: ReadProgress = ignore,
     ) -> StoredModel:
         """Makes a model of ingested files, or of those that `have` returned, and gives it the name `reference`, which
         another model that has it loses. The same files always make the same model. A `manifest` is kept byte for byte
         and its digest is the model's ID; then the files are all that it names, and those that were `unpacked` from its
-        archives, under any names. On any failure the files are where they were. Raises `InvalidModel` for files that
+        archives, under any names. `progress` is called while files that are stored already are read, and not once
+        anything is changed. On any failure the files are where they were. Raises `InvalidModel` for files that
         are not a model's, `UnsupportedModel` for one that carries code unless `trust` is set."""
         tag = Reference.parse_name(reference) if reference is not None else None
         paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
@@ -161,7 +163,7 @@ class Store:
             make = Draft.of if manifest is None else partial(Draft.published, manifest, unpacked)
             draft = make(files, paths, trust)
             blobs = [blob for blob in files.values() if blob.digest in draft.contents.blobs]
-            intact = self._blobs.intact(blobs)
+            intact = self._blobs.intact(blobs, progress)
             with self._lock:
                 usage.require_quota(self._catalog, self.quota, draft.contents.blobs)
                 startup.make_folders(self.data)
@@ -245,7 +247,7 @@ class Store:
             return (entry.id,)
         return tuple(digest for digest, size in entry.blobs.items() if self._blobs.size(digest) != size)
 
-    def verify(self, text: str, progress: Callable[[int], None] = lambda count: None) -> tuple[Digest, ...]:
+    def verify(self, text: str, progress: ReadProgress = ignore) -> tuple[Digest, ...]:
         """Reads every byte of the model again, about a second per gigabyte. Returns its digests whose file is missing
         or damaged. From then on they count as missing, so the model is not served until pulling it again heals it.
         `progress` gets the size of each piece in bytes; it may stop the reading by raising."""

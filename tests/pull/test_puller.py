@@ -16,6 +16,7 @@ from modelrunner.pull import Context, FetchResult, Puller, PullSpec, Source
 from modelrunner.store import Store
 from modelrunner.types import ProgressReport, WorkProgress
 from tests.pull.models import gguf
+from tests.waiting import HUNG
 
 Step = Callable[[Path, ProgressReport], Awaitable[FetchResult]]
 
@@ -306,3 +307,27 @@ async def test_a_pasted_address_is_understood(store: Store) -> None:
 
     puller = Puller(store, [Hub(deliver(gguf()))])
     assert (await puller.pull("https://huggingface.co/Org/Repo/tree/main?x=1", ignore)).name == "hf.co/org/repo"
+
+
+async def test_a_pull_that_is_cancelled_does_not_read_its_files_to_the_end(store: Store) -> None:
+    """To hash this file would take hours. What came stays for the next attempt, and no model is visible."""
+
+    async def huge(folder: Path, report: ProgressReport) -> FetchResult:
+        (folder / "file").write_bytes(gguf())
+        os.truncate(folder / "file", 1 << 40)
+        return FetchResult({"model.gguf": folder / "file"})
+
+    storing = asyncio.Event()
+
+    def watch(line: WorkProgress) -> None:
+        if line.phase == "storing":
+            storing.set()
+
+    pulling = asyncio.create_task(Puller(store, [ScriptedSource(huge)]).pull("pypi:big", watch))
+    async with asyncio.timeout(HUNG):
+        await storing.wait()
+        pulling.cancel()
+        await asyncio.wait([pulling])
+    assert pulling.cancelled()
+    assert store.list() == []
+    assert len(list(store.partial.glob("*/file"))) == 1
