@@ -114,7 +114,6 @@ async def test_pulls_and_installations_and_configurations_are_events(start_daemo
         ("/engines/why", 400),
         ("/engines/why?model=nope", 404),
         ("/engines/why?model=smol&mode=dance", 400),
-        ("/models/nope/fit", 404),
         ("/models/file%3A%2F%2F%2Fx/fit", 400),
     ],
 )
