@@ -1,5 +1,6 @@
 import contextlib
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from modelrunner.errors import InvalidReference, ModelNotFound
 from modelrunner.store import Reference, Store
 from modelrunner.store.catalog import Names
+from tests.cost import cost
 from tests.store.samples import add_model
 
 HEX = "ab" * 32
@@ -169,6 +171,15 @@ def test_many_names_are_searched_as_one_is(texts, part):
     word = re.compile(rf"(?<![a-z0-9]){re.escape(name)}")
     expected = [tag for tag in tags if word.search(tag.name) and wanted in ("", tag.tag.lower())]
     assert list(Names([(str(tag), tag) for tag in tags]).with_part(part)) == expected
+
+
+def test_a_part_of_one_of_ten_thousand_names_costs_little():
+    """It is looked for on the event loop, at each request that gives a part."""
+    names = Names([(name, Reference.parse(name)) for name in sorted(f"org/model-{number}" for number in range(10_000))])
+    assert len(list(names.with_part("model-5432"))) == 1
+    assert list(names.with_part("nothing")) == []
+    for part in ("model-5432", "nothing"):
+        assert cost(partial(list, names.with_part(part))) < 5
 
 
 @pytest.mark.parametrize(
