@@ -31,6 +31,7 @@ from modelrunner.models.pruning import Pruner
 from modelrunner.models.publishing import Publisher
 from modelrunner.models.reload import FileSettings, Reloader, Setter, check_tables
 from modelrunner.models.resolve import Resolver
+from modelrunner.models.runspecs import RunSpecs
 from modelrunner.models.statuses import Statuses
 from modelrunner.models.templates import TemplateFiles
 from modelrunner.models.validation import Validator
@@ -94,10 +95,8 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         store,
         registry,
         configurations,
-        logs=data / "logs",
-        templates=TemplateFiles(state / "templates"),
+        RunSpecs(store, TemplateFiles(state / "templates"), logs=data / "logs", stop_grace=settings.stop_grace),
         keep_alive=settings.keep_alive,
-        stop_grace=settings.stop_grace,
     )
     validator = Validator(registry, resolver)
     check_tables(file_settings(settings), store, configurations.settings, validator)

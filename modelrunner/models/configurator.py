@@ -10,7 +10,8 @@ from typing import Any
 from modelrunner.config.modelconfig import ModelConfiguration, with_raw_flags
 from modelrunner.errors import ModelRunnerError
 from modelrunner.models.configurations import Configurations, ModelSettings, PostedConfiguration
-from modelrunner.models.resolve import Resolver, folded, in_effect, main_mode
+from modelrunner.models.resolve import Resolver, main_mode
+from modelrunner.models.runspecs import folded, in_effect
 from modelrunner.models.validation import Validator
 from modelrunner.scheduler import Scheduler, Target
 from modelrunner.store import Store, StoredModel

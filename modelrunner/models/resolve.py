@@ -5,31 +5,25 @@ order of docs/api.md: 404, 412, 421, 501.
 """
 
 import asyncio
-from collections.abc import Mapping
-from pathlib import Path
 from threading import Lock
-from typing import Any
 
 from modelrunner.backend import Backend, BackendState
-from modelrunner.config.modelconfig import NOTHING_SET, TRAINED, ModelConfiguration
+from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.errors import (
     BackendNotFound,
     BackendUnavailable,
     BadRequest,
     Misdirected,
-    ModelNotFound,
     ModelRunnerError,
     NotImplementedHere,
     Unavailable,
 )
-from modelrunner.models.backendtables import backend_options
 from modelrunner.models.configurations import Configurations, ModelSettings
-from modelrunner.models.templates import TemplateFiles
+from modelrunner.models.runspecs import RunSpecs, in_effect
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Target
-from modelrunner.store import Reference, Store, adapters, vocabulary
-from modelrunner.store.references import how_to_get
-from modelrunner.types import Bundle, KeepAlive, Mode, ProcessOptions, RunnerKey, RunSpec
+from modelrunner.store import Store
+from modelrunner.types import Bundle, KeepAlive, Mode, RunnerKey
 
 _MOST_REMEMBERED = 4096
 _INSTALLING_RETRY = 10.0  # seconds, for Retry-After
@@ -61,30 +55,25 @@ class BeingInstalled(Unavailable):
 
 class Resolver:
     """`known` has the targets that were resolved and still hold. `keep_alive` is for models that have none of their
-    own; `stop_grace` is in seconds."""
+    own."""
 
     def __init__(
         self,
         store: Store,
         registry: BackendRegistry,
         configurations: Configurations,
+        specs: RunSpecs,
         *,
-        logs: Path,
-        templates: TemplateFiles,
         keep_alive: KeepAlive,
-        stop_grace: float,
     ) -> None:
         self._store = store
         self._registry = registry
         self._configurations = configurations
-        self._logs = logs
-        self._templates = templates
+        self._specs = specs
         self._keep_alive = keep_alive
-        self._stop_grace = stop_grace
         self.known: dict[tuple[str | None, str, Mode], Target] = {}
         self._changes = 0
         self._lock = Lock()
-        self._drafting: set[tuple[str, str]] = set()  # model and draft, by ID, of one vocabulary
         store.watchers.append(self.forget)
         configurations.watchers.append(self.forget)
 
@@ -158,7 +147,7 @@ class Resolver:
         posted = settings.effective(bundle.model_id, mode)
         configuration = in_effect(backend, settings, bundle.model_id, mode)
         key = RunnerKey(backend.name, bundle.model_id, mode, posted.revision)
-        spec = self._spec(backend, bundle, mode, configuration, key)
+        spec = self._specs.make(backend, bundle, configuration, key)
         return Target(key, spec, self.keep_alive(configuration), bool(configuration.pin))
 
     def _resolved(self, backend: str | None, model: str, mode: Mode) -> Target:
@@ -182,57 +171,6 @@ class Resolver:
         self.check_mode(backend, bundle, model, mode)
         return self.target(backend, bundle, mode, self._configurations.settings)
 
-    def _spec(
-        self, backend: Backend, bundle: Bundle, mode: Mode, settings: ModelConfiguration, key: RunnerKey
-    ) -> RunSpec:
-        speculative = settings.speculative if mode is Mode.COMPLETION else None
-        if settings.chat_template and mode is Mode.COMPLETION:
-            bundle = self._templates.applied(bundle, settings.chat_template)
-        if settings.lora is not None:
-            bundle = adapters.applied(bundle, settings.lora)
-        if bundle.adapters and not backend.takes_adapters:
-            raise BadRequest(
-                f"{backend.name} applies no LoRA adapters: choose another backend for {bundle.name}, or take them back "
-                f"with `modelrunner configure {bundle.name} --lora default`",
-                param="lora",
-            )
-        return RunSpec(
-            model_id=bundle.model_id,
-            bundle=bundle,
-            mode=mode,
-            context_size=_context_size(settings, backend, bundle),
-            parallel=settings.parallel or backend.default_parallel(bundle, mode),
-            process=ProcessOptions(engine_log(self._logs, key), stop_grace=self._stop_grace),
-            flags=settings.runtime_flags or (),
-            draft=self._draft(bundle, speculative.draft_model) if speculative else None,
-            options=backend_options(backend, settings),
-            gpu_layers=settings.gpu_layers,
-            min_context_size=settings.min_context_size,
-            draft_tokens=speculative.num_tokens if speculative else None,
-            draft_acceptance=speculative.min_acceptance_rate if speculative else None,
-        )
-
-    def _draft(self, bundle: Bundle, name: str) -> Bundle:
-        """A name may be given to another model at any time: what it means now is what drafts, if it can."""
-        try:
-            draft = self._store.bundle(name)
-        except ModelNotFound:
-            raise ModelNotFound(
-                f"the draft model {name} is not here: {how_to_get(Reference.parse(name))}; or do without it with "
-                f"`modelrunner configure {bundle.name} --draft-model default`",
-                param="speculative.draft_model",
-            ) from None
-        pair = bundle.model_id, draft.model_id
-        if pair not in self._drafting:
-            if difference := vocabulary.difference(bundle, draft):
-                raise BadRequest(
-                    f"{draft.name} cannot draft for {bundle.name}: {difference}; take a smaller model of the same "
-                    "family",
-                    param="speculative.draft_model",
-                )
-            self._drafting.add(pair)
-        return draft
-
     def _check_format(self, backend: Backend, bundle: Bundle, model: str) -> None:
         if bundle.format in backend.formats:
             return
@@ -254,48 +192,12 @@ class Resolver:
             raise BadRequest(f"{model} does not offer {mode}; it offers {offered}", param="model")
 
 
-def in_effect(backend: Backend, settings: ModelSettings, model_id: str, mode: Mode) -> ModelConfiguration:
-    """Returns the model's settings, with the runtime flags of the configuration file folded into its fields. Raises
-    `BadRequest` as `folded`."""
-    file = NOTHING_SET.merged(folded(backend, settings.from_file(model_id).as_dict()))
-    return settings.effective(model_id, mode).configuration.over(file)
-
-
-def _context_size(settings: ModelConfiguration, backend: Backend, bundle: Bundle) -> int:
-    if settings.context_size == TRAINED and bundle.context_length is not None:
-        return bundle.context_length
-    if settings.context_size in (None, TRAINED):
-        return backend.default_context_size(bundle)
-    return settings.context_size
-
-
-def folded(backend: Backend, patch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Moves runtime flags that have a field of their own (`--ctx-size`) into that field of the merge patch, so that
-    what is shown and counted is what runs. Raises `BadRequest` for a flag that is not allowed or
-    contradicts its field."""
-    if not patch.get("runtime-flags"):
-        return patch
-    found, rest = backend.fold_flags(tuple(patch["runtime-flags"]))
-    fields = {name.replace("_", "-"): value for name, value in found.items()}
-    for name, value in fields.items():
-        if patch.get(name) not in (None, value):
-            raise BadRequest(
-                f"{name} is {patch[name]}, and a runtime flag says {value}: leave one of them out", param=name
-            )
-    return {**patch, **fields, "runtime-flags": list(rest) or None}
-
-
 def main_mode(bundle: Bundle) -> Mode:
     """The mode in which a model is used when the request names none."""
     for mode in (Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING, Mode.IMAGE_GENERATION):
         if mode.value in bundle.capabilities:
             return mode
     return Mode.COMPLETION
-
-
-def engine_log(logs: Path, key: RunnerKey) -> Path:
-    """One file for each runner key, since two revisions of a model may run at the same time."""
-    return logs / f"engine-{key.backend}-{key.model_id.removeprefix('sha256:')[:16]}-{key.mode}-{key.revision}.log"
 
 
 def _check_installed(backend: Backend) -> None:

@@ -19,6 +19,7 @@ from modelrunner.errors import (
 )
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.resolve import Resolver
+from modelrunner.models.runspecs import RunSpecs
 from modelrunner.models.templates import TemplateFiles
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.store import Store
@@ -50,15 +51,8 @@ class World:
         self.configurations = Configurations(
             folder / "configurations.json", tables=tables, model_id={"smol": self.model.id}.get
         )
-        self.resolve = Resolver(
-            self.store,
-            registry,
-            self.configurations,
-            logs=folder / "logs",
-            templates=TemplateFiles(folder / "templates"),
-            keep_alive=KeepAlive(300.0),
-            stop_grace=2.0,
-        )
+        self.specs = RunSpecs(self.store, TemplateFiles(folder / "templates"), logs=folder / "logs", stop_grace=2.0)
+        self.resolve = Resolver(self.store, registry, self.configurations, self.specs, keep_alive=KeepAlive(300.0))
 
     async def configure(self, patch: dict[str, Any], mode: Mode | None = None) -> None:
         await configure(self.configurations, self.model.id, patch, mode)
@@ -123,15 +117,7 @@ def test_a_backend_that_is_being_installed_is_worth_waiting_for(world: World) ->
 def test_a_format_that_nothing_runs(tmp_path: Path) -> None:
     world = World(tmp_path)
     registry = BackendRegistry({"other": world.other})
-    resolve = Resolver(
-        world.store,
-        registry,
-        world.configurations,
-        logs=tmp_path,
-        templates=TemplateFiles(tmp_path / "templates"),
-        keep_alive=KeepAlive(0),
-        stop_grace=1.0,
-    )
+    resolve = Resolver(world.store, registry, world.configurations, world.specs, keep_alive=KeepAlive(0))
     with pytest.raises(UnsupportedModel):
         resolve(None, "smol", Mode.COMPLETION)
 

@@ -1,0 +1,118 @@
+"""Makes the specification of a run from a model and its settings."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from modelrunner.backend import Backend
+from modelrunner.config.modelconfig import NOTHING_SET, TRAINED, ModelConfiguration
+from modelrunner.errors import BadRequest, ModelNotFound
+from modelrunner.models.backendtables import backend_options
+from modelrunner.models.configurations import ModelSettings
+from modelrunner.models.templates import TemplateFiles
+from modelrunner.store import Reference, Store, adapters, vocabulary
+from modelrunner.store.references import how_to_get
+from modelrunner.types import Bundle, Mode, ProcessOptions, RunnerKey, RunSpec
+
+
+class RunSpecs:
+    """`logs` is the folder of the engines' logs; `stop_grace` is in seconds."""
+
+    def __init__(self, store: Store, templates: TemplateFiles, *, logs: Path, stop_grace: float) -> None:
+        self._store = store
+        self._templates = templates
+        self._logs = logs
+        self._stop_grace = stop_grace
+        self._drafting: set[tuple[str, str]] = set()  # model and draft, by ID, of one vocabulary
+
+    def make(self, backend: Backend, bundle: Bundle, settings: ModelConfiguration, key: RunnerKey) -> RunSpec:
+        """Reads the files that the settings name. Raises `BadRequest`, and `ModelNotFound` for a draft model or an
+        adapter that is not here."""
+        speculative = settings.speculative if key.mode is Mode.COMPLETION else None
+        bundle = self._as_configured(backend, bundle, settings, key.mode)
+        return RunSpec(
+            model_id=bundle.model_id,
+            bundle=bundle,
+            mode=key.mode,
+            context_size=_context_size(settings, backend, bundle),
+            parallel=settings.parallel or backend.default_parallel(bundle, key.mode),
+            process=ProcessOptions(engine_log(self._logs, key), stop_grace=self._stop_grace),
+            flags=settings.runtime_flags or (),
+            draft=self._draft(bundle, speculative.draft_model) if speculative else None,
+            options=backend_options(backend, settings),
+            gpu_layers=settings.gpu_layers,
+            min_context_size=settings.min_context_size,
+            draft_tokens=speculative.num_tokens if speculative else None,
+            draft_acceptance=speculative.min_acceptance_rate if speculative else None,
+        )
+
+    def _as_configured(self, backend: Backend, bundle: Bundle, settings: ModelConfiguration, mode: Mode) -> Bundle:
+        """The bundle with the chat template and the LoRA adapters of the settings in place of its own."""
+        if settings.chat_template and mode is Mode.COMPLETION:
+            bundle = self._templates.applied(bundle, settings.chat_template)
+        if settings.lora is not None:
+            bundle = adapters.applied(bundle, settings.lora)
+        if bundle.adapters and not backend.takes_adapters:
+            raise BadRequest(
+                f"{backend.name} applies no LoRA adapters: choose another backend for {bundle.name}, or take them back "
+                f"with `modelrunner configure {bundle.name} --lora default`",
+                param="lora",
+            )
+        return bundle
+
+    def _draft(self, bundle: Bundle, name: str) -> Bundle:
+        """A name may be given to another model at any time: what it means now is what drafts, if it can."""
+        try:
+            draft = self._store.bundle(name)
+        except ModelNotFound:
+            raise ModelNotFound(
+                f"the draft model {name} is not here: {how_to_get(Reference.parse(name))}; or do without it with "
+                f"`modelrunner configure {bundle.name} --draft-model default`",
+                param="speculative.draft_model",
+            ) from None
+        pair = bundle.model_id, draft.model_id
+        if pair not in self._drafting:
+            if difference := vocabulary.difference(bundle, draft):
+                raise BadRequest(
+                    f"{draft.name} cannot draft for {bundle.name}: {difference}; take a smaller model of the same "
+                    "family",
+                    param="speculative.draft_model",
+                )
+            self._drafting.add(pair)
+        return draft
+
+
+def in_effect(backend: Backend, settings: ModelSettings, model_id: str, mode: Mode) -> ModelConfiguration:
+    """Returns the model's settings, with the runtime flags of the configuration file folded into its fields. Raises
+    `BadRequest` as `folded`."""
+    file = NOTHING_SET.merged(folded(backend, settings.from_file(model_id).as_dict()))
+    return settings.effective(model_id, mode).configuration.over(file)
+
+
+def _context_size(settings: ModelConfiguration, backend: Backend, bundle: Bundle) -> int:
+    if settings.context_size == TRAINED and bundle.context_length is not None:
+        return bundle.context_length
+    if settings.context_size in (None, TRAINED):
+        return backend.default_context_size(bundle)
+    return settings.context_size
+
+
+def folded(backend: Backend, patch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Moves runtime flags that have a field of their own (`--ctx-size`) into that field of the merge patch, so that
+    what is shown and counted is what runs. Raises `BadRequest` for a flag that is not allowed or
+    contradicts its field."""
+    if not patch.get("runtime-flags"):
+        return patch
+    found, rest = backend.fold_flags(tuple(patch["runtime-flags"]))
+    fields = {name.replace("_", "-"): value for name, value in found.items()}
+    for name, value in fields.items():
+        if patch.get(name) not in (None, value):
+            raise BadRequest(
+                f"{name} is {patch[name]}, and a runtime flag says {value}: leave one of them out", param=name
+            )
+    return {**patch, **fields, "runtime-flags": list(rest) or None}
+
+
+def engine_log(logs: Path, key: RunnerKey) -> Path:
+    """One file for each runner key, since two revisions of a model may run at the same time."""
+    return logs / f"engine-{key.backend}-{key.model_id.removeprefix('sha256:')[:16]}-{key.mode}-{key.revision}.log"
