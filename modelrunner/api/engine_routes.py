@@ -9,7 +9,7 @@ from modelrunner.api.streaming import stream_progress
 from modelrunner.errors import BadRequest
 from modelrunner.models.disk import DiskMeter
 from modelrunner.models.installs import Installer
-from modelrunner.models.presence import Presence
+from modelrunner.models.residency import Residency
 from modelrunner.models.statuses import Statuses
 from modelrunner.scheduler import Scheduler
 from modelrunner.types import ProgressReport
@@ -17,10 +17,10 @@ from modelrunner.types import ProgressReport
 
 class EngineRoutes:
     def __init__(
-        self, scheduler: Scheduler, presence: Presence, disk: DiskMeter, statuses: Statuses, installer: Installer
+        self, scheduler: Scheduler, residency: Residency, disk: DiskMeter, statuses: Statuses, installer: Installer
     ) -> None:
         self._scheduler = scheduler
-        self._presence = presence
+        self._residency = residency
         self._disk = disk
         self._statuses = statuses
         self._installer = installer
@@ -50,7 +50,7 @@ class EngineRoutes:
 
     async def unload(self, request: web.Request) -> web.Response:
         wanted = await read_json(request, wire.UnloadRequest)
-        done = await self._presence.unload(
+        done = await self._residency.unload(
             all=wanted.all, backend=wanted.backend, models=wanted.models, force=wanted.force
         )
         return json_response(wireforms.unloaded(done))

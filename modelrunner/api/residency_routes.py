@@ -7,13 +7,13 @@ from modelrunner.api import wireforms
 from modelrunner.api.messages import json_response, read_json
 from modelrunner.api.streaming import stream_progress
 from modelrunner.models.preload import Preloader
-from modelrunner.models.presence import Presence
+from modelrunner.models.residency import Residency
 from modelrunner.types import ProgressReport
 
 
 class ResidencyRoutes:
-    def __init__(self, presence: Presence, preloader: Preloader) -> None:
-        self._presence = presence
+    def __init__(self, residency: Residency, preloader: Preloader) -> None:
+        self._residency = residency
         self._preloader = preloader
 
     def routes(self) -> list[web.RouteDef]:
@@ -35,14 +35,14 @@ class ResidencyRoutes:
 
     async def pin(self, request: web.Request) -> web.Response:
         model, pin = (await read_json(request, wire.ModelName)).model, request.match_info["action"] == "pin"
-        presence = await self._presence.pin(model, pin=pin)
+        residency = await self._residency.pin(model, pin=pin)
         what = "is never evicted" if pin else "is evicted where another model needs the memory"
-        return json_response(wireforms.model_state(presence, what))
+        return json_response(wireforms.model_state(residency, what))
 
     async def pause(self, request: web.Request) -> web.Response:
-        presence = await self._presence.pause((await read_json(request, wire.ModelName)).model)
-        return json_response(wireforms.model_state(presence, "is paused: its requests wait for `modelrunner resume`"))
+        residency = await self._residency.pause((await read_json(request, wire.ModelName)).model)
+        return json_response(wireforms.model_state(residency, "is paused: its requests wait for `modelrunner resume`"))
 
     async def resume(self, request: web.Request) -> web.Response:
-        presence = self._presence.resume((await read_json(request, wire.ModelName)).model)
-        return json_response(wireforms.model_state(presence, "answers again: its next request loads it"))
+        residency = self._residency.resume((await read_json(request, wire.ModelName)).model)
+        return json_response(wireforms.model_state(residency, "answers again: its next request loads it"))

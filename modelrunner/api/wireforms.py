@@ -10,12 +10,12 @@ import msgspec
 from modelrunner import wire
 from modelrunner.keys.ring import ApiKey
 from modelrunner.models.abilities import Abilities
-from modelrunner.models.advice import FitAdvice
 from modelrunner.models.configurator import ShownConfiguration
 from modelrunner.models.disk import DiskReport
-from modelrunner.models.presence import ModelPresence
+from modelrunner.models.explain import FitReport
 from modelrunner.models.pruning import PrunedThing
 from modelrunner.models.reload import SettingChange
+from modelrunner.models.residency import ModelResidency
 from modelrunner.scheduler import EventRecord, Explanation, RunnerView, UnloadResult
 from modelrunner.store import RemoveResult, StoredModel
 from modelrunner.telemetry.recent import RequestEntry
@@ -161,8 +161,8 @@ def why(found: Explanation) -> wire.WhyResponse:
     )
 
 
-def fit(advice: FitAdvice) -> wire.Fit:
-    found, figures = advice.forecast, advice.forecast.figures
+def fit(report: FitReport) -> wire.Fit:
+    found, figures = report.forecast, report.forecast.figures
     return wire.Fit(
         found.fits,
         _memory(figures.needed) if figures.needed else None,
@@ -170,7 +170,7 @@ def fit(advice: FitAdvice) -> wire.Fit:
         _memory(figures.budget),
         found.would_evict,
         found.reason,
-        wire.Disk(advice.disk_needed, advice.disk_free),
+        wire.Disk(report.disk_needed, report.disk_free),
     )
 
 
@@ -196,9 +196,9 @@ def pruned(things: Sequence[PrunedThing], *, dry_run: bool) -> wire.PruneRespons
     return wire.PruneResponse(sum(thing.size for thing in things), items, dry_run)
 
 
-def model_state(presence: ModelPresence, what: str) -> wire.ModelState:
-    name = presence.model.name
-    return wire.ModelState(name, presence.state or "stopped", f"{name} {what}")
+def model_state(residency: ModelResidency, what: str) -> wire.ModelState:
+    name = residency.model.name
+    return wire.ModelState(name, residency.state or "stopped", f"{name} {what}")
 
 
 def configuration(shown: ShownConfiguration) -> wire.Configuration:

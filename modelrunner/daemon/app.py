@@ -13,8 +13,8 @@ from aiohttp import web
 from modelrunner import __version__, durable
 from modelrunner.api.batch_routes import BatchRoutes
 from modelrunner.api.configure_routes import ConfigurationRoutes
+from modelrunner.api.diagnostic_routes import DiagnosticRoutes
 from modelrunner.api.engine_routes import EngineRoutes
-from modelrunner.api.insight_routes import InsightRoutes
 from modelrunner.api.key_routes import KeyRoutes
 from modelrunner.api.middleware import connections, envelope, finish_head
 from modelrunner.api.model_routes import ModelRoutes
@@ -38,7 +38,7 @@ from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.gateway.response_store import ResponseStore
 from modelrunner.http.limits import Limits
 from modelrunner.keys.ring import KeyRing
-from modelrunner.models.foresight import Foresight
+from modelrunner.models.dryruns import DryRuns
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes.processtree import sweep_orphans
 from modelrunner.scheduler import Scheduler
@@ -150,10 +150,10 @@ class Daemon:
         where = self._doorway.addresses
         log.info("modelrunner %s serves unix://%s %s", __version__, where.socket, where.listen)
         parts = self._parts
-        foresight = Foresight(parts.store, parts.resolver, parts.scheduler)
+        dry_runs = DryRuns(parts.store, parts.resolver, parts.scheduler)
         self._background = [
             asyncio.create_task(parts.preloader.run(), name="preload"),
-            asyncio.create_task(foresight.run(), name="foresight"),
+            asyncio.create_task(dry_runs.run(), name="dry runs"),
             asyncio.create_task(parts.library.learn_abilities(), name="abilities"),
             asyncio.create_task(parts.last_used.run(), name="last used"),
             asyncio.create_task(self._telemetry.count_events(), name="events"),
@@ -192,9 +192,9 @@ class Daemon:
         app.on_response_prepare.append(finish_head)
         families = (
             # Before the routes of models, where all text after `/models/` is a reference.
-            InsightRoutes(parts.library, parts.advisor, parts.scheduler.events),
+            DiagnosticRoutes(parts.library, parts.explainer, parts.scheduler.events),
             ModelRoutes(parts.library, parts.publisher, parts.pruner),
-            EngineRoutes(parts.scheduler, parts.presence, parts.disk, parts.statuses, parts.installer),
+            EngineRoutes(parts.scheduler, parts.residency, parts.disk, parts.statuses, parts.installer),
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
             TelemetryRoutes(self._telemetry),
             OpenAIRoutes(),
@@ -202,7 +202,7 @@ class Daemon:
             BatchRoutes(self._batches, self._files, self._batch_worker.look),
             KeyRoutes(parts.keys, lambda: pipeline.observe(self._telemetry)),
             OllamaRoutes(parts.library, parts.scheduler),
-            ResidencyRoutes(parts.presence, parts.preloader),
+            ResidencyRoutes(parts.residency, parts.preloader),
             SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running)),
         )
         app.add_routes([route for family in families for route in family.routes()])

@@ -15,21 +15,21 @@ from modelrunner.gateway.access import host_names
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.keys.ring import KeyRing
 from modelrunner.models.abilities import KnownAbilities
-from modelrunner.models.advice import Advisor
 from modelrunner.models.aliases import Aliases
 from modelrunner.models.backendtables import check_settings
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.configurator import Configurator
 from modelrunner.models.disk import DiskMeter
+from modelrunner.models.explain import Explainer
 from modelrunner.models.installs import Installer
 from modelrunner.models.lastused import LastUsed
 from modelrunner.models.library import Library
 from modelrunner.models.ondemand import InstallOnDemand
 from modelrunner.models.preload import Preloader
-from modelrunner.models.presence import Presence
 from modelrunner.models.pruning import Pruner
 from modelrunner.models.publishing import Publisher
 from modelrunner.models.reload import FileSettings, Reloader, Setter, check_tables
+from modelrunner.models.residency import Residency
 from modelrunner.models.resolve import Resolver
 from modelrunner.models.runspecs import RunSpecs
 from modelrunner.models.statuses import Statuses
@@ -64,8 +64,8 @@ class Parts:
     last_used: LastUsed
     pruner: Pruner
     configurator: Configurator
-    presence: Presence
-    advisor: Advisor
+    residency: Residency
+    explainer: Explainer
     disk: DiskMeter
     statuses: Statuses
     installer: Installer
@@ -141,8 +141,8 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         last_used=last_used,
         pruner=Pruner(store, library, scheduler, resolver, last_used),
         configurator=configurator,
-        presence=Presence(store, scheduler, registry, configurator),
-        advisor=Advisor(store, configurations, resolver, scheduler, puller),
+        residency=Residency(store, scheduler, registry, configurator),
+        explainer=Explainer(store, configurations, resolver, scheduler, puller),
         disk=DiskMeter(store, registry, state, last_used),
         statuses=Statuses(registry),
         installer=installer,

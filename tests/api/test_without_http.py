@@ -61,7 +61,7 @@ async def test_a_models_whole_life(tmp_path: Path) -> None:
     shown = await made.configurator.change("mine", {"context-size": 512})
     assert shown.effect is not None
     assert (shown.effect.context_size, shown.posted.revision) == (512, 1)
-    assert (await made.advisor.fit("mine")).forecast.fits is Fitting.NOW
+    assert (await made.explainer.fit("mine")).forecast.fits is Fitting.NOW
     assert await made.preloader.load("mine") == "smol"
     (runner,) = made.scheduler.runners()
     assert (runner.state, runner.context_size, runner.keep_alive.seconds) == (Phase.READY, 512, 300.0)
@@ -69,11 +69,11 @@ async def test_a_models_whole_life(tmp_path: Path) -> None:
     (ready,) = [event for event in made.scheduler.events.recent() if event.event == "ready"]
     assert runner.started_at <= ready.time
 
-    assert (await made.presence.pin("mine", pin=True)).state is Phase.READY
+    assert (await made.residency.pin("mine", pin=True)).state is Phase.READY
     assert made.scheduler.runners()[0].pinned
-    assert (await made.presence.pause("mine")).state is None
-    assert (await made.advisor.why("mine")).waiting_for == "resume"
-    made.presence.resume("mine")
+    assert (await made.residency.pause("mine")).state is None
+    assert (await made.explainer.why("mine")).waiting_for == "resume"
+    made.residency.resume("mine")
     assert (await made.disk.usage()).store.models[0].size == model.size
 
     assert await made.library.remove("mine") == RemoveResult(("mine",))

@@ -12,14 +12,14 @@ from modelrunner.store import Store, StoredModel
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPresence:
+class ModelResidency:
     """`state` is that of the model's runner, None without one."""
 
     model: StoredModel
     state: Phase | None
 
 
-class Presence:
+class Residency:
     """A `reference` is a whole name or an ID of a model. The methods raise `ModelNotFound`, `InvalidReference`."""
 
     def __init__(
@@ -30,21 +30,21 @@ class Presence:
         self._registry = registry
         self._configurator = configurator
 
-    async def pin(self, reference: str, *, pin: bool) -> ModelPresence:
+    async def pin(self, reference: str, *, pin: bool) -> ModelResidency:
         """Pins the model, which is then never evicted for another one, or unpins it. Kept in its configuration; holds
         at once. Raises as `Configurator.change`."""
         model = self._whole(reference)
         await self._configurator.change(model.id, {"pin": pin})
         return self._of(model)
 
-    async def pause(self, reference: str) -> ModelPresence:
+    async def pause(self, reference: str) -> ModelResidency:
         """Unloads the model, and lets its requests wait until `resume`. Returns when the runners are gone, or after the
         time that a drain may take."""
         model = self._whole(reference)
         await asyncio.shield(asyncio.ensure_future(self._scheduler.pause(model.id)))
         return self._of(model)
 
-    def resume(self, reference: str) -> ModelPresence:
+    def resume(self, reference: str) -> ModelResidency:
         """Lets a paused model answer again."""
         model = self._whole(reference)
         self._scheduler.resume(model.id)
@@ -66,6 +66,6 @@ class Presence:
     def _whole(self, reference: str) -> StoredModel:
         return self._store.whole(reference)[0]
 
-    def _of(self, model: StoredModel) -> ModelPresence:
+    def _of(self, model: StoredModel) -> ModelResidency:
         states = (runner.state for runner in self._scheduler.runners() if runner.model_id == model.id)
-        return ModelPresence(model, next(states, None))
+        return ModelResidency(model, next(states, None))

@@ -13,7 +13,7 @@ from modelrunner.store import Store
 log = logging.getLogger(__name__)
 
 
-class Foresight:
+class DryRuns:
     def __init__(self, store: Store, resolver: Resolver, scheduler: Scheduler) -> None:
         self._store = store
         self._resolver = resolver

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from modelrunner.errors import ModelNotFound
-from modelrunner.models.foresight import Foresight
+from modelrunner.models.dryruns import DryRuns
 from modelrunner.scheduler import Ledger, Target
 from modelrunner.types import Bundle, Mode, RequiredMemory, RunSpec
 from tests.scheduler.fakes import Engine, World, target
@@ -35,8 +35,8 @@ async def test_the_engine_is_asked_after_a_pull_and_after_a_configuration() -> N
 
     world.backend.dry_run = dry_run  # type: ignore[method-assign]
     scheduler = world.scheduler(ledger=ledger)
-    foresight: Any = Foresight(models, models, scheduler)  # type: ignore[arg-type]
-    running = asyncio.create_task(foresight.run())
+    dry_runs: Any = DryRuns(models, models, scheduler)  # type: ignore[arg-type]
+    running = asyncio.create_task(dry_runs.run())
     await asyncio.sleep(0)
     happened: list[tuple[Any, str]] = [("ready", "a"), ("pull", "gone"), ("pull", "a"), ("configure", "a")]
     for kind, model in (*happened, ("configure", "b")):

@@ -15,7 +15,7 @@ from modelrunner.types import Bundle, Mode
 
 
 @dataclass(frozen=True, slots=True)
-class FitAdvice:
+class FitReport:
     """Bytes on disk: `disk_needed` is 0 for a model that is here."""
 
     forecast: FitForecast
@@ -23,7 +23,7 @@ class FitAdvice:
     disk_free: int
 
 
-class Advisor:
+class Explainer:
     def __init__(
         self,
         store: Store,
@@ -56,16 +56,16 @@ class Advisor:
             return diagnostics.absent(reference, state, Obstacle.INSTALL, error.message)
         return await diagnostics.why(target)
 
-    async def fit(self, reference: str) -> FitAdvice:
+    async def fit(self, reference: str) -> FitReport:
         """Whether the model would get its memory now. A model that is not here is estimated from its header, if its
         source lets a part of the file be read; else by the size of its files, which the forecast's reason says. Raises
         as `why`, and `NotImplementedHere` where a source cannot say how large its model is."""
         free = (await asyncio.to_thread(shutil.disk_usage, self._store.data)).free
         try:
-            return FitAdvice(await self._scheduler.diagnostics.fit(await self._target(reference, None)), 0, free)
+            return FitReport(await self._scheduler.diagnostics.fit(await self._target(reference, None)), 0, free)
         except ModelNotFound:
             preview = await self._puller.preview(reference)
-            return FitAdvice(await self._fit_unseen(reference, preview), preview.size, free)
+            return FitReport(await self._fit_unseen(reference, preview), preview.size, free)
 
     async def _fit_unseen(self, reference: str, preview: Preview) -> FitForecast:
         if preview.bundle is not None:

@@ -7,7 +7,7 @@ from modelrunner.api import wireforms
 from modelrunner.api.messages import check_query, json_response, reference_in_path
 from modelrunner.api.streaming import ALIVE, stream_events
 from modelrunner.errors import BadRequest
-from modelrunner.models.advice import Advisor
+from modelrunner.models.explain import Explainer
 from modelrunner.models.library import Library
 from modelrunner.scheduler import EventRecord
 from modelrunner.scheduler.events import Events
@@ -15,10 +15,10 @@ from modelrunner.scheduler.events import Events
 _LONGEST_ID = 18
 
 
-class InsightRoutes:
-    def __init__(self, library: Library, advisor: Advisor, events: Events) -> None:
+class DiagnosticRoutes:
+    def __init__(self, library: Library, explainer: Explainer, events: Events) -> None:
         self._library = library
-        self._advisor = advisor
+        self._explainer = explainer
         self._events = events
 
     def routes(self) -> list[web.RouteDef]:
@@ -47,12 +47,12 @@ class InsightRoutes:
         reference = request.query.get("model", "")
         if not reference:
             raise BadRequest("name the model: ?model=REF", param="model")
-        return json_response(wireforms.why(await self._advisor.why(reference, request.query.get("mode"))))
+        return json_response(wireforms.why(await self._explainer.why(reference, request.query.get("mode"))))
 
     async def fit(self, request: web.Request) -> web.Response:
         """Estimates a model that is not here from its header or the size of its files."""
         reference = reference_in_path(request, "/models/").removesuffix("/fit")
-        return json_response(wireforms.fit(await self._advisor.fit(reference)))
+        return json_response(wireforms.fit(await self._explainer.fit(reference)))
 
     def _names(self, reference: str) -> set[str]:
         model = self._library.get(reference)
