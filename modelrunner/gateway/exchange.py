@@ -5,13 +5,13 @@ A task exists only while something is waited for: a runner, or the reason why an
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from modelrunner.engine.connections import UpstreamConnection, build_request
 from modelrunner.errors import EngineProtocolError, ModelRunnerError
-from modelrunner.gateway.dialects.dialect import JSON, Translation
+from modelrunner.gateway.dialects.dialect import Translation
 from modelrunner.gateway.interfaces import Inference, Sink
 from modelrunner.gateway.observers import Meter, RequestRecord, record_of
 from modelrunner.gateway.passage import Kept, Passage
@@ -20,13 +20,12 @@ from modelrunner.gateway.render import (
     WARM_TIMING,
     EngineRefusal,
     EngineRefused,
-    chunk,
     engine_headers,
     own_headers,
     server_timing,
 )
 from modelrunner.gateway.routes import check_endpoint
-from modelrunner.gateway.waiting import SignsOfLife, guarded
+from modelrunner.gateway.waiting import SignsOfLife, Unasked
 from modelrunner.http.answers import Header
 from modelrunner.scheduler import Lease
 
@@ -36,14 +35,13 @@ if TYPE_CHECKING:
 _TURN = 5.0  # seconds after which a suspect that was asked again is no longer asked alone
 
 
-class Exchange:
+class Exchange(Unasked):
     """Made by `Pipeline.exchange`. `cancel` when the client is gone; `pause` and `resume` when it takes no more.
     `lease` is None while the request waits for a runner."""
 
     __slots__ = (
-        *("_asked_at", "_bare", "_dialect", "_end_turn", "_error", "_id_line", "_ignored", "_meter", "_over"),
-        *("_passage", "_passed", "_pipeline", "_refusal", "_responded", "_retried", "_signs", "_sink", "_status"),
-        *("_task", "_translation", "_upstream", "ask", "lease", "on_data"),
+        *("_asked_at", "_bare", "_end_turn", "_error", "_id_line", "_ignored", "_meter", "_passage", "_passed"),
+        *("_refusal", "_retried", "_signs", "_status", "_translation", "_upstream", "lease", "on_data"),
     )
 
     def __init__(self, pipeline: "Pipeline", ask: Inference, sink: Sink) -> None:
@@ -116,42 +114,7 @@ class Exchange:
             self._status = 499
             self._close()
 
-    # waiting for a runner
-
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        self._task = asyncio.get_running_loop().create_task(guarded(work, self.ask.request_id, self._refuse))
-
-    async def _wait(self) -> None:
-        lease = await self._pipeline.lease(self.ask)
-        if self._over:
-            lease.release()
-        else:
-            self._begin(lease)
-
-    async def _prepare(self) -> None:
-        ask = self.ask
-        if ask.alias is not None:
-            self.ask = ask = await self._pipeline.choose(ask, ask.alias)
-        prepared = await self._dialect.prepare(self._pipeline, ask) if ask.fields.prepares else ask
-        if self._over:
-            return
-        if isinstance(prepared, bytes):
-            self._answer_without_engine(prepared)
-        else:
-            self.ask = prepared
-            self.start()
-
-    def _answer_without_engine(self, data: bytes) -> None:
-        self._respond(200, (JSON, *self._own_headers()), len(data), data)
-        self._finish()
-
-    def _say(self, data: bytes) -> None:
-        """Writes an event of our own to the client's stream."""
-        data = chunk(data) if self._sink.takes_chunks and data else data
-        if self._responded:
-            self._sink.write(data)
-        else:
-            self._respond(200, self._dialect.stream_headers, None, data)
+    # asking the engine
 
     def _begin(self, lease: Lease, *, fresh: bool = False, checked: bool = False) -> None:
         if self._signs is not None:

@@ -1,13 +1,18 @@
-"""What a request does that has to wait: its work in a task, and signs of life in the client's stream."""
+"""What a request does until its engine is asked: its work in a task, and signs of life in the client's stream."""
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from modelrunner.errors import ModelRunnerError
-from modelrunner.gateway.interfaces import Inference
+from modelrunner.gateway.dialects.dialect import JSON, Dialect
+from modelrunner.gateway.interfaces import Inference, Sink
+from modelrunner.gateway.render import chunk
+from modelrunner.http.answers import Header
+from modelrunner.scheduler import Lease
 
 if TYPE_CHECKING:
     from modelrunner.gateway.pipeline import Pipeline
@@ -45,3 +50,70 @@ class SignsOfLife:
         self._say(ask.terms.route.dialect.waiting(progress, perf_counter() - ask.arrived))
         every = 1.0 if progress is not None else self._pipeline.limits.comment_every
         self._next = self._loop.call_later(every, self._give)
+
+
+class Unasked(ABC):
+    """The half of an exchange in which its engine was not asked yet, with the work that waits in a task."""
+
+    __slots__ = ("_dialect", "_over", "_pipeline", "_responded", "_sink", "_task", "ask")
+    _pipeline: "Pipeline"
+    _dialect: Dialect
+    _sink: Sink
+    _task: asyncio.Task[None] | None
+    _over: bool
+    _responded: bool
+    ask: Inference
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.get_running_loop().create_task(guarded(work, self.ask.request_id, self._refuse))
+
+    async def _wait(self) -> None:
+        lease = await self._pipeline.lease(self.ask)
+        if self._over:
+            lease.release()
+        else:
+            self._begin(lease)
+
+    async def _prepare(self) -> None:
+        ask = self.ask
+        if ask.alias is not None:
+            self.ask = ask = await self._pipeline.choose(ask, ask.alias)
+        prepared = await self._dialect.prepare(self._pipeline, ask) if ask.fields.prepares else ask
+        if self._over:
+            return
+        if isinstance(prepared, bytes):
+            self._answer_without_engine(prepared)
+        else:
+            self.ask = prepared
+            self.start()
+
+    def _answer_without_engine(self, data: bytes) -> None:
+        self._respond(200, (JSON, *self._own_headers()), len(data), data)
+        self._finish()
+
+    def _say(self, data: bytes) -> None:
+        """Writes an event of our own to the client's stream."""
+        data = chunk(data) if self._sink.takes_chunks and data else data
+        if self._responded:
+            self._sink.write(data)
+        else:
+            self._respond(200, self._dialect.stream_headers, None, data)
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def _begin(self, lease: Lease) -> None:
+        """Asks the engine."""
+
+    @abstractmethod
+    def _own_headers(self) -> tuple[Header, ...]: ...
+
+    @abstractmethod
+    def _respond(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None: ...
+
+    @abstractmethod
+    def _refuse(self, error: ModelRunnerError) -> None: ...
+
+    @abstractmethod
+    def _finish(self) -> None: ...
