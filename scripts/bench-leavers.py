@@ -7,7 +7,7 @@ the pairs); otherwise the exit status is 1.
 Of llama.cpp's engines there are two daemons in one run: one as it is, and one that passes plain requests on instead of
 asking for streams. For each also a short plain request alone: client's time, processor time of the daemon.
 
-Usage: bench-leavers.py [--rounds 10] [--pairs 3] [--kinds wheel,native,vllm]
+Usage: bench-leavers.py [--rounds 10] [--pairs 5] [--kinds wheel,native,vllm]
 """
 
 import argparse
@@ -160,15 +160,18 @@ def alone(kind: str, ours: Side, plain: Side, rounds: int) -> None:
 def after_leavers(kind: str, one: Side, count: int) -> float:
     """How many times as long a short request takes after three others were given up: the median of the pairs."""
     pairs, leases = [], 0
-    for _ in range(count):
-        without, _ = beside_a_stream(one, 0, 16)
-        after, leases = beside_a_stream(one, 3, 16)
-        pairs.append((without, after))
+    for number in range(count):
+        times = {}
+        for leavers in (0, 3) if number % 2 == 0 else (3, 0):  # the machine may become slower meanwhile
+            times[leavers], shown = beside_a_stream(one, leavers, 16)
+            leases = max(leases, shown) if leavers else leases
+        pairs.append((times[0], times[3]))
     without, after = (statistics.median(times) for times in zip(*pairs, strict=True))
-    ratio = statistics.median(after / without for without, after in pairs)
+    ratios = sorted(after / without for without, after in pairs)
+    ratio = statistics.median(ratios)
     print(
         f"{kind:7} {one.name:13} 16 tokens beside a stream {without:.2f} s, after three that left {after:.2f} s: "
-        f"ratio {ratio:.2f}; ps showed {leases} leases before it",
+        f"ratio {ratio:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}); ps showed at most {leases} leases before it",
         flush=True,
     )
     return ratio
@@ -177,7 +180,7 @@ def after_leavers(kind: str, one: Side, count: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--kinds", default="wheel,native,vllm")
     arguments = parser.parse_args()
     ratios = []
