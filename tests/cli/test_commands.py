@@ -105,6 +105,7 @@ DONE: dict[str, tuple[str, Any, Any, str]] = {
             "chat-template": None,
             "lora": [],
             "verify": False,
+            "verify-key": None,
         },
         "smollm2\n",
     ),
@@ -175,6 +176,7 @@ def test_package_sends_the_files_address(daemon: FakeDaemon, cli: Cli, tmp_path:
         "mmproj": None,
         "chat-template": None,
         "lora": [],
+        "verify-key": None,
     }
 
 
