@@ -1,5 +1,5 @@
-"""Where things lie: data, cache, runtime folder and socket. Light, since every command starts with it; the daemon's
-other settings are in settings.py."""
+"""The places of files: data, cache, runtime folder and socket. Every command imports this module, so it is light; the
+daemon's other settings are in settings.py."""
 
 import hashlib
 import os
@@ -73,7 +73,7 @@ class Locations:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """The configuration file: `table` is what `text` says."""
+    """The configuration file: its `text`, and the `table` of its values."""
 
     path: Path
     text: str
@@ -129,7 +129,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def first_private(folders: Sequence[Path]) -> Path:
-    """Makes the first of `folders` that can be ours alone. Raises `ConfigurationError` of the first if none can."""
+    """Makes the first of `folders` that no other user can use. Raises `ConfigurationError` of the first if none can."""
     faults = []
     for folder in folders:
         try:

@@ -1,5 +1,5 @@
-"""The lock of a data directory: which process holds it, and where that daemon listens. Light, since every command
-looks here first."""
+"""The lock of a data directory: the process that holds it, and the addresses of that daemon. Every command reads it
+first, so the module is light."""
 
 import fcntl
 import json
@@ -20,7 +20,7 @@ class Holder:
 
 
 def holder(data: Path) -> Holder | None:
-    """The daemon that holds the data directory `data`. None if none does, or if it has only just begun."""
+    """Returns the daemon that holds the data directory `data`; None if there is none, or if it has just begun."""
     try:
         lock = os.open(data / NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -35,7 +35,7 @@ def holder(data: Path) -> Holder | None:
 
 
 def read(lock: int) -> Holder | None:
-    """What the open lock file says; None where it says nothing."""
+    """Returns the content of the open lock file, None if it is empty."""
     try:
         found = json.loads(os.pread(lock, 4096, 0))
         return Holder(int(found["pid"]), str(found["socket"]), str(found["listen"]))

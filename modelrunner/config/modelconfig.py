@@ -15,7 +15,7 @@ from modelrunner.types import KeepAlive
 MAX_PARALLEL = 256
 Count = Annotated[int, msgspec.Meta(ge=1)]
 TRAINED = -1  # as a context size: what the model was trained for
-# What never needs another process: only the daemon uses it.
+# Fields that only the daemon uses: a change of them never needs another process.
 _NOT_THE_ENGINES = {"keep_alive": None, "pin": None, "preload": None}
 _RAW_FLAGS = "raw-runtime-flags"  # one text of shell words, kept as runtime-flags
 

@@ -1,5 +1,5 @@
-"""The daemon's settings: one frozen value, built once. Command line, then MODELRUNNER_* variables, then config.toml,
-then defaults."""
+"""The daemon's settings: one frozen value, built once. The command line wins over MODELRUNNER_* variables, these win
+over config.toml, and this over the defaults."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ def _by(parse: Callable[[Any], Any]) -> BeforeValidator:
 
 
 def _number(value: Any) -> Any:
-    """A variable is always text: digits alone are seconds."""
+    """Reads digits alone as seconds, since a variable is always text."""
     return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
 
 
@@ -184,7 +184,8 @@ class Settings(BaseModel):
         return first_private(self._origin[0].runtimes)
 
     def socket_path(self) -> Path:
-        """Where to listen: `socket`, by default in the runtime folder, which is made. Raises `ConfigurationError`."""
+        """Returns the path to listen at: `socket`, by default in the runtime folder, which is made. Raises
+        `ConfigurationError`."""
         follows = self.socket == self._origin[0].runtime / SOCKET_NAME
         return self.runtime_folder() / SOCKET_NAME if follows else self.socket
 

@@ -1,4 +1,5 @@
-"""What the models here can do: as they run, or as they are configured now."""
+"""The backend, the context and the capabilities of each model: of a loaded model as it runs, of another as its settings
+are now."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +14,10 @@ from modelrunner.types import CAPABILITIES, Adapter, Mode
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """`backend` is the one that a request goes to when it names none, None if none can run the model. `window` is the
-    tokens that one request may have, prompt and answer together: the least that the model's settings allow, None if
-    nothing can run it. `capabilities` are the model's, in the order of `CAPABILITIES`; `adapters` are the LoRA adapters
-    of its runner or its configuration, else those that were packaged with it."""
+    """`backend` serves the requests that name no backend, None if no backend can run the model. `window` is the tokens
+    of one request, prompt and answer together: the least number that the model's settings allow, None if no backend can
+    run it. `capabilities` are the model's, in the order of `CAPABILITIES`; `adapters` are the LoRA adapters of its
+    runner or its configuration, else those that were packaged with it."""
 
     backend: str | None = None
     window: int | None = None
@@ -25,8 +26,8 @@ class Abilities:
 
 
 class KnownAbilities:
-    """Remembers what each model can do as it is configured, since finding it out takes a millisecond and the list of
-    models is asked often."""
+    """Remembers the abilities of each model with its present settings. To find them takes a millisecond, and clients
+    ask for the list of models often."""
 
     def __init__(self, store: Store, resolver: Resolver, configurations: Configurations) -> None:
         self._store = store
@@ -40,8 +41,8 @@ class KnownAbilities:
         configurations.watchers.append(self._configured)
 
     def of(self, model_ids: Sequence[str], runners: Mapping[tuple[str, Mode], RunnerView]) -> list[Abilities]:
-        """Of a loaded model, what its runner can do; `runners` are by model ID and mode. Reads the disk for models that
-        it has not seen yet."""
+        """Returns the abilities of each model, of a loaded model those of its runner; `runners` are by model ID and
+        mode. Reads the disk for new models."""
         loaded = {model_id for model_id, _ in runners}
         return [
             abilities_of(self._store, self._resolver, self._configurations.settings, runners, model_id)
@@ -51,7 +52,7 @@ class KnownAbilities:
         ]
 
     def forget(self) -> None:
-        """Forgets everything: a backend was changed. Any thread may call this."""
+        """Forgets all models, because a backend was changed. Any thread may call this."""
         self._changes += 1
         self._known = {}
 
@@ -88,8 +89,8 @@ def abilities_of(
     runners: Mapping[tuple[str, Mode], RunnerView],
     model_id: str,
 ) -> Abilities:
-    """Of a loaded model, what its runner can do; `runners` are by model ID and mode. What cannot be found out is left
-    out. Reads the disk at first."""
+    """Returns the abilities of the model, of a loaded model those of its runner; `runners` are by model ID and mode.
+    Fields that cannot be found keep their defaults. Reads the disk at first."""
     found = Abilities()
     try:
         bundle = store.bundle(model_id)

@@ -1,4 +1,4 @@
-"""Names that programs insist on, and the models that answer to them here."""
+"""Aliases: other names for models, for programs that use fixed names."""
 
 import asyncio
 from collections.abc import Mapping

@@ -138,7 +138,7 @@ class Configurations:
     async def keep(
         self, model_id: str, mode: Mode | None, before: PostedConfiguration, after: PostedConfiguration
     ) -> None:
-        """Replaces `before`. On disk when it returns. Raises `Conflict` if `before` is not what holds any more,
+        """Replaces `before`, on disk when it returns. Raises `Conflict` if `before` is not the present value any more,
         `InsufficientDisk`, `StorageFailed`; then nothing is changed."""
         async with self._lock:
             if self.settings.posted_for(model_id, mode) != before:

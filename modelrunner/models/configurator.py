@@ -130,7 +130,7 @@ class Configurator:
     def _patched(
         self, settings: ModelSettings, bundle: Bundle, mode: Mode | None, patch: Mapping[str, Any]
     ) -> ModelConfiguration:
-        """What was posted, with the patch, whose runtime flags go into fields where there is one."""
+        """Returns the posted settings with the patch, whose runtime flags become fields where a field exists."""
         patch = with_raw_flags(patch)
         before = settings.posted_for(bundle.model_id, mode).configuration
         tables = self._validator.tables()

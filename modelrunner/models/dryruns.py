@@ -1,5 +1,5 @@
-"""After a pull or a change of a configuration, asks the engine for an estimate of the model's memory, where the engine
-can say it. The answer is remembered; a load never waits for it."""
+"""Asks an engine for its own estimate of a model's memory (`Backend.dry_run`), after a pull and after a change of the
+model's configuration. The scheduler remembers the answer; a load never waits for it."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ class DryRuns:
         self._scheduler = scheduler
 
     async def run(self) -> None:
-        """One model after the other, until the daemon ends."""
+        """Asks for one model after the other, until the daemon ends."""
         async with aclosing(self._scheduler.events.subscribe()) as feed:
             async for event in feed:
                 if event is not None and event.event in ("pull", "configure"):

@@ -1,4 +1,4 @@
-"""Why a model waits, and whether a model would fit."""
+"""Explains why the requests of a model wait, and whether a model would fit into memory and on the disk."""
 
 import asyncio
 import contextlib
@@ -39,8 +39,8 @@ class Explainer:
         self._puller = puller
 
     async def why(self, reference: str, mode: str | None = None) -> Explanation:
-        """Explains what the model's requests wait for, or what its next request would wait for; by default in its main
-        mode. Also explains a model that is being pulled, or whose engine is missing. Raises `ModelNotFound`,
+        """Explains why the model's requests wait, or why its next request would wait; by default in its main mode. Also
+        explains a model that is being pulled, or whose engine is missing. Raises `ModelNotFound`,
         `InvalidReference`, `BadRequest`, and the errors of the backend's estimate."""
         diagnostics = self._scheduler.diagnostics
         try:
@@ -57,9 +57,9 @@ class Explainer:
         return await diagnostics.why(target)
 
     async def fit(self, reference: str) -> FitReport:
-        """Whether the model would get its memory now. A model that is not here is estimated from its header, if its
-        source lets a part of the file be read; else by the size of its files, which the forecast's reason says. Raises
-        as `why`, and `NotImplementedHere` where a source cannot say how large its model is."""
+        """Returns whether the model would get its memory now. A model that is not here is estimated from its header, if
+        its source lets a part of the file be read; else by the size of its files, which the forecast's reason says.
+        Raises as `why`, and `NotImplementedHere` where a source cannot say how large its model is."""
         free = (await asyncio.to_thread(shutil.disk_usage, self._store.data)).free
         try:
             return FitReport(await self._scheduler.diagnostics.fit(await self._target(reference, None)), 0, free)

@@ -1,5 +1,5 @@
-"""When each model was last used. It costs requests nothing: loads are told by the scheduler's events, and runners say
-when they were last asked. The file is written at most once a minute, so a kill loses the last minute."""
+"""The time at which each model was last used. Requests pay nothing for it: the scheduler's events report loads, and
+runners report their last request. The file is written at most once a minute, so a kill loses the last minute."""
 
 import asyncio
 import logging

@@ -148,11 +148,11 @@ class Library:
         return pulled
 
     async def leftovers(self) -> tuple[Leftover, ...]:
-        """What `prune` would remove. Raises `StorageFailed`."""
+        """Returns the files that `prune` would remove. Raises `StorageFailed`."""
         return await self._puller.leftovers()
 
     async def prune(self) -> tuple[Leftover, ...]:
-        """Removes what `Store.prune` removes, and returns it. Pulls go on meanwhile. Raises `StorageFailed`."""
+        """Removes the same files as `Store.prune`, and returns them. Pulls go on meanwhile. Raises `StorageFailed`."""
         return await self._puller.prune()
 
     async def verify(self, reference: str, report: ProgressReport) -> str:
@@ -222,13 +222,13 @@ class Library:
         return model.format in self._registry.get(backend).formats
 
     async def abilities(self, models: Sequence[StoredModel]) -> list[Abilities]:
-        """What each of the models can do: a loaded one as it runs, the others as they are configured."""
+        """Returns the abilities of each model: of a loaded model as it runs, of another as it is configured."""
         runners = {(runner.model_id, runner.mode): runner for runner in self._scheduler.runners()}
 
         return await asyncio.to_thread(self._abilities.of, [model.id for model in models], runners)
 
     async def learn_abilities(self) -> None:
-        """Finds out what each model can do, one after the other, so that the first list of thousands of models does not
-        wait for all of them."""
+        """Finds the abilities of all models, one after the other, so that the first list of thousands of models does
+        not wait for them."""
         for model in self._store.list():
             await self.abilities([model])

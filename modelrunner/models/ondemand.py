@@ -1,4 +1,4 @@
-"""Installs an engine for the first request that needs it, where the backend is small enough for that."""
+"""Installs a missing engine for the first request that needs it, if the backend allows that."""
 
 from modelrunner.models.installs import Installer
 from modelrunner.models.resolve import BeingInstalled, EngineMissing, Resolver
@@ -7,7 +7,8 @@ from modelrunner.types import Mode, ProgressReport, WorkProgress
 
 
 class InstallOnDemand:
-    """Resolves the models of requests as `Resolver` does. `stage` says what unresolved requests wait for."""
+    """Resolves the models of requests as `Resolver` does. `stage` is the step that unresolved requests wait
+    for."""
 
     def __init__(self, resolver: Resolver, installer: Installer) -> None:
         self._resolver = resolver

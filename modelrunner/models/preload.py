@@ -1,4 +1,4 @@
-"""Loads models before a request asks for them: one that a client names, or those of the start-up list."""
+"""Loads models before their first request: a model that a client names, or the models of the start-up list."""
 
 import asyncio
 import logging
@@ -13,12 +13,12 @@ from modelrunner.types import ProgressReport, WorkProgress
 
 log = logging.getLogger(__name__)
 _TELL_EVERY = 0.5  # seconds
-# After these a model that could not be loaded is tried again.
+# Events after which failed models are loaded again.
 _MENDING = frozenset({"pull", "install", "configure"})
 
 
 class Preloader:
-    """Notes a model of the start-up list that could not be loaded as missing with the scheduler's `Insight`.
+    """Reports a model of the start-up list that could not be loaded as missing with the scheduler's `Insight`.
     `starting` is True until every model of the list was loaded or has failed once."""
 
     def __init__(self, store: Store, resolver: Resolver, on_demand: InstallOnDemand, scheduler: Scheduler) -> None:
@@ -73,12 +73,12 @@ class Preloader:
                         failed = await self._load(failed, may_install=False)
 
     def _wanted(self) -> list[str]:
-        """The models of the list, by the names that events have for them."""
+        """Returns the models of the list, by their names in events."""
         here = {model.id: model.tags[0] for model in self._store.list() if model.tags}
         return [here.get(model, model) for model in self._resolver.preloads()]
 
     async def _load(self, models: list[str], *, may_install: bool) -> list[str]:
-        """Returns those that failed."""
+        """Returns the models that failed."""
         return [model for model in models if not await self._loaded(model, may_install=may_install)]
 
     async def _loaded(self, model: str, *, may_install: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Freeing disk space: leftovers, or the models that were not used for longest."""
+"""Frees disk space: removes leftovers, or the least recently used models."""
 
 import asyncio
 import time
@@ -15,8 +15,8 @@ from modelrunner.store import Store, StoredModel
 
 @dataclass(frozen=True, slots=True)
 class PruneRule:
-    """Which models go, and no leftovers then: those not used for `unused` seconds, and of the others those not used
-    for longest, until all models have at most `size` bytes. With neither, leftovers go, and no models."""
+    """Selects the models to remove: all models that were not used for `unused` seconds, and then the least recently
+    used models, until the others have at most `size` bytes. Without both, leftovers are removed instead of models."""
 
     unused: float | None = None
     size: int | None = None
@@ -68,7 +68,7 @@ class Pruner:
         ]
 
     def _chosen(self, rule: PruneRule) -> list[tuple[StoredModel, int]]:
-        """The models to remove, and what each removal frees."""
+        """Returns the models to remove, with the bytes that each removal frees."""
         loaded = {runner.model_id for runner in self._scheduler.runners()}
         free = [model for model in self._store.list() if model.id not in loaded]
         idle = sorted((m for m in free if not self._resolver.is_needed(m.id)), key=self._last_used.of)

@@ -1,4 +1,4 @@
-"""`modelrunner reload`: the configuration file is read again, and only what changed in it is touched."""
+"""`modelrunner reload`: reads the configuration file again, and applies only its changes."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Which models are in memory: pinning, pausing and unloading them."""
+"""An operator's control of the models in memory: pin, pause, resume and unload."""
 
 import asyncio
 from collections.abc import Sequence
@@ -53,9 +53,9 @@ class Residency:
     async def unload(
         self, *, all: bool = False, backend: str | None = None, models: Sequence[str] = (), force: bool = False
     ) -> UnloadResult:
-        """Ends runners: all of them, those of a backend, or those of models (a unique part of a name is enough,
-        since the next request loads the model again). Requests are waited for, at most as long as a drain may take;
-        `force` cuts them. Raises `BadRequest` where nothing is named, `BackendNotFound`."""
+        """Ends runners: all runners, the runners of a backend, or the runners of models (a unique part of a name is
+        enough, since the next request loads the model again). It waits for running requests, at most for the time of a
+        drain; `force` cuts them. Raises `BadRequest` where nothing is named, `BackendNotFound`."""
         if not (all or backend or models):
             raise BadRequest("say what to unload: all, a backend, or models", param="models")
         if backend:

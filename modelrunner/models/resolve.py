@@ -27,8 +27,8 @@ from modelrunner.types import Bundle, KeepAlive, Mode, RunnerKey
 
 _MOST_REMEMBERED = 4096
 _INSTALLING_RETRY = 10.0  # seconds, for Retry-After
-# What a model must be for a mode; a model that says nothing about itself is left to its engine. Any text model has
-# embeddings to give.
+# The capabilities that a mode needs, one of them. The engine decides about a model without capabilities. Any text model
+# has embeddings.
 _CAPABILITIES = {
     Mode.COMPLETION: {"completion"},
     Mode.EMBEDDING: {"embedding", "completion"},
@@ -54,7 +54,7 @@ class BeingInstalled(Unavailable):
 
 
 class Resolver:
-    """`known` has the targets that were resolved and still hold. `keep_alive` is for models that have none of their
+    """`known` holds the resolved targets that are still valid. `keep_alive` is for models that have none of their
     own."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Resolver:
             self.known.clear()
 
     def set_keep_alive(self, keep_alive: KeepAlive) -> None:
-        """For the models that have no keep-alive of their own."""
+        """Sets the keep-alive of models that have none of their own."""
         self._keep_alive = keep_alive
         self.forget()
 
@@ -107,14 +107,14 @@ class Resolver:
         return KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
 
     def backend_of(self, name: str | None, bundle: Bundle, mode: Mode | None = None) -> Backend:
-        """The named backend, else the configured one, else the best for the bundle's format. Raises `BackendNotFound`,
-        `UnsupportedModel`, `BackendUnavailable`."""
+        """Returns the named backend, else the configured backend, else the best for the bundle's format. Raises
+        `BackendNotFound`, `UnsupportedModel`, `BackendUnavailable`."""
         if name is None:
             return self.configured_backend(bundle, mode or main_mode(bundle), self._configurations.settings)
         return self._registry.get(name)
 
     def configured_backend(self, bundle: Bundle, mode: Mode, settings: ModelSettings) -> Backend:
-        """The backend that would run the model with `settings`. Raises as `backend_of`."""
+        """Returns the backend that would run the model with `settings`. Raises as `backend_of`."""
         name = settings.of(bundle.model_id, mode).backend
         if name is None:
             return self._registry.choose(bundle)
@@ -130,7 +130,7 @@ class Resolver:
             ) from None
 
     def is_needed(self, model_id: str) -> bool:
-        """True for a pinned model, or one to preload."""
+        """Returns True for a model that is pinned or preloaded."""
         settings = self._configurations.settings.of(model_id)
         return bool(settings.preload or settings.pin)
 
@@ -193,7 +193,7 @@ class Resolver:
 
 
 def main_mode(bundle: Bundle) -> Mode:
-    """The mode in which a model is used when the request names none."""
+    """Returns the mode of a model for requests that name none."""
     for mode in (Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING, Mode.IMAGE_GENERATION):
         if mode.value in bundle.capabilities:
             return mode

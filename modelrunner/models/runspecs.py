@@ -61,7 +61,7 @@ class RunSpecs:
         return bundle
 
     def _draft(self, bundle: Bundle, name: str) -> Bundle:
-        """A name may be given to another model at any time: what it means now is what drafts, if it can."""
+        """Returns the model that has the name now, since a name may be given to another model at any time."""
         try:
             draft = self._store.bundle(name)
         except ModelNotFound:

@@ -1,4 +1,5 @@
-"""Chat templates that a configuration gives to models: kept as text in the configuration, and as files for engines."""
+"""Chat templates from the configuration of models. The configuration holds their text, and engines read them from
+files."""
 
 import hashlib
 from dataclasses import replace
@@ -13,16 +14,17 @@ _FROM_TEMPLATE = frozenset({"chat", "tools", "reasoning"})
 
 
 class TemplateFiles:
-    """A folder of templates, each named by the hash of its content. What lies there can be made again at any time."""
+    """A folder of templates. The hash of a template's content is its file name. The files can be made again at any
+    time."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` need not exist. What an earlier daemon left there is removed."""
+        """`folder` need not exist. The files of an earlier daemon are removed."""
         self._folder = folder
         with translated("removing old chat templates", folder.parent):
             durable.discard(folder)
 
     def applied(self, bundle: Bundle, template: str) -> Bundle:
-        """The bundle with `template` in place of its own. Writes the file if it is not there. Raises
+        """Returns the bundle with `template` in place of its own. Writes the file if it is not there. Raises
         `InsufficientDisk`, `StorageFailed`."""
         data = template.encode()
         file = self._folder / f"{hashlib.sha256(data).hexdigest()}.jinja"
