@@ -23,6 +23,7 @@ SECTIONS = {
         "rm": ("model_commands:remove", "Remove models"),
         "package": ("model_commands:package", "Package a file or a folder as a model"),
         "fit": ("diagnostic_commands:fit", "Check whether a model fits into memory and on the disk"),
+        "import": ("import_commands:import_model", "Take a model that another program keeps on this machine"),
         "df": ("disk_commands:disk_usage", "Show how much disk models and engines use"),
         "verify": ("model_commands:verify", "Read every byte of models, and report damaged ones"),
         "prune": ("disk_commands:prune", "Remove leftovers of downloads and damage, or unused models"),

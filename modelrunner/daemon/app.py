@@ -15,6 +15,7 @@ from modelrunner.api.batch_routes import BatchRoutes
 from modelrunner.api.configure_routes import ConfigurationRoutes
 from modelrunner.api.diagnostic_routes import DiagnosticRoutes
 from modelrunner.api.engine_routes import EngineRoutes
+from modelrunner.api.import_routes import ImportRoutes
 from modelrunner.api.key_routes import KeyRoutes
 from modelrunner.api.middleware import connections, envelope, finish_head
 from modelrunner.api.model_routes import ModelRoutes
@@ -193,6 +194,7 @@ class Daemon:
         families = (
             # Before the routes of models, where all text after `/models/` is a reference.
             DiagnosticRoutes(parts.library, parts.explainer, parts.scheduler.events),
+            ImportRoutes(parts.library, parts.foreign, parts.store.partial),
             ModelRoutes(parts.library, parts.publisher, parts.pruner),
             EngineRoutes(parts.scheduler, parts.residency, parts.disk, parts.statuses, parts.installer),
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),

@@ -21,6 +21,7 @@ from modelrunner.models.configurations import Configurations
 from modelrunner.models.configurator import Configurator
 from modelrunner.models.disk import DiskMeter
 from modelrunner.models.explain import Explainer
+from modelrunner.models.foreign import ForeignStores
 from modelrunner.models.installs import Installer
 from modelrunner.models.lastused import LastUsed
 from modelrunner.models.library import Library
@@ -40,7 +41,7 @@ from modelrunner.oci.push import Pusher
 from modelrunner.oci.registries import Registries, RegistryRules
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import Puller
-from modelrunner.pull.file import FileSource
+from modelrunner.pull.file import FileSource, ImportSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.ociregistry import RegistrySource
 from modelrunner.pull.pypi import PypiSource
@@ -63,6 +64,7 @@ class Parts:
     library: Library
     last_used: LastUsed
     pruner: Pruner
+    foreign: ForeignStores
     configurator: Configurator
     residency: Residency
     explainer: Explainer
@@ -115,7 +117,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
     )
     registries = Registries(_rules(settings.registries))
     credentials = Credentials(logins_beside(settings.config))
-    sources = (PypiSource(), HuggingFaceSource(), FileSource(), RegistrySource(registries, credentials))
+    sources = (PypiSource(), HuggingFaceSource(), FileSource(), ImportSource(), RegistrySource(registries, credentials))
     puller = Puller(store, sources)
     abilities = KnownAbilities(store, resolver, configurations)
 
@@ -139,6 +141,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         scheduler=scheduler,
         library=library,
         last_used=last_used,
+        foreign=ForeignStores(),
         pruner=Pruner(store, library, scheduler, resolver, last_used),
         configurator=configurator,
         residency=Residency(store, scheduler, registry, configurator),

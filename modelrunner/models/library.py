@@ -53,7 +53,7 @@ class PullOrder:
     @property
     def is_local(self) -> bool:
         """True for files of this machine."""
-        return bool(self._parts) or self.source.strip().lower().startswith("file:")
+        return bool(self._parts) or self.source.strip().lower().startswith(("file:", "import:"))
 
     @property
     def text(self) -> str:

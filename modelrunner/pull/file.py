@@ -10,6 +10,7 @@ import stat
 import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -17,6 +18,7 @@ from modelrunner import lora
 from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound, UnsupportedModel
 from modelrunner.lora import LoraPath
+from modelrunner.pull import linking
 from modelrunner.pull.selection import folder_files, with_shards
 from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way, require_space
 from modelrunner.store import adapters
@@ -59,15 +61,40 @@ class FileSource(Source):
                 magic = {name: _MAGIC for name in paths if name.endswith(".gguf")}
                 opened = {name: _open(path, magic.get(name, b""), stack) for name, path in paths.items()}
                 sizes = {name: os.fstat(descriptor).st_size for name, descriptor in opened.items()}
-                require_space(folder, sum(sizes.values()))
+                self._require_space(folder, sizes.values())
                 done = 0
                 for name, descriptor in opened.items():
-                    _copy(descriptor, make_way(folder, name), sizes[name], stop)
+                    if self._is_copied(descriptor, make_way(folder, name)):
+                        _copy(descriptor, folder / name, sizes[name], stop)
                     done += sizes[name]
                     copied(paths[name].name, sizes[name], done, sum(sizes.values()))
                 return {name: folder / name for name in paths}
 
         return FetchResult(await in_thread(work, HASHING))
+
+    def _require_space(self, folder: Path, sizes: Iterable[int]) -> None:
+        require_space(folder, sum(sizes))
+
+    def _is_copied(self, descriptor: int, target: Path) -> bool:
+        """False if `target` was made of the open file in another way."""
+        return True
+
+
+class ImportSource(FileSource):
+    """`import:///abs/path`: the same, of another program. The files are cloned or linked where the file systems allow
+    it: nothing of that program's is changed, and nothing is written into a file that it has too."""
+
+    def claims(self, text: str) -> bool:
+        return text.startswith("import:")
+
+    async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
+        return await super().fetch(replace(wanted, text=f"file:{wanted.text.removeprefix('import:')}"), context)
+
+    def _require_space(self, folder: Path, sizes: Iterable[int]) -> None:
+        """Perhaps none is needed; a copy that does not fit fails as it goes on."""
+
+    def _is_copied(self, descriptor: int, target: Path) -> bool:
+        return linking.take(descriptor, target) is linking.LinkKind.COPY
 
 
 def with_parts(text: str, parts: Iterable[tuple[str, str]]) -> str:

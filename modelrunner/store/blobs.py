@@ -26,11 +26,13 @@ def ignore(count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A verified and synced file at `path`, of `size` bytes, that a model may be made of."""
+    """A verified and synced file at `path`, of `size` bytes, that a model may be made of. `shared`: it has another name
+    somewhere, and its owner and mode are not ours to change."""
 
     digest: Digest
     size: int
     path: Path
+    shared: bool = False
 
 
 class Blobs:
@@ -88,7 +90,8 @@ class Blobs:
         if not self._is_stored(blob):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(blob.path)
-            os.chmod(self.path(blob.digest), 0o444)
+            if not blob.shared:
+                os.chmod(self.path(blob.digest), 0o444)
 
     def remove(self, digest: Digest) -> None:
         durable.discard(self.path(digest))
@@ -106,12 +109,12 @@ def verify(file: Path, expected: Digest | None, progress: ReadProgress = ignore)
     """Hashes and syncs a file. Raises `BadRequest` for anything but a regular file, `SourceFailed` for another digest
     than expected, `OSError`."""
     with files.open_regular(file) as stream:
-        size = os.fstat(stream.fileno()).st_size
+        found = os.fstat(stream.fileno())
         digest = _digest(stream, progress)
         if expected is not None and digest != expected:
             raise SourceFailed(f"{file.name!r} arrived damaged: its digest is {digest}, not {expected}; pull again")
         durable.sync(stream.fileno())
-        return Blob(digest, size, file)
+        return Blob(digest, found.st_size, file, shared=found.st_nlink > 1)
 
 
 def is_intact(file: Path, digest: Digest, progress: ReadProgress = ignore) -> bool:

@@ -60,6 +60,26 @@ class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknow
     verify_key: str | None = None
 
 
+class Importable(msgspec.Struct, frozen=True):
+    """`GET /models/import`: a model that another program keeps at `path`. `size` in bytes; `cost` is reflink, hard
+    link or copy; `here` if a model has that name already."""
+
+    name: str
+    program: str
+    size: int
+    cost: str
+    path: str
+    here: bool
+
+
+class ImportRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /models/import`. `model` is a name of `GET /models/import`, or a unique part of one; `name` is the model's
+    new name, by default the same."""
+
+    model: str
+    name: str | None = None
+
+
 class PushRequest(msgspec.Struct, frozen=True, rename={"bearer_token": "bearer-token"}, forbid_unknown_fields=True):
     """`POST /models/{ref}/push`. `to` is the name at the registry, by default the model's own; `sign` is the absolute
     path of a private key on the daemon's machine."""

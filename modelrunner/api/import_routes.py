@@ -1,0 +1,53 @@
+"""/models/import: models that other programs keep on this machine."""
+
+import asyncio
+from pathlib import Path
+
+from aiohttp import web
+
+from modelrunner import wire
+from modelrunner.api.messages import check_query, json_response, read_json
+from modelrunner.api.middleware import is_local
+from modelrunner.api.streaming import stream_progress
+from modelrunner.errors import Forbidden
+from modelrunner.models.foreign import ForeignStores
+from modelrunner.models.library import Library, PullOrder
+from modelrunner.types import ProgressReport
+
+
+class ImportRoutes:
+    """Only for callers on the Unix socket, who may read these files themselves. `folder` is one of the store's."""
+
+    def __init__(self, library: Library, foreign: ForeignStores, folder: Path) -> None:
+        self._library = library
+        self._foreign = foreign
+        self._folder = folder
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/models/import", self.list), web.post("/models/import", self.take)]
+
+    async def list(self, request: web.Request) -> web.Response:
+        _require_local(request)
+        check_query(request)
+        here = {name for model in self._library for name in model.tags}
+        found = await asyncio.to_thread(self._foreign.find, self._folder)
+        return json_response(
+            [wire.Importable(m.name, m.program, m.size, str(m.cost), str(m.file), m.name in here) for m in found]
+        )
+
+    async def take(self, request: web.Request) -> web.StreamResponse:
+        _require_local(request)
+        wanted = await read_json(request, wire.ImportRequest)
+        model = await asyncio.to_thread(self._foreign.get, wanted.model, self._folder)
+        order = PullOrder(model.source, wanted.name or model.name)
+
+        async def take(report: ProgressReport) -> wire.Progress:
+            name = (await self._library.pull(order, report)).name
+            return wire.Progress("success", f"{name} is here, by {model.cost} from {model.program}", model=name)
+
+        return await stream_progress(request, take, mode="import")
+
+
+def _require_local(request: web.Request) -> None:
+    if not is_local(request):
+        raise Forbidden("models of other programs are seen and taken only over the Unix socket")

@@ -1,0 +1,37 @@
+"""The command that takes models of other programs."""
+
+import click
+
+from modelrunner import wire
+from modelrunner.cli import output
+from modelrunner.cli.client import Client, decode
+from modelrunner.cli.common_options import json_option, with_client
+from modelrunner.cli.progress import follow
+from modelrunner.units import format_bytes
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--name", help="The new name of the model.")
+@json_option
+@with_client()
+def import_model(client: Client, model: str | None, name: str | None, as_json: bool) -> None:
+    """Take a model that another program keeps on this machine.
+
+    Without MODEL, lists the models of the Hugging Face cache, of Ollama and of LM Studio, with their sizes and how they
+    would be taken: by reflink or hard link, which needs no space, or by copy. Nothing of theirs is changed.
+    """
+    if model is None:
+        raw = client.fetch("GET", "/models/import")
+        if as_json:
+            output.json(raw)
+            return
+        headings = ("MODEL NAME", "PROGRAM", "SIZE", "COST", "")
+        found = decode(raw, list[wire.Importable])
+        output.table(
+            headings, [(m.name, m.program, format_bytes(m.size), m.cost, "is here" if m.here else "") for m in found]
+        )
+        return
+    last = follow(client.progress("/models/import", wire.ImportRequest(model, name)), f"the import of {model}")
+    output.note(last.message)
+    output.say(last.model or model)

@@ -1,0 +1,173 @@
+"""Models that other programs keep on this machine: Hugging Face's cache, Ollama's store, LM Studio's folder. They are
+only read, and files that are none of their models are passed over.
+
+Layouts: huggingface_hub's guide "Manage your cache"; Ollama's FAQ, and its manifests, which are Docker's with layers of
+their own types; LM Studio's documentation, "Import models".
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound
+from modelrunner.pull.file import with_parts
+from modelrunner.pull.linking import LinkKind, link_kind
+from modelrunner.pull.selection import folder_files, with_shards
+from modelrunner.store import Digest, Reference
+
+_LARGEST_MANIFEST = 1 << 20  # bytes
+_OLLAMA_MANIFESTS = ("manifests", "manifest-v2")  # the second one of newer releases
+_OLLAMA = "application/vnd.ollama.image."
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignModel:
+    """`program` keeps it, `name` is the reference that it would get, `file` is its file or folder; `parts` are further
+    files, as `with_parts` takes them. `size` in bytes; `cost` says how it would be taken."""
+
+    program: str
+    name: str
+    file: Path
+    size: int
+    parts: tuple[tuple[str, str], ...] = ()
+    cost: LinkKind = LinkKind.COPY
+
+    @property
+    def source(self) -> str:
+        """The text for `Puller.pull`."""
+        return with_parts(f"import://{quote(str(self.file))}", self.parts)
+
+
+class ForeignStores:
+    """`folders` are those of each program; by default where its variables and its defaults put them."""
+
+    def __init__(
+        self,
+        hub: Path | None = None,
+        ollama: tuple[Path, ...] | None = None,
+        lmstudio: tuple[Path, ...] | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        home, cache = Path.home(), environ.get("XDG_CACHE_HOME")
+        hf_home = environ.get("HF_HOME") or str((Path(cache) if cache else home / ".cache") / "huggingface")
+        self._hub = hub or Path(environ.get("HF_HUB_CACHE") or f"{hf_home}/hub")
+        set_by_user = environ.get("OLLAMA_MODELS")
+        defaults = (home / ".ollama/models", Path("/usr/share/ollama/.ollama/models"))
+        self._ollama = ollama or ((Path(set_by_user),) if set_by_user else defaults)
+        self._lmstudio = lmstudio or (home / ".lmstudio/models", home / ".cache/lm-studio/models")
+
+    def find(self, store_folder: Path) -> list[ForeignModel]:
+        """All models, in the order of their names. `store_folder` is where files of the store lie, on the same file
+        system. Blocks."""
+        found = [*self._in_hub(), *self._in_ollama(), *self._in_lmstudio()]
+        kinds: dict[int, LinkKind] = {}
+        models = []
+        for model in sorted({each.name: each for each in reversed(found)}.values(), key=lambda each: each.name):
+            device = os.stat(model.file).st_dev
+            if device not in kinds:
+                kinds[device] = link_kind(_some_file(model.file), store_folder)
+            models.append(ForeignModel(model.program, model.name, model.file, model.size, model.parts, kinds[device]))
+        return models
+
+    def get(self, name: str, store_folder: Path) -> ForeignModel:
+        """By its name, or by a part of it that only one has. Raises `ModelNotFound`, `InvalidReference`."""
+        found = self.find(store_folder)
+        exact = [model for model in found if name in (model.name, str(Reference.parse(model.name)))]
+        matching = exact or [model for model in found if name.lower() in model.name.lower()]
+        if not matching:
+            raise ModelNotFound(f"no other program here keeps a model {name!r}: `modelrunner import` lists them")
+        if len(matching) > 1:
+            names = ", ".join(model.name for model in matching[:10])
+            raise InvalidReference(f"{name!r} could be any of {names}: write more of it", param="name")
+        return matching[0]
+
+    def _in_hub(self) -> Iterator[ForeignModel]:
+        for repository in _folders(self._hub, "models--*"):
+            with contextlib.suppress(OSError, UnicodeDecodeError, InvalidModel):
+                commit = (repository / "refs/main").read_text("ascii").strip()
+                if "/" in commit or commit.startswith("."):
+                    continue
+                name = "hf.co/" + repository.name.removeprefix("models--").replace("--", "/", 1)
+                snapshot = repository / "snapshots" / commit
+                if folder := folder_files(_names(snapshot), trust=False):
+                    size = sum(os.stat(snapshot / file).st_size for file in folder)
+                    yield from _named("Hugging Face", name, snapshot, size)
+                for place in (snapshot, *_folders(snapshot, "*")):
+                    yield from _ggufs("Hugging Face", name, place)
+
+    def _in_lmstudio(self) -> Iterator[ForeignModel]:
+        for root in self._lmstudio:
+            for folder in _folders(root, "*/*"):
+                yield from _ggufs("LM Studio", f"hf.co/{folder.parent.name}/{folder.name}", folder)
+
+    def _in_ollama(self) -> Iterator[ForeignModel]:
+        for root in self._ollama:
+            manifests = [path for name in _OLLAMA_MANIFESTS for path in (root / name).glob("*/*/*/*")]
+            for path in sorted(manifests):
+                with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, InvalidReference):
+                    layers = _layers(path, root / "blobs")
+                    host, owner, model, tag = path.parts[-4:]
+                    main = layers["model"]
+                    parts = [("mmproj", layers["projector"].as_uri())] if "projector" in layers else []
+                    size = sum(os.stat(layers[kind]).st_size for kind in ("model", "projector") if kind in layers)
+                    yield from _named("Ollama", f"{host}/{owner}/{model}:{tag}", main, size, parts)
+
+
+def _layers(manifest: Path, blobs: Path) -> dict[str, Path]:
+    """The files of an Ollama model by their kind. Raises `ValueError`, `KeyError` and such for odd manifests."""
+    if manifest.stat().st_size > _LARGEST_MANIFEST:
+        raise ValueError
+    content: dict[str, Any] = json.loads(manifest.read_bytes())
+    found: dict[str, Path] = {}
+    for layer in content["layers"]:
+        digest = Digest.parse(layer["digest"])
+        found.setdefault(layer["mediaType"].removeprefix(_OLLAMA), blobs / f"sha256-{digest.hex}")
+    return found
+
+
+def _ggufs(program: str, name: str, folder: Path) -> Iterator[ForeignModel]:
+    files = sorted(file for file in _names(folder) if file.endswith(".gguf") and "/" not in file)
+    projectors = [file for file in files if "mmproj" in file.lower()]
+    parts = [("mmproj", (folder / projectors[0]).absolute().as_uri())] if projectors else []
+    for file in files:
+        if file in projectors or "imatrix" in file.lower():
+            continue
+        with contextlib.suppress(OSError, InvalidModel):
+            shards = with_shards(files, file)
+            if next(iter(shards.values())) == file:
+                size = sum(os.stat(folder / shard).st_size for shard in (*shards.values(), *projectors[:1]))
+                stem = file.removesuffix(".gguf").partition("-00001-of-")[0]
+                yield from _named(program, f"{name}:{stem}", folder / file, size, parts)
+
+
+def _named(
+    program: str, name: str, file: Path, size: int, parts: list[tuple[str, str]] | None = None
+) -> Iterator[ForeignModel]:
+    """Nothing for a name that is no reference."""
+    with contextlib.suppress(InvalidReference):
+        yield ForeignModel(program, Reference.parse_name(name).short, file.absolute(), size, tuple(parts or ()))
+
+
+def _folders(root: Path, pattern: str) -> list[Path]:
+    try:
+        return sorted(path for path in root.glob(pattern) if path.is_dir())
+    except OSError:  # may not be read
+        return []
+
+
+def _names(folder: Path) -> list[str]:
+    """Of the files in the folder and in its folders, one level deep."""
+    try:
+        places = [folder, *(path for path in folder.iterdir() if path.is_dir())]
+        return [str(path.relative_to(folder)) for place in places for path in place.iterdir() if path.is_file()]
+    except OSError:
+        return []
+
+
+def _some_file(path: Path) -> Path:
+    return path / _names(path)[0] if path.is_dir() else path
