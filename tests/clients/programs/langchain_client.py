@@ -1,0 +1,37 @@
+"""LangChain's ChatOpenAI and OpenAIEmbeddings."""
+
+import json
+import sys
+
+import openai
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+
+base, chat_model, embedding_model = sys.argv[1:]
+schema = {
+    "title": "Answer",
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+}
+llm = ChatOpenAI(base_url=f"{base}/v1", api_key="none", model=chat_model, temperature=0, max_retries=0)
+question = [("system", "You are a helpful assistant."), ("human", "What is the capital of France?")]
+structured = llm.with_structured_output(schema, method="json_schema")
+vectors = OpenAIEmbeddings(
+    base_url=f"{base}/v1", api_key="none", model=embedding_model, check_embedding_ctx_length=False
+).embed_documents(["a cat", "a dog"])
+error = ""
+try:
+    ChatOpenAI(base_url=f"{base}/v1", api_key="none", model="nope", max_retries=0).invoke("x")
+except openai.NotFoundError:  # LangChain's own class derives from it
+    error = "NotFoundError"
+print(
+    json.dumps(
+        {
+            "chat": llm.invoke(question).content,
+            "stream": [chunk.content for chunk in llm.stream(question)],
+            "structured": structured.invoke(question),
+            "embeddings": [len(vector) for vector in vectors],
+            "error": error,
+        }
+    )
+)

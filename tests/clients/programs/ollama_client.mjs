@@ -1,0 +1,42 @@
+// npm's ollama.
+import { Ollama } from "ollama";
+
+const [base, chatModel, embeddingModel] = process.argv.slice(2);
+const client = new Ollama({ host: base });
+const messages = [
+  { role: "system", content: "You are a helpful assistant." },
+  { role: "user", content: "What is the capital of France?" },
+];
+const ask = { model: chatModel, messages, options: { temperature: 0 } };
+const format = { type: "object", properties: { city: { enum: ["Paris", "Rome"] } }, required: ["city"] };
+
+const chat = await client.chat(ask);
+const stream = [];
+for await (const part of await client.chat({ ...ask, stream: true })) stream.push(part.message.content);
+const structured = await client.chat({ ...ask, format });
+const vectors = await client.embed({ model: embeddingModel, input: ["a cat", "a dog"] });
+const models = (await client.list()).models.map((model) => model.name);
+const long = await client.generate({ model: chatModel, prompt: "Count.", stream: true, options: { num_predict: 4000 } });
+let left = "";
+try {
+  for await (const _ of long) long.abort();
+} catch (aborted) {
+  left = aborted.name;
+}
+let error = "";
+try {
+  await client.chat({ ...ask, model: "nope" });
+} catch (refused) {
+  error = `${refused.name} ${refused.status_code}`;
+}
+console.log(
+  JSON.stringify({
+    chat: chat.message.content,
+    stream,
+    structured: JSON.parse(structured.message.content),
+    embeddings: vectors.embeddings.map((one) => one.length),
+    models,
+    left,
+    error,
+  }),
+);

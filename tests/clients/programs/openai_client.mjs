@@ -1,0 +1,41 @@
+// npm's openai.
+import OpenAI from "openai";
+
+const [base, chatModel, embeddingModel] = process.argv.slice(2);
+const client = new OpenAI({ baseURL: `${base}/v1`, apiKey: "none", maxRetries: 0 });
+const messages = [
+  { role: "system", content: "You are a helpful assistant." },
+  { role: "user", content: "What is the capital of France?" },
+];
+const ask = { model: chatModel, messages, temperature: 0 };
+const schema = { type: "object", properties: { city: { enum: ["Paris", "Rome"] } }, required: ["city"] };
+const response_format = { type: "json_schema", json_schema: { name: "answer", schema, strict: true } };
+
+const chat = await client.chat.completions.create(ask);
+const stream = [];
+for await (const chunk of await client.chat.completions.create({ ...ask, stream: true }))
+  stream.push(chunk.choices[0]?.delta?.content ?? "");
+const structured = await client.chat.completions.create({ ...ask, response_format });
+const response = await client.responses.create({ model: chatModel, input: messages, temperature: 0 });
+const vectors = await client.embeddings.create({ model: embeddingModel, input: ["a cat", "a dog"] });
+const models = [];
+for await (const model of client.models.list()) models.push(model.id);
+const long = await client.chat.completions.create({ ...ask, max_tokens: 4000, stream: true });
+for await (const _ of long) break; // leaves the stream
+let error = "";
+try {
+  await client.chat.completions.create({ ...ask, model: "nope" });
+} catch (refused) {
+  error = refused.constructor.name;
+}
+console.log(
+  JSON.stringify({
+    chat: chat.choices[0].message.content,
+    stream,
+    structured: JSON.parse(structured.choices[0].message.content),
+    response: response.output_text,
+    embeddings: vectors.data.map((one) => one.embedding.length),
+    models,
+    error,
+  }),
+);
