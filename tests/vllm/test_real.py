@@ -204,6 +204,7 @@ def test_settings_that_are_refused_change_nothing(daemon: Daemon, words: tuple[s
 def test_a_client_that_leaves_ends_the_generation(daemon: Daemon) -> None:
     """Long before all of its tokens. vLLM has a counter of what was aborted, which stays 0 for a client
     that leaves, with nobody between as well (docs/vllm.md): what ends is seen."""
+    assert chat(daemon, max_tokens=1).status_code == 200
     body = {"model": SMOLLM2_SAFETENSORS, "prompt": "Once", "max_tokens": 8000, "ignore_eos": True, "stream": True}
     with daemon.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
         chunks = answer.iter_raw()  # closes the connection when nobody refers to it any more
