@@ -41,12 +41,11 @@ def after(previous: Failure | None, slot: Slot, variants: int, now: float) -> Fa
         waits = count < MEMORY_TRIES and (not tried_with_more or smaller < variants)
         floor = min(smaller, max(variants - 1, slot.variant)) if tried_with_more else slot.variant
         return Failure(count, now if waits else now + pause, slot.error, waits, floor, True)
-    waits = slot.was_ready and count < BREAKER
-    if waits:
-        pause = pause / 2 if count > 1 else 0.0
-    elif slot.was_ready:
-        pause = MAX_BACKOFF
-    return Failure(count, now + pause, slot.error, waits, floor, raised)
+    if not slot.was_ready:
+        return Failure(count, now + pause, slot.error, False, floor, raised)
+    if count >= BREAKER:
+        return Failure(count, now + MAX_BACKOFF, slot.error, False, floor, raised)
+    return Failure(count, now + (pause / 2 if count > 1 else 0.0), slot.error, True, floor, raised)
 
 
 def backing_off(group: Group, failure: Failure, now: float) -> BackingOff:

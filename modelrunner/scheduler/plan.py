@@ -71,8 +71,8 @@ class Plan:
     def make(self) -> list[Action]:
         failed = self._forget_ended()
         self._drain_unwanted()
-        served = [self._serve(group) for group in self.state.groups if group.waiting and group.key not in failed]
-        self._waiting = [group for group in served if group.waiting]
+        groups = [group for group in self.state.groups if group.waiting and group.key not in failed]
+        self._waiting = [group for group in map(self._serve, groups) if group.waiting]
         self._urgent = urgent(self._waiting, self._served, self.policy.ageing, self.now)
         for group in self._waiting:
             if group.key not in self._urgent:
@@ -171,15 +171,15 @@ class Plan:
 
     def _wants_a_runner(self, group: Group) -> bool:
         """True if the group may be given a runner: it has none, or one that sleeps."""
-        slot = self.live.get(group.key)
-        if slot is not None and slot.phase is not Phase.SLEEPING:
-            return False
-        return bool(group.needs) and group.key.model_id not in self.state.paused
+        slot, paused = self.live.get(group.key), group.key.model_id in self.state.paused
+        return bool(group.needs) and not paused and (slot is None or slot.phase is Phase.SLEEPING)
 
     def _admit_in_line(self, groups: Sequence[Group]) -> None:
-        """Finds runners for the groups that want one, and can have one."""
+        """Finds runners for the groups that want one, and can have one. A load counts as a turn of its callers."""
         chosen = self._choose([group for group in groups if not self._is_resting(group)])
-        for group in in_line([g for g in groups if g.key in chosen], self._urgent, self._served):
+        loads = {slot.key for slot in self.live.values() if slot.phase is Phase.STARTING}
+        line = [group for group in self._waiting if group.key in chosen or group.key in loads]
+        for group in in_line(line, self._urgent, self._served):
             if self._wants_a_runner(group):  # its sleeping runner may have been evicted
                 self._admit(group, *chosen[group.key])
 
@@ -242,8 +242,6 @@ class Plan:
         """What counts for a runner that may be woken at any time."""
         other = self.state.asleep.get(slot.key) if slot.phase is Phase.SLEEPING else None
         return self.memory.size(slot if other is None else slot._replace(memory=slot.memory.most(other)))
-
-    # Actions
 
     @cached_property
     def _eviction(self) -> Eviction:

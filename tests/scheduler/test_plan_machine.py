@@ -391,6 +391,8 @@ class PlanMachine(RuleBasedStateMachine):
         wanting = [w for w in wanted if self.may_start(w) and w not in self.slots]
         if len(wanting) != 1 or self.closing or NAMES[wanting[0]].startswith("mapped"):
             return
+        if any(s.key.model_id == "mapped" and s.phase in (Phase.DRAINING, Phase.STOPPING) for s in self.slots.values()):
+            return  # what its end gives depends on who else maps its files: seen once it is gone
         [where] = wanting
         mine = [w for w in self.waiting.values() if key(w.name) == where]
         if all(w.batch for w in mine) or where in self.failures:

@@ -93,6 +93,16 @@ def test_a_caller_of_many_models_does_not_keep_another_from_its_one() -> None:
     assert line(*greedy, group("x", 1, NOW - 1, caller="modest"), served=served) == ["x", "m1", "m2", "m3"]
 
 
+def test_a_load_counts_as_a_turn_of_its_caller() -> None:
+    """Two plans in a row form one line."""
+    first, second = (group(name, 4, NOW - 10, caller="greedy", first=id) for id, name in ((1, "m1"), (2, "m2")))
+    modest = group("x", 5, NOW - 1, caller="modest", first=3)
+    busy = slot("b", 2, leases=1)
+    starts = [Start(key("m1"), RequiredMemory(4))]
+    assert decide(first, second, modest, busy) == starts
+    assert decide(first, second, modest, busy, slot("m1", 4, Phase.STARTING)) == []
+
+
 def test_a_model_that_two_callers_wait_for_has_the_better_turn_of_both() -> None:
     greedy = [group(name, 1, NOW - 10, caller="greedy") for name in ("m1", "m2", "m3")]
     shared = Group(key("m3"), (*greedy[2].waiting, Request(9, NOW, "modest")), greedy[2].needs, "m3")
