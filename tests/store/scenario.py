@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from modelrunner.errors import ModelRunnerError
-from modelrunner.store import Store
+from modelrunner.store import Blob, Store
 from tests.store.samples import ingest
 
 
@@ -53,6 +53,16 @@ def change(data: Path, report: int) -> None:
     step("tag", lambda: store.tag("kept", "second"))
     step("untag", lambda: store.remove("second"))
     step("remove", lambda: store.remove("doomed"))
+    step("import", lambda: store.create({"m": _theirs(store)}, "imported"))
+    step("prune", store.prune)
+
+
+def _theirs(store: Store) -> Blob:
+    """A hard link to another program's file."""
+    link = store.partial / "theirs.gguf"
+    link.unlink(missing_ok=True)
+    os.link(store.data.parent / "theirs.gguf", link)
+    return store.ingest(link)
 
 
 def main(call: str, when: int, root: Path) -> None:
