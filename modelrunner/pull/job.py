@@ -40,6 +40,7 @@ class PullJob:
         self._store, self._journal, self._shared = store, journal, shared
         self._source, self._wanted, self.folder = source, wanted, folder
         self._used: set[Path] = set()
+        self._hashed: dict[Path, tuple[int, int]] = {}
         self._clear_soon = False
 
     def prepare(self) -> None:
@@ -155,6 +156,8 @@ class PullJob:
             if waited and file.sha256 and await self.stored(file.sha256):
                 return None
             await downloader.fetch(file, path, advanced)
+            if file.sha256 is not None:
+                self._hashed[path] = _stamp(path)
         return path
 
     def _store_files(self, fetched: FetchResult, go_on: ReadProgress) -> str:
@@ -189,8 +192,9 @@ class PullJob:
         """The file, ready for the store. Another pull that downloaded it may have stored it meanwhile."""
         digest = f"sha256:{sha256}" if sha256 is not None else None
         try:
-            return self._store.ingest(path, digest=digest, progress=go_on)
-        except StorageFailed:
+            unchanged = path in self._hashed and self._hashed[path] == _stamp(path)
+            return self._store.ingest(path, digest=digest, hashed=unchanged, progress=go_on)
+        except (StorageFailed, FileNotFoundError):
             if path.exists() or digest is None or (blob := self._store.have(digest)) is None:
                 raise
             return blob
@@ -213,6 +217,12 @@ def _until(stop: threading.Event) -> ReadProgress:
             raise asyncio.CancelledError
 
     return go_on
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Changes with the file. Raises `OSError`."""
+    found = path.lstat()
+    return found.st_mtime_ns, found.st_size
 
 
 class _PullContext(Context):

@@ -105,12 +105,13 @@ class Blobs:
         return Digest.among(self.folder)
 
 
-def verify(file: Path, expected: Digest | None, progress: ReadProgress = ignore) -> Blob:
-    """Hashes and syncs a file. Raises `BadRequest` for anything but a regular file, `SourceFailed` for another digest
-    than expected, `OSError`."""
+def verify(file: Path, expected: Digest | None, progress: ReadProgress = ignore, *, hashed: bool = False) -> Blob:
+    """Hashes and syncs a file; only syncs one that its writer has `hashed`. Raises `BadRequest` for anything but a
+    regular file, `SourceFailed` for another digest than expected, `OSError`."""
     with files.open_regular(file) as stream:
         found = os.fstat(stream.fileno())
-        digest = _digest(stream, progress)
+        known = expected if hashed else None
+        digest = known or _digest(stream, progress)
         if expected is not None and digest != expected:
             raise SourceFailed(f"{file.name!r} arrived damaged: its digest is {digest}, not {expected}; pull again")
         durable.sync(stream.fileno())

@@ -135,11 +135,15 @@ class Store:
         with self._lock, translated("laying out the model", self.data):
             return self._bundles.make(entry, contents)
 
-    def ingest(self, file: Path, *, digest: str | None = None, progress: ReadProgress = ignore) -> Blob:
+    def ingest(
+        self, file: Path, *, digest: str | None = None, hashed: bool = False, progress: ReadProgress = ignore
+    ) -> Blob:
         """Verifies and syncs a file on the store's file system (in `partial`), which `create` then takes from there.
-        Raises `SourceFailed` if its sha256 is not `digest`, `BadRequest` for what is no regular file."""
+        With `hashed`, its caller has found that it has the `digest`. Raises `SourceFailed` if its sha256 is not
+        `digest`, `BadRequest` for what is no regular file."""
         with translated("storing a file", self.data):
-            return verify(file, Digest.parse(digest) if digest is not None else None, progress)
+            expected = Digest.parse(digest) if digest is not None else None
+            return verify(file, expected, progress, hashed=hashed)
 
     def create(
         self,

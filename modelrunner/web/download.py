@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from modelrunner.concurrency.threads import in_thread
+from modelrunner.concurrency.threads import ended, in_thread
 from modelrunner.durable import discard
 from modelrunner.errors import ModelNotFound, SourceFailed
 from modelrunner.web.session import explain, retry_after
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import httpx
 
 _CHUNK = 1 << 20
+_MOST_PENDING = 8 << 20
+_FLUSHED = 8 << 20  # bytes after which the disk is set to work
 _ATTEMPTS = 5
 _LONGEST_PAUSE = 60.0
 _SLOWEST = 1 << 18  # bytes that must come within `patience`
@@ -78,7 +80,7 @@ class PartialFile:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         self._file = file
         self._hash = file.new_hash()
-        self.length = 0
+        self.length = self._flushed = 0
 
     def read_through(self, stop: threading.Event) -> None:
         """Hashes the bytes on disk. Call it once, before `append`."""
@@ -94,11 +96,15 @@ class PartialFile:
             self._hash.update(view[:written])
             self.length += written
             view = view[written:]
+        if self.length - self._flushed >= _FLUSHED and hasattr(os, "posix_fadvise"):
+            # Linux begins to write these pages and does not wait: the sync at the end has less left to do.
+            os.posix_fadvise(self._descriptor, self._flushed, self.length - self._flushed, os.POSIX_FADV_DONTNEED)
+            self._flushed = self.length
 
     def restart(self) -> None:
         os.ftruncate(self._descriptor, 0)
         os.lseek(self._descriptor, 0, os.SEEK_SET)
-        self._hash, self.length = self._file.new_hash(), 0
+        self._hash, self.length, self._flushed = self._file.new_hash(), 0, 0
 
     @property
     def digest(self) -> str:
@@ -210,25 +216,39 @@ async def _receive(
     advanced: Callable[[int], None],
     arrived: Callable[[], None],
 ) -> None:
-    """Writes in large pieces and in a thread, but loses none of what has come when it is cut short. `arrived` is called
-    after every 256 KiB."""
+    """Writes in large pieces and in a thread, while further ones come, but loses none of what has come when it is cut
+    short. `arrived` is called after every 256 KiB."""
     body = cast("AsyncGenerator[bytes, None]", response.aiter_raw())  # closed by us: left early, it would linger
-    pending, unmarked = bytearray(), 0
+    pending, unmarked, left = bytearray(), 0, size - partial.length
+    writing: asyncio.Task[None] | None = None
+
+    async def flush() -> None:
+        nonlocal pending, writing
+        if writing is not None:
+            await asyncio.shield(writing)
+            advanced(partial.length)
+        full, pending = pending, bytearray()
+        writing = asyncio.create_task(in_thread(lambda _: partial.append(full)))
+
     try:
         async with contextlib.aclosing(body):
             async for data in body:
                 pending += data
+                left -= len(data)
                 unmarked += len(data)
                 if unmarked >= _SLOWEST:
                     arrived()
                     unmarked = 0
-                if len(pending) >= _CHUNK:
-                    full, pending = pending, bytearray()
-                    await in_thread(lambda stop, full=full: partial.append(full))  # type: ignore[misc]
-                    advanced(partial.length)
-                if partial.length + len(pending) >= size:
+                idle = writing is None or writing.done()
+                if (len(pending) >= _CHUNK and idle) or len(pending) >= _MOST_PENDING:
+                    await flush()
+                if left <= 0:
                     break
+        await flush()
     finally:
+        if writing is not None:
+            await ended(writing)
+            writing.result()
         partial.append(pending)
         advanced(partial.length)
 
