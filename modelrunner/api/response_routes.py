@@ -3,6 +3,7 @@
 from aiohttp import web
 
 from modelrunner.api.messages import json_response, query_count
+from modelrunner.api.middleware import key_name
 from modelrunner.errors import BadRequest, NotImplementedHere
 from modelrunner.gateway.response_store import ResponseStore
 
@@ -10,6 +11,8 @@ _MOST_ITEMS = 100
 
 
 class ResponseRoutes:
+    """A response is seen by the API key that made it, and by the daemon's owner."""
+
     def __init__(self, responses: ResponseStore) -> None:
         self._responses = responses
 
@@ -28,22 +31,22 @@ class ResponseRoutes:
     async def get(self, request: web.Request) -> web.Response:
         if request.query.get("stream") == "true":
             raise NotImplementedHere("a stored response is not streamed: leave `stream` out", param="stream")
-        return json_response((await self._responses.get(request.match_info["id"])).response)
+        return json_response((await self._responses.get(request.match_info["id"], key_name(request))).response)
 
     async def delete(self, request: web.Request) -> web.Response:
         id = request.match_info["id"]
-        await self._responses.delete(id)
+        await self._responses.delete(id, key_name(request))
         return json_response({"id": id, "object": "response", "deleted": True})
 
     async def cancel(self, request: web.Request) -> web.Response:
-        stored = await self._responses.get(request.match_info["id"])
+        stored = await self._responses.get(request.match_info["id"], key_name(request))
         if not stored.response["background"]:
             raise BadRequest("only a response in the background can be cancelled", param="response_id")
-        return json_response((await self._responses.cancel(stored.id)).response)
+        return json_response((await self._responses.cancel(stored.id, key_name(request))).response)
 
     async def input_items(self, request: web.Request) -> web.Response:
         """The items that its request sent, the newest first unless `order` is asc. Each has an ID by its place."""
-        stored = await self._responses.get(request.match_info["id"])
+        stored = await self._responses.get(request.match_info["id"], key_name(request))
         items = [{"id": f"{stored.id}_{place}"} | item for place, item in enumerate(stored.input)]
         if request.query.get("order") != "asc":
             items.reverse()

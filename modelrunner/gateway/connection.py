@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from modelrunner.errors import BadRequest, HeadersTooLarge, MethodNotAllowed, ModelRunnerError, Unavailable
+from modelrunner.errors import HeadersTooLarge, MethodNotAllowed, ModelRunnerError, Unavailable
 from modelrunner.gateway.admission import Admission, AdmittedHead
 from modelrunner.gateway.answering import Answers
 from modelrunner.gateway.decode import LARGE, Decoding
@@ -12,6 +12,7 @@ from modelrunner.gateway.handover import HandoverTransport
 from modelrunner.gateway.interfaces import Terms
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.gateway.render import id_line, new_request_id
+from modelrunner.gateway.waiting import fault
 from modelrunner.http.answers import cors
 from modelrunner.http.listener import Listener, hung_up, peer_of, sever
 from modelrunner.http.requests import RequestBody, check_unfinished, head_to_hand_over, path_of
@@ -237,13 +238,14 @@ class ClientConnection(Answers):
         else:
             self._begin(terms, body, None)
 
-    def _begin(self, terms: Terms, body: bytes, found: Fields | BadRequest | None) -> None:
+    def _begin(self, terms: Terms, body: bytes, found: Fields | Exception | None) -> None:
         ask_id = terms.request_id or new_request_id()
         try:
-            if isinstance(found, BadRequest):
+            if isinstance(found, Exception):
                 raise found
             exchange = self._pipeline.exchange(terms, body, ask_id, self, found)
-        except ModelRunnerError as error:
+        except Exception as raised:
+            error = raised if isinstance(raised, ModelRunnerError) else fault(ask_id)
             self._pipeline.unbuffer(len(body))
             headers, answer = self._pipeline.refusal(error, ask_id, terms.route.pattern)
             self.respond(error.status, headers, id_line(ask_id), len(answer), answer)

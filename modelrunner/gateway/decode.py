@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 
 from modelrunner.concurrency.threads import BODIES
-from modelrunner.errors import BadRequest
 from modelrunner.gateway.dialects.dialect import Dialect, Fields
 
 LARGE = 512 << 10
@@ -19,7 +18,7 @@ class Decoding:
         self,
         dialect: Dialect,
         body: bytes,
-        done: Callable[[Fields | BadRequest], None],
+        done: Callable[[Fields | Exception], None],
         given_up: Callable[[int], None],
     ) -> None:
         self._size = len(body)
@@ -37,12 +36,12 @@ class Decoding:
         self._found.cancel()
         self._given_up(self._size)
 
-    def _tell(self, found: "asyncio.Future[Fields | BadRequest]") -> None:
+    def _tell(self, found: "asyncio.Future[Fields | Exception]") -> None:
         self._done(found.result())
 
 
-def _decoded(dialect: Dialect, body: bytes) -> Fields | BadRequest:
+def _decoded(dialect: Dialect, body: bytes) -> Fields | Exception:
     try:
         return dialect.read(body)
-    except BadRequest as error:
+    except Exception as error:
         return error

@@ -25,7 +25,7 @@ from modelrunner.gateway.render import (
     server_timing,
 )
 from modelrunner.gateway.routes import check_endpoint
-from modelrunner.gateway.waiting import SignsOfLife, Unasked
+from modelrunner.gateway.waiting import SignsOfLife, Unasked, fault
 from modelrunner.http.answers import Header
 from modelrunner.scheduler import Lease
 
@@ -86,6 +86,9 @@ class Exchange(Unasked):
                 self._begin(lease)
         except ModelRunnerError as error:
             self._refuse(error)
+            return
+        except Exception:
+            self._refuse(fault(ask.request_id))
             return
         if lease is None:
             self._do(self._wait())

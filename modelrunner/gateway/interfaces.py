@@ -25,6 +25,11 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     progress: bool
     key: KeyHolder | None = None
 
+    @property
+    def key_name(self) -> str:
+        """The name of the API key, "" for the owner of the daemon."""
+        return self.key.key.name if self.key is not None else ""
+
 
 class Inference(msgspec.Struct, frozen=True, gc=False):
     """A request that was found good. `body` is the client's. `arrived` is in seconds of `perf_counter`; a request that

@@ -96,7 +96,7 @@ def record_of(
         backend=key.backend if key is not None else route.backend or "",
         runner=lease.runner.id if lease is not None else "",
         caller=ask.terms.caller,
-        key=ask.terms.key.key.name if ask.terms.key is not None else "",
+        key=ask.terms.key_name,
         queued=lease.waited - lease.loaded if lease is not None else 0.0,
         loading=lease.loaded if lease is not None else 0.0,
         first_byte=meter.first_byte - ask.arrived if meter.first_byte is not None else None,

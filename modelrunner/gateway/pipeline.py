@@ -158,17 +158,25 @@ class Pipeline:
         self.buffered -= size
 
     def exchange(
-        self, terms: Terms, body: bytes, request_id: str, sink: Sink, fields: Fields | None = None
+        self,
+        terms: Terms,
+        body: bytes,
+        request_id: str,
+        sink: Sink,
+        fields: Fields | None = None,
+        *,
+        admitted: bool = False,
     ) -> Exchange:
         """Makes an exchange, which the caller starts. `fields` are those of the body, if it was decoded already. The
-        body counts as buffered until the exchange is over. Raises `BadRequest`, and what its API key refuses."""
+        body counts as buffered until the exchange is over. An `admitted` one goes on with a request that its API key
+        has counted already. Raises `BadRequest`, and what its API key refuses."""
         arrived = perf_counter()
         fields = fields or terms.route.dialect.read(body)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
         only_loads = terms.preload or fields.only_loads
         alias = self.aliases.find(terms.route.dialect.name, fields.model) if self.aliases is not None else None
         if terms.key is not None:
-            terms.key.begin(id(sink))
+            terms.key.go_on() if admitted else terms.key.begin(id(sink))
         exchange = Exchange(self, Inference(terms, fields, keep, body, request_id, arrived, only_loads, alias), sink)
         self.running.add(exchange)
         return exchange

@@ -11,30 +11,34 @@ from typing import Any
 import msgspec
 
 from modelrunner.database import Database
-from modelrunner.errors import Conflict, NotFound
+from modelrunner.errors import Conflict, NotFound, PayloadTooLarge
 
 log = logging.getLogger(__name__)
 
-_TABLE = """create table if not exists responses
-    (id text primary key, created real, previous text, input blob, response blob);"""
+_TABLE = """create table if not exists stored_responses
+    (id text primary key, created real, previous text, input blob, response blob, owner text);"""
 _LONGEST_CHAIN = 1000  # answers before one
 _GONE = {"code": "server_error", "message": "the daemon ended before the answer was complete"}
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
     """`created` is in Unix seconds; `previous` the ID of the response that it continues, "" for none; `input` are its
-    own items, without those before; `response` is the object that clients get."""
+    own items, without those before; `response` is the object that clients get. `owner` is the name of the API key that
+    made it, "" for the daemon's owner. `size` is about that of its JSON, in bytes."""
 
     id: str
     created: float
     previous: str
     input: list[dict[str, Any]]
     response: dict[str, Any]
+    owner: str = ""
+    size: int = 0
 
 
 class ResponseStore:
     """Keeps at most `limit` responses, none longer than `age` seconds. What was put is seen at once and written soon
-    after. `running` ends the work of a response in the background that is under way."""
+    after. `running` ends the work of a response in the background that is under way. The `owner` who asks is the name
+    of an API key, which sees its own responses alone, or "", the daemon's owner, who sees all."""
 
     def __init__(self, path: Path, *, limit: int, age: float, clock: Callable[[], float] = time.time) -> None:
         self._database = Database(path, _TABLE)
@@ -52,41 +56,52 @@ class ResponseStore:
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write_all(), name="responses")
 
-    async def get(self, id: str) -> StoredResponse:
-        """Raises `NotFound`."""
+    async def get(self, id: str, owner: str) -> StoredResponse:
+        """Raises `NotFound`, also for a response of another key."""
         running = id in self.running  # now: once it is not, its last state was put
         found = self._unwritten.get(id) or await asyncio.to_thread(self._read, id)
-        if found is None or id in self._deleted or found.created < self._clock() - self._age:
+        if (
+            found is None
+            or owner not in ("", found.owner)
+            or id in self._deleted
+            or found.created < self._clock() - self._age
+        ):
             raise NotFound(f"there is no response {id!r}: it was not stored, or was too old", param="response_id")
         if found.response.get("status") in ("queued", "in_progress") and not running:
             return msgspec.structs.replace(found, response=found.response | {"status": "failed", "error": _GONE})
         return found
 
-    async def before(self, id: str) -> list[dict[str, Any]]:
+    async def before(self, id: str, owner: str, largest: int) -> list[dict[str, Any]]:
         """The items of a conversation up to and with a response, both sides. Raises `NotFound`, `Conflict` for an
-        answer that is not complete."""
+        answer that is not complete, `PayloadTooLarge` for more than `largest` bytes."""
         chain: list[StoredResponse] = []
         while id and len(chain) < _LONGEST_CHAIN:
-            chain.append(await self.get(id))
+            chain.append(await self.get(id, owner))
+            if sum(one.size for one in chain) > largest:
+                raise PayloadTooLarge(
+                    f"the conversation before this request has more than {largest} bytes, which is body_limit",
+                )
             if chain[-1].response.get("status") in ("queued", "in_progress"):
                 raise Conflict(f"response {id!r} is not complete yet", param="previous_response_id")
             id = chain[-1].previous
         return [item for one in reversed(chain) for item in (*one.input, *one.response["output"])]
 
-    async def delete(self, id: str) -> None:
+    async def delete(self, id: str, owner: str) -> None:
         """Raises `NotFound`."""
-        await self.get(id)
+        await self.get(id, owner)
         self._deleted.add(id)
-        if (stop := self.running.pop(id, None)) is not None:
-            stop()
-        self._unwritten.pop(id, None)
-        await self.close()
-        await asyncio.to_thread(self._remove, id)
-        self._deleted.discard(id)
+        try:
+            if (stop := self.running.pop(id, None)) is not None:
+                stop()
+            self._unwritten.pop(id, None)
+            await self.close()
+            await asyncio.to_thread(self._remove, id)
+        finally:
+            self._deleted.discard(id)
 
-    async def cancel(self, id: str) -> StoredResponse:
+    async def cancel(self, id: str, owner: str) -> StoredResponse:
         """Ends the work of a response in the background; one that is complete stays as it is. Raises `NotFound`."""
-        stored = await self.get(id)
+        stored = await self.get(id, owner)
         if (stop := self.running.pop(id, None)) is not None:
             stop()
             stored = msgspec.structs.replace(stored, response=stored.response | {"status": "cancelled"})
@@ -104,7 +119,7 @@ class ResponseStore:
                 batch = dict(self._unwritten)
                 try:
                     await asyncio.to_thread(self._write, list(batch.values()))
-                except (sqlite3.Error, OSError) as error:
+                except (sqlite3.Error, OSError, RecursionError) as error:
                     log.warning("responses cannot be written to %s: %s", self._database.path, error)
                 for id, stored in batch.items():
                     if self._unwritten.get(id) is stored:
@@ -116,23 +131,29 @@ class ResponseStore:
 
     def _write(self, batch: list[StoredResponse]) -> None:
         rows = [
-            (one.id, one.created, one.previous, msgspec.json.encode(one.input), msgspec.json.encode(one.response))
+            (
+                *(one.id, one.created, one.previous),
+                *(msgspec.json.encode(one.input), msgspec.json.encode(one.response), one.owner),
+            )
             for one in batch
         ]
         with self._database.transaction() as database:
-            database.executemany("insert or replace into responses values (?, ?, ?, ?, ?)", rows)
-            database.execute("delete from responses where created < ?", (self._clock() - self._age,))
-            newest = "select id from responses order by created desc limit ?"
-            database.execute(f"delete from responses where id not in ({newest})", (self._limit,))
+            database.executemany("insert or replace into stored_responses values (?, ?, ?, ?, ?, ?)", rows)
+            database.execute("delete from stored_responses where created < ?", (self._clock() - self._age,))
+            newest = "select id from stored_responses order by created desc limit ?"
+            database.execute(f"delete from stored_responses where id not in ({newest})", (self._limit,))
 
     def _read(self, id: str) -> StoredResponse | None:
         with self._database.transaction() as database:
-            row = database.execute("select * from responses where id = ?", (id,)).fetchone()
+            row = database.execute("select * from stored_responses where id = ?", (id,)).fetchone()
         if row is None:
             return None
-        _, created, previous, own, response = row
-        return StoredResponse(id, created, previous, msgspec.json.decode(own), msgspec.json.decode(response))
+        _, created, previous, own, response, owner = row
+        size = len(own) + len(response)
+        return StoredResponse(
+            id, created, previous, msgspec.json.decode(own), msgspec.json.decode(response), owner, size
+        )
 
     def _remove(self, id: str) -> None:
         with self._database.transaction() as database:
-            database.execute("delete from responses where id = ?", (id,))
+            database.execute("delete from stored_responses where id = ?", (id,))

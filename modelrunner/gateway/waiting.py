@@ -28,8 +28,13 @@ async def guarded(work: Coroutine[Any, Any, None], request_id: str, refuse: Call
     except ModelRunnerError as error:
         refuse(error)
     except Exception:
-        log.exception("request %s", request_id)
-        refuse(ModelRunnerError("a fault of modelrunner; its log says more under this request's ID"))
+        refuse(fault(request_id))
+
+
+def fault(request_id: str) -> ModelRunnerError:
+    """Logs the exception that is handled, a fault of ours; returns what the client gets."""
+    log.exception("request %s", request_id)
+    return ModelRunnerError("a fault of modelrunner; its log says more under this request's ID")
 
 
 class SignsOfLife:

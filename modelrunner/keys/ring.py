@@ -85,6 +85,10 @@ class KeyHolder:
             )
         self.running += 1
 
+    def go_on(self) -> None:
+        """Counts in the rest of a request that `begin` has let in; `end` counts it out."""
+        self.running += 1
+
     def end(self) -> None:
         self.running -= 1
 

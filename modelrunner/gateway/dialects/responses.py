@@ -44,13 +44,17 @@ class Responses(OpenAI):
         if fields.previous_response_id:
             if pipeline.responses is None:
                 raise NotFound("no response is stored here", param="previous_response_id")
-            history = await pipeline.responses.before(fields.previous_response_id)
+            history = await pipeline.responses.before(
+                fields.previous_response_id, ask.terms.key_name, pipeline.limits.body
+            )
         prepared = PreparedFields(
             **msgspec.structs.asdict(fields),
             id=new_id("resp"),
             created=time.time(),
             history=history,
             kept=pipeline.responses if fields.store is not False else None,
+            owner=ask.terms.key_name,
+            size=len(ask.body),
         )
         asked = msgspec.structs.replace(ask, fields=prepared)
         if not fields.background:
@@ -77,7 +81,7 @@ def _in_background(pipeline: "Pipeline", ask: "Inference", fields: PreparedField
     if store is None:
         raise NotFound("no response is stored here, so none can be made in the background", param="background")
     pipeline.buffer(len(ask.body), len(ask.body))
-    exchange = pipeline.exchange(ask.terms, ask.body, ask.request_id, _BackgroundSink(fields), fields)
+    exchange = pipeline.exchange(ask.terms, ask.body, ask.request_id, _BackgroundSink(fields), fields, admitted=True)
     store.running[fields.id] = exchange.cancel
     queued = response_of(fields, "queued", [])
     keep(fields, queued)

@@ -50,7 +50,8 @@ def keep(fields: PreparedFields, response: dict[str, Any]) -> None:
     """Stores the response's state, unless it is not to be stored."""
     if (store := fields.responses) is not None:
         previous = fields.previous_response_id or ""
-        store.put(StoredResponse(fields.id, fields.created, previous, fields.items(), response))
+        made = StoredResponse(fields.id, fields.created, previous, fields.items(), response, fields.owner, fields.size)
+        store.put(made)
 
 
 class _OpenItem:

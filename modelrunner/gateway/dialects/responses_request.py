@@ -73,7 +73,8 @@ class ResponseFields(Fields, frozen=True, gc=False):
     def functions(self) -> list[dict[str, Any]]:
         """The tools, as of a chat. Raises `BadRequest` for tools that run at a service."""
         found = []
-        for tool in decoded(self.tools) or ():
+        tools = decoded(self.tools) or []
+        for tool in tools if isinstance(tools, list) else [tools]:
             if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):
                 raise BadRequest("only tools of the type function are offered here", param="tools")
             names = ("name", "description", "parameters", "strict")
@@ -117,13 +118,16 @@ class ResponseFields(Fields, frozen=True, gc=False):
 
 
 class PreparedFields(ResponseFields, frozen=True, gc=False):
-    """A request whose conversation is known. `kept` is None where the answer is not to be stored."""
+    """A request whose conversation is known. `kept` is None where the answer is not to be stored; `owner` is the name
+    of the API key that asks, "" for the daemon's owner; `size` is that of the request's body in bytes."""
 
     prepares: ClassVar[bool] = False
     id: str = ""
     created: float = 0.0
     history: Sequence[dict[str, Any]] = ()
     kept: Any = None
+    owner: str = ""
+    size: int = 0
 
     @property
     def responses(self) -> ResponseStore | None:
@@ -148,7 +152,8 @@ def messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     for item in items:
         match item.get("type", "message"):
             case "message":
-                role = {"developer": "system"}.get(item.get("role", ""), item.get("role"))
+                role = item.get("role")
+                role = "system" if role == "developer" else role
                 found.append({"role": role, "content": _content(item.get("content"))})
             case "function_call":
                 call = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
@@ -171,11 +176,14 @@ def _content(content: Any) -> Any:
     """Text alone stays text. Raises `BadRequest`."""
     if isinstance(content, str):
         return content
-    parts = []
+    parts: list[dict[str, Any]] = []
     for part in content if isinstance(content, list) else [content]:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind in _TEXTS:
-            parts.append({"type": "text", "text": part.get("text") or part.get("refusal") or ""})
+        if isinstance(kind, str) and kind in _TEXTS:
+            text = part.get("text") or part.get("refusal") or ""
+            if not isinstance(text, str):
+                raise BadRequest(f"the text of content of the type {kind} is no string", param="input")
+            parts.append({"type": "text", "text": text})
         elif kind == "input_image" and isinstance(part.get("image_url"), str):
             parts.append({"type": "image_url", "image_url": {"url": part["image_url"]}})
         elif kind == "input_audio":
