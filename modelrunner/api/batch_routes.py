@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import BadHttpMessage
 
 from modelrunner import wire
 from modelrunner.api.messages import check_query, json_response, query_count, read_json
@@ -61,8 +62,12 @@ class BatchRoutes:
                 elif part.name == "file" and made is None:
                     name = (part.filename or "file")[:255]
                     made = await self._files.upload(_pieces(part), name, purpose or "batch", key_name(request))
-        except ValueError as error:
-            raise BadRequest(f"the form cannot be read: {error}") from None
+        except BaseException as error:
+            if made is not None:  # its client will never know its ID
+                await asyncio.shield(asyncio.to_thread(self._files.delete, made.id, made.owner))
+            if isinstance(error, ValueError | AssertionError | BadHttpMessage):
+                raise BadRequest(f"the form cannot be read: {error}") from None
+            raise
         if made is None:
             raise BadRequest("the form has no field `file`", param="file")
         if purpose not in _PURPOSES:
@@ -83,7 +88,7 @@ class BatchRoutes:
         file = await self._file(request)
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         response.content_length = file.bytes
-        with await asyncio.to_thread(open, self._files.path(file.id), "rb") as opened:
+        with await asyncio.to_thread(self._files.open, file.id) as opened:
             await response.prepare(request)
             while piece := await asyncio.to_thread(opened.read, _PIECE):
                 await response.write(piece)

@@ -13,6 +13,8 @@ from modelrunner.errors import BadRequest
 from modelrunner.keys.ring import ApiKey, KeyRing, Scope
 from modelrunner.units import parse_age
 
+_LONGEST = 36500 * 86400.0  # seconds
+
 
 class KeyRoutes:
     """`created` is called after a key was made."""
@@ -39,7 +41,10 @@ class KeyRoutes:
         for scope in wanted.scopes:
             if scope not in known:
                 raise BadRequest(f"{scope!r} is no scope: the scopes are {', '.join(known)}", param="scopes")
-        expires = time.time() + parse_age(wanted.expires) if wanted.expires else None
+        age = parse_age(wanted.expires) if wanted.expires else None
+        if age is not None and age > _LONGEST:
+            raise BadRequest("expires is an age of at most 36500d; leave it out for never", param="expires")
+        expires = time.time() + age if age is not None else None
         made, text = await asyncio.to_thread(
             self._keys.create,
             ApiKey(

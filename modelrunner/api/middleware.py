@@ -126,7 +126,8 @@ def envelope(is_ending: Callable[[], bool]) -> Middleware:
             if is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
                 raise ShuttingDown("the daemon is shutting down")
             if (handed_over := _handed_over(request)) is not None and handed_over.admitted.key is not None:
-                handed_over.admitted.key.check(scope_of(request.method, request.path))
+                # Of the path as aiohttp routes it: an encoded slash is a part of a name.
+                handed_over.admitted.key.check(scope_of(request.method, request.rel_url.path_safe))
             return await handler(request)
         except web.HTTPException as error:
             response = error_response(translated(error, request), request)

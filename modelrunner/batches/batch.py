@@ -1,5 +1,6 @@
 """A batch and its lines: as clients see them, and as the input file has them."""
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -69,12 +70,13 @@ class _LineBody(msgspec.Struct):
     stream: bool | None = None
 
 
-def parse(data: bytes, endpoint: str, batch: str) -> tuple[list[Line], list[LineError]]:
-    """Reads an input file (JSONL): its lines, and what is wrong with it; with an error nothing is to be asked."""
+def parse(file: Iterable[bytes], endpoint: str, batch: str) -> tuple[list[Line], list[LineError]]:
+    """Reads the lines of an input file (JSONL), no more than are needed. Returns its requests and its errors; with an
+    error nothing is to be asked."""
     lines: list[Line] = []
     errors: list[LineError] = []
     seen: set[str] = set()
-    for number, text in enumerate(data.split(b"\n"), 1):
+    for number, text in enumerate(file, 1):
         if not text.strip():
             continue
         try:
@@ -82,7 +84,7 @@ def parse(data: bytes, endpoint: str, batch: str) -> tuple[list[Line], list[Line
         except (msgspec.MsgspecError, BadRequest, UnicodeDecodeError, RecursionError) as error:
             message = error.message if isinstance(error, BadRequest) else str(error)
             errors.append(LineError("invalid_line", message, number))
-        if len(errors) >= _MOST_ERRORS:
+        if len(errors) >= _MOST_ERRORS or len(lines) > MOST_LINES:
             break
     if not lines and not errors:
         errors.append(LineError("empty_file", "the file has no line", 1))

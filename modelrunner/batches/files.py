@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterable, Iterable
 from pathlib import Path
 from secrets import token_hex
+from typing import BinaryIO
 
 import msgspec
 
@@ -63,9 +64,12 @@ class FileStore:
         finally:
             discard(temporary)
 
-    def path(self, id: str) -> Path:
-        """Of a file that is known to exist."""
-        return self._folder / id
+    def open(self, id: str) -> BinaryIO:
+        """The content of a file, to read. Blocks. Raises `NotFound`, `OSError`."""
+        try:
+            return open(self._folder / id, "rb")
+        except FileNotFoundError:
+            raise NotFound(f"there is no file {id!r}", param="file_id") from None
 
     def get(self, id: str, owner: str) -> UploadedFile:
         """Blocks. Raises `NotFound`, also for a file of another key; the daemon's owner sees all."""

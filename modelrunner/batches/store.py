@@ -44,7 +44,8 @@ class BatchStore:
         """Takes the lines of a file. A file with errors makes a failed batch. Raises `NotFound`, `OSError`."""
         self._files.get(input_file, owner)
         id, now = f"batch_{token_hex(12)}", self._clock()
-        lines, errors = parse(self._files.path(input_file).read_bytes(), endpoint, id)
+        with self._files.open(input_file) as file:
+            lines, errors = parse(file, endpoint, id)
         batch = Batch(id, owner, endpoint, input_file, window, "in_progress", now, now + seconds, metadata)
         if errors:
             batch = msgspec.structs.replace(batch, status="failed", errors=tuple(errors), ended=now)
@@ -75,10 +76,16 @@ class BatchStore:
 
     def cancel(self, id: str, owner: str) -> Batch:
         """Asks no further line. Raises `NotFound`, `Conflict` for a batch that is over."""
-        batch = self.get(id, owner)
-        if batch.status in OVER:
-            raise Conflict(f"batch {id} is {batch.status}")
-        return self._put(msgspec.structs.replace(batch, status="cancelling", cancelling=self._clock()))
+        batch, now = self.get(id, owner), self._clock()
+        with self._database.transaction() as database:
+            database.execute("begin immediate")  # the worker may end it at this moment
+            [(about,)] = database.execute("select about from batches where id = ?", (id,))
+            batch = msgspec.json.decode(about, type=Batch)
+            if batch.status in OVER:
+                raise Conflict(f"batch {id} is {batch.status}")
+            batch = msgspec.structs.replace(batch, status="cancelling", cancelling=now)
+            database.execute("update batches set about = ? where id = ?", (msgspec.json.encode(batch), id))
+        return self._counted(batch)
 
     def unfinished(self) -> list[Batch]:
         """The oldest first."""
@@ -173,11 +180,6 @@ class BatchStore:
                 (batch.id,),
             )
         return msgspec.structs.replace(batch, completed=completed, failed=failed)
-
-    def _put(self, batch: Batch) -> Batch:
-        with self._database.transaction() as database:
-            database.execute("update batches set about = ? where id = ?", (msgspec.json.encode(batch), batch.id))
-        return batch
 
 
 def open_store(state: Path) -> tuple[BatchStore, FileStore]:

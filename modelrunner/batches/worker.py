@@ -54,7 +54,8 @@ class BatchWorker:
                     idle = await self._step()
                 except Exception:
                     log.exception("a step of the batches failed")
-                    idle = True
+                    await asyncio.sleep(_PAUSE)  # a full disk stays full for a while
+                    continue
                 if idle and not self._asking:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(_LOOK if self._endpoints else None):
@@ -113,6 +114,7 @@ class BatchWorker:
         route = match(batch.endpoint)
         assert route is not None
         sink = _AnswerSink()
+        key = None
         try:
             key = self._pipeline.keys.holder(batch.owner) if self._pipeline.keys and batch.owner else None
             if batch.owner and key is None:
@@ -125,6 +127,8 @@ class BatchWorker:
                 self._pipeline.unbuffer(len(line.body))
                 raise
         except ModelRunnerError as error:
+            if key is not None:
+                key.leave(id(sink))
             if error.status in _AGAIN and self._may_try_again(line):
                 await asyncio.sleep(error.retry_after or _PAUSE)
                 return None
@@ -135,6 +139,9 @@ class BatchWorker:
         except asyncio.CancelledError:
             exchange.cancel()
             raise
+        finally:
+            if key is not None:
+                key.leave(id(sink))
         if sink.status in _AGAIN and not sink.is_final and self._may_try_again(line):
             await asyncio.sleep(sink.retry_after or _PAUSE)
             return None

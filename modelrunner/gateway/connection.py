@@ -76,6 +76,8 @@ class ClientConnection(Answers):
     def connection_lost(self, exc: Exception | None) -> None:
         self._listener.leave(self)
         self._leave()
+        if self._admitted is not None and self._admitted.key is not None:
+            self._admitted.key.leave(id(self))
 
     def resume_writing(self) -> None:
         super().resume_writing()

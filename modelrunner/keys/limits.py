@@ -1,7 +1,8 @@
 """Limits over the last minute: of requests, exact, and of tokens.
 
 A refused client is told when to come again. That time is a promise: it is given to this client alone, and a slot is
-kept for it for a moment, so a client that obeys Retry-After is admitted, however many others ask meanwhile.
+kept for it for a moment, so a client that obeys Retry-After is admitted, however many others ask meanwhile. A promise
+to a connection that was closed goes to the next one that comes: many clients open a connection for each request.
 """
 
 import math
@@ -24,7 +25,9 @@ class RequestLimit:
         self.limit = limit
         self._clock = clock
         self._admitted: deque[float] = deque()
-        self._promised: dict[int, float] = {}  # client -> when its slot is free, the earliest first
+        # Client -> when its slot is free, the earliest first; clients that left have numbers below 0.
+        self._promised: dict[int, float] = {}
+        self._left = 0
 
     def admit(self, client: int) -> float | None:
         """Admits a request: returns None, or the seconds after which this client is to come again. `client` is any
@@ -35,6 +38,8 @@ class RequestLimit:
         while self._promised and (first := next(iter(self._promised.items())))[1] + GRACE < now:
             del self._promised[first[0]]  # nobody came
         free = self.limit - len(self._admitted)
+        if client not in self._promised and free <= len(self._promised):
+            self._rename(next((other for other in self._promised if other < 0), client), client)
         due = self._promised.get(client)
         if due is not None and due > now:
             return due - now
@@ -43,6 +48,15 @@ class RequestLimit:
             self._admitted.append(now)
             return None
         return self._promise(client, now)
+
+    def leave(self, client: int) -> None:
+        """Frees the promise to a client that is gone for whoever comes next."""
+        self._left -= 1
+        self._rename(client, self._left)
+
+    def _rename(self, client: int, other: int) -> None:
+        if client in self._promised:
+            self._promised = {other if each == client else each: due for each, due in self._promised.items()}
 
     def _promise(self, client: int, now: float) -> float:
         """Returns the seconds until a slot is free that was promised to nobody else."""

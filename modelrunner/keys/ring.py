@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
 from enum import StrEnum
@@ -92,6 +93,11 @@ class KeyHolder:
     def end(self) -> None:
         self.running -= 1
 
+    def leave(self, client: int) -> None:
+        """The connection `client` is closed: the slot that it was promised is for the next one that comes."""
+        if self._requests is not None:
+            self._requests.leave(client)
+
     def spend(self, tokens: int) -> None:
         """Counts the tokens of a request that ended, those of its prompt included."""
         if self._tokens is not None:
@@ -110,6 +116,7 @@ class KeyRing:
         self._file = JsonFile(path, list[ApiKey], required=True)
         self._clock = clock
         self._wall = wall
+        self._changing = threading.Lock()
         self.needed = False
         self.watchers: list[Callable[[], None]] = []
         self._holders: dict[str, KeyHolder] = {}
@@ -144,22 +151,25 @@ class KeyRing:
         Blocks. Raises `BadRequest`, `Conflict`, `OSError`."""
         if not _NAME.fullmatch(key.name):
             raise BadRequest(f"{key.name!r} is no name of a key: letters, digits, dots and dashes, at most 64")
-        if key.name in self._holders:
-            raise Conflict(
-                f"there is a key {key.name} already: `modelrunner keys rotate {key.name}` gives it a new text"
-            )
-        return self._keep(key)
+        with self._changing:
+            if key.name in self._holders:
+                raise Conflict(
+                    f"there is a key {key.name} already: `modelrunner keys rotate {key.name}` gives it a new text"
+                )
+            return self._keep(key)
 
     def rotate(self, name: str) -> tuple[ApiKey, str]:
         """Gives a key a new text; the old one is refused from now on. Raises `KeyNotFound`, `OSError`."""
-        return self._keep(self._get(name).key)
+        with self._changing:
+            return self._keep(self._get(name).key)
 
     def revoke(self, name: str) -> None:
         """Raises `KeyNotFound`, `Conflict` for a last key that is needed, `OSError`."""
-        self._get(name)
-        if self.needed and len(self._holders) == 1:
-            raise Conflict(f"{name} is the last key, and the daemon listens beyond loopback: make another one first")
-        self._save([key for key in self if key.name != name])
+        with self._changing:
+            self._get(name)
+            if self.needed and len(self._holders) == 1:
+                raise Conflict(f"{name} is the last key, and the daemon listens beyond loopback: make another first")
+            self._save([key for key in self if key.name != name])
 
     def _get(self, name: str) -> KeyHolder:
         if name not in self._holders:

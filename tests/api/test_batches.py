@@ -195,3 +195,31 @@ async def test_files(start_daemon: StartDaemon) -> None:
         assert answer.status == 400
     async with daemon.unix.get("/v1/files/..%2f..%2fkeys.json/content") as answer:
         assert answer.status == 404
+
+
+FORM = {"Content-Type": "multipart/form-data; boundary=b"}
+PURPOSE = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+CONTENT = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n'
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        b"",
+        b"--b",
+        PURPOSE,
+        PURPOSE + CONTENT[:-2],
+        PURPOSE + CONTENT + b"--b\r\n" + b"A: b\r\n" * 10_000,
+        PURPOSE + CONTENT + b"--b\r\nno header\r\n\r\n",
+        PURPOSE + CONTENT + b"--b\r\nContent-Type: multipart/mixed; boundary=c\r\n\r\n--c--\r\n--b--\r\n",
+        b"--b\r\nA: " + b"x" * 1_000_000,
+    ],
+)
+async def test_a_broken_form_keeps_nothing(start_daemon: StartDaemon, form: bytes) -> None:
+    daemon = await start_daemon()
+    async with daemon.unix.post("/v1/files", data=form, headers=FORM) as answer:
+        assert answer.status == 400, await answer.text()
+    async with daemon.unix.get("/v1/files") as answer:
+        assert (await answer.json())["data"] == []
+    folder = daemon.settings.data_dir / "state" / "files"
+    assert not folder.exists() or not list(folder.iterdir())

@@ -5,6 +5,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import yarl
 
 from modelrunner.keys.ring import Scope
 from tests.api.conftest import Daemon, StartDaemon
@@ -143,3 +144,19 @@ async def test_the_last_key_of_an_open_daemon_stays(start_daemon: StartDaemon) -
     second = await start_daemon(listen="0.0.0.0:0")
     async with second.unix.delete("/keys/kim") as answer:
         assert answer.status == 409
+
+
+async def test_an_encoded_slash_opens_nothing(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon()
+    key = await make_key(daemon, scopes=["models"])
+    url = yarl.URL(f"http://127.0.0.1:{daemon.port}/engines/requests/v1%2Fmodels%2Fx/cancel", encoded=True)
+    async with aiohttp.request("POST", url, headers={"X-API-Key": key}) as answer:
+        assert answer.status == 403
+
+
+async def test_an_expiry_beyond_the_calendar(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon()
+    async with daemon.unix.post("/keys", json={"name": "kim", "expires": "999999w"}) as answer:
+        assert answer.status == 400
+    async with daemon.unix.get("/keys") as answer:
+        assert await answer.json() == []

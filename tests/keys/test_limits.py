@@ -66,3 +66,22 @@ def test_tokens_of_the_last_minute() -> None:
     assert tokens.wait() is None
     tokens.spend(500)
     assert tokens.wait() == pytest.approx(WINDOW)
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_clients_with_a_connection_for_each_request(limit: int) -> None:
+    """Promises to closed connections go to those that come next: nobody starves, and impatience pushes nobody back."""
+    clock = FakeClock(0.0)
+    requests = RequestLimit(limit, clock)
+    for client in range(1, limit + 1):
+        assert requests.admit(client) is None
+    connections = iter(range(100, 1000))
+    waits = []
+    for client in (next(connections) for _ in range(50)):
+        waits.append(requests.admit(client))
+        requests.leave(client)
+    wait = waits[-1]
+    assert wait is not None
+    assert wait <= WINDOW
+    clock.advance(math.ceil(wait))
+    assert requests.admit(next(connections)) is None

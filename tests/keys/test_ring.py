@@ -1,5 +1,6 @@
 """Keys are kept as digests, survive, and fail closed."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,17 @@ def test_limits(file: Path) -> None:
     kim.spend(10)
     with pytest.raises(RateLimited, match="10 tokens a minute"):
         kim.begin(1)
+
+
+def test_changes_at_the_same_time_lose_none(tmp_path: Path) -> None:
+    ring = KeyRing(tmp_path / "keys.json")
+    for number in range(8):
+        ring.create(ApiKey(name=f"old-{number}", digest=""))
+    ring.needed = True
+    names = [f"new-{number}" for number in range(8)]
+    with ThreadPoolExecutor(16) as threads:
+        made = [threads.submit(ring.create, ApiKey(name=name, digest="")) for name in names]
+        gone = [threads.submit(ring.revoke, f"old-{number}") for number in range(8)]
+    for each in (*made, *gone):
+        each.result()  # type: ignore[attr-defined]  # of two types of results
+    assert sorted(key.name for key in KeyRing(tmp_path / "keys.json")) == names

@@ -1,0 +1,44 @@
+"""The batches in SQLite."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from modelrunner.batches.batch import Batch
+from modelrunner.batches.files import SCHEMA as FILES
+from modelrunner.batches.files import FileStore
+from modelrunner.batches.store import SCHEMA, BatchStore, LineAnswer
+from modelrunner.database import Database
+from modelrunner.errors import Conflict
+
+CHAT = "/v1/chat/completions"
+
+
+async def test_a_batch_that_ends_while_it_is_cancelled_keeps_its_answers(tmp_path: Path) -> None:
+    ending: list[Batch] = []
+
+    def clock() -> float:
+        """The batch ends at the moment at which it is to be cancelled."""
+        if ending:
+            store.finish(ending.pop())
+        return 1.0
+
+    database = Database(tmp_path / "batches.sqlite", SCHEMA + FILES)
+    files = FileStore(tmp_path / "files", database)
+    store = BatchStore(database, files, clock)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield json.dumps({"custom_id": "1", "method": "POST", "url": CHAT, "body": {"model": "m"}}).encode()
+
+    file = await files.upload(pieces(), "a.jsonl", "batch", "")
+    batch = store.create(file.id, CHAT, "24h", 60.0, {}, "")
+    [line] = store.waiting("m", [batch.id], 1)
+    store.record([LineAnswer(line, 200, b"{}", "r")])
+    ending.append(batch)
+    with pytest.raises(Conflict):
+        store.cancel(batch.id, "")
+    ended = store.get(batch.id, "")
+    assert (ended.status, ended.completed) == ("completed", 1)
+    assert ended.output_file is not None
