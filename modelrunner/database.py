@@ -2,6 +2,7 @@
 
 import logging
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -22,22 +23,39 @@ class Database:
         self.path = path
         self._schema = schema
         self._largest = largest
+        self._replacing = threading.Lock()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """A connection whose changes are all kept, or none if the block raises. A damaged file is set aside first, with
-        an error in the log. Raises `sqlite3.Error`, `OSError`."""
-        with closing(self._open()) as connection, connection:
-            yield connection
+        an error in the log; where only the block finds the damage, the next transaction gets a new file. Raises
+        `sqlite3.Error`, `OSError`."""
+        with closing(self._open()) as connection:
+            inode = self.path.stat().st_ino
+            try:
+                with connection:
+                    yield connection
+            except sqlite3.DatabaseError as error:
+                if _is_damage(error):
+                    with self._replacing:
+                        if self.path.exists() and self.path.stat().st_ino == inode:
+                            set_aside(self.path, error)
+                raise
 
     def _open(self) -> sqlite3.Connection:
         try:
             return self._connect()
         except sqlite3.DatabaseError as error:
-            if getattr(error, "sqlite_errorcode", None) not in _DAMAGED:
+            if not _is_damage(error):
                 raise
-            set_aside(self.path, error)
-            return self._connect()
+        with self._replacing:  # another thread may have set it aside meanwhile
+            try:
+                return self._connect()
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
+                set_aside(self.path, error)
+                return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=5.0)
@@ -51,3 +69,7 @@ class Database:
             connection.close()
             raise
         return connection
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED  # of an extended code, the primary one

@@ -14,6 +14,7 @@ from modelrunner.telemetry.recent import RequestEntry
 from modelrunner.telemetry.usage import Grouping
 from modelrunner.units import parse_age
 
+_LONGEST = 36500 * 86400.0  # seconds, before the first usage
 _GROUPINGS = {grouping.name.lower(): grouping for grouping in Grouping}
 
 
@@ -65,7 +66,7 @@ class TelemetryRoutes:
         by = request.query.get("by", "model")
         if by not in _GROUPINGS:
             raise BadRequest(f"usage is summed by {', '.join(_GROUPINGS)}, not by {by!r}", param="by")
-        seconds = parse_age(request.query.get("since", "30d"))
+        seconds = min(parse_age(request.query.get("since", "30d")), _LONGEST)
         found = await self._telemetry.usage.sums(_GROUPINGS[by], timedelta(seconds=seconds))
         return json_response([wireforms.usage(each) for each in found])
 

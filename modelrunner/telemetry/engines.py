@@ -49,7 +49,7 @@ def merged(own: Iterable[Metric], answers: Iterable[EngineMetrics]) -> list[Metr
     for answer in answers:
         try:
             found = list(text_string_to_metric_families(answer.text or ""))
-        except ValueError:
+        except Exception:  # the parser has no error of its own for text that it cannot read
             continue
         for family in found:
             home = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))

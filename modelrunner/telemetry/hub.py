@@ -39,7 +39,9 @@ class Telemetry:
             holder.spend(tokens.prompt + tokens.answer)
 
     async def count_events(self) -> None:
-        """Counts the scheduler's events until it closes."""
-        async for event in self._scheduler.events.subscribe():
-            if event is not None:
-                self._events.add(event)
+        """Counts the scheduler's events until it closes. A burst that is too long for the feed costs its events."""
+        events = self._scheduler.events
+        while not events.closed:
+            async for event in events.subscribe():
+                if event is not None:
+                    self._events.add(event)

@@ -146,3 +146,10 @@ async def test_without_telemetry_nothing_is_kept(start_daemon: StartDaemon) -> N
     assert await get(daemon, "/engines/requests") == []
     assert await get(daemon, "/usage") == []
     assert total(await metrics(daemon), "modelrunner_runners", state="ready") == 1
+
+
+async def test_usage_since_before_the_calendar(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon()
+    for since in ("999999w", "99999999999h"):
+        async with daemon.unix.get(f"/usage?since={since}") as answer:
+            assert answer.status == 200

@@ -83,3 +83,18 @@ async def test_the_oldest_days_go_when_it_is_full(tmp_path: Path) -> None:
     assert 1 < len(days) < 40
     assert {each.requests for each in days} == {50}
     assert days[0].name == (await usage.sums(Grouping.DAY, timedelta(0)))[0].name
+
+
+async def test_damage_behind_the_first_page_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "usage.sqlite"
+    usage = Usage(path, Wall())
+    for number in range(500):
+        usage.take(record(f"model-{number}"), Tokens(1, 1))
+    await usage.flush()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
+    usage.take(record(), Tokens(1, 1))
+    await usage.flush()
+    assert [each.requests for each in await usage.sums(Grouping.DAY, timedelta(days=1))] == [1]
+    [aside] = tmp_path.glob("usage.sqlite.corrupt-*")
+    assert aside.read_bytes()[:4096] == whole[:4096]
