@@ -10,6 +10,7 @@ import msgspec
 from modelrunner.batches.batch import OVER, Batch, Line, State, parse
 from modelrunner.batches.files import FileStore
 from modelrunner.database import Database
+from modelrunner.durable import make_folder, sweep_temporaries
 from modelrunner.errors import Conflict, NotFound
 
 SCHEMA = """
@@ -187,7 +188,9 @@ def open_store(state: Path) -> tuple[BatchStore, FileStore]:
     from modelrunner.batches.files import SCHEMA as FILES
 
     database = Database(state / "batches.sqlite", SCHEMA + FILES)
-    files = FileStore(state / "files", database)
+    make_folder(folder := state / "files")
+    sweep_temporaries(folder)
+    files = FileStore(folder, database)
     return BatchStore(database, files), files
 
 

@@ -72,7 +72,7 @@ class BatchWorker:
     async def _step(self) -> bool:
         """Records answers, ends batches, asks more lines. Returns False if there may be more to do at once."""
         ended = [task for task in self._asking if task.done()]
-        answers = [answer for task in ended if not task.cancelled() and (answer := task.result()) is not None]
+        answers = [answer for task in ended if (answer := _answer_of(task, self._asking[task])) is not None]
         await asyncio.to_thread(self._store.record, answers)
         for task in ended:
             del self._asking[task]
@@ -84,7 +84,11 @@ class BatchWorker:
             if given_up and batch.id in under_way:
                 self._stop(batch)
             elif batch.id not in under_way and (given_up or batch.completed + batch.failed == batch.total):
-                over = await asyncio.to_thread(self._store.finish, batch)
+                try:
+                    over = await asyncio.to_thread(self._store.finish, batch)
+                except Exception:  # it is tried again, and the others go on
+                    log.exception("batch %s cannot be ended", batch.id)
+                    continue
                 log.info("batch %s is %s: %d answers, %d errors", over.id, over.status, over.completed, over.failed)
                 return False
         return not await self._ask_more()
@@ -160,6 +164,16 @@ class BatchWorker:
 
     def _is_late(self, batch: Batch) -> bool:
         return self._clock() >= batch.expires
+
+
+def _answer_of(task: asyncio.Task[LineAnswer | None], line: Line) -> LineAnswer | None:
+    """The answer of a task that ended; a fault of ours is logged, and is the line's answer."""
+    if task.cancelled():
+        return None
+    if (fault := task.exception()) is None:
+        return task.result()
+    log.error("line %d of %s", line.number, line.batch, exc_info=fault)
+    return LineAnswer(line, 500, b'"a fault of modelrunner; its log has more"', "")
 
 
 class _AnswerSink:

@@ -1,0 +1,63 @@
+"""Nothing ends the work on batches."""
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from modelrunner.batches.batch import Batch
+from modelrunner.batches.store import BatchStore, open_store
+from modelrunner.batches.worker import BatchWorker
+
+CHAT = "/v1/chat/completions"
+
+
+class Store(BatchStore):
+    """A store that cannot end the batch `broken`."""
+
+    broken = ""
+
+    def __init__(self, state: Path) -> None:
+        good, self.files = open_store(state)
+        super().__init__(good._database, self.files)
+        self.over = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def finish(self, batch: Batch) -> Batch:
+        if batch.id == self.broken:
+            raise OSError("no space left on device")
+        ended = super().finish(batch)
+        self._loop.call_soon_threadsafe(self.over.set)
+        return ended
+
+    def add(self) -> Batch:
+        line = json.dumps({"custom_id": "1", "method": "POST", "url": CHAT, "body": {"model": "m"}}).encode()
+        return self.create(self.files.write("file-a", [line], "a", "").id, CHAT, "24h", 60.0, {}, "")
+
+
+async def test_a_fault_is_the_answer_of_its_line_and_a_batch_that_cannot_end_stops_no_other(tmp_path: Path) -> None:
+    def exchange(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    pipeline: Any = SimpleNamespace(keys=None, buffer=lambda *_: None, unbuffer=lambda _: None, exchange=exchange)
+    store = Store(tmp_path)
+    store.broken = store.add().id
+    other = store.add()
+    working = asyncio.create_task(BatchWorker(store, pipeline).run())
+    try:
+        async with asyncio.timeout(60):
+            await store.over.wait()
+    finally:
+        working.cancel()
+        await asyncio.wait([working])
+    ended = store.get(other.id, "")
+    assert (ended.status, ended.failed) == ("completed", 1)
+    assert store.get(store.broken, "").status == "in_progress"
+
+
+async def test_uploads_of_a_killed_daemon_are_removed(tmp_path: Path) -> None:
+    open_store(tmp_path)
+    (left := tmp_path / "files" / ".file-1.0123456789abcdef.tmp").write_bytes(b"half a file")
+    open_store(tmp_path)
+    assert not left.exists()
