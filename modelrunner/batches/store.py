@@ -31,6 +31,13 @@ class LineAnswer(msgspec.Struct, frozen=True):
     request_id: str
 
 
+class _KeptAnswer(msgspec.Struct, frozen=True):
+    """An answer as its line keeps it."""
+
+    request_id: str
+    body: msgspec.Raw
+
+
 class BatchStore:
     """Every method blocks. `clock` is the time of day in Unix seconds."""
 
@@ -117,7 +124,7 @@ class BatchStore:
         rows = [
             (
                 each.status,
-                msgspec.json.encode((each.request_id, msgspec.Raw(_json(each.body)))),
+                msgspec.json.encode(_KeptAnswer(each.request_id, msgspec.Raw(_json(each.body)))),
                 line.batch,
                 line.number,
             )
@@ -167,8 +174,8 @@ class BatchStore:
                     message = f"the batch was {end} before this line was asked"
                     result["error"] = {"code": f"batch_{end}", "message": message}
                 else:
-                    request_id, body = msgspec.json.decode(answer, type=tuple[str, msgspec.Raw])
-                    result["response"] = {"status_code": status, "request_id": request_id, "body": body}
+                    kept = msgspec.json.decode(answer, type=_KeptAnswer)
+                    result["response"] = {"status_code": status, "request_id": kept.request_id, "body": kept.body}
                 yield msgspec.json.encode(result) + b"\n"
 
     def _counted(self, batch: Batch) -> Batch:

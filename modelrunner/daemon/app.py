@@ -172,8 +172,9 @@ class Daemon:
         log.info("shutting down")
         for task in self._background:
             task.cancel()
-        await asyncio.wait(self._background)
-        await _drain(self._parts.scheduler, self.lifecycle, self._settings.drain_limit)
+        # At once: a request that comes while the tasks end is refused, too.
+        draining = _drain(self._parts.scheduler, self.lifecycle, self._settings.drain_limit)
+        await asyncio.gather(draining, asyncio.wait(self._background))
         if self._tcp_server:
             self._tcp_server.close()
         self._doorway.close()

@@ -14,6 +14,7 @@ import pytest
 from modelrunner.store import Store
 from tests.api.conftest import Daemon, StartDaemon
 from tests.store.samples import add_model
+from tests.waiting import HUNG
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 CHAT = "/v1/chat/completions"
@@ -73,7 +74,7 @@ async def _holds(value: bool) -> bool:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HUNG):
         while not await condition():  # noqa: ASYNC110  what is watched has no event
             await asyncio.sleep(0.005)
 
@@ -152,6 +153,6 @@ async def test_an_engine_that_hangs_with_them_is_replaced(
     await until(lambda: _says(daemon, "/engines/why?model=smol", "2 of them"))
     daemon.backend.knobs = ()
     os.kill((await runner(daemon))["pid"], signal.SIGSTOP)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HUNG):
         assert await post(daemon) == 200
     assert daemon.backend.runs == 2

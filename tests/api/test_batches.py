@@ -11,6 +11,7 @@ import pytest
 from openai.types import Batch
 
 from tests.api.conftest import Daemon, StartDaemon
+from tests.waiting import HUNG
 
 CHAT = "/v1/chat/completions"
 Condition = Callable[[Batch], bool]
@@ -38,7 +39,7 @@ async def begin(client: openai.AsyncOpenAI, lines: list[dict[str, Any]], endpoin
 
 
 async def until(client: openai.AsyncOpenAI, batch: Batch, condition: Condition) -> Batch:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HUNG):
         while not condition(batch):
             await asyncio.sleep(0.02)
             batch = await client.batches.retrieve(batch.id)

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from tests.api.conftest import Daemon, StartDaemon
+from tests.waiting import HUNG
 
 Made = tuple[Daemon, openai.AsyncOpenAI]
 TOOL: Any = {"type": "function", "name": "sum", "parameters": {"type": "object"}, "strict": False}
@@ -116,13 +117,13 @@ async def test_a_response_in_the_background(client: Made) -> None:
     queued = await made.responses.create(model="smol", input="hello", background=True)
     assert (queued.status, queued.output) == ("queued", [])
     found = queued
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HUNG):
         while found.status == "queued":
             found = await made.responses.retrieve(queued.id)
     assert (found.status, found.output_text) == ("completed", "w0 w1 w2 ")
     assert (await made.responses.cancel(queued.id)).status == "completed"
     missing = await made.responses.create(model="nope", input="hello", background=True)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HUNG):
         while (found := await made.responses.retrieve(missing.id)).status == "queued":
             pass
     assert found.status == "failed"
@@ -141,7 +142,7 @@ async def test_a_response_in_the_background_is_cancelled(client: Made) -> None:
     other = await made.responses.create(model="smol", input="hello", background=True)
     await made.responses.delete(other.id)
     in_use = True
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HUNG):
         while in_use:
             async with daemon.tcp.get("/engines/ps") as answer:
                 in_use = any(runner["in_use"] for runner in await answer.json())
@@ -247,7 +248,7 @@ async def test_a_response_in_the_background_counts_once(start_daemon: StartDaemo
     async with openai.AsyncOpenAI(base_url=url, api_key=text, max_retries=0) as kim:
         for _ in range(2):
             made = await kim.responses.create(model="smol", input="hi", background=True)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(HUNG):
                 while made.status in ("queued", "in_progress"):
                     await asyncio.sleep(0.02)
                     made = await kim.responses.retrieve(made.id)

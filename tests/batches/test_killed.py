@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.waiting import HUNG
+
 ROOT = Path(__file__).parents[2]
 LINES = 300
 
@@ -24,7 +26,7 @@ def daemon(folder: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         transport = httpx.HTTPTransport(uds=str(folder / "r" / "modelrunner.sock"))
-        with httpx.Client(transport=transport, base_url="http://localhost/v1", timeout=60) as client:
+        with httpx.Client(transport=transport, base_url="http://localhost/v1", timeout=HUNG) as client:
             yield process, client
         process.kill()
 

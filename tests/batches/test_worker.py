@@ -9,6 +9,7 @@ from typing import Any
 from modelrunner.batches.batch import Batch
 from modelrunner.batches.store import BatchStore, open_store
 from modelrunner.batches.worker import BatchWorker
+from tests.waiting import HUNG
 
 CHAT = "/v1/chat/completions"
 
@@ -46,7 +47,7 @@ async def test_a_fault_is_the_answer_of_its_line_and_a_batch_that_cannot_end_sto
     other = store.add()
     working = asyncio.create_task(BatchWorker(store, pipeline).run())
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HUNG):
             await store.over.wait()
     finally:
         working.cancel()
