@@ -152,12 +152,14 @@ class PullJob:
 
     async def fetch(self, file: RemoteFile, downloader: Downloader, advanced: Callable[[int], None]) -> Path | None:
         path = self.partial(file)
-        async with self._shared.alone(path) as waited:
-            if waited and file.sha256 and await self.stored(file.sha256):
+        async with self._shared.alone(path):
+            # Another pull may have downloaded and stored it since this one looked.
+            if file.sha256 is not None and not path.exists() and await self.stored(file.sha256):
                 return None
             await downloader.fetch(file, path, advanced)
             if file.sha256 is not None:
-                self._hashed[path] = _stamp(path)
+                with contextlib.suppress(FileNotFoundError):  # another pull stores it already
+                    self._hashed[path] = _stamp(path)
         return path
 
     def _store_files(self, fetched: FetchResult, go_on: ReadProgress) -> str:

@@ -23,12 +23,10 @@ class SharedDownloads:
         return self._users.keys()
 
     @asynccontextmanager
-    async def alone(self, path: Path) -> AsyncIterator[bool]:
-        """Nobody else downloads into `path` meanwhile. True if somebody did before."""
-        lock = self._locks.setdefault(path, asyncio.Lock())
-        waited = lock.locked()
-        async with lock:
-            yield waited
+    async def alone(self, path: Path) -> AsyncIterator[None]:
+        """Nobody else downloads into `path` meanwhile."""
+        async with self._locks.setdefault(path, asyncio.Lock()):
+            yield
 
     def use(self, path: Path) -> None:
         """A pull begins to use `path`, and does until `release`."""
