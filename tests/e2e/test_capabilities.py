@@ -38,7 +38,7 @@ def test_what_the_models_can_do(daemon: Daemon) -> None:
         GEMMA3: ["completion"],
         MINILM: ["embedding"],
         MINILM_SAFETENSORS: ["embedding"],
-        SMOLLM2_SAFETENSORS: ["completion"],
+        SMOLLM2_SAFETENSORS: ["chat", "completion"],
         RERANKER: ["reranking"],
         RERANKER_SAFETENSORS: ["reranking"],
     }

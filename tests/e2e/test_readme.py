@@ -13,6 +13,7 @@ Every line of the block is given to bash. Five rules say how, and nothing else i
 The samples connect to the port that the daemon got, since the default port may be another daemon's.
 """
 
+import json
 import os
 import pty
 import re
@@ -132,6 +133,9 @@ def home() -> Iterator[Home]:
 
 def test_the_commands_of_the_readme_work_from_top_to_bottom(home: Home, prepared: Path) -> None:
     shutil.copy(Store(prepared).bundle(SMOLLM2).model_file, home.folder / "MODEL.gguf")
+    ask = {"model": "smollm2", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    question = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": ask}
+    (home.folder / "questions.jsonl").write_text(json.dumps(question))
     run = 0
     for line in daily_use():
         command, _, comment = line.partition("  # ")
