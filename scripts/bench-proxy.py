@@ -123,7 +123,8 @@ def subjects(
             port, place = free_port(), folder / "before"
             place.mkdir()
             program = (before / ".venv/bin/python", before / "scripts/proxybench/daemon.py")
-            old = stack.enter_context(running(*program, place, folder / "engine", port))
+            own = os.environ | {"PYTHONPATH": str(before)}
+            old = stack.enter_context(running(*program, place, folder / "engine", port, env=own))
             wait_for(port)
             others.append(Subject("before", port, old))
         for port in (direct, nginx, daemon):

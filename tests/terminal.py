@@ -1,20 +1,31 @@
 """A person at a pseudo-terminal."""
 
+import array
+import fcntl
 import os
 import select
+import termios
 
 from tests.waiting import HUNG
 
 
 class Terminal:
-    """The person's side of the terminal `descriptor`."""
+    """The person's side of the terminal `descriptor`; `program_side` is the other one."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, program_side: int = -1) -> None:
         self._descriptor = descriptor
+        self._program_side = program_side
         self._seen = ""
 
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
+
+    def type_a_line(self, text: str) -> None:
+        """Types a line that the program does not read yet, and returns once it could: the kernel takes its time."""
+        self.type(text + "\r")
+        waiting = array.array("i", [0])
+        while waiting[0] < len(text):
+            fcntl.ioctl(self._program_side, termios.FIONREAD, waiting)
 
     def rest(self) -> str:
         """What has come after the text of the last call of `wait_for`; for a program that has ended."""

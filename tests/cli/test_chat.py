@@ -152,7 +152,7 @@ def on_a_terminal(*arguments: str) -> Iterator[tuple[Terminal, "subprocess.Popen
             start_new_session=True,
         ) as process:
             try:
-                yield Terminal(ours), process
+                yield Terminal(ours, theirs), process
             finally:
                 process.kill()
     finally:
@@ -192,7 +192,7 @@ def test_keys_typed_during_an_answer_do_not_stand_in_it(daemon: FakeDaemon) -> N
     }
     with on_a_terminal("run", "m", "first") as (terminal, process):
         terminal.wait_for("half an")
-        terminal.type("typed too early\r")
+        terminal.type_a_line("typed too early")
         typed.set()
         process.wait(HUNG)
         assert "typed too early" not in terminal.rest()
