@@ -143,7 +143,7 @@ class Settings(BaseModel):
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _by(lambda v: str(v).lower())] = "info"
     responses_limit: int = Field(default=1000, ge=1)
     responses_age: Seconds = 30 * 86400.0
-    telemetry: bool = True
+    telemetry: bool = False
     llama_server: FilePath | None = None
     registries: Mapping[str, RegistryTable] = Field(default_factory=dict)
     models: Mapping[str, ModelTable] = Field(default_factory=dict)

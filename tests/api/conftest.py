@@ -25,7 +25,8 @@ def make_settings(folder: Path, **overrides: object) -> Settings:
     }
     environ = {f"MODELRUNNER_{name.upper()}": path for name, path in places.items()}
     locations = Locations.find(environ | {"MODELRUNNER_CONFIG": str(folder / "config.toml")})
-    return Settings.load(locations, **{"listen": "127.0.0.1:0", "drain_limit": 5.0, "stop_grace": 2.0} | overrides)
+    usual = {"listen": "127.0.0.1:0", "telemetry": True, "drain_limit": 5.0, "stop_grace": 2.0}
+    return Settings.load(locations, **usual | overrides)
 
 
 @dataclass
