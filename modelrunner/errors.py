@@ -20,8 +20,8 @@ ModelRunnerError 500
 ├── StorageFailed 500          the disk failed, or the data is of a newer version
 └── DaemonUnreachable, AnswerBroken           the client's own: nothing came back, or not to its end
 
-A class knows its `status`, its `code` (stable, for programs) and its `type` (OpenAI's families). Handlers raise; one
-place renders. A message says what happened and what to do next.
+A class knows its `status`, its `code` (stable, for programs) and its `type` (OpenAI's families, but for a full
+context). Handlers raise; one place renders. A message says what happened and what to do next.
 """
 
 from collections.abc import Mapping
@@ -70,9 +70,11 @@ class InvalidReference(BadRequest):
 
 
 class ContextTooLong(BadRequest):
-    """The prompt does not fit in the model's context. `n_prompt_tokens` and `n_ctx` are in tokens, None if unknown."""
+    """The prompt does not fit in the model's context. `n_prompt_tokens` and `n_ctx` are in tokens, None if unknown.
 
-    code = "context_length_exceeded"
+    The code is OpenAI's, which its clients look for; the type and the figures are llama.cpp's (tools/server)."""
+
+    code, type = "context_length_exceeded", "exceed_context_size_error"
 
     def __init__(self, message: str, n_prompt_tokens: int | None = None, n_ctx: int | None = None) -> None:
         super().__init__(message, param="messages")

@@ -67,7 +67,7 @@ def test_an_overflow_has_its_figures(daemon: Daemon) -> None:
         answer = daemon.post(path, json.dumps(body).encode())
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["n_ctx"]) == (400, "context_length_exceeded", limit)
-        assert error["n_prompt_tokens"] > limit
+        assert (error["type"], error["n_prompt_tokens"] > limit) == ("exceed_context_size_error", True)
 
 
 def test_tools_that_are_ignored_are_named(daemon: Daemon) -> None:

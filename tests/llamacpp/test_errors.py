@@ -103,7 +103,7 @@ def test_an_overflow_has_its_figures(
 ) -> None:
     error = request_error(status, message, fields)
     assert error is not None
-    assert (error.status, error.code) == (400, "context_length_exceeded")
+    assert (error.status, error.code, error.type) == (400, "context_length_exceeded", "exceed_context_size_error")
     assert (error.details["n_prompt_tokens"], error.details["n_ctx"]) == figures
 
 

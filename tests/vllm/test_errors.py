@@ -171,7 +171,7 @@ def test_the_source_in_a_traceback_is_no_cause() -> None:
 def test_an_overflow_has_its_figures(message: str, figures: tuple[int | None, int]) -> None:
     error = errors.request_error(400, message, {})
     assert error is not None
-    assert (error.status, error.code) == (400, "context_length_exceeded")
+    assert (error.status, error.code, error.type) == (400, "context_length_exceeded", "exceed_context_size_error")
     assert (error.details["n_prompt_tokens"], error.details["n_ctx"]) == figures
 
 
