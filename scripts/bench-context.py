@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import random
-import sys
 import tempfile
 import time
 from contextlib import aclosing
@@ -103,4 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -89,8 +89,9 @@ async def runner_of(target: Target) -> dict[str, str]:
     while True:
         runners = await get_json(target.socket, "/engines/ps")
         assert isinstance(runners, list)
-        if runners:
-            return runners[0]
+        for runner in runners:
+            assert isinstance(runner, dict)
+            return runner
         await asyncio.sleep(0.005)
 
 
@@ -151,8 +152,8 @@ async def throughput(target: Target, streams: tuple[int, ...], rounds: int, toke
         await rate(target, count, 8)
         pairs = await paired(
             rounds,
-            lambda n=count: rate(target, n, tokens),  # type: ignore[misc]
-            lambda n=count: rate(engine, n, tokens),  # type: ignore[misc]
+            lambda n=count: rate(target, n, tokens),
+            lambda n=count: rate(engine, n, tokens),
         )
         report(f"tokens per second, {count} streams", pairs, "/s")
 

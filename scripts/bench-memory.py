@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from modelrunner.scheduler import Ledger
 from modelrunner.scheduler.runnerfactory import measure
 from modelrunner.types import Bundle, Mode, ProcessOptions, RequiredMemory, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend
-from modelrunner_llamacpp.engines import Kind
+from modelrunner_llamacpp.engines import EngineKind
 
 MIB = 1 << 20
 LEAST = 16 * MIB  # smaller models are lost in what the program needs
@@ -62,14 +61,14 @@ CASES = (
 ENCODER_CASES = tuple(Case(512, parallel, mode=Mode.EMBEDDING) for parallel in (1, 4, 8))
 
 
-def cases(bundle: Bundle, kind: Kind, longest: int) -> Iterator[Case]:
+def cases(bundle: Bundle, kind: EngineKind, longest: int) -> Iterator[Case]:
     """Those that say something about this model."""
     chats = "completion" in bundle.capabilities
     slides = any(name.endswith(".sliding_window") for name in bundle.header.metadata)
     for case in CASES if chats else ENCODER_CASES:
         tokens = case.context * (case.parallel if chats else 1)
         known = tokens <= longest and case.context <= (bundle.context_length or longest)
-        if known and (slides or case.flags != ("--swa-full",)) and (kind is Kind.NATIVE or tokens <= LONG):
+        if known and (slides or case.flags != ("--swa-full",)) and (kind is EngineKind.NATIVE or tokens <= LONG):
             yield case
 
 
@@ -142,7 +141,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=tested_models())
-    parser.add_argument("--engines", type=lambda text: text.split(","), default=[Kind.NATIVE, Kind.WHEEL])
+    parser.add_argument("--engines", type=lambda text: text.split(","), default=[EngineKind.NATIVE, EngineKind.WHEEL])
     parser.add_argument("--rows", type=re.compile, default=re.compile(""), help="only those that it is found in")
     parser.add_argument("--longest", type=int, default=LONG, help="no context of more tokens is filled")
     arguments = parser.parse_args()
@@ -151,4 +150,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

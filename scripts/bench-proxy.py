@@ -122,9 +122,9 @@ def subjects(
         if before is not None:
             port, place = free_port(), folder / "before"
             place.mkdir()
-            program = (before / ".venv/bin/python", before / "scripts/proxybench/daemon.py")
+            command = before / ".venv/bin/python", before / "scripts/proxybench/daemon.py"
             own = os.environ | {"PYTHONPATH": str(before)}
-            old = stack.enter_context(running(*program, place, folder / "engine", port, env=own))
+            old = stack.enter_context(running(*command, place, folder / "engine", port, env=own))
             wait_for(port)
             others.append(Subject("before", port, old))
         for port in (direct, nginx, daemon):

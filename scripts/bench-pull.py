@@ -118,15 +118,19 @@ def publish(folder: Path, url: str, size: int) -> str:
             file.write(piece)
             sha256.update(piece)
     config = b'{"config":{"format":"gguf"},"descriptor":{}}'
-    digests = {f"sha256:{hashlib.sha256(config).hexdigest()}": config, f"sha256:{sha256.hexdigest()}": model}
+    digests: dict[str, bytes | Path] = {
+        f"sha256:{hashlib.sha256(config).hexdigest()}": config,
+        f"sha256:{sha256.hexdigest()}": model,
+    }
     described = []
     for (digest, content), kind in zip(digests.items(), ("model.config.v0.1+json", "gguf.v3"), strict=True):
         length = len(content) if isinstance(content, bytes) else content.stat().st_size
         described.append({"mediaType": f"application/vnd.docker.ai.{kind}", "size": length, "digest": digest})
         upload(f"{url}/v2/bench/model", digest, content)
-    manifest = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json"}
-    data = json.dumps({**manifest, "config": described[0], "layers": described[1:]}).encode()
-    send("PUT", f"{url}/v2/bench/model/manifests/latest", data, manifest["mediaType"])
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    manifest = {"schemaVersion": 2, "mediaType": kind, "config": described[0], "layers": described[1:]}
+    data = json.dumps(manifest).encode()
+    send("PUT", f"{url}/v2/bench/model/manifests/latest", data, kind)
     model.unlink()
     return str(described[1]["digest"])
 

@@ -12,7 +12,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Any, assert_never
 
 from modelrunner.scheduler.fairness import note_turn
 from modelrunner.scheduler.plan import Plan
@@ -198,7 +198,7 @@ class Simulation:
                 case _:
                     assert_never(action)
 
-    def _change(self, key: RunnerKey, **fields: object) -> None:
+    def _change(self, key: RunnerKey, **fields: Any) -> None:
         runner = self.runners[key]
         runner.slot = runner.slot._replace(**fields)
 

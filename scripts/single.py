@@ -13,13 +13,13 @@ from modelrunner.engine.runner import Runner
 from modelrunner.store import Store
 from modelrunner.types import Endpoint, RunnerKey, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend, engines
-from modelrunner_llamacpp.engines import Kind
+from modelrunner_llamacpp.engines import EngineKind
 
 
-def backends(folder: Path, kinds: list[str]) -> Iterator[tuple[Kind, LlamaCppBackend]]:
+def backends(folder: Path, kinds: list[str]) -> Iterator[tuple[EngineKind, LlamaCppBackend]]:
     """One for each kind of engine in the cache."""
     cache = Locations.find().cache
-    for kind in map(Kind, kinds):
+    for kind in map(EngineKind, kinds):
         links = folder / kind
         links.mkdir()
         context = BackendContext(links, cache, folder, {})

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def payload(model: str, tokens: int) -> bytes:
     return json.dumps(fields | {"ignore_eos": True}).encode()
 
 
-async def exchange(socket: Path, method: str, path: str, body: bytes = b"") -> AsyncIterator[bytes]:
+async def exchange(socket: Path, method: str, path: str, body: bytes = b"") -> AsyncGenerator[bytes]:
     """The response as it arrives, head included."""
     reader, writer = await asyncio.open_unix_connection(str(socket))
     try:

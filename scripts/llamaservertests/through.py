@@ -165,7 +165,7 @@ class RouteMap:
                 self.missing.add(f"{request.method} {request.path_url.partition('?')[0]}")
             return response
 
-        requests.Session.send = watched  # type: ignore[method-assign]
+        requests.Session.send = watched  # type: ignore[method-assign, assignment]
 
 
 def _renamed(path: str) -> str:
