@@ -265,11 +265,12 @@ class RunSpec:
 @dataclass(frozen=True, slots=True)
 class FileProgress:
     """The received part of one file of a pull, in bytes. `id` is its digest, or its name while the digest is
-    unknown."""
+    unknown; `rate` is in bytes per second."""
 
     id: str
     size: int
     current: int
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +289,16 @@ class WorkProgress:
 
 
 ProgressReport = Callable[[WorkProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPull:
+    """A pull under way: the `name` that the model gets, and the `source` text. `started` is in Unix seconds."""
+
+    name: str
+    source: str
+    started: float
+    progress: WorkProgress
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ class ModelRoutes:
             )
         ]
         return [
+            web.get("/pulls", self.pulls),
+            web.delete("/pulls/{ref:.+}", self.cancel_pull),
             web.get("/models", self.list),
             web.post("/models/create", self.create),
             web.post("/models/prune", self.prune),
@@ -92,6 +94,14 @@ class ModelRoutes:
             return wire.Progress("success", f"{name} is here", model=name)
 
         return await stream_progress(request, pull, mode="pull")
+
+    async def pulls(self, request: web.Request) -> web.Response:
+        check_query(request)
+        return json_response([wireforms.pull(running) for running in self._library.pulls()])
+
+    async def cancel_pull(self, request: web.Request) -> web.Response:
+        check_query(request)
+        return json_response({"cancelled": await self._library.cancel_pull(reference_in_path(request, "/pulls/"))})
 
     async def prune(self, request: web.Request) -> web.Response:
         check_query(request, "unused", "to", "dry_run")

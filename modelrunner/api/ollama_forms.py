@@ -79,7 +79,7 @@ class OllamaProgress(ProgressLines):
         elif line.type == "success":
             found = {"status": "success"}
         elif line.layer is not None:
-            found = {"status": f"pulling {line.layer.id.removeprefix('sha256:')[:12]}", "digest": line.layer.id}
+            found = {"status": f"{line.mode}ing {line.layer.id.removeprefix('sha256:')[:12]}", "digest": line.layer.id}
             found |= {"total": line.layer.size, "completed": line.layer.current}
         return msgspec.json.encode(found) + b"\n"
 

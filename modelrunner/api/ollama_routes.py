@@ -6,17 +6,19 @@ from modelrunner.api import ollama_forms
 from modelrunner.api.messages import json_response, read_json
 from modelrunner.api.middleware import is_local
 from modelrunner.api.ollama_forms import OllamaCopyRequest, OllamaCreateRequest, OllamaModelRequest, OllamaProgress
-from modelrunner.api.streaming import stream_progress
+from modelrunner.api.streaming import Work, stream_progress
 from modelrunner.errors import BadRequest, Forbidden, NotFound, NotImplementedHere
 from modelrunner.models.library import Library, PullOrder
+from modelrunner.models.publishing import Publisher
 from modelrunner.scheduler import Scheduler
 from modelrunner.types import ProgressReport
 from modelrunner.wire import Progress
 
 
 class OllamaRoutes:
-    def __init__(self, library: Library, scheduler: Scheduler) -> None:
+    def __init__(self, library: Library, scheduler: Scheduler, publisher: Publisher) -> None:
         self._library = library
+        self._publisher = publisher
         self._scheduler = scheduler
 
     def routes(self) -> list[web.RouteDef]:
@@ -64,20 +66,23 @@ class OllamaRoutes:
         order = PullOrder(_reference(wanted))
         if order.is_local and not is_local(request):
             raise Forbidden("a file of this machine is packaged only over the Unix socket", param="model")
-        if wanted.insecure:
-            raise BadRequest("models come over HTTPS only: leave `insecure` out", param="insecure")
+        _refuse_insecure(wanted)
 
         async def pull(report: ProgressReport) -> Progress:
             name = (await self._library.pull(order, report)).name
             return Progress("success", f"{name} is here", model=name)
 
-        if wanted.stream is False:
-            await pull(lambda step: None)
-            return json_response({"status": "success"})
-        return await stream_progress(request, pull, mode="pull", lines=OllamaProgress)
+        return await _streamed(request, wanted, pull, mode="pull")
 
-    async def push(self, request: web.Request) -> web.Response:
-        raise NotImplementedHere("models cannot be pushed from here")
+    async def push(self, request: web.Request) -> web.StreamResponse:
+        wanted = await read_json(request, OllamaModelRequest)
+        _refuse_insecure(wanted)
+
+        async def push(report: ProgressReport) -> Progress:
+            pushed = await self._publisher.push(_reference(wanted), None, report)
+            return Progress("success", f"pushed {pushed}", model=pushed)
+
+        return await _streamed(request, wanted, push, mode="push")
 
     async def copy(self, request: web.Request) -> web.Response:
         wanted = await read_json(request, OllamaCopyRequest)
@@ -101,13 +106,11 @@ class OllamaRoutes:
         if not wanted.from_:
             raise BadRequest("from names no model", param="from")
         await self._library.tag(wanted.from_, name)
-        if wanted.stream is False:
-            return json_response({"status": "success"})
 
         async def done(report: ProgressReport) -> Progress:
             return Progress("success", f"{name} is here", model=name)
 
-        return await stream_progress(request, done, mode="create", lines=OllamaProgress)
+        return await _streamed(request, wanted, done, mode="create")
 
     async def has_blob(self, request: web.Request) -> web.Response:
         if not self._library.has_file(request.match_info["digest"]):
@@ -116,6 +119,23 @@ class OllamaRoutes:
 
     async def put_blob(self, request: web.Request) -> web.Response:
         raise NotImplementedHere("files are not sent here: package one with `modelrunner package --gguf FILE NAME`")
+
+
+async def _streamed(request: web.Request, wanted: OllamaModelRequest, work: Work, *, mode: str) -> web.StreamResponse:
+    """The progress of the work, or only its end where the client wants no stream."""
+    if wanted.stream is False:
+        await work(lambda step: None)
+        return json_response({"status": "success"})
+    return await stream_progress(request, work, mode=mode, lines=OllamaProgress)
+
+
+def _refuse_insecure(wanted: OllamaModelRequest) -> None:
+    if wanted.insecure:
+        raise BadRequest(
+            "TLS is left out only where the configuration says so: leave `insecure` out, and write plain_http = true"
+            " into the table of the registry",
+            param="insecure",
+        )
 
 
 def _reference(wanted: OllamaModelRequest) -> str:

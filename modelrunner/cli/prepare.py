@@ -1,12 +1,13 @@
 """Prepares a model for requests: pulls it, installs its engine, and sets its configuration."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from modelrunner import wire
 from modelrunner.cli.client import Client, path
-from modelrunner.cli.output import note
-from modelrunner.cli.progress import follow
-from modelrunner.errors import ModelNotFound
+from modelrunner.cli.output import note, say
+from modelrunner.cli.progress import Displays, follow
+from modelrunner.errors import ModelNotFound, ModelRunnerError
 
 
 def prepare(client: Client, model: str, *, backend: str | None, context_size: int | None) -> str:
@@ -38,15 +39,24 @@ def pull(
     chat_template: str | None = None,
     lora: Sequence[str] = (),
     verify_key: str | None = None,
+    displays: Displays | None = None,
 ) -> str:
-    """Downloads (or packages) with progress; returns the model's name."""
+    """Downloads (or packages) with progress, on the `displays` that several pulls share; returns the model's name."""
     wanted = wire.PullRequest(source, None, name, trust, verify, mmproj, chat_template, list(lora), verify_key)
     try:
-        last = follow(client.progress("/models/create", wanted), f"the pull of {source}")
+        last = follow(client.progress("/models/create", wanted), f"the pull of {source}", displays=displays)
     except KeyboardInterrupt:
         note("stopped; the same command goes on where it was")
         raise
     return last.model or name or source
+
+
+def pulled(client: Client, name: str) -> None:
+    """Prints the name of a model that is here now, and says if the engine that runs it is missing."""
+    say(name)
+    with suppress(ModelRunnerError):  # the model is here, which was asked for
+        if backend := missing_engine(client, name):
+            note(f"{backend}, which runs it, is not installed yet: `modelrunner install {backend}` does that")
 
 
 def install(client: Client, backend: str, *, build: bool = False, action: str = "install") -> str:

@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
 from modelrunner.cli.output import is_terminal, note, shown
@@ -19,11 +19,17 @@ class _ProgressDisplay(Protocol):
     def show(self, line: Progress) -> None: ...
 
 
-def follow(lines: Iterable[Progress], work: str, about: str = "") -> Progress:
+Displays = Callable[[str], _ProgressDisplay]
+"""Makes a further line or bar of the same display, with its first text. Threads may call it."""
+
+
+def follow(lines: Iterable[Progress], work: str, about: str = "", displays: Displays | None = None) -> Progress:
     """Shows every line on stderr and returns the last one, which reports success. `about` is shown until the first line
-    comes. Raises `ModelRunnerError`, which names the `work`, for lines that end without a result."""
+    comes; `displays` are shared with other work. Raises `ModelRunnerError`, which names the `work`, for lines that end
+    without a result."""
     last = None
-    with _bar(about) if is_terminal(sys.stderr) else _plain() as view:
+    with shared_displays() if displays is None else nullcontext(displays) as shown_by:
+        view = shown_by(about)
         for line in lines:
             last = line
             if line.type == "warning":
@@ -69,12 +75,17 @@ class _LineDisplay:
 
 
 @contextmanager
-def _plain() -> Iterator[_ProgressDisplay]:
-    yield _LineDisplay()
+def shared_displays() -> Iterator[Displays]:
+    """Of work that goes on at the same time."""
+    if not is_terminal(sys.stderr):
+        yield lambda about: _LineDisplay()
+        return
+    with _bars() as displays:
+        yield displays
 
 
 @contextmanager
-def _bar(about: str) -> Iterator[_ProgressDisplay]:
+def _bars() -> Iterator[Displays]:
     from rich.console import Console
     from rich.progress import BarColumn, SpinnerColumn, TextColumn
     from rich.progress import Progress as Bars
@@ -87,16 +98,18 @@ def _bar(about: str) -> Iterator[_ProgressDisplay]:
         TextColumn("{task.fields[amount]}", markup=False, table_column=Column(no_wrap=True)),
     )
     with Bars(*columns, console=Console(stderr=True), transient=True, expand=True) as bars:
-        task = bars.add_task(about, total=None, amount="")
 
         class Bar:
+            def __init__(self, about: str) -> None:
+                self._task = bars.add_task(about, total=None, amount="")
+
             def show(self, line: Progress) -> None:
                 bars.update(
-                    task,
+                    self._task,
                     description=title(line),
                     total=line.total or None,
                     completed=line.current,
                     amount=amount(line),
                 )
 
-        yield Bar()
+        yield Bar

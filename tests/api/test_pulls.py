@@ -124,3 +124,45 @@ async def test_a_path_is_answered_with_the_command_to_use(start_daemon: StartDae
     async with daemon.unix.post("/models/create", json={"from": "./x.gguf"}) as answer:
         assert answer.status == 400
         assert "modelrunner package --gguf ./x.gguf NAME" in (await answer.json())["error"]["message"]
+
+
+async def test_pulls_under_way_are_listed_and_cancelled(start_daemon: StartDaemon, hub: Hub) -> None:
+    daemon = await start_daemon()
+    hub.faults.append(Fault(hold=asyncio.Event()))
+    waiting = [asyncio.create_task(create(daemon, {"from": NAME})) for _ in range(2)]
+    async with asyncio.timeout(HUNG):
+        await hub.held.wait()
+        async with daemon.unix.get("/pulls") as answer:
+            (pull,) = await answer.json()
+        assert (pull["model"], pull["from"]) == (NAME.lower(), NAME)
+        async with daemon.unix.delete(f"/pulls/{NAME}") as answer:
+            assert (answer.status, await answer.json()) == (200, {"cancelled": NAME.lower()})
+        for task in waiting:
+            last = await task
+            assert (last["type"], last["error"]["code"]) == ("error", "request_cancelled")
+    async with daemon.unix.get("/pulls") as answer:
+        assert await answer.json() == []
+    async with daemon.unix.delete(f"/pulls/{NAME}") as answer:
+        assert answer.status == 404
+    hub.contents.clear()
+    assert (await create(daemon, {"from": NAME}))["type"] == "success"
+    assert 0 < hub.sent < 3 << 20  # it went on
+
+
+async def test_progress_tells_rate_and_remaining_time_of_the_file_and_the_whole(
+    start_daemon: StartDaemon, hub: Hub
+) -> None:
+    daemon = await start_daemon()
+    hub.faults.append(Fault(trickle=True))
+    headers = {"Accept": "application/json"}
+    async with (
+        asyncio.timeout(HUNG),
+        daemon.unix.post("/models/create", json={"from": NAME}, headers=headers) as answer,
+    ):
+        async for line in answer.content:
+            told = json.loads(line)
+            layer = told.get("layer", {})
+            if "remaining" in told and "remaining" in layer:
+                break
+    assert told["total"] > told["current"] > 0
+    assert told["remaining"] == pytest.approx((told["total"] - told["current"]) / told["rate"], rel=0.1, abs=0.2)

