@@ -236,9 +236,11 @@ class OutOfMemory(BackendExited):
 
 
 class EngineProtocolError(EngineFailed):
-    """The engine's answer is not valid HTTP for the request."""
+    """The engine's answer is not valid HTTP for the request. `written` are the client's bytes for the part of the piece
+    that came before the fault."""
 
     code = "engine_protocol_error"
+    written = b""
 
 
 class BackendFaulty(EngineFailed):

@@ -1,6 +1,7 @@
 """The way of an answer that does not go to the client just as it comes: it is translated, measured, framed anew, or
 kept until it is whole."""
 
+from modelrunner.errors import EngineProtocolError
 from modelrunner.gateway.dialects.dialect import Translation
 from modelrunner.gateway.interfaces import Sink
 from modelrunner.gateway.observers import Meter
@@ -21,7 +22,11 @@ class Passage:
         if self._meter is not None:
             self._meter.add(data)
         if self._translation is not None:
-            data = self._translation.piece(data)
+            try:
+                data = self._translation.piece(data)
+            except EngineProtocolError as error:
+                self._sink.write(chunk(error.written) if self._framing and error.written else error.written)
+                raise
         self._sink.write(chunk(data) if self._framing and data else data)
 
     def end(self) -> None:

@@ -225,7 +225,7 @@ class Pipeline:
             lease = self.lease_runner(ask, route.runner, target)
             assert lease is not None
             return lease
-        check_endpoint(route.path, self.resolve.endpoints(target), target.key.backend)
+        check_endpoint(route.path, self.resolve.endpoints(target), target.key.backend, route.instead)
         return await self.scheduler.acquire(target, ask.keep_alive, ask.terms.caller, ask.terms.batch)
 
     async def choose(self, ask: Inference, alias: Alias) -> Inference:

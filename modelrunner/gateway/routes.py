@@ -18,12 +18,14 @@ from modelrunner.types import Mode
 @dataclass(frozen=True, slots=True)
 class Route:
     """`pattern` is the client's path, with `{backend}` or `{runner}` in the place of a name; `path` is the engine's
-    endpoint. `backend` and `runner` are the backend and the ID of the runner in the client's path, if it names them."""
+    endpoint, or `instead` where it lacks that. `backend` and `runner` are the backend and the ID of the runner in the
+    client's path, if it names them."""
 
     dialect: Dialect
     pattern: str
     mode: Mode
     path: str
+    instead: str | None = None
     backend: str | None = None
     runner: str | None = None
 
@@ -38,7 +40,7 @@ def register(dialect: Dialect) -> None:
     _families.append(dialect)
     for prefix in dialect.prefixes:
         for tail, call in dialect.calls.items():
-            _routes[prefix + tail] = Route(dialect, prefix + tail, call.mode, call.path)
+            _routes[prefix + tail] = Route(dialect, prefix + tail, call.mode, call.path, call.instead)
 
 
 register(OPENAI := OpenAI())
@@ -66,9 +68,9 @@ def _match_named(path: str) -> Route | None:
     return replace(route, runner=found[2]) if route is not None else None
 
 
-def check_endpoint(path: str, endpoints: frozenset[str], backend: str) -> None:
-    """Raises `NotImplementedHere` unless the backend's engine serves the endpoint."""
-    if path not in endpoints:
+def check_endpoint(path: str, endpoints: frozenset[str], backend: str, instead: str | None = None) -> None:
+    """Raises `NotImplementedHere` unless the backend's engine serves the endpoint, or the one `instead`."""
+    if path not in endpoints and instead not in endpoints:
         served = ", ".join(sorted(endpoints))
         raise NotImplementedHere(f"the engine of {backend} does not serve {path}; it serves {served}")
 

@@ -7,15 +7,20 @@ from typing import Any
 import anthropic
 import pytest
 
+from modelrunner.backend import Backend
 from tests.api.conftest import Daemon, StartDaemon
 from tests.waiting import HUNG
 
 HELLO: Any = {"model": "smol", "max_tokens": 3, "messages": [{"role": "user", "content": "hello"}]}
 
 
-@pytest.fixture
-async def client(start_daemon: StartDaemon) -> AsyncIterator[tuple[Daemon, anthropic.AsyncAnthropic]]:
+@pytest.fixture(params=["engine's own", "translated"])
+async def client(
+    start_daemon: StartDaemon, request: pytest.FixtureRequest
+) -> AsyncIterator[tuple[Daemon, anthropic.AsyncAnthropic]]:
     daemon = await start_daemon(models={"smol": 0})
+    if request.param == "translated":
+        daemon.backend.endpoints = Backend.endpoints  # type: ignore[misc]
     base = f"http://127.0.0.1:{daemon.port}/anthropic"
     async with anthropic.AsyncAnthropic(base_url=base, api_key="none", max_retries=0) as made:
         yield daemon, made

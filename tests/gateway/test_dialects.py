@@ -52,7 +52,6 @@ async def test_anthropic_messages_pass_through(folder: Path, kind: str, path: st
         (messages(model=7), (400, "invalid_request_error")),
         (messages(model="nope"), (404, "not_found_error")),
         (messages("/runners/nobody/v1/messages"), (404, "not_found_error")),
-        (messages("/v1/messages/count_tokens"), (501, "api_error")),
         (messages("/v1/messages/batches"), (404, "not_found_error")),
         (messages("/anthropic/v1/complete"), (404, "not_found_error")),
         (messages(padding="x" * 5000), (413, "request_too_large")),
@@ -129,7 +128,6 @@ async def test_a_stream_that_is_refused_while_it_waits(folder: Path, kind: str) 
 async def test_permanent_refusals_say_that_another_try_is_of_no_use(folder: Path, kind: str) -> None:
     async with proxy(folder, kind) as served:
         assert (await served.ask(request("/score"))).headers["x-should-retry"] == "false"
-        assert (await served.ask(messages("/v1/messages/count_tokens"))).headers["x-should-retry"] == "false"
         served.scheduler.refusal = NotImplementedHere("no")
         assert (await served.ask()).headers["x-should-retry"] == "false"
         served.scheduler.refusal = Unavailable("not now")

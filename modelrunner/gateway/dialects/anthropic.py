@@ -1,21 +1,31 @@
-"""Anthropic's messages, for engines that serve them: requests and answers pass through, errors have Anthropic's shape.
+"""Anthropic's messages. They pass through to an engine that serves them, and are translated to a chat for another.
 
 Source of the shapes: https://docs.claude.com/en/api/errors and https://docs.claude.com/en/docs/build-with-claude/streaming.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.dialects.anthropic_answer import AnthropicAnswer
+from modelrunner.gateway.dialects.anthropic_request import MessageRequest
+from modelrunner.gateway.dialects.anthropic_translation import CountedTokens, MessageEvents, WholeMessage
 from modelrunner.gateway.dialects.bodies import JsonDialect
-from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, refusal_headers
+from modelrunner.gateway.dialects.chunks import engine_request
+from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, Translation, refusal_headers
+from modelrunner.gateway.render import own_headers
 from modelrunner.http.answers import Header
 from modelrunner.types import Mode
 
+if TYPE_CHECKING:
+    from modelrunner.engine.runner import Runner
+    from modelrunner.gateway.interfaces import Inference
+
 _MESSAGES = "/v1/messages"
+_COUNT = "/v1/messages/count_tokens"
+_CHAT = "/v1/chat/completions"
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -29,14 +39,24 @@ _TYPES = {
 class Anthropic(JsonDialect):
     name: ClassVar[str] = "anthropic"
     calls: ClassVar[Mapping[str, Call]] = {
-        _MESSAGES: Call(Mode.COMPLETION, _MESSAGES),
-        f"{_MESSAGES}/count_tokens": Call(Mode.COMPLETION, f"{_MESSAGES}/count_tokens"),
+        _MESSAGES: Call(Mode.COMPLETION, _MESSAGES, _CHAT),
+        _COUNT: Call(Mode.COMPLETION, _COUNT, _CHAT),
     }
     prefixes: ClassVar[tuple[str, ...]] = (*WITH_ENGINE, "/anthropic")
     assembly = AnthropicAnswer
 
     def owns(self, path: str) -> bool:
         return path.startswith("/anthropic/") or f"{_MESSAGES}/" in f"{path}/"
+
+    def translated(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
+        """Tokens are counted by an answer of one token: every engine tells how many its prompt had."""
+        asked = MessageRequest.of(ask.body)
+        chat, model, headers = asked.chat(), ask.fields.model, own_headers("", asked.ignored())
+        make = MessageEvents if ask.fields.stream else WholeMessage
+        if ask.terms.route.path == _COUNT:
+            chat["max_tokens"] = 1
+            make = CountedTokens
+        return _CHAT, engine_request(runner, _CHAT, model, chat), make(model, asked.stop_sequences or [], headers)
 
     def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
         return (JSON, *refusal_headers(error)), _encoded(error, request_id)

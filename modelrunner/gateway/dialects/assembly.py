@@ -9,7 +9,7 @@ line of data.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -66,7 +66,7 @@ class Assembly(ABC):
             if self._refusal is None:
                 self._read(event)
         if self._kept + self._lines.unfinished > LIMIT:
-            raise EngineProtocolError(_TOO_LARGE)
+            raise EngineProtocolError(TOO_LARGE)
         return b""
 
     def end(self) -> bytes:
@@ -100,6 +100,38 @@ class Assembly(ABC):
     def answer(self) -> Mapping[str, Any]: ...
 
 
+_LARGEST_BODY = 256 << 20
+"""The limit of an answer that is not streamed (embeddings, rankings), in bytes."""
+_Decoded = TypeVar("_Decoded")
+
+
+class WholeBody(ABC):
+    """A `Translation` of an answer that the engine gives in one piece."""
+
+    whole: ClassVar[bool] = True
+
+    def __init__(self, headers: tuple[Header, ...]) -> None:
+        self.headers = (JSON, *headers)
+        self._body = bytearray()
+
+    def piece(self, data: bytes) -> bytes:
+        """Raises `EngineProtocolError` for an answer that is too large."""
+        self._body += data
+        if len(self._body) > _LARGEST_BODY:
+            raise EngineProtocolError("the engine's answer is too large: ask for fewer texts at once")
+        return b""
+
+    def decoded(self, kind: type[_Decoded]) -> _Decoded:
+        """Raises `EngineProtocolError`."""
+        try:
+            return msgspec.json.decode(self._body, type=kind)
+        except msgspec.DecodeError as error:
+            raise EngineProtocolError(f"the engine's answer cannot be read: {error}") from None
+
+    @abstractmethod
+    def end(self) -> bytes: ...
+
+
 def refusal_of(data: bytes) -> EngineRefusal:
     """The error that an engine put in its stream; `data` is that of the event."""
     told = msgspec.json.decode(data)["error"]
@@ -109,7 +141,7 @@ def refusal_of(data: bytes) -> EngineRefusal:
     return refusal
 
 
-_TOO_LARGE = f"the engine's answer has more than {LIMIT >> 20} MiB: ask for it as a stream"
+TOO_LARGE = f"the engine's answer has more than {LIMIT >> 20} MiB: ask for it as a stream"
 
 
 class TextPieces(list[str]):

@@ -11,7 +11,7 @@ import msgspec
 
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.dialects.assembly import Assembly
-from modelrunner.gateway.dialects.dialect import Dialect, Fields
+from modelrunner.gateway.dialects.dialect import Dialect, Fields, Translation
 from modelrunner.schema import wrong_field
 
 if TYPE_CHECKING:
@@ -68,10 +68,16 @@ class JsonDialect(JsonBodies):
 
     assembly: ClassVar[type[Assembly]]
 
-    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Assembly | None]:
+    def translated(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
+        """As `request`, for an engine without the call's endpoint, where the call has one `instead`."""
+        raise NotImplementedError
+
+    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation | None]:
         """Returns the client's body, byte for byte, unless the client wrote an alias, the engine refuses the model's
         name, or it is asked for a stream that the client did not ask for: then these members are replaced."""
         names, path = runner.names, ask.terms.route.path
+        if path not in runner.endpoints and ask.terms.route.instead is not None:
+            return self.translated(ask, runner)
         replaced: dict[str, Any] = {}
         assembly: Assembly | None = None
         if ask.chosen:

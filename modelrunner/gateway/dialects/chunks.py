@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from modelrunner.errors import EngineProtocolError
-from modelrunner.gateway.dialects.assembly import LIMIT, EventLines, refusal_of
+from modelrunner.gateway.dialects.assembly import LIMIT, TOO_LARGE, EventLines, refusal_of
+from modelrunner.gateway.dialects.dialect import engine_model
 from modelrunner.gateway.render import EngineRefusal, EngineRefused
 from modelrunner.http.answers import Header
 
@@ -50,11 +51,12 @@ class LogProbabilities(msgspec.Struct):
 
 
 class ChunkChoice(msgspec.Struct):
-    """`text` is a completion's."""
+    """`text` is a completion's. `stop_reason` is vLLM's: the text that ended the answer, or the ID of a token."""
 
     delta: ChunkDelta | None = None
     text: str | None = None
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
     logprobs: LogProbabilities | None = None
 
 
@@ -107,10 +109,17 @@ class GrowingToolCall:
     def arguments(self) -> str:
         return "".join(self._arguments)
 
+    def decoded(self) -> dict[str, Any] | None:
+        """The arguments; None where they are no object: of an answer that was cut off."""
+        try:
+            return msgspec.json.decode(self.arguments or "{}", type=dict[str, Any])
+        except msgspec.DecodeError:
+            return None
+
 
 class ChunkTranslation(ABC):
     """A `Translation` of the first choice of a stream. The last lines are written in `end`, since the usage comes after
-    the reason why the answer finished."""
+    the reason why the answer finished; the calls of tools are complete then."""
 
     headers: tuple[Header, ...]
     whole: ClassVar[bool] = False
@@ -118,15 +127,33 @@ class ChunkTranslation(ABC):
     def __init__(self) -> None:
         self._lines = EventLines()
         self._refusal: EngineRefusal | None = None
+        self._calls: dict[int, GrowingToolCall] = {}
+        self._taken = 0  # bytes
         self.finish_reason = ""
+        self.stop_reason: str | int | None = None
         self.usage = TokenUsage()
         self.timings: Timings | None = None
 
+    @property
+    def calls(self) -> list[GrowingToolCall]:
+        return [call for _, call in sorted(self._calls.items())]
+
     def piece(self, data: bytes) -> bytes:
+        """Where it raises, the error has in `written` what came before the fault."""
         events = self._lines.take(data)
+        self._taken += len(data)
         if self._lines.unfinished > LIMIT:
             raise EngineProtocolError(f"the engine's stream has an event of more than {LIMIT >> 20} MiB")
-        return b"".join([self._translated(event) for event in events])
+        if self.whole and self._taken > LIMIT:
+            raise EngineProtocolError(TOO_LARGE)
+        written: list[bytes] = []
+        try:
+            for event in events:
+                written.append(self._translated(event))  # noqa: PERF401  what was written is wanted if one fails
+        except EngineProtocolError as error:
+            error.written = b"".join(written)
+            raise
+        return b"".join(written)
 
     def _translated(self, event: bytes) -> bytes:
         try:
@@ -143,11 +170,21 @@ class ChunkTranslation(ABC):
             self.usage = chunk.usage
         if chunk.timings is not None:
             self.timings = chunk.timings
-        if not chunk.choices:
-            return b""
-        choice = chunk.choices[0]
-        self.finish_reason = choice.finish_reason or self.finish_reason
-        return self.choice(choice)
+        return self._choice(chunk.choices[0]) if chunk.choices else b""
+
+    def _choice(self, choice: ChunkChoice) -> bytes:
+        if choice.finish_reason:
+            self.finish_reason, self.stop_reason = choice.finish_reason, choice.stop_reason
+        delta = choice.delta
+        logprobs = choice.logprobs.content if choice.logprobs is not None else None
+        if delta is None:
+            return self.text(choice.text, logprobs) if choice.text else b""
+        for part in delta.tool_calls or ():
+            self._calls.setdefault(part.index, GrowingToolCall()).add(part)
+        written = self.thought(thought) if (thought := delta.thought) else b""
+        if text := delta.content or delta.refusal:
+            written += self.text(text, logprobs)
+        return written
 
     def end(self) -> bytes:
         if self._refusal is not None:
@@ -157,8 +194,12 @@ class ChunkTranslation(ABC):
         return self.last()
 
     @abstractmethod
-    def choice(self, choice: ChunkChoice) -> bytes:
-        """What the client gets for a chunk."""
+    def text(self, text: str, logprobs: list[msgspec.Raw] | None) -> bytes:
+        """What the client gets for a piece of the answer's text."""
+
+    @abstractmethod
+    def thought(self, text: str) -> bytes:
+        """What the client gets for a piece of the reasoning."""
 
     @abstractmethod
     def last(self) -> bytes:
@@ -166,9 +207,6 @@ class ChunkTranslation(ABC):
 
 
 def engine_request(runner: "Runner", path: str, model: str, fields: dict[str, Any]) -> bytes:
-    """The body that asks the engine for a stream. The engine knows the model by `model`, unless it checks names and has
-    others."""
-    names = runner.names
+    """The body that asks the engine for a stream."""
     stream = {"stream": True, "stream_options": {"include_usage": True}, **runner.asked_as_streams.get(path, {})}
-    named = model if names is None or model in names else names[0]
-    return msgspec.json.encode({"model": named, **fields, **stream})
+    return msgspec.json.encode({"model": engine_model(runner, model), **fields, **stream})

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from modelrunner.errors import EngineProtocolError, ModelRunnerError
+from modelrunner.errors import ModelRunnerError
+from modelrunner.gateway.dialects.assembly import WholeBody
 from modelrunner.gateway.dialects.bodies import JsonBodies
-from modelrunner.gateway.dialects.dialect import JSON, Call, Fields, Translation, refusal_headers
+from modelrunner.gateway.dialects.dialect import JSON, Call, Fields, Translation, engine_model, refusal_headers
 from modelrunner.gateway.render import own_headers
 from modelrunner.http.answers import Header
 from modelrunner.types import Mode
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from modelrunner.gateway.interfaces import Inference
 
 _RERANK = "/v1/rerank"
-_LARGEST = 32 << 20
-"""Bytes of an engine's answer."""
 
 
 class CohereFields(Fields, frozen=True, gc=False):
@@ -48,10 +47,8 @@ class Cohere(JsonBodies):
     def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
         fields = ask.fields
         assert isinstance(fields, CohereFields)
-        names = runner.names
-        model = fields.model if names is None or fields.model in names else names[0]
         top = {} if fields.top_n is None else {"top_n": fields.top_n}
-        body = {"model": model, "query": fields.query, "documents": fields.texts(), **top}
+        body = {"model": engine_model(runner, fields.model), "query": fields.query, "documents": fields.texts(), **top}
         return _RERANK, msgspec.json.encode(body), _CohereRanking(ask.request_id, fields)
 
     def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
@@ -74,28 +71,16 @@ class _Ranking(msgspec.Struct):
     results: list[_RankedDocument]
 
 
-class _CohereRanking:
+class _CohereRanking(WholeBody):
     """The results, the best first."""
 
-    whole: ClassVar[bool] = True
-
     def __init__(self, request_id: str, fields: CohereFields) -> None:
-        self.headers = (JSON, *own_headers("", fields.ignored()))
+        super().__init__(own_headers("", fields.ignored()))
         self._id = request_id
         self._top = fields.top_n
-        self._body = bytearray()
-
-    def piece(self, data: bytes) -> bytes:
-        self._body += data
-        if len(self._body) > _LARGEST:
-            raise EngineProtocolError("the engine's answer is too large: ask for fewer documents at once")
-        return b""
 
     def end(self) -> bytes:
-        try:
-            found = msgspec.json.decode(self._body, type=_Ranking).results
-        except msgspec.DecodeError as error:
-            raise EngineProtocolError(f"the engine's ranking cannot be read: {error}") from None
+        found = self.decoded(_Ranking).results
         best = sorted(found, key=lambda one: one.relevance_score, reverse=True)[: self._top]
         meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
         return msgspec.json.encode({"id": self._id, "results": best, "meta": meta})

@@ -32,10 +32,12 @@ _ABSENT = msgspec.Raw()
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a family: the mode of its runner, and the engine's endpoint that answers it."""
+    """A call of a family: the mode of its runner, and the engine's endpoint that answers it. `instead` is the endpoint
+    to which the call is translated for an engine without that one."""
 
     mode: Mode
     path: str
+    instead: str | None = None
 
 
 class Fields(msgspec.Struct, frozen=True, gc=False):
@@ -137,3 +139,9 @@ def refusal_headers(error: ModelRunnerError) -> tuple[Header, ...]:
     if error.permanent:
         headers += ((b"x-should-retry", b"false"),)
     return headers
+
+
+def engine_model(runner: "Runner", model: str) -> str:
+    """The name by which the engine knows the model: `model`, unless the engine checks names and has others."""
+    names = runner.names
+    return model if names is None or model in names else names[0]

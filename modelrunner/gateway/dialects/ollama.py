@@ -13,7 +13,7 @@ import msgspec
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.dialects.bodies import JsonBodies
 from modelrunner.gateway.dialects.chunks import engine_request
-from modelrunner.gateway.dialects.dialect import JSON, Call, Fields, Translation, refusal_headers
+from modelrunner.gateway.dialects.dialect import JSON, Call, Fields, Translation, engine_model, refusal_headers
 from modelrunner.gateway.dialects.ollama_answer import (
     NDJSON,
     AnswerClock,
@@ -128,9 +128,7 @@ class OllamaEmbed(Ollama):
     def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
         fields = ask.fields
         assert isinstance(fields, EmbedFields)
-        names = runner.names
-        model = fields.model if names is None or fields.model in names else names[0]
-        body = msgspec.json.encode({"model": model, **fields.embedding()})
+        body = msgspec.json.encode({"model": engine_model(runner, fields.model), **fields.embedding()})
         headers = own_headers("", tuple(fields.ignored()))
         return (
             _EMBEDDINGS,

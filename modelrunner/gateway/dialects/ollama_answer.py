@@ -3,17 +3,15 @@
 Source of the fields: https://github.com/ollama/ollama/blob/main/docs/api.md; durations are in nanoseconds.
 """
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any, ClassVar
 
 import msgspec
 
-from modelrunner.errors import EngineProtocolError
-from modelrunner.gateway.dialects.chunks import ChunkChoice, ChunkTranslation, GrowingToolCall, Timings, TokenUsage
+from modelrunner.gateway.dialects.assembly import WholeBody
+from modelrunner.gateway.dialects.chunks import ChunkTranslation, Timings, TokenUsage
 from modelrunner.gateway.dialects.dialect import JSON
-from modelrunner.gateway.dialects.openai_answer import OpenAIAnswer
 from modelrunner.http.answers import Header
 
 NDJSON: tuple[Header, ...] = (
@@ -21,8 +19,6 @@ NDJSON: tuple[Header, ...] = (
     (b"Cache-Control", b"no-store"),
     (b"X-Accel-Buffering", b"no"),
 )
-_LARGEST = 256 << 20
-"""Bytes of an engine's answer of embeddings."""
 _encode = msgspec.json.encode
 
 
@@ -62,25 +58,6 @@ class AnswerClock:
         }
 
 
-def done_reason(finish_reason: str) -> str:
-    return "length" if finish_reason == "length" else "stop"
-
-
-def tool_calls(calls: list[tuple[str, str]]) -> tuple[list[dict[str, Any]], str]:
-    """Ollama's form of calls (name, text of the arguments), and the text of those whose arguments are not an object: of
-    an answer that was cut off."""
-    made: list[dict[str, Any]] = []
-    broken = ""
-    for name, text in calls:
-        try:
-            arguments = msgspec.json.decode(text or "{}", type=dict[str, Any])
-        except msgspec.DecodeError:
-            broken += text
-        else:
-            made.append({"function": {"index": len(made), "name": name, "arguments": arguments}})
-    return made, broken
-
-
 class OllamaLines(ChunkTranslation):
     """The stream of a chat or, with `chat` False, of a generation."""
 
@@ -90,30 +67,35 @@ class OllamaLines(ChunkTranslation):
         self._start = b'{"model":%b,"created_at":"' % _encode(model)
         self._clock = clock
         self._chat = chat
-        self._calls: dict[int, GrowingToolCall] = {}
 
-    def choice(self, choice: ChunkChoice) -> bytes:
-        delta = choice.delta
-        text, thought = choice.text or "", ""
-        if delta is not None:
-            text, thought = delta.content or delta.refusal or "", delta.thought
-            for part in delta.tool_calls or ():
-                self._calls.setdefault(part.index, GrowingToolCall()).add(part)
-        if not text and not thought:
-            return b""
+    def text(self, text: str, logprobs: list[msgspec.Raw] | None) -> bytes:
         self._clock.first()
-        logprobs = choice.logprobs.content if choice.logprobs is not None else None
-        more = b',"logprobs":%b' % _encode(logprobs) if logprobs else b""
-        return self._line(text, thought, b',"done":false%b}\n' % more)
+        return self._line(text, "", b',"done":false%b}\n' % _logprobs(logprobs))
+
+    def thought(self, text: str) -> bytes:
+        self._clock.first()
+        return self._line("", text, b',"done":false}\n')
 
     def last(self) -> bytes:
-        calls, broken = tool_calls([(call.name, call.arguments) for _, call in sorted(self._calls.items())])
+        calls, broken = self.called()
         before = self._line(broken, "", b',"done":false}\n', calls) if calls or broken else b""
-        told = {"done": True, "done_reason": done_reason(self.finish_reason)}
-        return before + self._line("", "", b",%b\n" % _encode(told | self._figures())[1:])
+        return before + self._line("", "", b",%b\n" % self.figures())
 
-    def _figures(self) -> dict[str, int]:
-        return self._clock.figures(self.usage, self.timings)
+    def called(self) -> tuple[list[dict[str, Any]], str]:
+        """The calls of tools in Ollama's form, and the text of those whose arguments were cut off."""
+        made: list[dict[str, Any]] = []
+        broken = ""
+        for call in self.calls:
+            if (arguments := call.decoded()) is None:
+                broken += call.arguments
+            else:
+                made.append({"function": {"index": len(made), "name": call.name, "arguments": arguments}})
+        return made, broken
+
+    def figures(self) -> bytes:
+        """The members that end an answer, and the bracket."""
+        told = {"done": True, "done_reason": "length" if self.finish_reason == "length" else "stop"}
+        return _encode(told | self._clock.figures(self.usage, self.timings))[1:]
 
     def _line(self, text: str, thought: str, end: bytes, calls: list[dict[str, Any]] | None = None) -> bytes:
         thinking = b',"thinking":%b' % _encode(thought) if thought else b""
@@ -125,66 +107,37 @@ class OllamaLines(ChunkTranslation):
         return b'%b%b",%b%b' % (self._start, now().encode(), said, end)
 
 
-class OllamaText(OpenAIAnswer):
+class OllamaText(OllamaLines):
     """The same in one object."""
 
+    whole: ClassVar[bool] = True
+
     def __init__(self, model: str, clock: AnswerClock, headers: tuple[Header, ...], *, chat: bool) -> None:
-        super().__init__()
+        super().__init__(model, clock, headers, chat=chat)
         self.headers = (JSON, *headers)
-        self._model = model
-        self._clock = clock
-        self._chat = chat
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._logprobs: list[msgspec.Raw] = []
 
-    def answer(self) -> Mapping[str, Any]:
-        found = msgspec.convert(msgspec.json.decode(_encode(super().answer())), _WholeCompletion)
-        choice = found.choices[0]
-        message = choice.message or _WholeMessage(content=choice.text)
-        calls, broken = tool_calls([(call.function.name, call.function.arguments) for call in message.tool_calls or ()])
-        text = (message.content or "") + broken
-        thinking = {"thinking": message.thought} if message.thought else {}
-        if self._chat:
-            called = {"tool_calls": calls} if calls else {}
-            said: dict[str, Any] = {"message": {"role": "assistant", "content": text, **thinking, **called}}
-        else:
-            said = {"response": text, **thinking}
-        if choice.logprobs and choice.logprobs.get("content"):
-            said["logprobs"] = choice.logprobs["content"]
-        told = {"done": True, "done_reason": done_reason(choice.finish_reason or "")}
-        figures = self._clock.figures(found.usage or TokenUsage(), found.timings)
-        return {"model": self._model, "created_at": now(), **said, **told, **figures}
+    def text(self, text: str, logprobs: list[msgspec.Raw] | None) -> bytes:
+        self._clock.first()
+        self._texts.append(text)
+        self._logprobs += logprobs or ()
+        return b""
+
+    def thought(self, text: str) -> bytes:
+        self._clock.first()
+        self._thoughts.append(text)
+        return b""
+
+    def last(self) -> bytes:
+        calls, broken = self.called()
+        end = b"%b,%b" % (_logprobs(self._logprobs), self.figures())
+        return self._line("".join((*self._texts, broken)), "".join(self._thoughts), end, calls)
 
 
-class _CalledFunction(msgspec.Struct):
-    name: str = ""
-    arguments: str = ""
-
-
-class _WholeCall(msgspec.Struct):
-    function: _CalledFunction
-
-
-class _WholeMessage(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[_WholeCall] | None = None
-
-    @property
-    def thought(self) -> str:
-        return self.reasoning_content or self.reasoning or ""
-
-
-class _WholeChoice(msgspec.Struct):
-    message: _WholeMessage | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-    logprobs: dict[str, Any] | None = None
-
-
-class _WholeCompletion(msgspec.Struct):
-    choices: list[_WholeChoice]
-    usage: TokenUsage | None = None
-    timings: Timings | None = None
+def _logprobs(found: list[msgspec.Raw] | None) -> bytes:
+    return b',"logprobs":%b' % _encode(found) if found else b""
 
 
 class _Vector(msgspec.Struct):
@@ -197,29 +150,17 @@ class _Vectors(msgspec.Struct):
     usage: TokenUsage | None = None
 
 
-class OllamaEmbeddings:
+class OllamaEmbeddings(WholeBody):
     """The vectors as the engine wrote them; with `single`, as `/api/embeddings` gives its only one."""
 
-    whole: ClassVar[bool] = True
-
     def __init__(self, model: str, clock: AnswerClock, headers: tuple[Header, ...], *, single: bool) -> None:
-        self.headers = (JSON, *headers)
+        super().__init__(headers)
         self._model = model
         self._clock = clock
         self._single = single
-        self._body = bytearray()
-
-    def piece(self, data: bytes) -> bytes:
-        self._body += data
-        if len(self._body) > _LARGEST:
-            raise EngineProtocolError("the engine's answer is too large: ask for fewer embeddings at once")
-        return b""
 
     def end(self) -> bytes:
-        try:
-            found = msgspec.json.decode(self._body, type=_Vectors)
-        except msgspec.DecodeError as error:
-            raise EngineProtocolError(f"the engine's embeddings cannot be read: {error}") from None
+        found = self.decoded(_Vectors)
         vectors = [each.embedding for each in sorted(found.data, key=lambda each: each.index)]
         if self._single:
             return _encode({"embedding": vectors[0] if vectors else []})

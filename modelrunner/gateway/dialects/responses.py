@@ -61,7 +61,7 @@ class Responses(OpenAI):
             return asked
         return _in_background(pipeline, asked, prepared)
 
-    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation | None]:  # type: ignore[override]
+    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation | None]:
         fields = ask.fields
         assert isinstance(fields, PreparedFields)
         headers = own_headers("", tuple(fields.ignored()))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from modelrunner.gateway.dialects.chunks import ChunkChoice, ChunkTranslation, GrowingToolCall
+from modelrunner.gateway.dialects.chunks import ChunkTranslation, GrowingToolCall
 from modelrunner.gateway.dialects.dialect import EVENT_STREAM, JSON
 from modelrunner.gateway.dialects.responses_request import PreparedFields, decoded, new_id
 from modelrunner.gateway.response_store import StoredResponse
@@ -91,7 +91,6 @@ class ResponseEvents(ChunkTranslation):
         self._number = 0  # of the next event
         self._done: list[dict[str, Any]] = []
         self._open: _OpenItem | None = None
-        self._calls: dict[int, GrowingToolCall] = {}
 
     def piece(self, data: bytes) -> bytes:
         first = b"" if self._number else self._begin()
@@ -107,16 +106,11 @@ class ResponseEvents(ChunkTranslation):
         data = _encode({"type": kind, "sequence_number": number, **fields})
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
-    def choice(self, choice: ChunkChoice) -> bytes:
-        delta = choice.delta
-        if delta is None:
-            return b""
-        for part in delta.tool_calls or ():
-            self._calls.setdefault(part.index, GrowingToolCall()).add(part)
-        written = self._grow("reasoning_text", thought) if (thought := delta.thought) else b""
-        if text := delta.content or delta.refusal:
-            written += self._grow("output_text", text)
-        return written
+    def text(self, text: str, logprobs: list[msgspec.Raw] | None) -> bytes:
+        return self._grow("output_text", text)
+
+    def thought(self, text: str) -> bytes:
+        return self._grow("reasoning_text", text)
 
     def _grow(self, kind: str, text: str) -> bytes:
         item, before = self._open, b""
@@ -165,7 +159,7 @@ class ResponseEvents(ChunkTranslation):
     def last(self) -> bytes:
         cut = self.finish_reason in ("length", "content_filter")
         written = self._close("incomplete" if cut else "completed")
-        written += b"".join([self._call(call) for _, call in sorted(self._calls.items())])
+        written += b"".join([self._call(call) for call in self.calls])
         response = self._response(cut)
         keep(self._fields, response)
         return written + self.event(f"response.{response['status']}", response=response)

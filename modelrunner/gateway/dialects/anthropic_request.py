@@ -1,0 +1,207 @@
+"""From Anthropic's messages to those of a chat.
+
+Source of the fields: https://docs.claude.com/en/api/messages
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from modelrunner.errors import BadRequest
+from modelrunner.schema import wrong_field
+
+_IGNORED = ("container", "context_management", "inference_geo", "service_tier")
+_DEFAULTS = (None, "auto", "standard_only")
+_SAME = ("max_tokens", "temperature", "top_p", "top_k")
+
+
+class Block(msgspec.Struct):
+    """A block of content of any type. A `cache_control` is taken, and means nothing here: engines keep prompts."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    source: dict[str, Any] | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: "str | list[Block] | None" = None
+
+
+class Turn(msgspec.Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class AnthropicTool(msgspec.Struct):
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    type: str | None = None
+
+    def function(self) -> dict[str, Any]:
+        """Raises `BadRequest` for a tool that runs at a service."""
+        if self.type not in (None, "custom"):
+            raise BadRequest(f"the tool {self.name} of the type {self.type} runs at a service, not here", param="tools")
+        described = {"description": self.description} if self.description else {}
+        parameters = self.input_schema or {"type": "object"}
+        return {"type": "function", "function": {"name": self.name, **described, "parameters": parameters}}
+
+
+class ToolChoice(msgspec.Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def mapped(self) -> dict[str, Any]:
+        named = {"type": "function", "function": {"name": self.name}}
+        choice = {"auto": "auto", "any": "required", "none": "none", "tool": named}[self.type]
+        single = {"parallel_tool_calls": False} if self.disable_parallel_tool_use else {}
+        return {"tool_choice": choice, **single}
+
+
+class Thinking(msgspec.Struct):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+
+
+class MessageRequest(msgspec.Struct):
+    """`POST /v1/messages` and its `count_tokens`."""
+
+    model: str
+    messages: list[Turn]
+    max_tokens: int | None = None
+    system: str | list[Block] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    metadata: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    mcp_servers: list[Any] | None = None
+    container: Any = None
+    context_management: Any = None
+    inference_geo: Any = None
+    service_tier: Any = None
+
+    @classmethod
+    def of(cls, body: bytes) -> "MessageRequest":
+        """Raises `BadRequest`."""
+        try:
+            return msgspec.json.decode(body, type=cls)
+        except msgspec.ValidationError as error:
+            raise wrong_field(error) from None
+        except RecursionError:
+            raise BadRequest("the content is nested too deep", param="messages") from None
+
+    def ignored(self) -> tuple[str, ...]:
+        """The names of what the request has and nothing here uses."""
+        found = [name for name in _IGNORED if getattr(self, name) not in _DEFAULTS]
+        budget = self.thinking is not None and self.thinking.budget_tokens is not None
+        return (*found, *(["thinking.budget_tokens"] if budget else []))
+
+    def chat(self) -> dict[str, Any]:
+        """The body of a chat, without the model. Raises `BadRequest`."""
+        if self.mcp_servers:
+            raise BadRequest("mcp_servers are not asked by this daemon: leave them out", param="mcp_servers")
+        body: dict[str, Any] = {"messages": self._messages()}
+        body |= {name: value for name in _SAME if (value := getattr(self, name)) is not None}
+        if self.stop_sequences:
+            body["stop"] = self.stop_sequences
+        if self.tools:
+            body["tools"] = [tool.function() for tool in self.tools]
+        if self.tool_choice is not None:
+            body |= self.tool_choice.mapped()
+        if self.thinking is not None:
+            body["chat_template_kwargs"] = {"enable_thinking": self.thinking.type != "disabled"}
+        if isinstance(user := (self.metadata or {}).get("user_id"), str):
+            body["user"] = user
+        return body | self._output()
+
+    def _output(self) -> dict[str, Any]:
+        config = self.output_config or {}
+        effort = {"reasoning_effort": config["effort"]} if config.get("effort") else {}
+        wanted = config.get("format")
+        if wanted is None:
+            return effort
+        if not isinstance(wanted, dict) or wanted.get("type") != "json_schema":
+            raise BadRequest(
+                "output_config.format has the type json_schema, and a schema", param="output_config.format"
+            )
+        schema = {"name": "answer", "schema": wanted.get("schema"), "strict": True}
+        return effort | {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+    def _messages(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        if self.system:
+            text = self.system if isinstance(self.system, str) else "\n\n".join(_text(block) for block in self.system)
+            found.append({"role": "system", "content": text})
+        for turn in self.messages:
+            if isinstance(turn.content, str):
+                found.append({"role": turn.role, "content": turn.content})
+            elif turn.role == "assistant":
+                found.append(_assistant(turn.content))
+            else:
+                found += _user(turn.role, turn.content)
+        return found
+
+
+def _assistant(blocks: list[Block]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    thoughts, calls = "", []
+    for block in blocks:
+        match block.type:
+            case "thinking":
+                thoughts += block.thinking or ""
+            case "redacted_thinking":
+                continue  # only the service that wrote it can read it
+            case "tool_use":
+                function = {"name": block.name, "arguments": msgspec.json.encode(block.input or {}).decode()}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case _:
+                message["content"] += _text(block)
+    return message | ({"reasoning_content": thoughts} if thoughts else {}) | ({"tool_calls": calls} if calls else {})
+
+
+def _user(role: str, blocks: list[Block]) -> list[dict[str, Any]]:
+    """The results of tools are messages of their own, before the rest; their images are the user's."""
+    results: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
+    for block in blocks:
+        if block.type != "tool_result":
+            parts.append(_part(block))
+            continue
+        inner = [Block("text", block.content)] if isinstance(block.content, str) else block.content or []
+        given = [_part(one) for one in inner]
+        text = "\n".join(part["text"] for part in given if "text" in part)
+        results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
+        parts += [part for part in given if "text" not in part]
+    if not parts:
+        return results
+    plain = all("text" in part for part in parts)
+    return [*results, {"role": role, "content": "\n".join(part["text"] for part in parts) if plain else parts}]
+
+
+def _part(block: Block) -> dict[str, Any]:
+    source = block.source or {}
+    if block.type == "image":
+        if source.get("type") == "url":
+            return {"type": "image_url", "image_url": {"url": source.get("url")}}
+        if source.get("type") == "base64":
+            url = f"data:{source.get('media_type', 'image/jpeg')};base64,{source.get('data', '')}"
+            return {"type": "image_url", "image_url": {"url": url}}
+        raise BadRequest("the source of an image has the type base64 or url", param="messages")
+    if block.type == "document" and source.get("type") == "text" and isinstance(source.get("data"), str):
+        return {"type": "text", "text": source["data"]}
+    return {"type": "text", "text": _text(block)}
+
+
+def _text(block: Block) -> str:
+    if block.type != "text" or block.text is None:
+        raise BadRequest(f"content of the type {block.type!r} is not offered here", param="messages")
+    return block.text
