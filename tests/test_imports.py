@@ -21,7 +21,7 @@ SHARED = {
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
     "__main__": {"cli"},
-    "api": {"batches", "gateway", "http", "keys", "models", "plugins", "scheduler", "store", "telemetry", "wire"},
+    "api": {"batches", "gateway", "http", "keys", "models", "plugins", "scheduler", "store", "telemetry", "ui", "wire"},
     "backend": set(),
     "batches": {"gateway", "http", "keys"},
     "chattemplates": set(),
@@ -66,6 +66,7 @@ ALLOWED: dict[str, set[str]] = {
     "telemetry": {"engine", "gateway", "keys", "scheduler"},
     "testing": {"backend", "engine", "plugins", "processes", "store"},
     "types": set(),
+    "ui": set(),
     "units": set(),
     "web": set(),
     "wire": set(),

@@ -6,6 +6,7 @@ import msgspec
 from aiohttp import web
 
 from modelrunner.api import wireforms
+from modelrunner.api.board import Board
 from modelrunner.api.messages import check_query, json_response, query_count
 from modelrunner.api.streaming import ALIVE, stream_events
 from modelrunner.errors import BadRequest, RequestCancelled, RequestNotFound
@@ -19,12 +20,15 @@ _GROUPINGS = {grouping.name.lower(): grouping for grouping in Grouping}
 
 
 class TelemetryRoutes:
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: Telemetry, board: Board) -> None:
         self._telemetry = telemetry
+        self._board = board
 
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/metrics", self.metrics),
+            web.get("/engines/now", self.now),
+            web.get("/engines/history", self.history),
             web.get("/engines/requests", self.requests),
             web.post("/engines/requests/{id}/cancel", self.cancel),
             web.get("/usage", self.usage),
@@ -33,6 +37,20 @@ class TelemetryRoutes:
     async def metrics(self, request: web.Request) -> web.Response:
         body, content_type = await self._telemetry.exposition.render(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def now(self, request: web.Request) -> web.StreamResponse:
+        """Runners, memory, and the requests that wait or are under way. As server-sent events where the client accepts
+        `text/event-stream`: `now` with all of it whenever something changed, `events` and `requests` with lists of what
+        is new, `history` with the step that ended."""
+        check_query(request)
+        if "text/event-stream" in request.headers.get("Accept", ""):
+            return await stream_events(request, self._board.watch(), lambda frame: frame)
+        return json_response(self._board.now())
+
+    async def history(self, request: web.Request) -> web.Response:
+        """Throughput and latency of the last hour, in steps of ten seconds; those without requests are left out."""
+        check_query(request)
+        return json_response(list(self._telemetry.history))
 
     async def requests(self, request: web.Request) -> web.StreamResponse:
         """The requests under way, then the last ones, the newest first: all 1,000, or `?limit=N`; with `?model=` those

@@ -97,7 +97,7 @@ def runner(view: RunnerView) -> wire.RunnerStatus:
         endpoint=str(view.endpoint),
         context_size=view.context_size,
         parallel=view.parallel,
-        memory=wire.RunnerMemory(_memory(view.memory.estimated), _memory(measured) if measured else None),
+        memory=wire.RunnerMemory(memory(view.memory.estimated), memory(measured) if measured else None),
         leases=view.leases,
         queued=view.queued,
         started_at=_time(view.started_at),
@@ -171,9 +171,9 @@ def why(found: Explanation) -> wire.WhyResponse:
         found.state,
         found.position,
         found.waiting_for,
-        _memory(figures.needed) if figures.needed else None,
-        _memory(figures.free),
-        _memory(figures.budget),
+        memory(figures.needed) if figures.needed else None,
+        memory(figures.free),
+        memory(figures.budget),
         found.victims,
         found.expected_seconds,
         found.reason,
@@ -185,9 +185,9 @@ def fit(report: FitReport) -> wire.Fit:
     found, figures = report.forecast, report.forecast.figures
     return wire.Fit(
         found.fits,
-        _memory(figures.needed) if figures.needed else None,
-        _memory(figures.free),
-        _memory(figures.budget),
+        memory(figures.needed) if figures.needed else None,
+        memory(figures.free),
+        memory(figures.budget),
         found.would_evict,
         found.reason,
         wire.Disk(report.disk_needed, report.disk_free),
@@ -263,8 +263,8 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(plain, enc_hook=str).decode()
 
 
-def _memory(memory: RequiredMemory) -> wire.Memory:
-    return wire.Memory(memory.ram, list(memory.vram))
+def memory(figures: RequiredMemory) -> wire.Memory:
+    return wire.Memory(figures.ram, list(figures.vram))
 
 
 def _time(seconds: float) -> str:

@@ -22,6 +22,11 @@ class Feed(Generic[T]):
         """Yields the kept items, oldest first."""
         return iter(list(self._ring))
 
+    def after(self, id: int) -> list[T]:
+        """Returns the kept items with a greater ID, oldest first."""
+        new = min(self.last - id, len(self._ring))
+        return list(self._ring)[-new:] if new > 0 else []
+
     def add(self, item: T) -> None:
         """Adds the item with the ID `last + 1`."""
         self.last += 1

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from modelrunner import __version__, durable
 from modelrunner.api.batch_routes import BatchRoutes
+from modelrunner.api.board import Board
 from modelrunner.api.configure_routes import ConfigurationRoutes
 from modelrunner.api.diagnostic_routes import DiagnosticRoutes
 from modelrunner.api.engine_routes import EngineRoutes
@@ -24,6 +25,7 @@ from modelrunner.api.openai_routes import OpenAIRoutes
 from modelrunner.api.residency_routes import ResidencyRoutes
 from modelrunner.api.response_routes import ResponseRoutes
 from modelrunner.api.telemetry_routes import TelemetryRoutes
+from modelrunner.api.ui_routes import UiRoutes
 from modelrunner.batches.store import open_store
 from modelrunner.batches.worker import BatchWorker
 from modelrunner.concurrency.threads import Pool
@@ -190,6 +192,7 @@ class Daemon:
     def _application(self) -> web.Application:
         """Makes the control plane."""
         parts, pipeline, lifecycle = self._parts, self._pipeline, self.lifecycle
+        board = Board(parts.scheduler, self._telemetry, lambda: self._telemetry in pipeline.observers)
         app = web.Application(middlewares=[envelope(lifecycle.stop.is_set)], client_max_size=self._settings.body_limit)
         app.on_response_prepare.append(finish_head)
         families = (
@@ -199,13 +202,14 @@ class Daemon:
             ModelRoutes(parts.library, parts.publisher, parts.pruner),
             EngineRoutes(parts.scheduler, parts.residency, parts.disk, parts.statuses, parts.installer),
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
-            TelemetryRoutes(self._telemetry),
+            TelemetryRoutes(self._telemetry, board),
             OpenAIRoutes(),
             ResponseRoutes(self._responses),
             BatchRoutes(self._batches, self._files, self._batch_worker.look),
             KeyRoutes(parts.keys, lambda: pipeline.observe(self._telemetry)),
             OllamaRoutes(parts.library, parts.scheduler, parts.publisher),
             ResidencyRoutes(parts.residency, parts.preloader),
+            UiRoutes(),
             SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running)),
         )
         app.add_routes([route for family in families for route in family.routes()])

@@ -50,16 +50,12 @@ class SystemRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get("/", self.root),
             web.get("/health", self.health),
             web.get("/ready", self.ready),
             web.get("/version", self.version),
             web.get("/logs", self.logs),
             web.post("/shutdown", self.shutdown),
         ]
-
-    async def root(self, request: web.Request) -> web.Response:
-        return web.Response(text="modelrunner is running\n")
 
     async def health(self, request: web.Request) -> web.Response:
         return json_response(self._health())

@@ -2,6 +2,7 @@
 rules hold for both."""
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from time import perf_counter
@@ -46,7 +47,9 @@ HEADERS = frozenset(
 GetHeader = Callable[[str], str | None]
 """Returns one of these by its name in lower case, None if the request lacks it."""
 _LONGEST_CALLER = 64
-_OPEN = frozenset(("/health", "/ready"))  # without a key: what watches the daemon has none
+# Without a key: what watches the daemon has none, and the files of the page hold no data. No path with `..` or an
+# escape, which the router could take for another route.
+_OPEN = re.compile(r"/|/health|/ready|/ui(/[a-z0-9][a-z0-9.-]*)?")
 
 
 class Resolve(Protocol):
@@ -117,7 +120,7 @@ class Pipeline:
     def key(self, header: GetHeader, path: str, *, local: bool) -> KeyHolder | None:
         """Returns the API key of the request, None for the owner of the daemon: without keys that is everybody, else
         whoever reaches the Unix socket. Raises `Unauthorized`."""
-        if not self.keys or path in _OPEN:
+        if not self.keys or _OPEN.fullmatch(path):
             return None
         text = _key_text(header)
         if local:

@@ -19,7 +19,7 @@ from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.runnerfactory import MakeRunner, Measure
 from modelrunner.scheduler.slots import Lease, RunnerSlot, Target
 from modelrunner.scheduler.state import Phase, Policy, Reason
-from modelrunner.types import KeepAlive, Mode
+from modelrunner.types import KeepAlive, Mode, RequiredMemory
 
 log = logging.getLogger(__name__)
 # Seconds in Retry-After while nothing was measured yet.
@@ -165,6 +165,16 @@ class Scheduler:
         memory = Allocation(self._reconciler.budget(), [slot.view() for slot in self._slots.values()])
         budget, free = memory.budget[0], memory.free[0]
         return {"budget": budget, "used": budget - free, "free": max(0, free)}
+
+    def devices(self) -> tuple[RequiredMemory, RequiredMemory]:
+        """Bytes of main memory and of each device: the budget, and the part of it that no runner counts for."""
+        budget = self._reconciler.budget()
+        free = Allocation(budget, [slot.view() for slot in self._slots.values()]).free
+        return budget, RequiredMemory(max(0, free[0]), tuple([max(0, size) for size in free[1:]]))
+
+    def paused(self) -> frozenset[str]:
+        """The IDs of the paused models."""
+        return self._reconciler.paused
 
     async def ask(self, target: Target) -> None:
         """Asks the engine itself how much memory the target will need, where it can say; the answer counts for later

@@ -9,6 +9,7 @@ from modelrunner.keys.ring import KeyRing
 from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry.counters import EventCounters, RequestCounters
 from modelrunner.telemetry.exposition import Exposition
+from modelrunner.telemetry.history import History
 from modelrunner.telemetry.recent import RecentRequests
 from modelrunner.telemetry.tokens import NONE, tokens_of
 from modelrunner.telemetry.usage import Usage
@@ -27,6 +28,7 @@ class Telemetry:
         self._counters = RequestCounters()
         self._events = EventCounters()
         self.recent = RecentRequests(under_way)
+        self.history = History()
         self.usage = Usage(state / "usage.sqlite")
         self.exposition = Exposition(scheduler, self._counters, self._events, lambda: len(under_way()))
 
@@ -34,6 +36,7 @@ class Telemetry:
         tokens = tokens_of(record.tail) if record.tail and record.status == 200 else NONE
         self._counters.add(record, tokens)
         self.recent.take(record, tokens)
+        self.history.take(record, tokens)
         self.usage.take(record, tokens)
         if record.key and (holder := self._keys.holder(record.key)) is not None:
             holder.spend(tokens.prompt + tokens.answer)

@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from modelrunner.wire.daemon import RequestStatus
+
 
 class Memory(msgspec.Struct, frozen=True):
     """Bytes."""
@@ -43,6 +45,22 @@ class RunnerStatus(msgspec.Struct, frozen=True):
     in_use: bool
     loading: bool
     variant: str = ""
+
+
+class Now(msgspec.Struct, frozen=True):
+    """`GET /engines/now`. `status` is that of `/health`; `free` is the budget that no runner counts for; `waiting` has
+    the requests that wait for a runner by model, `paused` the IDs of models; `requests` are the oldest of the `running`
+    ones under way; `counted` is false where requests that ended are not kept."""
+
+    status: str
+    budget: Memory
+    free: Memory
+    runners: list[RunnerStatus]
+    waiting: dict[str, int]
+    paused: list[str]
+    running: int
+    requests: list[RequestStatus]
+    counted: bool
 
 
 class Event(msgspec.Struct, frozen=True):

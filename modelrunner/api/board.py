@@ -1,0 +1,90 @@
+"""The state of the daemon for those who watch it, made once for all of them."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from modelrunner import wire
+from modelrunner.api import wireforms
+from modelrunner.api.streaming import ALIVE
+from modelrunner.concurrency.feed import Feed
+from modelrunner.scheduler import Scheduler
+from modelrunner.telemetry.hub import Telemetry
+
+_EVERY = 0.5  # seconds
+_SHOWN = 100  # requests: under way in a snapshot, and ended since the last look
+_EVENTS = 50
+
+
+class Board:
+    """While somebody watches, looks twice a second, and sends what changed. Its cost does not grow with the requests:
+    of those that ended since the last look, it sends the newest. `is_counted` tells whether requests are recorded."""
+
+    def __init__(self, scheduler: Scheduler, telemetry: Telemetry, is_counted: Callable[[], bool]) -> None:
+        self._scheduler = scheduler
+        self._telemetry = telemetry
+        self._is_counted = is_counted
+        self._frames: Feed[bytes] = Feed(1, 16)
+        self._watchers = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def now(self) -> wire.Now:
+        scheduler, running = self._scheduler, self._telemetry.recent.running()
+        budget, free = scheduler.devices()
+        return wire.Now(
+            status=scheduler.health().value,
+            budget=wireforms.memory(budget),
+            free=wireforms.memory(free),
+            runners=[wireforms.runner(view) for view in scheduler.runners()],
+            waiting=scheduler.waiting(),
+            paused=sorted(scheduler.paused()),
+            running=len(running),
+            requests=[wireforms.request(entry) for entry in running[:_SHOWN]],
+            counted=self._is_counted(),
+        )
+
+    async def watch(self) -> AsyncGenerator[bytes | None, None]:
+        """Yields server-sent events: first the whole state, then what changes, until the daemon ends."""
+        self._watchers += 1
+        try:
+            if self._task is None:
+                self._task = asyncio.create_task(self._look(), name="board")
+            recent = [wireforms.event(event) for event in self._scheduler.events.recent()[-_EVENTS:]]
+            frames = self._frames.subscribe(idle=ALIVE)
+            yield _sent("events", recent) + _sent("now", self.now())
+            async with aclosing(frames):
+                async for frame in frames:
+                    yield frame
+        finally:
+            self._watchers -= 1
+            if not self._watchers and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    async def _look(self) -> None:
+        """Ends with the scheduler's events, that is with the daemon."""
+        events, recent, history = self._scheduler.events, self._telemetry.recent, self._telemetry.history
+        seen, served, before, step = events.last, recent.last, self.now(), history.latest()
+        while not events.closed:
+            await asyncio.sleep(_EVERY)
+            frame = b""
+            if new := events.after(seen):
+                seen, frame = events.last, _sent("events", [wireforms.event(event) for event in new])
+            if ended := recent.after(served):
+                shown = [wireforms.request(entry) for entry in ended[-_SHOWN:]]
+                frame += _sent("requests", {"ended": recent.last - served, "newest": shown})
+                served = recent.last
+            if (now := self.now()) != before:
+                before, frame = now, frame + _sent("now", now)
+            if (latest := history.latest()) != step:
+                step, frame = latest, frame + _sent("history", latest)
+            if frame:
+                self._frames.add(frame)
+        self._frames.close()
+
+
+def _sent(name: str, value: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(value))

@@ -1,0 +1,112 @@
+// The daemon's HTTP interface: JSON, lines of progress, and server-sent events, with the API key of this session.
+const BASE = new URL("../", import.meta.url);
+const KEY = "modelrunner-key";
+
+export class ApiError extends Error {
+  constructor(status, message, code) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+export const key = {
+  get: () => sessionStorage.getItem(KEY) || "",
+  set(text) {
+    if (text) sessionStorage.setItem(KEY, text);
+    else sessionStorage.removeItem(KEY);
+  },
+};
+
+async function send(method, path, { body, signal, headers = {} } = {}) {
+  const own = key.get() ? { Authorization: `Bearer ${key.get()}` } : {};
+  const init = { method, signal, headers: { ...own, ...headers }, credentials: "omit", cache: "no-store" };
+  if (body !== undefined) {
+    init.body = JSON.stringify(body);
+    init.headers["Content-Type"] = "application/json";
+  }
+  let response;
+  try {
+    response = await fetch(new URL(path, BASE), init);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "The daemon does not answer. Is it running? `modelrunner status` says.");
+  }
+  if (response.ok) return response;
+  const text = await response.text();
+  let found = {};
+  try {
+    found = JSON.parse(text).error || {};
+  } catch { /* not JSON */ }
+  const message = typeof found === "string" ? found : found.message;
+  if (response.status === 401) window.dispatchEvent(new CustomEvent("unauthorized", { detail: key.get() ? message : "" }));
+  throw new ApiError(response.status, message || text || `The daemon answered ${response.status}.`, found.code);
+}
+
+export async function call(method, path, body, signal) {
+  const response = await send(method, path, { body, signal });
+  return response.status === 204 ? null : response.json();
+}
+
+export const get = (path, signal) => call("GET", path, undefined, signal);
+export const post = (path, body = {}, signal) => call("POST", path, body, signal);
+export const ref = (name) => encodeURIComponent(name);
+
+async function* pieces(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+async function* split(response, separator) {
+  let rest = "";
+  for await (const text of pieces(response)) {
+    const parts = (rest + text).split(separator);
+    rest = parts.pop();
+    yield* parts;
+  }
+  if (rest.trim()) yield rest;
+}
+
+// Yields the lines of progress of a pull, a load or an installation; throws the error that one of them carries.
+export async function* progress(path, body, signal) {
+  const response = await send("POST", path, { body, signal, headers: { Accept: "application/json" } });
+  for await (const line of split(response, "\n")) {
+    if (!line.trim()) continue;
+    const step = JSON.parse(line);
+    if (step.type === "error") throw new ApiError(500, step.message, step.error?.code);
+    yield step;
+  }
+}
+
+// Yields {event, data, id} of a stream of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html).
+// A stream is read by fetch, since EventSource cannot send a key. `opened` is called with the answer's head.
+export async function* events(path, { method = "GET", body, signal, headers = {}, opened } = {}) {
+  const response = await send(method, path, { body, signal, headers: { Accept: "text/event-stream", ...headers } });
+  opened?.(response);
+  for await (const block of split(response, /\r?\n\r?\n/)) {
+    let event = "message", id = "";
+    const data = [];
+    for (const line of block.split(/\r?\n/)) {
+      const colon = line.indexOf(":");
+      if (colon === 0) continue;
+      const name = colon < 0 ? line : line.slice(0, colon);
+      const value = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
+      if (name === "event") event = value;
+      else if (name === "data") data.push(value);
+      else if (name === "id") id = value;
+    }
+    if (data.length) yield { event, id, data: data.join("\n") };
+  }
+}
+
+export async function* text(path, signal) {
+  yield* pieces(await send("GET", path, { signal }));
+}
