@@ -53,10 +53,10 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class RawBody(NamedTuple):
-    """A body that is not JSON; `length` is in bytes."""
+    """A body that is not JSON; `length` is in bytes, None if it is unknown: then the body goes in chunks."""
 
     content_type: str
-    length: int
+    length: int | None
     pieces: Iterable[bytes]
 
 
@@ -143,14 +143,14 @@ class Client:
     def lines(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
         """Yields lines as they come, until the answer is complete. Raises `AnswerBroken` if it breaks off."""
         rest = b""
-        while piece := self._piece(response):
+        while piece := self.piece(response):
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
                 yield line + b"\n"
         if rest:
             yield rest
 
-    def _piece(self, response: http.client.HTTPResponse) -> bytes:
+    def piece(self, response: http.client.HTTPResponse) -> bytes:
         """Returns the available bytes, at least one, b"" at the end. (`readline` of http.client takes a pause for the
         end.)"""
         try:
@@ -188,7 +188,8 @@ class Client:
     ) -> http.client.HTTPResponse:
         content: bytes | Iterable[bytes] | None
         if isinstance(body, RawBody):
-            content, sent = body.pieces, {"Content-Type": body.content_type, "Content-Length": str(body.length)}
+            content, sent = body.pieces, {"Content-Type": body.content_type}
+            sent |= {"Content-Length": str(body.length)} if body.length is not None else {}
         else:
             content = None if body is None else msgspec.json.encode(body)
             sent = {"Content-Type": "application/json"} if content is not None else {}

@@ -16,6 +16,8 @@ SECTIONS = {
         "pull": ("pull_commands:pull", "Download models"),
         "pulls": ("pull_commands:pulls", "Show the downloads under way"),
         "push": ("model_commands:push", "Send a model to a registry"),
+        "save": ("archive_commands:save", "Write a model into a tar archive"),
+        "load": ("archive_commands:load", "Take models from a tar archive"),
         "login": ("login_commands:login", "Keep the user and password of a registry"),
         "logout": ("login_commands:logout", "Forget the user and password of a registry"),
         "list": ("model_commands:list_models", "List the models on this machine"),

@@ -4,8 +4,8 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 _CLOSING = 5.0
 _LATE = 5.0
+_LOOK = 0.5  # seconds between two looks whether a thread is to stop
 _pools: "WeakSet[Pool]" = WeakSet()
 
 
@@ -103,6 +104,8 @@ TRANSFERS = Pool("transfers", 4, prompt=True)
 BODIES = Pool("bodies", 2, prompt=True)
 # Copies, hashes and unpacks whole models: minutes.
 HASHING = Pool("hashing", 2, prompt=False)
+# Reads archives of models as their clients send them: as long as these take.
+LOADING = Pool("loading", 4, prompt=False)
 
 
 def stuck() -> str:
@@ -126,6 +129,30 @@ async def in_thread(work: Callable[[threading.Event], T], pool: Pool = TRANSFERS
         if not begun.cancel():
             await ended(task)
         raise
+
+
+class LoopStream:
+    """The bytes of an asynchronous iterator, for a thread that `in_thread` has started with `stop`. `read` may return
+    less than was asked for, b"" at the end; it raises what the iterator raises."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
+        self._pieces, self._loop, self._stop = pieces, loop, stop
+        self._rest = b""
+
+    def read(self, size: int, /) -> bytes:
+        if not self._rest:
+            coming = asyncio.run_coroutine_threadsafe(self._next(), self._loop)
+            while not self._stop.is_set() and not wait((coming,), _LOOK).done:
+                pass
+            if self._stop.is_set():
+                coming.cancel()
+                raise asyncio.CancelledError
+            self._rest = coming.result()
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        return piece
+
+    async def _next(self) -> bytes:
+        return await anext(self._pieces, b"")
 
 
 async def ended(task: asyncio.Future[Any]) -> None:

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from aiohttp import web
 
 from modelrunner import __version__, durable
+from modelrunner.api.archive_routes import ArchiveRoutes
 from modelrunner.api.batch_routes import BatchRoutes
 from modelrunner.api.board import Board
 from modelrunner.api.configure_routes import ConfigurationRoutes
@@ -199,6 +200,7 @@ class Daemon:
             # Before the routes of models, where all text after `/models/` is a reference.
             DiagnosticRoutes(parts.library, parts.explainer, parts.scheduler.events),
             ImportRoutes(parts.library, parts.foreign, parts.store.partial),
+            ArchiveRoutes(parts.library),
             ModelRoutes(parts.library, parts.publisher, parts.pruner),
             EngineRoutes(parts.scheduler, parts.residency, parts.disk, parts.statuses, parts.installer),
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 from modelrunner.concurrency.threads import HASHING, in_thread
@@ -23,9 +23,11 @@ from modelrunner.models.configurations import Configurations
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import Puller, PullResult
 from modelrunner.pull.file import with_parts
+from modelrunner.pull.loading import LoadOptions
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, RemoveResult, Store, StoredModel
 from modelrunner.store.describe import TEMPLATES
+from modelrunner.store.layout import ModelArchive, archive_of
 from modelrunner.types import ProgressReport, RunningPull, WorkProgress
 
 log = logging.getLogger(__name__)
@@ -154,6 +156,20 @@ class Library:
     async def cancel_pull(self, reference: str) -> str:
         """As `Puller.cancel`."""
         return await self._puller.cancel(reference)
+
+    def archive(self, reference: str) -> ModelArchive:
+        """The model as a tar archive. Reads its manifest. Raises as `archive_of`."""
+        return archive_of(self._store, reference)
+
+    async def load(
+        self, pieces: AsyncIterator[bytes], report: ProgressReport, *, name: str | None, trust: bool, size: int
+    ) -> list[PullResult]:
+        """Takes the models of such an archive of `size` bytes, 0 if that is unknown. `name` replaces the name of its
+        one model, `trust` takes models that carry code. Raises as `Puller.load`."""
+        loaded = await self._puller.load(pieces, report, LoadOptions(name, trust), size)
+        for model in loaded:
+            self._scheduler.events.emit("pull", model=model.name, reason="loaded from an archive")
+        return loaded
 
     async def leftovers(self) -> tuple[Leftover, ...]:
         """Returns the files that `prune` would remove. Raises `StorageFailed`."""

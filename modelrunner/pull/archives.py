@@ -1,14 +1,16 @@
-"""Takes the files of a model out of an archive."""
+"""Takes the files of a model out of its archives."""
 
 import asyncio
 import os
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from modelrunner.pull.source import make_way, require_space
-from modelrunner.store import tar
+from modelrunner.errors import SourceFailed
+from modelrunner.pull.source import FromArchive, make_way, require_space
+from modelrunner.store import Blob, Digest, tar
 from modelrunner.store.files import open_regular
-from modelrunner.store.manifests import is_wanted
+from modelrunner.store.manifests import Manifest, UnpackedFile, archives, is_wanted
 
 _EXPANSION = 20  # a compressed archive may be so many times smaller than its content
 _LEAST = 64 << 20  # bytes that any archive may unpack to
@@ -36,3 +38,26 @@ def unpack(archive: Path, packed: str, folder: Path, stop: threading.Event) -> d
                     target.write(piece)
             found[member.name] = path
     return found
+
+
+def unpack_layers(
+    parsed: Manifest, find: Callable[[Digest], Path | None], folder: Path, stop: threading.Event
+) -> dict[str, tuple[Path, FromArchive]]:
+    """Unpacks the layers of a manifest that are archives; `find` returns the place of each. The files get names of our
+    own in `folder`. Blocks. Raises as `unpack`, and `SourceFailed` for an archive that is gone."""
+    found = {}
+    for digest, packed in archives(parsed).items():
+        archive = find(digest)
+        if archive is None:
+            raise SourceFailed("an archive of the model was removed while its files came; pull again")
+        for name, path in unpack(archive, packed, folder, stop).items():
+            found[path.name] = path, FromArchive(digest.hex, name)
+    return found
+
+
+def unpacked_files(origins: Mapping[str, FromArchive], blobs: Mapping[str, Blob]) -> list[UnpackedFile]:
+    """Both are by the names of the files."""
+    return [
+        UnpackedFile(f"sha256:{origin.archive}", origin.path, str(blobs[name].digest), blobs[name].size)
+        for name, origin in origins.items()
+    ]

@@ -18,13 +18,13 @@ from modelrunner.errors import (
     StorageFailed,
     UnsupportedModel,
 )
+from modelrunner.pull.archives import unpacked_files
 from modelrunner.pull.journal import Journal
 from modelrunner.pull.shared import SharedDownloads
 from modelrunner.pull.source import Context, FetchResult, PullResult, PullSpec, Source
 from modelrunner.store import Blob, Digest, Store
 from modelrunner.store.blobs import ReadProgress
 from modelrunner.store.files import size_of
-from modelrunner.store.manifests import UnpackedFile
 from modelrunner.types import ProgressReport, WorkProgress
 from modelrunner.web.download import Downloader, RemoteFile
 
@@ -174,17 +174,13 @@ class PullJob:
             if (blob := self._store.have(f"sha256:{sha256}")) is None:
                 raise SourceFailed(f"{name} of {wanted.text} was removed while the other files came; pull again")
             blobs[name] = blob
-        unpacked = [
-            UnpackedFile(f"sha256:{origin.archive}", origin.path, str(blobs[name].digest), blobs[name].size)
-            for name, origin in fetched.unpacked.items()
-        ]
         reference = None if wanted.reference.digest else str(wanted.reference)
         model = self._store.create(
             blobs,
             reference,
             trust=wanted.trust,
             manifest=fetched.manifest,
-            unpacked=unpacked if fetched.manifest else None,
+            unpacked=unpacked_files(fetched.unpacked, blobs) if fetched.manifest else None,
             progress=go_on,
         )
         self._journal.record(wanted.reference, wanted.origin, model.id, fetched.revision)

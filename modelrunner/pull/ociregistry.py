@@ -4,7 +4,6 @@ A model keeps the manifest that it was published with, byte for byte.
 """
 
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,8 @@ from modelrunner.oci import imageindex, signatures
 from modelrunner.oci.credentials import Credentials
 from modelrunner.oci.registries import Registries
 from modelrunner.oci.repository import INDEX_TYPES, Manner, RemoteManifest, RemoteRepository
-from modelrunner.pull.archives import unpack
-from modelrunner.pull.source import Context, FetchResult, FromArchive, Preview, PullSpec, Source, require_space
+from modelrunner.pull.archives import unpack_layers
+from modelrunner.pull.source import Context, FetchResult, Preview, PullSpec, Source, require_space
 from modelrunner.store import Digest
 from modelrunner.store.manifests import LARGEST, Manifest, StoredFile, archives, parse
 from modelrunner.store.names import in_folder
@@ -130,7 +129,12 @@ class RegistrySource(Source):
                 del paths[digest]
                 stored[digest] = await context.stored(digest.hex)
             done += file.size
-        unpacked = await in_thread(lambda stop: _unpack(found.parsed, paths, stored, context.folder, stop), HASHING)
+        unpacked = await in_thread(
+            lambda stop: unpack_layers(
+                found.parsed, lambda digest: paths.get(digest) or stored[digest], context.folder, stop
+            ),
+            HASHING,
+        )
         return FetchResult(
             files={digest.hex: path for digest, path in paths.items()}
             | {name: path for name, (path, _) in unpacked.items()},
@@ -160,24 +164,6 @@ def _named(parsed: Manifest, paths: Mapping[Digest, Path], stored: Mapping[Diges
     places = [(layer.path, layer.stored().digest) for layer in parsed.layers]
     found = {name: paths.get(digest) or stored.get(digest) for name, digest in places if in_folder(name)}
     return {name: path for name, path in found.items() if path is not None and path.is_file()}
-
-
-def _unpack(
-    parsed: Manifest,
-    paths: Mapping[Digest, Path],
-    stored: Mapping[Digest, Path | None],
-    folder: Path,
-    stop: threading.Event,
-) -> dict[str, tuple[Path, FromArchive]]:
-    """The files of its archives, by names of our own."""
-    found = {}
-    for digest, packed in archives(parsed).items():
-        archive = paths.get(digest) or stored[digest]
-        if archive is None:
-            raise SourceFailed("an archive of the model was removed while its files came; pull again")
-        for name, path in unpack(archive, packed, folder, stop).items():
-            found[path.name] = path, FromArchive(digest.hex, name)
-    return found
 
 
 def _reporter(report: ProgressReport, file: RemoteFile, done: int, total: int) -> Callable[[int], None]:

@@ -4,14 +4,16 @@ attempt when it is cut short, and visible only when it is complete and verified.
 import asyncio
 import hashlib
 import logging
+import secrets
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from modelrunner.concurrency.joint import JointWork
-from modelrunner.concurrency.threads import ended, in_thread
-from modelrunner.durable import translated
+from modelrunner.concurrency.threads import LOADING, LoopStream, ended, in_thread
+from modelrunner.durable import discard, make_folder, translated
 from modelrunner.errors import (
     BadRequest,
     InvalidReference,
@@ -23,6 +25,7 @@ from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.job import PullJob
 from modelrunner.pull.journal import Journal
+from modelrunner.pull.loading import LoadOptions, load
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.rates import RateMeter
 from modelrunner.pull.shared import SharedDownloads
@@ -89,6 +92,33 @@ class Puller:
                 return await work.follow(progress)
             await ended(work.task)
         return await self._start(source, wanted).follow(progress)
+
+    async def load(
+        self, pieces: AsyncIterator[bytes], progress: ProgressReport, options: LoadOptions, size: int = 0
+    ) -> list[PullResult]:
+        """Takes the models of a tar archive as its bytes come; `size` is all of them, 0 if that is unknown. Nothing
+        stays of an archive that fails. Raises as `loading.load`, and what `pieces` raises."""
+        loop, done = asyncio.get_running_loop(), 0
+        with translated("loading the archive", self._store.data):
+            folder = self._store.partial / f"load-{secrets.token_hex(8)}"
+
+        def work(stop: threading.Event) -> list[PullResult]:
+            def advanced(count: int) -> None:
+                nonlocal done
+                done += count
+                step = WorkProgress("Loading", "loading", max(size, done) if size else 0, done)
+                loop.call_soon_threadsafe(progress, step)
+
+            with translated("loading the archive", self._store.data):
+                make_folder(folder, synced=False)
+                return load(self._store, LoopStream(pieces, loop, stop), folder, options, advanced, stop)
+
+        self._busy.add(folder)
+        try:
+            return await in_thread(work, LOADING)
+        finally:
+            await in_thread(lambda _: discard(folder))
+            self._busy.discard(folder)
 
     async def preview(self, text: str, *, token: str | None = None) -> Preview:
         """What a pull of `text` would bring, learned without bringing it. Raises as `pull`, and `NotImplementedHere`

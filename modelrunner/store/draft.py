@@ -67,7 +67,8 @@ class Draft:
             config = published_config(data, contents)
         except (durable.UnusableFile, msgspec.MsgspecError) as error:
             raise InvalidModel(f"its configuration is not one that is understood here ({error})") from None
-        return cls(id, contents, reading.header, config, data, manifest, unpacked)
+        kept = unpacked if manifests.archives(manifests.parse(manifest)) else None
+        return cls(id, contents, reading.header, config, data, manifest, kept)
 
     def entry(self, before: Entry | None, tag: Reference | None, version: int, now: int) -> Entry:
         """The model's entry in the catalog. `before` is the entry that it has there already; `now` in Unix seconds."""

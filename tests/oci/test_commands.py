@@ -59,3 +59,23 @@ def test_a_model_goes_to_a_registry_and_comes_back(locked: Registry, environment
     assert run(environment, "pull", f"{host}/team/other")[0] == 4
     log = "".join(file.read_text() for file in (tmp_path / "data" / "logs").rglob("*") if file.is_file())
     assert "secret" not in log
+
+
+def test_a_model_goes_into_a_file_and_comes_back(environment: Environment, tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(gguf(1 << 20))
+    run(environment, "package", "--gguf", str(tmp_path / "x.gguf"), "mine")
+    archive = tmp_path / "mine.tar"
+    assert run(environment, "save", "mine", "-o", str(archive))[:2] == (0, "")
+    with open(archive, "rb") as standard:
+        saved = subprocess.run(
+            (sys.executable, "-m", "modelrunner", "save", "mine"), env=environment, capture_output=True, check=True
+        )
+        assert saved.stdout == standard.read()
+    assert run(environment, "save", "nothing", "-o", str(tmp_path / "nothing.tar"))[0] == 4
+    assert {path.name for path in tmp_path.iterdir() if ".tar" in path.name} == {"mine.tar"}
+    run(environment, "rm", "mine")
+    assert run(environment, "load", "-i", str(archive))[:2] == (0, "mine")
+    with open(archive, "rb") as standard:
+        command = (sys.executable, "-m", "modelrunner", "load", "--name", "again")
+        loaded = subprocess.run(command, env=environment, stdin=standard, capture_output=True, text=True, check=True)
+    assert loaded.stdout == "again\n"

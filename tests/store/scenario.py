@@ -3,11 +3,14 @@ call of the traced system call. Each child reports what it was told is done, in 
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from modelrunner.errors import ModelRunnerError
+from modelrunner.pull.loading import LoadOptions, load
 from modelrunner.store import Blob, Store
+from modelrunner.store.blobs import ignore
 from tests.store.samples import ingest
 
 
@@ -54,7 +57,15 @@ def change(data: Path, report: int) -> None:
     step("untag", lambda: store.remove("second"))
     step("remove", lambda: store.remove("doomed"))
     step("import", lambda: store.create({"m": _theirs(store)}, "imported"))
+    step("load", lambda: _load(store))
     step("prune", store.prune)
+
+
+def _load(store: Store) -> None:
+    folder = store.partial / "load"
+    folder.mkdir(exist_ok=True)
+    with open(store.data.parent / "archive.tar", "rb") as archive:
+        load(store, archive, folder, LoadOptions(), ignore, threading.Event())
 
 
 def _theirs(store: Store) -> Blob:

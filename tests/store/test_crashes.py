@@ -11,6 +11,7 @@ import pytest
 
 from modelrunner.errors import ModelNotFound
 from modelrunner.store import Store
+from modelrunner.store.layout import archive_of
 from modelrunner.store.leftovers import LeftoverKind
 from tests.store.folders import add_folder, model_files
 from tests.store.samples import add_model, write_gguf
@@ -20,10 +21,10 @@ STRACE = shutil.which("strace")
 pytestmark = pytest.mark.skipif(STRACE is None, reason="strace is not installed")
 # System calls of a kind, and a few more than the scenario makes of them.
 KINDS = {
-    "fsync": ("fsync", 56),
-    "rename": ("rename,renameat,renameat2", 34),
-    "link": ("link,linkat", 36),
-    "unlink": ("unlink,unlinkat", 64),
+    "fsync": ("fsync", 74),
+    "rename": ("rename,renameat,renameat2", 46),
+    "link": ("link,linkat", 50),
+    "unlink": ("unlink,unlinkat", 84),
 }
 
 
@@ -35,10 +36,12 @@ def sweep(tmp_path, call: str, fault: str):
     add_model(store, "kept", seed=0)
     folder = {name: data for name, data in model_files().items() if name != "tokenizer.json"}
     add_folder(store, "doomed", folder | {"1_Pooling/config.json": b"{}"})
+    archive = archived(tmp_path / "elsewhere")
     folders = [tmp_path / "runs" / str(n) for n in range(1, children + 1)]
     for folder in folders:
         shutil.copytree(template, folder / "data", symlinks=True)
         write_gguf(folder / "theirs.gguf", seed=3)
+        (folder / "archive.tar").write_bytes(archive)
     command = [STRACE, "-f", "-qq", "-o", tmp_path / "trace", "-e", f"trace={names}"]
     command += ["-e", f"inject={names}:{fault}:when={children}"]
     command += [sys.executable, "-m", "tests.store.scenario", call, str(children), tmp_path / "runs"]
@@ -47,11 +50,17 @@ def sweep(tmp_path, call: str, fault: str):
     return folders
 
 
+def archived(folder: Path) -> bytes:
+    store = Store(folder)
+    add_model(store, "loaded", seed=4)
+    return b"".join(archive_of(store, "loaded").pieces())
+
+
 def check(folder: Path) -> str:
     """The report of one child, after its store was opened again and compared with it."""
     report = (folder / "report").read_text()
     store = Store(folder / "data")
-    present = {name: exists(store, name) for name in ("kept", "second", "new", "doomed", "imported")}
+    present = {name: exists(store, name) for name in ("kept", "second", "new", "doomed", "imported", "loaded")}
     assert present["kept"], report
     if "done create" in report:
         assert present["new"], report
@@ -67,6 +76,10 @@ def check(folder: Path) -> str:
         assert present["imported"], report
     if "begin import" not in report:
         assert not present["imported"], report
+    if "done load" in report:
+        assert present["loaded"], report
+    if "begin load" not in report:
+        assert not present["loaded"], report
     theirs = folder / "theirs.gguf"
     assert theirs.read_bytes() == write_gguf(folder / "again.gguf", seed=3).read_bytes()
     assert theirs.stat().st_mode == (folder / "again.gguf").stat().st_mode
@@ -112,6 +125,7 @@ def test_failing_at_any_call(tmp_path, call, fault, code):
 def test_everything_is_synced_before_it_is_named_and_named_before_it_is_acknowledged(tmp_path):
     store = Store(tmp_path / "runs/1/data")
     write_gguf(tmp_path / "runs/1/theirs.gguf", seed=3)
+    (tmp_path / "runs/1/archive.tar").write_bytes(archived(tmp_path / "elsewhere"))
     add_model(store, "kept", seed=0)
     add_model(store, "doomed", seed=1)
     command = [STRACE, "-f", "-qq", "-y", "-o", tmp_path / "trace", "-e", "trace=fsync,link,rename,write"]
@@ -143,4 +157,4 @@ def test_everything_is_synced_before_it_is_named_and_named_before_it_is_acknowle
         [".names"],
         [".pending"],
     )
-    assert kinds == [*create, *tag, *untag, *remove, *create]  # at last the import
+    assert kinds == [*create, *tag, *untag, *remove, *create, *create]  # at last import and load

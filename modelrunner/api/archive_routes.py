@@ -1,0 +1,67 @@
+"""/models/REF/export and /models/load: models as tar archives."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from modelrunner import wire
+from modelrunner.api.messages import check_query, decode_reference, query_flag
+from modelrunner.api.middleware import is_local
+from modelrunner.api.streaming import stream_progress
+from modelrunner.errors import BadRequest, Forbidden, UnsupportedMediaType
+from modelrunner.models.library import Library
+from modelrunner.types import ProgressReport
+
+_TYPES = ("application/x-tar", "application/octet-stream")
+
+
+class ArchiveRoutes:
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/models/{ref:.+}/export", self.export), web.post("/models/load", self.load)]
+
+    async def export(self, request: web.Request) -> web.StreamResponse:
+        """An answer that ends before its length is no archive: a file was removed or damaged meanwhile."""
+        check_query(request)
+        reference = decode_reference(request.rel_url.raw_path.removeprefix("/models/").removesuffix("/export"))
+        archive = await asyncio.to_thread(self._library.archive, reference)
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": _TYPES[0],
+                "Content-Disposition": f'attachment; filename="{archive.model_id[7:19]}.tar"',
+                "Content-Length": str(archive.size),
+            }
+        )
+        await response.prepare(request)
+        pieces = archive.pieces()
+        while piece := await asyncio.to_thread(next, pieces, b""):
+            await response.write(piece)
+        await response.write_eof()
+        return response
+
+    async def load(self, request: web.Request) -> web.StreamResponse:
+        check_query(request, "name", "trust")
+        if request.content_type not in _TYPES:  # which a web page sends only after a preflight
+            raise UnsupportedMediaType(f"send the archive with Content-Type: {_TYPES[0]}")
+        name, trust = request.query.get("name"), query_flag(request, "trust")
+        if trust and not is_local(request):
+            raise Forbidden("a model's code can be trusted only over the Unix socket", param="trust")
+
+        async def load(report: ProgressReport) -> wire.Progress:
+            size = request.content_length or 0
+            loaded = await self._library.load(_pieces(request), report, name=name, trust=trust, size=size)
+            names = ", ".join(model.name for model in loaded)
+            return wire.Progress("success", f"{names} is here", model=loaded[0].name)
+
+        return await stream_progress(request, load, mode="load")
+
+
+async def _pieces(request: web.Request) -> AsyncIterator[bytes]:
+    try:
+        while piece := await request.content.readany():
+            yield piece
+    except (OSError, web.HTTPException) as error:
+        raise BadRequest(f"the archive broke off: {error}") from None

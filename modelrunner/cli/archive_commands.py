@@ -1,0 +1,88 @@
+"""The commands that write and read models as archives."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from modelrunner.cli import output
+from modelrunner.cli.client import Client, RawBody, path
+from modelrunner.cli.common_options import trust_option, with_client
+from modelrunner.cli.progress import follow
+from modelrunner.errors import AnswerBroken
+
+_PIECE = 1 << 20
+_TAR = "application/x-tar"
+
+
+@click.command()
+@click.argument("model")
+@click.option("-o", "--output", "target", type=click.Path(dir_okay=False, path_type=Path), help="By default stdout.")
+@with_client()
+def save(client: Client, model: str, target: Path | None) -> None:
+    """Write a model into a tar archive.
+
+    The archive is an OCI image layout: `modelrunner load` reads it, and skopeo as `oci-archive:FILE`. A file appears
+    only when it is complete.
+    """
+    if target is None and output.is_terminal(sys.stdout):
+        raise click.UsageError("give a file with -o, or send the archive to another program")
+    with client.open("GET", path("models", model, "export")) as response, _written(target) as file:
+        wanted, done = int(response.headers.get("Content-Length") or 0), 0
+        while piece := client.piece(response):
+            file.write(piece)
+            done += len(piece)
+        if done != wanted:
+            raise AnswerBroken(
+                f"the archive broke off after {done} of {wanted} bytes: `modelrunner verify {model}` says whether the"
+                " model is damaged"
+            )
+
+
+@contextmanager
+def _written(target: Path | None) -> Iterator[BinaryIO]:
+    if target is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@click.command()
+@click.option(
+    "-i",
+    "--input",
+    "source",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    default="-",
+    help="By default stdin.",
+)
+@click.option("--name", help="The new name of the model, instead of the one in the archive.")
+@trust_option
+@with_client()
+def load(client: Client, source: Path, name: str | None, trust: bool) -> None:
+    """Take models from a tar archive.
+
+    The archive is one of `modelrunner save`, or of `skopeo copy ... oci-archive:FILE`. Every byte is verified before a
+    model can be seen.
+    """
+    standard = str(source) == "-"
+    if standard and output.is_terminal(sys.stdin):
+        raise click.UsageError("give a file with -i, or send the archive from another program")
+    with open(sys.stdin.fileno() if standard else source, "rb", closefd=not standard) as file:
+        size = None if standard else source.stat().st_size
+        body = RawBody(_TAR, size, iter(lambda: file.read(_PIECE), b""))
+        route = path("models", "load", name=name, trust="true" if trust else None)
+        last = follow(client.progress(route, body), "the load")
+    output.note(last.message)
+    output.say(last.model or "")
