@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Annotated, TypeVar
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
+from msgspec import Meta
 
 from modelrunner import wire
-from modelrunner.api.messages import check_query, json_response, query_count, read_json
+from modelrunner.api import wireforms
+from modelrunner.api.documented import documented
+from modelrunner.api.messages import json_response, query_count, read_json
 from modelrunner.api.middleware import key_name
-from modelrunner.batches.batch import ENDPOINTS, shown
+from modelrunner.batches.batch import ENDPOINTS
 from modelrunner.batches.files import FileStore, UploadedFile
 from modelrunner.batches.store import BatchStore
 from modelrunner.errors import BadRequest
@@ -20,6 +23,8 @@ _PURPOSES = ("batch", "user_data", "assistants", "fine-tune", "vision", "evals")
 _LONGEST_WINDOW = 90 * 86400.0
 _PIECE = 1 << 18
 _PAGE = 20
+_PAGED = {"limit": Annotated[int, Meta(ge=0, lt=10**9)], "after": str}
+Entry = TypeVar("Entry", wire.FileStatus, wire.BatchStatus)
 
 
 class BatchRoutes:
@@ -48,8 +53,9 @@ class BatchRoutes:
             )
         ]
 
+    @documented(wire.FileStatus, body={"multipart/form-data": wire.FileForm}, errors=(507,))
     async def upload(self, request: web.Request) -> web.Response:
-        """multipart/form-data with `purpose` and `file`. The file goes to the disk as it comes."""
+        """Keeps a file, of a form with `purpose` and `file`. The file goes to the disk as it comes."""
         if request.content_type != "multipart/form-data":
             raise BadRequest("send the file as multipart/form-data, with the fields purpose and file")
         purpose, made = "", None
@@ -73,18 +79,23 @@ class BatchRoutes:
         if purpose not in _PURPOSES:
             await asyncio.to_thread(self._files.delete, made.id, made.owner)
             raise BadRequest(f"purpose is one of {', '.join(_PURPOSES)}", param="purpose")
-        return json_response(_file(made))
+        return json_response(wireforms.file(made))
 
+    @documented(wire.ListPage[wire.FileStatus], query={"purpose": str, "order": str, **_PAGED})
     async def list_files(self, request: web.Request) -> web.Response:
-        check_query(request, "purpose", "limit", "after", "order")
+        """Lists the files, the newest first."""
         files = await asyncio.to_thread(self._files.all, key_name(request))
         purpose = request.query.get("purpose")
-        return _page(request, [_file(file) for file in files if purpose in (None, file.purpose)], 10_000)
+        return _page(request, [wireforms.file(file) for file in files if purpose in (None, file.purpose)], 10_000)
 
+    @documented(wire.FileStatus)
     async def get_file(self, request: web.Request) -> web.Response:
-        return json_response(_file(await self._file(request)))
+        """Shows a file."""
+        return json_response(wireforms.file(await self._file(request)))
 
+    @documented({"application/octet-stream": bytes})
     async def content(self, request: web.Request) -> web.StreamResponse:
+        """Sends what a file holds."""
         file = await self._file(request)
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         response.content_length = file.bytes
@@ -95,12 +106,16 @@ class BatchRoutes:
         await response.write_eof()
         return response
 
+    @documented(wire.DeletedObject)
     async def delete_file(self, request: web.Request) -> web.Response:
+        """Removes a file."""
         id = request.match_info["id"]
         await asyncio.to_thread(self._files.delete, id, key_name(request))
-        return json_response({"id": id, "object": "file", "deleted": True})
+        return json_response(wire.DeletedObject(id, "file"))
 
+    @documented(wire.BatchStatus, body=wire.BatchRequest, errors=(507,))
     async def create(self, request: web.Request) -> web.Response:
+        """Begins to ask the requests of a file."""
         wanted = await read_json(request, wire.BatchRequest)
         if wanted.endpoint not in ENDPOINTS:
             raise BadRequest(f"endpoint is one of {', '.join(ENDPOINTS)}", param="endpoint")
@@ -117,20 +132,26 @@ class BatchRoutes:
             key_name(request),
         )
         self._changed()
-        return json_response(shown(batch))
+        return json_response(wireforms.batch(batch))
 
+    @documented(wire.ListPage[wire.BatchStatus], query=_PAGED)
     async def list(self, request: web.Request) -> web.Response:
-        check_query(request, "limit", "after")
-        return _page(request, [shown(b) for b in await asyncio.to_thread(self._batches.all, key_name(request))], _PAGE)
+        """Lists the batches, the newest first."""
+        found = await asyncio.to_thread(self._batches.all, key_name(request))
+        return _page(request, [wireforms.batch(batch) for batch in found], _PAGE)
 
+    @documented(wire.BatchStatus)
     async def get(self, request: web.Request) -> web.Response:
+        """Shows a batch."""
         found = await asyncio.to_thread(self._batches.get, request.match_info["id"], key_name(request))
-        return json_response(shown(found))
+        return json_response(wireforms.batch(found))
 
+    @documented(wire.BatchStatus, errors=(409,))
     async def cancel(self, request: web.Request) -> web.Response:
+        """Asks no further request of a batch."""
         found = await asyncio.to_thread(self._batches.cancel, request.match_info["id"], key_name(request))
         self._changed()
-        return json_response(shown(found))
+        return json_response(wireforms.batch(found))
 
     async def _file(self, request: web.Request) -> UploadedFile:
         return await asyncio.to_thread(self._files.get, request.match_info["id"], key_name(request))
@@ -141,27 +162,14 @@ async def _pieces(part: BodyPartReader) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _file(file: UploadedFile) -> dict[str, Any]:
-    return {
-        "id": file.id,
-        "object": "file",
-        "bytes": file.bytes,
-        "created_at": int(file.created),
-        "filename": file.filename,
-        "purpose": file.purpose,
-        "status": "processed",
-    }
-
-
-def _page(request: web.Request, items: list[dict[str, Any]], usual: int) -> web.Response:
+def _page(request: web.Request, items: list[Entry], usual: int) -> web.Response:
     """A page of OpenAI's lists: `limit` items after the one with the ID `after`."""
-    ids = [item["id"] for item in items]
+    ids = [item.id for item in items]
     if (after := request.query.get("after")) is not None:
         if after not in ids:
             raise BadRequest(f"there is no {after!r}", param="after")
         items = items[ids.index(after) + 1 :]
     limit = query_count(request, "limit") or usual
     page = items[:limit]
-    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    told = {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": len(items) > limit}
-    return json_response(told)
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return json_response(wire.ListPage(page, first, last, len(items) > limit))

@@ -6,7 +6,8 @@ from aiohttp import web
 
 from modelrunner import wire
 from modelrunner.api import wireforms
-from modelrunner.api.messages import check_query, checked, json_response, read_json
+from modelrunner.api.documented import documented
+from modelrunner.api.messages import checked, json_response, read_json
 from modelrunner.api.middleware import is_local
 from modelrunner.errors import BadRequest, Forbidden
 from modelrunner.models.configurator import Configurator
@@ -31,7 +32,9 @@ class ConfigurationRoutes:
             ),
         ]
 
+    @documented(wire.Configuration, status=202, body=wire.ConfigureRequest, errors=(409, 412, 421, 422, 502, 504, 507))
     async def configure(self, request: web.Request) -> web.Response:
+        """Changes how a model is run: every further field of the body is one of its configuration."""
         body = await read_json(request, dict[str, Any])
         wanted = checked(body, wire.ConfigureRequest)
         patch = {name: value for name, value in body.items() if name not in wire.ConfigureRequest.__struct_fields__}
@@ -43,16 +46,18 @@ class ConfigurationRoutes:
         shown = await self._configurator.change(wanted.model, patch, mode, restart=restart)
         return json_response(wireforms.configuration(shown), status=202)
 
+    @documented(list[wire.Configuration], query={"model": str}, errors=(412, 421, 422))
     async def show(self, request: web.Request) -> web.Response:
-        """With `?model=`, the configuration of that model; otherwise all configurations."""
-        check_query(request, "model")
+        """Shows the configuration of `?model=`, or all of them."""
         backend = request.match_info.get("backend")
         if backend is not None:
             self._registry.get(backend)
         found = await self._configurator.show(request.query.get("model"), backend)
         return json_response([wireforms.configuration(shown) for shown in found])
 
+    @documented(wire.ReloadResponse, body=wire.ReloadRequest, optional=True)
     async def reload(self, request: web.Request) -> web.Response:
+        """Reads the configuration file again."""
         wanted = await read_json(request, wire.ReloadRequest) if request.can_read_body else wire.ReloadRequest()
         changes = await self._reloader.reload(dry_run=wanted.dry_run)
         return json_response(wire.ReloadResponse(wanted.dry_run, [wireforms.change(change) for change in changes]))

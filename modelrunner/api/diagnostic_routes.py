@@ -1,10 +1,14 @@
 """The feed of events, why a model waits, and whether a model would fit."""
 
+from typing import Annotated
+
 import msgspec
 from aiohttp import web
 
+from modelrunner import wire
 from modelrunner.api import wireforms
-from modelrunner.api.messages import check_query, json_response, reference_in_path
+from modelrunner.api.documented import documented
+from modelrunner.api.messages import json_response, reference_in_path
 from modelrunner.api.streaming import ALIVE, stream_events
 from modelrunner.errors import BadRequest
 from modelrunner.models.explain import Explainer
@@ -13,6 +17,7 @@ from modelrunner.scheduler import EventRecord
 from modelrunner.scheduler.events import Events
 
 _LONGEST_ID = 18
+EventId = Annotated[int, msgspec.Meta(ge=0, lt=10**_LONGEST_ID)]
 
 
 class DiagnosticRoutes:
@@ -29,10 +34,10 @@ class DiagnosticRoutes:
             web.get("/models/{ref:.+}/fit", self.fit),
         ]
 
+    @documented({"text/event-stream": str}, query={"model": str, "since": EventId})
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Sends events from now on; from `Last-Event-ID` or `?since=ID` on where one is given, 0 for all that are kept;
         with `?model=` those of one model."""
-        check_query(request, "model", "since")
         after = _event_id(request)
         names = self._names(request.query["model"]) if "model" in request.query else None
         return await stream_events(
@@ -41,16 +46,18 @@ class DiagnosticRoutes:
             lambda event: _sent(event) if names is None or event.model in names else b"",
         )
 
+    @documented(wire.WhyResponse, query={"model": str, "mode": str}, errors=(412, 421, 422))
     async def why(self, request: web.Request) -> web.Response:
         """Explains the model of `?model=`, in its main mode or in that of `?mode=`."""
-        check_query(request, "model", "mode")
         reference = request.query.get("model", "")
         if not reference:
             raise BadRequest("name the model: ?model=REF", param="model")
         return json_response(wireforms.why(await self._explainer.why(reference, request.query.get("mode"))))
 
+    @documented(wire.Fit, errors=(412, 421, 422, 501, 502, 504))
     async def fit(self, request: web.Request) -> web.Response:
-        """Estimates a model that is not here from its header or the size of its files."""
+        """Tells whether a model would get its memory. One that is not here is estimated from its header, or from the
+        size of its files."""
         reference = reference_in_path(request, "/models/").removesuffix("/fit")
         return json_response(wireforms.fit(await self._explainer.fit(reference)))
 

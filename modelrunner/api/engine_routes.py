@@ -4,7 +4,8 @@ from aiohttp import web
 
 from modelrunner import wire
 from modelrunner.api import wireforms
-from modelrunner.api.messages import check_query, json_response, read_json
+from modelrunner.api.documented import PROGRESS, documented
+from modelrunner.api.messages import json_response, read_json
 from modelrunner.api.streaming import stream_progress
 from modelrunner.errors import BadRequest
 from modelrunner.models.disk import DiskMeter
@@ -35,27 +36,38 @@ class EngineRoutes:
             web.post("/engines/{action:install|update|uninstall}-backend", self.install),
         ]
 
+    @documented(dict[str, str])
     async def status(self, request: web.Request) -> web.Response:
+        """Tells of each backend whether it is running, installing, not installed or faulty."""
         return json_response({name: str(status) for name, status in (await self._statuses()).items()})
 
+    @documented(list[wire.RunnerStatus])
     async def ps(self, request: web.Request) -> web.Response:
+        """Lists the runners."""
         return json_response([wireforms.runner(view) for view in self._scheduler.runners()])
 
+    @documented(wire.DiskUsage)
     async def df(self, request: web.Request) -> web.Response:
+        """Adds up the disk use."""
         return json_response(wireforms.disk_usage(await self._disk.usage()))
 
+    @documented(wire.PruneResponse, query={})
     async def prune(self, request: web.Request) -> web.Response:
-        check_query(request)
+        """Removes the saved conversations of all models."""
         return json_response(wire.PruneResponse(await self._disk.forget_conversations()))
 
+    @documented(wire.UnloadResponse, body=wire.UnloadRequest)
     async def unload(self, request: web.Request) -> web.Response:
+        """Drains and ends runners."""
         wanted = await read_json(request, wire.UnloadRequest)
         done = await self._residency.unload(
             all=wanted.all, backend=wanted.backend, models=wanted.models, force=wanted.force
         )
         return json_response(wireforms.unloaded(done))
 
+    @documented(PROGRESS, body=wire.InstallRequest, errors=(409, 412, 501, 502, 504, 507))
     async def install(self, request: web.Request) -> web.StreamResponse:
+        """Installs, updates or removes an engine."""
         wanted = await read_json(request, wire.InstallRequest)
         action = request.match_info["action"]
         options = {"build": True} if wanted.build else {}

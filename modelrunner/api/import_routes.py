@@ -6,7 +6,8 @@ from pathlib import Path
 from aiohttp import web
 
 from modelrunner import wire
-from modelrunner.api.messages import check_query, json_response, read_json
+from modelrunner.api.documented import PROGRESS, documented
+from modelrunner.api.messages import json_response, read_json
 from modelrunner.api.middleware import is_local
 from modelrunner.api.streaming import stream_progress
 from modelrunner.errors import Forbidden
@@ -26,16 +27,19 @@ class ImportRoutes:
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/models/import", self.list), web.post("/models/import", self.take)]
 
+    @documented(list[wire.Importable], query={})
     async def list(self, request: web.Request) -> web.Response:
+        """Lists the models that other programs keep on this machine. Only on the Unix socket."""
         _require_local(request)
-        check_query(request)
         here = {name for model in self._library for name in model.tags}
         found = await asyncio.to_thread(self._foreign.find, self._folder)
         return json_response(
             [wire.Importable(m.name, m.program, m.size, str(m.cost), str(m.file), m.name in here) for m in found]
         )
 
+    @documented(PROGRESS, body=wire.ImportRequest, errors=(409, 422, 507))
     async def take(self, request: web.Request) -> web.StreamResponse:
+        """Takes one of them. Only on the Unix socket."""
         _require_local(request)
         wanted = await read_json(request, wire.ImportRequest)
         model = await asyncio.to_thread(self._foreign.get, wanted.model, self._folder)

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from modelrunner import wire
 from modelrunner.api import wireforms
+from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, read_json
 from modelrunner.errors import BadRequest
 from modelrunner.keys.ring import ApiKey, KeyRing, Scope
@@ -31,11 +32,14 @@ class KeyRoutes:
             web.post("/keys/{name}/rotate", self.rotate),
         ]
 
+    @documented(list[wire.KeyStatus])
     async def list(self, request: web.Request) -> web.Response:
+        """Lists the API keys, without their text."""
         return json_response([wireforms.key(key) for key in self._keys])
 
+    @documented(wire.KeyCreated, status=201, body=wire.KeyRequest, errors=(409,))
     async def create(self, request: web.Request) -> web.Response:
-        """The answer holds the key's text, which nobody can see again."""
+        """Makes an API key. The answer holds the key's text, which nobody can see again."""
         wanted = await read_json(request, wire.KeyRequest)
         known = list(Scope)
         for scope in wanted.scopes:
@@ -62,11 +66,15 @@ class KeyRoutes:
         self._created()
         return json_response(wire.KeyCreated(wireforms.key(made), text), status=201)
 
+    @documented(wire.KeyCreated)
     async def rotate(self, request: web.Request) -> web.Response:
+        """Gives an API key another text."""
         made, text = await asyncio.to_thread(self._keys.rotate, request.match_info["name"])
         return json_response(wire.KeyCreated(wireforms.key(made), text))
 
+    @documented(wire.KeyRevoked)
     async def revoke(self, request: web.Request) -> web.Response:
+        """Revokes an API key."""
         name = request.match_info["name"]
         await asyncio.to_thread(self._keys.revoke, name)
-        return json_response({"revoked": name})
+        return json_response(wire.KeyRevoked(name))

@@ -77,12 +77,6 @@ def reference_in_path(request: web.Request, marker: str) -> str:
     return decode_reference(request.rel_url.raw_path.partition(marker)[2])
 
 
-def reference_and_action(request: web.Request, marker: str) -> tuple[str, str]:
-    """Splits `POST /models/{ref}/{action}`: the reference may have plain slashes, so the action is the last segment."""
-    reference, _, action = request.rel_url.raw_path.partition(marker)[2].rpartition("/")
-    return decode_reference(reference), action
-
-
 def decode_reference(raw: str) -> str:
     try:
         text = unquote(raw, errors="strict")

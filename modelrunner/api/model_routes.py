@@ -6,12 +6,12 @@ from aiohttp import web
 
 from modelrunner import wire
 from modelrunner.api import wireforms
+from modelrunner.api.documented import PROGRESS, documented
 from modelrunner.api.messages import (
-    check_query,
+    decode_reference,
     json_response,
     query_flag,
     read_json,
-    reference_and_action,
     reference_in_path,
 )
 from modelrunner.api.middleware import is_local
@@ -48,30 +48,37 @@ class ModelRoutes:
         return [
             web.get("/pulls", self.pulls),
             web.delete("/pulls/{ref:.+}", self.cancel_pull),
-            web.get("/models", self.list),
+            web.get("/models", self.list_models),
             web.post("/models/create", self.create),
             web.post("/models/prune", self.prune),
             web.get("/models/{ref:.+}", self.get),
             web.delete("/models/{ref:.+}", self.delete),
-            web.post("/models/{ref:.+}", self.act),
+            web.post("/models/{ref:.+}/tag", self.tag),
+            web.post("/models/{ref:.+}/verify", self.verify),
+            web.post("/models/{ref:.+}/push", self.push),
             *openai,
         ]
 
-    async def list(self, request: web.Request) -> web.Response:
+    @documented(list[wire.Model])
+    async def list_models(self, request: web.Request) -> web.Response:
+        """Lists the models on disk."""
         models = (*self._library, *self._library.damaged())
         abilities = await self._library.abilities(models)
         return json_response([wireforms.model(*found) for found in zip(models, abilities, strict=True)])
 
+    @documented(wire.Model, query={"remote": bool}, errors=(501,))
     async def get(self, request: web.Request) -> web.Response:
+        """Shows a model."""
         reference = _reference(request)
-        check_query(request, "remote")
         if query_flag(request, "remote"):
             raise NotImplementedHere("a model can be shown here once it was pulled: leave `remote` out", param="remote")
         model = self._library.get(reference)
         (abilities,) = await self._library.abilities([model])
         return json_response(wireforms.model(model, abilities))
 
+    @documented(PROGRESS, body=wire.PullRequest, errors=(409, 422, 501, 502, 504, 507))
     async def create(self, request: web.Request) -> web.StreamResponse:
+        """Pulls a model, or packages a file of this machine."""
         wanted = await read_json(request, wire.PullRequest)
         order = PullOrder(
             wanted.from_,
@@ -95,40 +102,35 @@ class ModelRoutes:
 
         return await stream_progress(request, pull, mode="pull")
 
+    @documented(list[wire.PullStatus], query={})
     async def pulls(self, request: web.Request) -> web.Response:
-        check_query(request)
+        """Lists the pulls under way."""
         return json_response([wireforms.pull(running) for running in self._library.pulls()])
 
+    @documented(wire.Cancelled, query={})
     async def cancel_pull(self, request: web.Request) -> web.Response:
-        check_query(request)
-        return json_response({"cancelled": await self._library.cancel_pull(reference_in_path(request, "/pulls/"))})
+        """Ends a pull under way. What came is kept for the next pull."""
+        return json_response(wire.Cancelled(await self._library.cancel_pull(reference_in_path(request, "/pulls/"))))
 
+    @documented(wire.PruneResponse, query={"unused": str, "to": str, "dry_run": bool}, errors=(409,))
     async def prune(self, request: web.Request) -> web.Response:
-        check_query(request, "unused", "to", "dry_run")
+        """Removes leftovers or, with `unused` or `to`, models that were not used for long."""
         unused, size = request.query.get("unused"), request.query.get("to")
         rule = PruneRule(parse_age(unused) if unused else None, parse_bytes(size) if size else None)
         dry_run = query_flag(request, "dry_run")
         return json_response(wireforms.pruned(await self._pruner.prune(rule, dry_run=dry_run), dry_run=dry_run))
 
+    @documented(list[wire.Removal], query={"force": bool}, errors=(409,))
     async def delete(self, request: web.Request) -> web.Response:
+        """Removes a name of a model, and the model with its last name."""
         reference = _reference(request)
-        check_query(request, "force")
         removed = await self._library.remove(reference, force=query_flag(request, "force"))
         return json_response(wireforms.removed(removed))
 
-    async def act(self, request: web.Request) -> web.StreamResponse:
-        reference, action = reference_and_action(request, "/models/")
-        match action:
-            case "tag":
-                return await self._tag(request, reference)
-            case "verify":
-                return await self._verify(request, reference)
-            case "push":
-                return await self._push(request, reference)
-        raise RouteNotFound(f"there is no action {action!r} for a model")
-
-    async def _push(self, request: web.Request, reference: str) -> web.StreamResponse:
-        check_query(request)
+    @documented(PROGRESS, query={}, body=wire.PushRequest, optional=True, errors=(409, 422, 501, 502, 504, 507))
+    async def push(self, request: web.Request) -> web.StreamResponse:
+        """Pushes a model to a registry."""
+        reference = _before(request, "/push")
         wanted = await read_json(request, wire.PushRequest) if request.can_read_body else wire.PushRequest()
 
         if wanted.sign is not None and not is_local(request):
@@ -141,8 +143,10 @@ class ModelRoutes:
 
         return await stream_progress(request, push, mode="push")
 
-    async def _verify(self, request: web.Request, reference: str) -> web.StreamResponse:
-        check_query(request)
+    @documented(PROGRESS, query={}, errors=(422,))
+    async def verify(self, request: web.Request) -> web.StreamResponse:
+        """Reads every byte of a model."""
+        reference = _before(request, "/verify")
 
         async def verify(report: ProgressReport) -> wire.Progress:
             name = await self._library.verify(reference, report)
@@ -150,37 +154,43 @@ class ModelRoutes:
 
         return await stream_progress(request, verify, mode="verify")
 
-    async def _tag(self, request: web.Request, reference: str) -> web.Response:
-        check_query(request, "repo", "tag")
+    @documented(wire.Tagged, status=201, query={"repo": str, "tag": str}, errors=(409,))
+    async def tag(self, request: web.Request) -> web.Response:
+        """Gives a model another name."""
+        reference = _before(request, "/tag")
         repository, tag = request.query.get("repo", ""), request.query.get("tag", "")
         if not repository:
             raise BadRequest("repo names no repository: ?repo=NAME&tag=TAG", param="repo")
         target = f"{repository}:{tag}" if tag else repository
         await self._library.tag(reference, target)
-        return json_response({"message": f"{reference} is tagged {target}", "target": target}, status=201)
+        return json_response(wire.Tagged(f"{reference} is tagged {target}", target), status=201)
 
+    @documented(wire.OpenAIModels)
     async def list_openai(self, request: web.Request) -> web.Response:
-        """Each name of a model is an entry: clients choose by name."""
+        """Lists the models, an entry for each name: clients choose by name."""
         models = [model for model in self._library if self._is_served(request, model)]
         data = [
             wireforms.openai_model(name, model, abilities)
             for model, abilities in zip(models, await self._library.abilities(models), strict=True)
             for name in model.tags or [model.id]
         ]
-        return json_response({"object": "list", "data": data})
+        return json_response(wire.OpenAIModels(data))
 
+    @documented(wire.OpenAIModel)
     async def get_openai(self, request: web.Request) -> web.Response:
+        """Shows a model, as OpenAI's list does."""
         model, name = self._library.named(reference_in_path(request, "/v1/models/"))
         if not self._is_served(request, model):
             raise ModelNotFound(f"{request.match_info['backend']} cannot serve {name}", param="model")
         (abilities,) = await self._library.abilities([model])
         return json_response(wireforms.openai_model(name, model, abilities))
 
+    @documented(wire.DeletedObject, query={"force": bool}, errors=(409,))
     async def delete_openai(self, request: web.Request) -> web.Response:
-        check_query(request, "force")
+        """Removes a name of a model, and the model with its last name."""
         reference = reference_in_path(request, "/v1/models/")
         await self._library.remove(reference, force=query_flag(request, "force"))
-        return json_response({"id": reference, "object": "model", "deleted": True})
+        return json_response(wire.DeletedObject(reference, "model"))
 
     def _is_served(self, request: web.Request, model: StoredModel) -> bool:
         """Returns True unless the path names a backend that cannot serve the model."""
@@ -196,3 +206,8 @@ def _reference(request: web.Request) -> str:
             f"there is no {request.method} /models/{reference}; a model of that name is at /models/{reference}:latest"
         )
     return reference
+
+
+def _before(request: web.Request, action: str) -> str:
+    """The model in the path before an action; its name may have plain slashes. Raises `InvalidReference`."""
+    return decode_reference(request.rel_url.raw_path.partition("/models/")[2].removesuffix(action))

@@ -67,6 +67,69 @@ class OllamaCreateRequest(OllamaModelRequest, frozen=True, rename={"from_": "fro
         return [name for name in self.__struct_fields__ if name not in same and getattr(self, name)]
 
 
+class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
+    parent_model: str = ""
+    format: str = ""
+    family: str = ""
+    families: list[str] = []
+    parameter_size: str = ""
+    quantization_level: str = ""
+
+
+class OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of `GET /api/tags`."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    capabilities: list[str]
+
+
+class OllamaList(msgspec.Struct, frozen=True):
+    """`GET /api/tags`."""
+
+    models: list[OllamaModel]
+
+
+class OllamaRunner(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of `GET /api/ps`."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class OllamaRunners(msgspec.Struct, frozen=True):
+    """`GET /api/ps`."""
+
+    models: list[OllamaRunner]
+
+
+class OllamaShown(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /api/show`."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    license: str
+    details: OllamaDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaVersion(msgspec.Struct, frozen=True):
+    version: str
+
+
 class OllamaProgress(ProgressLines):
     """`{"status"}`, with a digest and bytes while a file comes."""
 
@@ -84,20 +147,20 @@ class OllamaProgress(ProgressLines):
         return msgspec.json.encode(found) + b"\n"
 
 
-def listed(name: str, model: StoredModel, abilities: Abilities) -> dict[str, Any]:
+def listed(name: str, model: StoredModel, abilities: Abilities) -> OllamaModel:
     """An entry of `GET /api/tags`."""
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": _time(model.created),
-        "size": model.size,
-        "digest": model.id.removeprefix("sha256:"),
-        "details": _details(model),
-        "capabilities": capabilities(abilities),
-    }
+    return OllamaModel(
+        name=name,
+        model=name,
+        modified_at=_time(model.created),
+        size=model.size,
+        digest=model.id.removeprefix("sha256:"),
+        details=_details(model),
+        capabilities=capabilities(abilities),
+    )
 
 
-def running(view: RunnerView, model: StoredModel | None) -> dict[str, Any]:
+def running(view: RunnerView, model: StoredModel | None) -> OllamaRunner:
     """An entry of `GET /api/ps`. The memory is the measured one where it is known."""
     memory = view.memory.measured or view.memory.estimated
     vram = sum(memory.vram)
@@ -105,32 +168,32 @@ def running(view: RunnerView, model: StoredModel | None) -> dict[str, Any]:
     stays = view.pinned or math.isinf(keep)
     now = time.time()
     expires = now + _CENTURY if stays else view.expires_at if view.expires_at is not None else now + keep
-    return {
-        "name": view.model_name,
-        "model": view.model_name,
-        "size": memory.ram + vram,
-        "digest": view.model_id.removeprefix("sha256:"),
-        "details": _details(model) if model is not None else {},
-        "expires_at": _time(expires),
-        "size_vram": vram,
-        "context_length": view.context_size,
-    }
+    return OllamaRunner(
+        name=view.model_name,
+        model=view.model_name,
+        size=memory.ram + vram,
+        digest=view.model_id.removeprefix("sha256:"),
+        details=_details(model) if model is not None else OllamaDetails(),
+        expires_at=_time(expires),
+        size_vram=vram,
+        context_length=view.context_size,
+    )
 
 
-def shown(name: str, model: StoredModel, abilities: Abilities, template: str) -> dict[str, Any]:
+def shown(name: str, model: StoredModel, abilities: Abilities, template: str) -> OllamaShown:
     """`POST /api/show`. `template` is the model's chat template, in Jinja."""
     metadata = dict(model.config.get(model.format) or {})
     window = f"num_ctx {abilities.window}" if abilities.window else ""
-    return {
-        "modelfile": f"FROM {name}\n" + (f"PARAMETER {window}\n" if window else ""),
-        "parameters": window,
-        "template": template,
-        "license": str(metadata.get("general.license", "")),
-        "details": _details(model),
-        "model_info": {"general.architecture": model.config.get("architecture", ""), **metadata},
-        "capabilities": capabilities(abilities),
-        "modified_at": _time(model.created),
-    }
+    return OllamaShown(
+        modelfile=f"FROM {name}\n" + (f"PARAMETER {window}\n" if window else ""),
+        parameters=window,
+        template=template,
+        license=str(metadata.get("general.license", "")),
+        details=_details(model),
+        model_info={"general.architecture": model.config.get("architecture", ""), **metadata},
+        capabilities=capabilities(abilities),
+        modified_at=_time(model.created),
+    )
 
 
 def capabilities(abilities: Abilities) -> list[str]:
@@ -138,17 +201,16 @@ def capabilities(abilities: Abilities) -> list[str]:
     return [theirs for ours, theirs in _CAPABILITIES.items() if ours in abilities.capabilities]
 
 
-def _details(model: StoredModel) -> dict[str, Any]:
+def _details(model: StoredModel) -> OllamaDetails:
     config = model.config
     family = str(config.get("architecture", ""))
-    return {
-        "parent_model": "",
-        "format": model.format,
-        "family": family,
-        "families": [family],
-        "parameter_size": str(config.get("parameters", "")),
-        "quantization_level": str(config.get("quantization", "")),
-    }
+    return OllamaDetails(
+        format=model.format,
+        family=family,
+        families=[family],
+        parameter_size=str(config.get("parameters", "")),
+        quantization_level=str(config.get("quantization", "")),
+    )
 
 
 def _time(seconds: float) -> str:

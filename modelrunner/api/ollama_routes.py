@@ -3,9 +3,19 @@
 from aiohttp import web
 
 from modelrunner.api import ollama_forms
+from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, read_json
 from modelrunner.api.middleware import is_local
-from modelrunner.api.ollama_forms import OllamaCopyRequest, OllamaCreateRequest, OllamaModelRequest, OllamaProgress
+from modelrunner.api.ollama_forms import (
+    OllamaCopyRequest,
+    OllamaCreateRequest,
+    OllamaList,
+    OllamaModelRequest,
+    OllamaProgress,
+    OllamaRunners,
+    OllamaShown,
+    OllamaVersion,
+)
 from modelrunner.api.streaming import Work, stream_progress
 from modelrunner.errors import BadRequest, Forbidden, NotFound, NotImplementedHere
 from modelrunner.models.library import Library, PullOrder
@@ -13,6 +23,8 @@ from modelrunner.models.publishing import Publisher
 from modelrunner.scheduler import Scheduler
 from modelrunner.types import ProgressReport
 from modelrunner.wire import Progress
+
+_PROGRESS = {"application/x-ndjson": dict, "application/json": dict}
 
 
 class OllamaRoutes:
@@ -36,10 +48,14 @@ class OllamaRoutes:
             web.post("/api/blobs/{digest}", self.put_blob),
         ]
 
+    @documented(OllamaVersion)
     async def version(self, request: web.Request) -> web.Response:
-        return json_response({"version": ollama_forms.API_VERSION})
+        """Tells the version of Ollama whose API this is."""
+        return json_response(OllamaVersion(ollama_forms.API_VERSION))
 
+    @documented(OllamaList)
     async def tags(self, request: web.Request) -> web.Response:
+        """Lists the models on disk."""
         models = tuple(self._library)
         abilities = await self._library.abilities(models)
         found = [
@@ -47,21 +63,27 @@ class OllamaRoutes:
             for model, able in zip(models, abilities, strict=True)
             for name in model.tags or [model.id]
         ]
-        return json_response({"models": found})
+        return json_response(OllamaList(found))
 
+    @documented(OllamaRunners)
     async def ps(self, request: web.Request) -> web.Response:
+        """Lists the loaded models."""
         models = {model.id: model for model in self._library}
         views = [view for view in self._scheduler.runners() if view.state in ("ready", "sleeping", "draining")]
-        return json_response({"models": [ollama_forms.running(view, models.get(view.model_id)) for view in views]})
+        return json_response(OllamaRunners([ollama_forms.running(view, models.get(view.model_id)) for view in views]))
 
+    @documented(OllamaShown, body=OllamaModelRequest)
     async def show(self, request: web.Request) -> web.Response:
+        """Shows a model."""
         reference = _reference(await read_json(request, OllamaModelRequest))
         model, name = self._library.named(reference)
         (abilities,) = await self._library.abilities([model])
         template = await self._library.chat_template(model)
         return json_response(ollama_forms.shown(name, model, abilities, template))
 
+    @documented(_PROGRESS, body=OllamaModelRequest, errors=(409, 422, 501, 502, 504, 507))
     async def pull(self, request: web.Request) -> web.StreamResponse:
+        """Pulls a model."""
         wanted = await read_json(request, OllamaModelRequest)
         order = PullOrder(_reference(wanted))
         if order.is_local and not is_local(request):
@@ -74,7 +96,9 @@ class OllamaRoutes:
 
         return await _streamed(request, wanted, pull, mode="pull")
 
+    @documented(_PROGRESS, body=OllamaModelRequest, errors=(409, 422, 501, 502, 504, 507))
     async def push(self, request: web.Request) -> web.StreamResponse:
+        """Pushes a model to a registry."""
         wanted = await read_json(request, OllamaModelRequest)
         _refuse_insecure(wanted)
 
@@ -84,17 +108,22 @@ class OllamaRoutes:
 
         return await _streamed(request, wanted, push, mode="push")
 
+    @documented(body=OllamaCopyRequest, errors=(409,))
     async def copy(self, request: web.Request) -> web.Response:
+        """Gives a model another name."""
         wanted = await read_json(request, OllamaCopyRequest)
         await self._library.tag(wanted.source, wanted.destination)
         return web.Response()
 
+    @documented(body=OllamaModelRequest, errors=(409,))
     async def delete(self, request: web.Request) -> web.Response:
+        """Removes a name of a model, and the model with its last name."""
         await self._library.remove(_reference(await read_json(request, OllamaModelRequest)))
         return web.Response()
 
+    @documented(_PROGRESS, body=OllamaCreateRequest, errors=(409, 501))
     async def create(self, request: web.Request) -> web.StreamResponse:
-        """Another name for a model that is here."""
+        """Gives a model that is here another name."""
         wanted = await read_json(request, OllamaCreateRequest)
         name = _reference(wanted)
         if changes := wanted.changes():
@@ -112,12 +141,16 @@ class OllamaRoutes:
 
         return await _streamed(request, wanted, done, mode="create")
 
+    @documented()
     async def has_blob(self, request: web.Request) -> web.Response:
+        """Tells whether a file is here."""
         if not self._library.has_file(request.match_info["digest"]):
             raise NotFound("there is no file with this digest")
         return web.Response()
 
+    @documented(errors=(501,))
     async def put_blob(self, request: web.Request) -> web.Response:
+        """Is not offered here: the answer is 501 with a sentence."""
         raise NotImplementedHere("files are not sent here: package one with `modelrunner package --gguf FILE NAME`")
 
 

@@ -2,6 +2,7 @@
 
 from aiohttp import web
 
+from modelrunner.api.documented import documented
 from modelrunner.errors import NotImplementedHere
 
 _NOT_OFFERED = {
@@ -16,5 +17,7 @@ class OpenAIRoutes:
     def routes(self) -> list[web.RouteDef]:
         return [web.post(f"{prefix}/v1/{path}", self.refuse) for prefix in ("", "/engines") for path in _NOT_OFFERED]
 
+    @documented(errors=(501,))
     async def refuse(self, request: web.Request) -> web.Response:
+        """Is not offered here: the answer is 501 with a sentence."""
         raise NotImplementedHere(_NOT_OFFERED[request.path.partition("/v1/")[2]])

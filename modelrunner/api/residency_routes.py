@@ -4,6 +4,7 @@ from aiohttp import web
 
 from modelrunner import wire
 from modelrunner.api import wireforms
+from modelrunner.api.documented import PROGRESS, documented
 from modelrunner.api.messages import json_response, read_json
 from modelrunner.api.streaming import stream_progress
 from modelrunner.models.preload import Preloader
@@ -24,7 +25,9 @@ class ResidencyRoutes:
             web.post("/engines/resume", self.resume),
         ]
 
+    @documented(PROGRESS, body=wire.ModelName, errors=(412, 421, 422, 429, 502, 504, 507))
     async def preload(self, request: web.Request) -> web.StreamResponse:
+        """Loads a model, and ends when it is ready."""
         wanted = await read_json(request, wire.ModelName)
 
         async def load(report: ProgressReport) -> wire.Progress:
@@ -33,16 +36,22 @@ class ResidencyRoutes:
 
         return await stream_progress(request, load, mode="preload")
 
+    @documented(wire.ModelState, body=wire.ModelName)
     async def pin(self, request: web.Request) -> web.Response:
+        """Says whether a model may be evicted: not while it is pinned."""
         model, pin = (await read_json(request, wire.ModelName)).model, request.match_info["action"] == "pin"
         residency = await self._residency.pin(model, pin=pin)
         what = "is never evicted" if pin else "is evicted where another model needs the memory"
         return json_response(wireforms.model_state(residency, what))
 
+    @documented(wire.ModelState, body=wire.ModelName)
     async def pause(self, request: web.Request) -> web.Response:
+        """Unloads a model after its last answer; its requests wait."""
         residency = await self._residency.pause((await read_json(request, wire.ModelName)).model)
         return json_response(wireforms.model_state(residency, "is paused: its requests wait for `modelrunner resume`"))
 
+    @documented(wire.ModelState, body=wire.ModelName)
     async def resume(self, request: web.Request) -> web.Response:
+        """Ends a pause."""
         residency = self._residency.resume((await read_json(request, wire.ModelName)).model)
         return json_response(wireforms.model_state(residency, "answers again: its next request loads it"))

@@ -1,13 +1,20 @@
 """The routes of stored responses: reading, cancelling and removing them. Making one is inference."""
 
-from aiohttp import web
+from typing import Annotated, Any, Literal
 
+from aiohttp import web
+from msgspec import Meta
+
+from modelrunner import wire
+from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, query_count
 from modelrunner.api.middleware import key_name
 from modelrunner.errors import BadRequest, NotImplementedHere
 from modelrunner.gateway.response_store import ResponseStore
+from modelrunner.openapi.bodies import ResponseAnswer
 
 _MOST_ITEMS = 100
+_PAGED = {"limit": Annotated[int, Meta(ge=0, lt=10**9)], "after": str, "order": Literal["asc", "desc"]}
 
 
 class ResponseRoutes:
@@ -28,24 +35,31 @@ class ResponseRoutes:
             )
         ]
 
+    @documented(ResponseAnswer, errors=(501,))
     async def get(self, request: web.Request) -> web.Response:
+        """Shows a stored response."""
         if request.query.get("stream") == "true":
             raise NotImplementedHere("a stored response is not streamed: leave `stream` out", param="stream")
         return json_response((await self._responses.get(request.match_info["id"], key_name(request))).response)
 
+    @documented(wire.DeletedObject)
     async def delete(self, request: web.Request) -> web.Response:
+        """Removes a stored response, and ends its work in the background."""
         id = request.match_info["id"]
         await self._responses.delete(id, key_name(request))
-        return json_response({"id": id, "object": "response", "deleted": True})
+        return json_response(wire.DeletedObject(id, "response"))
 
+    @documented(ResponseAnswer)
     async def cancel(self, request: web.Request) -> web.Response:
+        """Ends the work of a response in the background."""
         stored = await self._responses.get(request.match_info["id"], key_name(request))
         if not stored.response["background"]:
             raise BadRequest("only a response in the background can be cancelled", param="response_id")
         return json_response((await self._responses.cancel(stored.id, key_name(request))).response)
 
+    @documented(wire.ListPage[dict[str, Any]], query={**_PAGED, "include": str, "include[]": str})
     async def input_items(self, request: web.Request) -> web.Response:
-        """The items that its request sent, the newest first unless `order` is asc. Each has an ID by its place."""
+        """Lists the items that its request sent, the newest first unless `order` is asc; an ID is a place."""
         stored = await self._responses.get(request.match_info["id"], key_name(request))
         items = [{"id": f"{stored.id}_{place}"} | item for place, item in enumerate(stored.input)]
         if request.query.get("order") != "asc":
@@ -59,4 +73,4 @@ class ResponseRoutes:
         page = items[:limit]
         first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
         more = len(items) > limit
-        return json_response({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more})
+        return json_response(wire.ListPage(page, first, last, more))

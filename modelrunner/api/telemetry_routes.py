@@ -1,20 +1,25 @@
 """Metrics, the last requests, and usage."""
 
 from datetime import timedelta
+from typing import Annotated, Literal
 
 import msgspec
 from aiohttp import web
 
+from modelrunner import wire
 from modelrunner.api import wireforms
 from modelrunner.api.board import Board
-from modelrunner.api.messages import check_query, json_response, query_count
+from modelrunner.api.documented import documented
+from modelrunner.api.messages import json_response, query_count
 from modelrunner.api.streaming import ALIVE, stream_events
 from modelrunner.errors import BadRequest, RequestCancelled, RequestNotFound
+from modelrunner.telemetry.history import HistoryStep
 from modelrunner.telemetry.hub import Telemetry
 from modelrunner.telemetry.recent import RequestEntry
 from modelrunner.telemetry.usage import Grouping
 from modelrunner.units import parse_age
 
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
 _LONGEST = 36500 * 86400.0  # seconds, before the first usage
 _GROUPINGS = {grouping.name.lower(): grouping for grouping in Grouping}
 
@@ -34,29 +39,34 @@ class TelemetryRoutes:
             web.get("/usage", self.usage),
         ]
 
+    @documented({"text/plain": str, "application/openmetrics-text": str})
     async def metrics(self, request: web.Request) -> web.Response:
+        """Counts for Prometheus."""
         body, content_type = await self._telemetry.exposition.render(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
+    @documented({"application/json": wire.Now, "text/event-stream": str}, query={})
     async def now(self, request: web.Request) -> web.StreamResponse:
-        """Runners, memory, and the requests that wait or are under way. As server-sent events where the client accepts
-        `text/event-stream`: `now` with all of it whenever something changed, `events` and `requests` with lists of what
-        is new, `history` with the step that ended."""
-        check_query(request)
+        """Shows runners, memory, and the requests that wait or are under way. As server-sent events where the client
+        accepts `text/event-stream`: `now` with all of it whenever something changed, `events` and `requests` with lists
+        of what is new, `history` with the step that ended."""
         if "text/event-stream" in request.headers.get("Accept", ""):
             return await stream_events(request, self._board.watch(), lambda frame: frame)
         return json_response(self._board.now())
 
+    @documented(list[HistoryStep], query={})
     async def history(self, request: web.Request) -> web.Response:
-        """Throughput and latency of the last hour, in steps of ten seconds; those without requests are left out."""
-        check_query(request)
+        """Shows throughput and latency of the last hour, in steps of ten seconds without those without requests."""
         return json_response(list(self._telemetry.history))
 
+    @documented(
+        {"application/json": list[wire.RequestStatus], "text/event-stream": str},
+        query={"model": str, "status": _Count, "limit": _Count},
+    )
     async def requests(self, request: web.Request) -> web.StreamResponse:
-        """The requests under way, then the last ones, the newest first: all 1,000, or `?limit=N`; with `?model=` those
-        of one model (the name that the client wrote, or the model's own), with `?status=` those that ended so. As
-        server-sent events from now on where the client accepts `text/event-stream`."""
-        check_query(request, "model", "status", "limit")
+        """Lists the requests under way, then the last ones, the newest first: all 1,000, or `?limit=N`; with `?model=`
+        those of one model (the name that the client wrote, or the model's own), with `?status=` those that ended so.
+        As server-sent events from now on where the client accepts `text/event-stream`."""
         model, status, limit = request.query.get("model"), query_count(request, "status"), query_count(request, "limit")
 
         def is_asked_for(entry: RequestEntry) -> bool:
@@ -70,17 +80,18 @@ class TelemetryRoutes:
         found = [entry for entry in (*recent.running(), *reversed(list(recent))) if is_asked_for(entry)]
         return json_response([wireforms.request(entry) for entry in found[:limit]])
 
+    @documented(wire.Cancelled)
     async def cancel(self, request: web.Request) -> web.Response:
         """Ends a request under way; its client gets a 503 or, in a stream, an error event."""
         exchange = self._telemetry.recent.find(request.match_info["id"])
         if exchange is None:
             raise RequestNotFound("no request with this ID is under way: `modelrunner requests` shows those that are")
         exchange.stop(RequestCancelled("the request was cancelled by `modelrunner requests cancel`"))
-        return json_response({"cancelled": request.match_info["id"]})
+        return json_response(wire.Cancelled(request.match_info["id"]))
 
+    @documented(list[wire.UsageTotals], query={"by": Literal["model", "key", "day"], "since": str})
     async def usage(self, request: web.Request) -> web.Response:
         """Sums `?by=` model (the default), key or day, of the last 30 days or of `?since=` (`7d`, `12h`)."""
-        check_query(request, "by", "since")
         by = request.query.get("by", "model")
         if by not in _GROUPINGS:
             raise BadRequest(f"usage is summed by {', '.join(_GROUPINGS)}, not by {by!r}", param="by")

@@ -1,9 +1,13 @@
 """The page for browsers. Its files hold no data, so they need no API key; all that they ask the daemon for does."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from aiohttp import web
 
+from modelrunner.api.documented import documented
 from modelrunner.errors import RouteNotFound
-from modelrunner.ui.files import HEADERS, PAGE, StaticFile, read
+from modelrunner.ui.files import DOCS, DOCS_POLICY, HEADERS, PAGE, StaticFile, read
 
 
 class UiRoutes:
@@ -11,27 +15,40 @@ class UiRoutes:
         return [
             web.get("/", self.root),
             web.get("/ui", self.page),
+            web.get("/docs", self.docs),
             web.get("/ui/{name}", self.file),
         ]
 
+    @documented({"text/plain": str, "text/html": str})
     async def root(self, request: web.Request) -> web.Response:
-        """The page for a browser; a line of text for programs."""
+        """Answers a browser with the page, programs with a line of text."""
         if "text/html" in request.headers.get("Accept", ""):
             return await self.page(request)
         return web.Response(text="modelrunner is running\n", headers={"Vary": "Accept"})
 
+    @documented({"text/html": str})
     async def page(self, request: web.Request) -> web.Response:
+        """Sends the page for browsers."""
         return self._answer(request, read(PAGE))
 
+    @documented({"text/html": str})
+    async def docs(self, request: web.Request) -> web.Response:
+        """Sends a page that shows this document, and tries its routes."""
+        return self._answer(request, read(DOCS), {"Content-Security-Policy": DOCS_POLICY})
+
+    @documented({"text/css": str, "text/html": str, "text/javascript": str, "image/svg+xml": str})
     async def file(self, request: web.Request) -> web.Response:
+        """Sends a file of these pages."""
         return self._answer(request, read(request.match_info["name"]))
 
-    def _answer(self, request: web.Request, found: StaticFile | None) -> web.Response:
+    def _answer(
+        self, request: web.Request, found: StaticFile | None, own: Mapping[str, str] = MappingProxyType({})
+    ) -> web.Response:
         if found is None:
             raise RouteNotFound(f"the page has no file {request.path}")
         packed = "gzip" in request.headers.get("Accept-Encoding", "")
         etag = found.gzip_etag if packed else found.etag
-        headers = HEADERS | {"ETag": etag, "Vary": "Accept, Accept-Encoding"}
+        headers = {**HEADERS, **own, "ETag": etag, "Vary": "Accept, Accept-Encoding"}
         if etag in request.headers.get("If-None-Match", ""):
             return web.Response(status=304, headers=headers)
         headers["Content-Type"] = found.content_type

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import msgspec
 
 from modelrunner import wire
+from modelrunner.batches.batch import Batch, State
+from modelrunner.batches.files import UploadedFile
 from modelrunner.keys.ring import ApiKey
 from modelrunner.models.abilities import Abilities
 from modelrunner.models.configurator import ShownConfiguration
@@ -38,23 +40,53 @@ def model(found: StoredModel, abilities: Abilities) -> wire.Model:
     )
 
 
-def openai_model(name: str, found: StoredModel, abilities: Abilities) -> dict[str, Any]:
-    """Returns an entry of OpenAI's list of models, with additional fields."""
-    return {
-        "id": name,
-        "object": "model",
-        "created": found.created,
-        "owned_by": "modelrunner",
-        "architecture": found.config.get("architecture"),
-        "context_window": abilities.window or found.config.get("context_size"),
-        "capabilities": abilities.capabilities,
-        "backend": abilities.backend,
-    }
+def openai_model(name: str, found: StoredModel, abilities: Abilities) -> wire.OpenAIModel:
+    return wire.OpenAIModel(
+        id=name,
+        created=found.created,
+        architecture=found.config.get("architecture"),
+        context_window=abilities.window or found.config.get("context_size"),
+        capabilities=list(abilities.capabilities),
+        backend=abilities.backend,
+    )
 
 
-def removed(done: RemoveResult) -> list[wire.UntaggedName | wire.DeletedModel]:
-    untagged = [wire.UntaggedName(name) for name in done.names]
-    return [*untagged, wire.DeletedModel(done.deleted)] if done.deleted else [*untagged]
+def removed(done: RemoveResult) -> list[wire.Removal]:
+    untagged = [wire.Removal(untagged=name) for name in done.names]
+    return [*untagged, wire.Removal(deleted=done.deleted)] if done.deleted else untagged
+
+
+def file(found: UploadedFile) -> wire.FileStatus:
+    return wire.FileStatus(found.id, found.bytes, int(found.created), found.filename, found.purpose)
+
+
+def batch(found: Batch) -> wire.BatchStatus:
+    """The batch object of OpenAI's API."""
+
+    def at(moment: float | None, *states: State) -> int | None:
+        return int(moment) if moment is not None and (not states or found.status in states) else None
+
+    return wire.BatchStatus(
+        id=found.id,
+        endpoint=found.endpoint,
+        errors={"object": "list", "data": msgspec.to_builtins(found.errors)} if found.errors else None,
+        input_file_id=found.input_file,
+        completion_window=found.window,
+        status=found.status,
+        output_file_id=found.output_file,
+        error_file_id=found.error_file,
+        created_at=int(found.created),
+        in_progress_at=at(found.created) if not found.errors else None,
+        expires_at=int(found.expires),
+        finalizing_at=at(found.finalizing),
+        completed_at=at(found.ended, "completed"),
+        failed_at=at(found.ended, "failed"),
+        expired_at=at(found.ended, "expired"),
+        cancelling_at=at(found.cancelling),
+        cancelled_at=at(found.ended, "cancelled"),
+        request_counts={"total": found.total, "completed": found.completed, "failed": found.failed},
+        metadata=found.metadata or None,
+    )
 
 
 def progress(step: WorkProgress) -> wire.Progress:

@@ -1,7 +1,7 @@
 """A batch and its lines: as clients see them, and as the input file has them."""
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -104,33 +104,3 @@ def _line(text: bytes, number: int, endpoint: str, batch: str, seen: set[str]) -
         raise BadRequest(f"custom_id {found.custom_id[:100]!r} was given to an earlier line")
     seen.add(found.custom_id)
     return Line(batch, number, found.custom_id, body.model, bytes(found.body))
-
-
-def shown(batch: Batch) -> dict[str, Any]:
-    """The batch object of OpenAI's API."""
-
-    def at(moment: float | None, *states: State) -> int | None:
-        return int(moment) if moment is not None and (not states or batch.status in states) else None
-
-    return {
-        "id": batch.id,
-        "object": "batch",
-        "endpoint": batch.endpoint,
-        "errors": {"object": "list", "data": msgspec.to_builtins(batch.errors)} if batch.errors else None,
-        "input_file_id": batch.input_file,
-        "completion_window": batch.window,
-        "status": batch.status,
-        "output_file_id": batch.output_file,
-        "error_file_id": batch.error_file,
-        "created_at": int(batch.created),
-        "in_progress_at": at(batch.created) if not batch.errors else None,
-        "expires_at": int(batch.expires),
-        "finalizing_at": at(batch.finalizing),
-        "completed_at": at(batch.ended, "completed"),
-        "failed_at": at(batch.ended, "failed"),
-        "expired_at": at(batch.ended, "expired"),
-        "cancelling_at": at(batch.cancelling),
-        "cancelled_at": at(batch.ended, "cancelled"),
-        "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
-        "metadata": batch.metadata or None,
-    }

@@ -16,6 +16,7 @@ from modelrunner.api.batch_routes import BatchRoutes
 from modelrunner.api.board import Board
 from modelrunner.api.configure_routes import ConfigurationRoutes
 from modelrunner.api.diagnostic_routes import DiagnosticRoutes
+from modelrunner.api.document_routes import DocumentRoutes
 from modelrunner.api.engine_routes import EngineRoutes
 from modelrunner.api.import_routes import ImportRoutes
 from modelrunner.api.key_routes import KeyRoutes
@@ -212,9 +213,11 @@ class Daemon:
             OllamaRoutes(parts.library, parts.scheduler, parts.publisher),
             ResidencyRoutes(parts.residency, parts.preloader),
             UiRoutes(),
+            DocumentRoutes(lambda: routes),
             SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running)),
         )
-        app.add_routes([route for family in families for route in family.routes()])
+        routes = [route for family in families for route in family.routes()]
+        app.add_routes(routes)
         return app
 
     async def _serve_unix(self, unix: instance.UnixListener) -> asyncio.Server:

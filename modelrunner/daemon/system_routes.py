@@ -5,18 +5,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
 
 from modelrunner import __version__, wire
-from modelrunner.api.messages import check_query, json_response, query_count, query_flag
+from modelrunner.api.documented import documented
+from modelrunner.api.messages import json_response, query_count, query_flag
 from modelrunner.concurrency.threads import stuck
 from modelrunner.daemon.instance import Lifecycle
 from modelrunner.daemon.logs import daemon_log, read_log
 from modelrunner.daemon.parts import Parts
 from modelrunner.errors import ModelNotFound, RunnerNotFound
 from modelrunner.scheduler import SchedulerHealth
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
 
 
 @dataclass(slots=True)
@@ -57,12 +61,16 @@ class SystemRoutes:
             web.post("/shutdown", self.shutdown),
         ]
 
+    @documented(wire.Health)
     async def health(self, request: web.Request) -> web.Response:
+        """Answers while the daemon is alive."""
         return json_response(self._health())
 
+    @documented(wire.Health, also={503: wire.Health})
     async def ready(self, request: web.Request) -> web.Response:
-        """Answers 503 with the reason while the daemon should get no requests. A model that keeps failing, and that is
-        neither pinned nor preloaded, is named with 200: the others are served."""
+        """Tells whether the daemon should get requests. Answers 503 with the reason while it should not. A
+        model that keeps failing, and that is neither pinned nor preloaded, is named with 200: the others are
+        served."""
         health, diagnostics = self._health(), self._scheduler.diagnostics
         ending = health.status == "shutting_down"
         trouble = "the daemon is shutting down" if ending else self._addresses.trouble or stuck()
@@ -74,7 +82,9 @@ class SystemRoutes:
         told = msgspec.structs.replace(health, status=status, reason=reason)
         return json_response(told, status=503 if unready else 200)
 
+    @documented(wire.Status)
     async def version(self, request: web.Request) -> web.Response:
+        """Tells the version, the addresses and the engines."""
         where = self._addresses
         return json_response(
             wire.Status(
@@ -88,10 +98,10 @@ class SystemRoutes:
             )
         )
 
+    @documented({"text/plain": str}, query={"runner": str, "model": str, "follow": bool, "lines": _Count})
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """Sends an engine's log with `?runner=ID` or `?model=REF`, else the daemon's. `?lines=N` sends its last N lines
         only, `?follow` continues as the log grows."""
-        check_query(request, "runner", "model", "follow", "lines")
         path, lines = self._log_of(request), query_count(request, "lines")
         ending = self._lifecycle.stop if query_flag(request, "follow") else None
         response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
@@ -101,9 +111,11 @@ class SystemRoutes:
         await response.write_eof()
         return response
 
+    @documented(wire.Message, status=202)
     async def shutdown(self, request: web.Request) -> web.Response:
+        """Ends the daemon, after the answers under way."""
         self._lifecycle.request_stop()
-        return json_response({"message": "shutting down"}, status=202)
+        return json_response(wire.Message("shutting down"), status=202)
 
     def _health(self) -> wire.Health:
         status = self._scheduler.health()

@@ -47,9 +47,9 @@ HEADERS = frozenset(
 GetHeader = Callable[[str], str | None]
 """Returns one of these by its name in lower case, None if the request lacks it."""
 _LONGEST_CALLER = 64
-# Without a key: what watches the daemon has none, and the files of the page hold no data. No path with `..` or an
-# escape, which the router could take for another route.
-_OPEN = re.compile(r"/|/health|/ready|/ui(/[a-z0-9][a-z0-9.-]*)?")
+IS_OPEN = re.compile(r"/|/health|/ready|/openapi\.json|/(docs|ui(/[a-z0-9][a-z0-9.-]*)?)").fullmatch
+"""Matches a path that needs no key: what watches the daemon has none, and the document and the files of the pages hold
+no data. No path with `..` or an escape, which the router could take for another route."""
 
 
 class Resolve(Protocol):
@@ -120,7 +120,7 @@ class Pipeline:
     def key(self, header: GetHeader, path: str, *, local: bool) -> KeyHolder | None:
         """Returns the API key of the request, None for the owner of the daemon: without keys that is everybody, else
         whoever reaches the Unix socket. Raises `Unauthorized`."""
-        if not self.keys or _OPEN.fullmatch(path):
+        if not self.keys or IS_OPEN(path):
             return None
         text = _key_text(header)
         if local:

@@ -52,6 +52,13 @@ register(OllamaGenerate())
 register(OllamaEmbed())
 
 
+def all_routes() -> Iterator[tuple[str, str, Route]]:
+    """Yields the client's path, with its `{names}`, the call of the family in it, and the route."""
+    for dialect in _families:
+        for prefix in dialect.prefixes:
+            yield from ((prefix + tail, tail, _routes[prefix + tail]) for tail in dialect.calls)
+
+
 def match(path: str) -> Route | None:
     """Returns the route for a path without its query."""
     return (_routes.get(path) if "{" not in path else None) or _match_named(path)

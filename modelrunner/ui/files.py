@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 STATIC = Path(__file__).with_name("static")
-PAGE = "index.html"
+PAGE, DOCS = "index.html", "docs.html"
 # One plain segment: no name leads to another folder, or to another route.
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*\.(css|html|js|svg|txt)")
 _TYPES = {
@@ -31,6 +31,8 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
+# Swagger UI writes styles into its elements.
+DOCS_POLICY = POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",

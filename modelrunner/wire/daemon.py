@@ -143,28 +143,6 @@ class KeyCreated(msgspec.Struct, frozen=True):
     text: str
 
 
-class BatchRequest(msgspec.Struct, frozen=True):
-    """`POST /v1/batches`, as OpenAI has it; further fields are ignored. `completion_window` is a time such as 24h or
-    7d."""
-
-    input_file_id: str
-    endpoint: str
-    completion_window: str = "24h"
-    metadata: dict[str, str] | None = None
-
-
-class BatchStatus(msgspec.Struct, frozen=True):
-    """The fields of OpenAI's batch object that the command line reads."""
-
-    id: str
-    status: str
-    created_at: int
-    request_counts: dict[str, int]
-    output_file_id: str | None = None
-    error_file_id: str | None = None
-    errors: dict[str, Any] | None = None
-
-
 class UsageTotals(msgspec.Struct, frozen=True):
     """`GET /usage`: the sums of one day, model or caller. `engine_seconds` is how long engines worked for it."""
 
@@ -173,3 +151,19 @@ class UsageTotals(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     engine_seconds: float
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A sentence about what was done."""
+
+    message: str
+
+
+class KeyRevoked(msgspec.Struct, frozen=True):
+    revoked: str
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """The ID of the request that was cancelled."""
+
+    cancelled: str

@@ -193,9 +193,15 @@ class DiskUsage(msgspec.Struct, frozen=True):
     partial: int
 
 
-class UntaggedName(msgspec.Struct, frozen=True, rename="pascal"):
-    untagged: str
+class Removal(msgspec.Struct, frozen=True, omit_defaults=True, rename="pascal"):
+    """One step of `DELETE /models/REF`: a name that was taken away, or a model that was deleted."""
+
+    untagged: str = ""
+    deleted: str = ""
 
 
-class DeletedModel(msgspec.Struct, frozen=True, rename="pascal"):
-    deleted: str
+class Tagged(msgspec.Struct, frozen=True):
+    """`POST /models/REF/tag`: `target` is the new name."""
+
+    message: str
+    target: str

@@ -1,0 +1,36 @@
+"""Handlers that say what they take and answer: /openapi.json is made from it, and their queries are checked by it."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import wraps
+from inspect import getdoc
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from modelrunner import wire
+from modelrunner.api.messages import check_query
+from modelrunner.openapi import Operation
+
+_Answer = TypeVar("_Answer", bound=web.StreamResponse)
+_Handler = Callable[[Any, web.Request], Awaitable[_Answer]]
+PROGRESS = {"application/x-ndjson": wire.Progress, "text/plain": str}
+"""The answer of `stream_progress`."""
+
+
+def documented(
+    answer: Any = None, *, query: Mapping[str, Any] | None = None, **described: Any
+) -> Callable[[_Handler[_Answer]], _Handler[_Answer]]:
+    """For the methods of a family of routes: `answer`, `query` and the rest as of `Operation`, whose text is the
+    docstring. Where there is a `query`, a parameter that it lacks is a `BadRequest`."""
+
+    def wrap(handler: _Handler[_Answer]) -> _Handler[_Answer]:
+        @wraps(handler)
+        async def handle(self: Any, request: web.Request) -> _Answer:
+            if query is not None:
+                check_query(request, *query)
+            return await handler(self, request)
+
+        handle.operation = Operation(getdoc(handler) or "", answer, query=query or {}, **described)  # type: ignore[attr-defined]
+        return handle
+
+    return wrap

@@ -1,0 +1,173 @@
+"""Makes the document from operations: paths from the routes, schemas from msgspec structs."""
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, get_type_hints
+
+import msgspec
+
+from modelrunner.openapi.bodies import AnthropicError, CohereError, ErrorAnswer, OllamaError
+from modelrunner.openapi.inference import inference_operations
+from modelrunner.openapi.operation import ALWAYS, Operation
+
+_ERRORS = {"anthropic": AnthropicError, "cohere": CohereError, "ollama": OllamaError}
+_PARAMETER = re.compile(r"\{(\w+)(?::([^{}]+))?\}")
+_WORDS = re.compile(r"\w+(\|\w+)*")
+_ABOUT = """\
+A local daemon that runs inference engines. On TCP, where there are API keys, a request needs one that has the scope
+which its operation names; /health, /ready, /docs and this document need none. Model references in a path may be
+percent-encoded or plain."""
+_SECURITY = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
+_HEADERS = {"X-Request-ID": {"schema": {"type": "string"}, "description": "the request's ID in the daemon's log"}}
+
+
+def make_document(control: Iterable[tuple[str, str, str, Operation]], version: str) -> dict[str, Any]:
+    """Returns the document of the routes of inference and of `control`: (method, path, scope, operation), where a path
+    has aiohttp's `{name}` and `{name:expression}`."""
+    operations = [*inference_operations(), *(("default", *found) for found in control)]
+    paths: dict[str, dict[str, Any]] = {}
+    schemas = _Schemas()
+    errors: dict[str, tuple[type, int]] = {}
+    for family, method, pattern, scope, operation in operations:
+        for path, parameters in _expanded(pattern):
+            error = _ERRORS.get(_family(family, path), ErrorAnswer)
+            entry = _entry(operation, error, schemas)
+            errors |= {f"{error.__name__}{status}": (error, status) for status in (*ALWAYS, *operation.errors)}
+            entry["parameters"] = parameters + entry["parameters"]
+            entry["security"] = [{name: [scope]} for name in _SECURITY] + [{}] if scope else []
+            entry["operationId"] = re.sub(r"\W+", "_", f"{method.lower()}{path}").strip("_")
+            entry["tags"] = [family if family != "default" else _tag(path)]
+            paths.setdefault(path, {})[method.lower()] = entry
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "modelrunner", "version": version, "description": _ABOUT},
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": _SECURITY,
+            "responses": {name: _answer(status, error, schemas) for name, (error, status) in errors.items()},
+        },
+    }
+    return schemas.resolved(document)
+
+
+def _family(family: str, path: str) -> str:
+    return "ollama" if path.startswith("/api/") else family
+
+
+def _tag(path: str) -> str:
+    words = path.strip("/").split("/")
+    found = words[1] if words[0] in ("v1", "api") and len(words) > 1 else words[0]
+    return "ollama" if words[0] == "api" else found or "daemon"
+
+
+def _expanded(pattern: str) -> Iterable[tuple[str, list[dict[str, Any]]]]:
+    """Yields each path of a pattern with its parameters: a parameter of a few words makes a path for each."""
+    for name, expression in _PARAMETER.findall(pattern):
+        if expression and _WORDS.fullmatch(expression):
+            for word in expression.split("|"):
+                yield from _expanded(pattern.replace("{%s:%s}" % (name, expression), word))  # noqa: UP031
+            return
+    names = [name for name, _ in _PARAMETER.findall(pattern)]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in names
+    ]
+    yield _PARAMETER.sub(r"{\1}", pattern), parameters
+
+
+def _entry(operation: Operation, error: type, schemas: "_Schemas") -> dict[str, Any]:
+    text = " ".join(operation.text.split())
+    entry: dict[str, Any] = {"summary": text.partition(". ")[0].rstrip("."), "description": text}
+    entry["parameters"] = [
+        {"name": name, "in": "query", "required": False, "schema": schemas.of(kind)}
+        for name, kind in operation.query.items()
+    ]
+    if operation.body is not None:
+        entry["requestBody"] = {"required": not operation.optional, "content": _content(operation.body, schemas)}
+    refusals = {
+        status: {"$ref": f"#/components/responses/{error.__name__}{status}"} for status in (*ALWAYS, *operation.errors)
+    }
+    answers = {operation.status: operation.answer, **operation.also}
+    found = refusals | {status: _answer(status, answer, schemas) for status, answer in answers.items()}
+    entry["responses"] = {str(status): found[status] for status in sorted(found)}
+    return entry
+
+
+def _answer(status: int, answer: Any, schemas: "_Schemas") -> dict[str, Any]:
+    content = {} if answer is None else {"content": _content(answer, schemas)}
+    return {"description": HTTPStatus(status).phrase, "headers": _HEADERS, **content}
+
+
+def _content(kinds: Any, schemas: "_Schemas") -> dict[str, Any]:
+    media = kinds if isinstance(kinds, Mapping) else {"application/json": kinds}
+    return {name: {"schema": schemas.of(kind)} for name, kind in media.items()}
+
+
+class _Schemas:
+    """Collects types, and puts their schemas in place at the end: msgspec names the components of all together."""
+
+    def __init__(self) -> None:
+        self._types: dict[Any, Any] = {}
+
+    def of(self, kind: Any) -> Any:
+        """Returns a place holder for the schema of `kind`."""
+        if kind is bytes:  # raw bytes, not base64 in JSON
+            return {"type": "string", "format": "binary"}
+        return self._types.setdefault(str(kind), _Place(plain(kind)))
+
+    def resolved(self, document: dict[str, Any]) -> dict[str, Any]:
+        slots = list(self._types.values())
+        found, components = msgspec.json.schema_components(
+            [slot.kind for slot in slots], ref_template="#/components/schemas/{name}"
+        )
+        for slot, schema in zip(slots, found, strict=True):
+            slot.schema = schema
+        for component in components.values():
+            if "description" in component:
+                component["description"] = inspect.cleandoc(component["description"])
+        document["components"]["schemas"] = components
+        made: dict[str, Any] = _filled(document)
+        return made
+
+
+class _Place:
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+        self.schema: Any = None
+
+
+def _filled(value: Any) -> Any:
+    match value:
+        case _Place():
+            return value.schema
+        case dict():
+            return {name: _filled(inner) for name, inner in value.items()}
+        case list():
+            return [_filled(inner) for inner in value]
+        case _:
+            return value
+
+
+def plain(kind: Any) -> Any:
+    """Returns a struct without `msgspec.Raw`, of which msgspec makes no schema: such a field may be any JSON."""
+    if not (inspect.isclass(kind) and issubclass(kind, msgspec.Struct)):
+        return kind
+    hints = get_type_hints(kind)
+    if msgspec.Raw not in hints.values():
+        return kind
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(kind):
+        if field.type is msgspec.Raw:
+            fields.append((field.name, Any, None))
+        elif field.required:
+            fields.append((field.name, field.type))
+        elif field.default_factory is not msgspec.NODEFAULT:
+            fields.append((field.name, field.type, msgspec.field(default_factory=field.default_factory)))
+        else:
+            fields.append((field.name, field.type, field.default))
+    return msgspec.defstruct(kind.__name__, fields, namespace={"__doc__": kind.__doc__})
