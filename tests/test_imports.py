@@ -77,7 +77,7 @@ ALLOWED: dict[str, set[str]] = {
     "schema": set(),
     "sdk": {"backend", "engine", "processes"},
     "store": set(),
-    "telemetry": {"engine", "gateway", "keys", "scheduler"},
+    "telemetry": {"engine", "gateway", "scheduler"},
     "testing": {"backend", "engine", "plugins", "processes", "store"},
     "types": set(),
     "ui": set(),

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from aiohttp import web
 
@@ -18,11 +17,8 @@ _LONGEST = 36500 * 86400.0  # seconds
 
 
 class KeyRoutes:
-    """`created` is called after a key was made."""
-
-    def __init__(self, keys: KeyRing, created: Callable[[], None]) -> None:
+    def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
-        self._created = created
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -63,7 +59,6 @@ class KeyRoutes:
                 expires=expires,
             ),
         )
-        self._created()
         return json_response(wire.KeyCreated(wireforms.key(made), text), status=201)
 
     @documented(wire.KeyCreated)

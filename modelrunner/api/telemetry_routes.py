@@ -13,9 +13,9 @@ from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, query_count
 from modelrunner.api.streaming import ALIVE, stream_events
 from modelrunner.errors import BadRequest, RequestCancelled, RequestNotFound
+from modelrunner.gateway.observers import RequestRecord
 from modelrunner.telemetry.history import HistoryStep
 from modelrunner.telemetry.hub import Telemetry
-from modelrunner.telemetry.recent import RequestEntry
 from modelrunner.telemetry.usage import Grouping
 from modelrunner.units import parse_age
 
@@ -42,6 +42,7 @@ class TelemetryRoutes:
     @documented({"text/plain": str, "application/openmetrics-text": str})
     async def metrics(self, request: web.Request) -> web.Response:
         """Counts for Prometheus."""
+        self._telemetry.flush()
         body, content_type = await self._telemetry.exposition.render(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
@@ -67,18 +68,19 @@ class TelemetryRoutes:
         """Lists the requests under way, then the last ones, the newest first: all 1,000, or `?limit=N`; with `?model=`
         those of one model (the name that the client wrote, or the model's own), with `?status=` those that ended so.
         As server-sent events from now on where the client accepts `text/event-stream`."""
+        self._telemetry.flush()
         model, status, limit = request.query.get("model"), query_count(request, "status"), query_count(request, "limit")
 
-        def is_asked_for(entry: RequestEntry) -> bool:
-            return model in (None, entry.model, entry.model_name) and status in (None, entry.status)
+        def is_asked_for(record: RequestRecord) -> bool:
+            return model in (None, record.model, record.model_name) and status in (None, record.status)
 
         recent = self._telemetry.recent
         if "text/event-stream" in request.headers.get("Accept", ""):
             return await stream_events(
-                request, recent.subscribe(idle=ALIVE), lambda entry: _sent(entry) if is_asked_for(entry) else b""
+                request, recent.subscribe(idle=ALIVE), lambda record: _sent(record) if is_asked_for(record) else b""
             )
-        found = [entry for entry in (*recent.running(), *reversed(list(recent))) if is_asked_for(entry)]
-        return json_response([wireforms.request(entry) for entry in found[:limit]])
+        found = [record for record in (*recent.running(), *reversed(list(recent))) if is_asked_for(record)]
+        return json_response([wireforms.request(record) for record in found[:limit]])
 
     @documented(wire.Cancelled)
     async def cancel(self, request: web.Request) -> web.Response:
@@ -96,9 +98,10 @@ class TelemetryRoutes:
         if by not in _GROUPINGS:
             raise BadRequest(f"usage is summed by {', '.join(_GROUPINGS)}, not by {by!r}", param="by")
         seconds = min(parse_age(request.query.get("since", "30d")), _LONGEST)
+        self._telemetry.flush()
         found = await self._telemetry.usage.sums(_GROUPINGS[by], timedelta(seconds=seconds))
         return json_response([wireforms.usage(each) for each in found])
 
 
-def _sent(entry: RequestEntry) -> bytes:
-    return b"id: %d\nevent: request\ndata: %b\n\n" % (entry.id, msgspec.json.encode(wireforms.request(entry)))
+def _sent(record: RequestRecord) -> bytes:
+    return b"event: request\ndata: %b\n\n" % msgspec.json.encode(wireforms.request(record))

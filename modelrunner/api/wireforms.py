@@ -10,6 +10,7 @@ import msgspec
 from modelrunner import wire
 from modelrunner.batches.batch import Batch, State
 from modelrunner.batches.files import UploadedFile
+from modelrunner.gateway.observers import RequestRecord
 from modelrunner.keys.ring import ApiKey
 from modelrunner.models.abilities import Abilities
 from modelrunner.models.configurator import ShownConfiguration
@@ -20,7 +21,6 @@ from modelrunner.models.reload import SettingChange
 from modelrunner.models.residency import ModelResidency
 from modelrunner.scheduler import EventRecord, Explanation, RunnerView, UnloadResult
 from modelrunner.store import RemoveResult, StoredModel
-from modelrunner.telemetry.recent import RequestEntry
 from modelrunner.telemetry.usage import UsageSum
 from modelrunner.types import FileProgress, RequiredMemory, RunningPull, WorkProgress
 
@@ -160,19 +160,19 @@ def event(record: EventRecord) -> wire.Event:
     )
 
 
-def request(entry: RequestEntry) -> wire.RequestStatus:
-    prompt, answer, cached, _ = entry.tokens
-    writing = entry.duration - (entry.first_byte or 0.0)
-    speed = round((answer - 1) / writing, 1) if answer > 1 and entry.first_byte is not None and writing > 0 else None
-    fields = msgspec.structs.asdict(entry)
+def request(record: RequestRecord) -> wire.RequestStatus:
+    answer = record.tokens.answer
+    writing = record.duration - (record.first_byte or 0.0)
+    speed = round((answer - 1) / writing, 1) if answer > 1 and record.first_byte is not None and writing > 0 else None
+    fields = msgspec.structs.asdict(record)
     del fields["tokens"]
     for name in ("queued", "loading", "duration", "first_byte"):
         fields[name] = fields[name] and round(fields[name], 4)
     return wire.RequestStatus(
-        **{**fields, "time": _time(entry.time)},
-        prompt_tokens=prompt,
+        **{**fields, "time": _time(record.time)},
+        prompt_tokens=record.tokens.prompt,
         completion_tokens=answer,
-        cached_tokens=cached,
+        cached_tokens=record.tokens.cached,
         tokens_per_second=speed,
     )
 

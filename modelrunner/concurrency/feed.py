@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -31,6 +31,12 @@ class Feed(Generic[T]):
         """Adds the item with the ID `last + 1`."""
         self.last += 1
         self._ring.append(item)
+        self._tell()
+
+    def extend(self, items: Sequence[T]) -> None:
+        """Adds each of the items."""
+        self.last += len(items)
+        self._ring.extend(items)
         self._tell()
 
     def subscribe(self, after: int | None = None, idle: float | None = None) -> AsyncGenerator[T | None, None]:

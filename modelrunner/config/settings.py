@@ -144,6 +144,7 @@ class Settings(BaseModel):
     responses_limit: int = Field(default=1000, ge=1)
     responses_age: Seconds = 30 * 86400.0
     telemetry: bool = False
+    access_log: Literal["off", "text", "json"] = "off"
     llama_server: FilePath | None = None
     registries: Mapping[str, RegistryTable] = Field(default_factory=dict)
     models: Mapping[str, ModelTable] = Field(default_factory=dict)

@@ -47,6 +47,7 @@ from modelrunner.models.dryruns import DryRuns
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes.processtree import sweep_orphans
 from modelrunner.scheduler import Scheduler
+from modelrunner.telemetry.accesslog import AccessLog
 from modelrunner.telemetry.hub import Telemetry
 
 log = logging.getLogger(__name__)
@@ -128,13 +129,15 @@ class Daemon:
         self._pipeline.responses = self._responses
         self._batches, self._files = open_store(settings.data_dir / "state")
         self._batch_worker = BatchWorker(self._batches, self._pipeline)
+        observers = self._pipeline.observers
         self._telemetry = Telemetry(
-            parts.scheduler, lambda: self._pipeline.running, settings.data_dir / "state", parts.keys
+            parts.scheduler, lambda: self._pipeline.running, settings.data_dir / "state", observers.flush
         )
-        if settings.telemetry or parts.keys:
-            self._pipeline.observe(self._telemetry)
-        self._pipeline.log_requests(settings.log_level == "debug")
-        self._reloader = make_reloader(settings, parts, self._pipeline, port)
+        if settings.telemetry:
+            observers.add(self._telemetry)
+        self._access_log = AccessLog(settings.data_dir / "logs" / "access.log", observers)
+        self._access_log.use(settings.access_log)
+        self._reloader = make_reloader(settings, parts, self._pipeline, self._access_log, port)
         self.lifecycle.on_reload = self._reloader.in_background
         self._runner = web.AppRunner(
             self._application(), access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSING
@@ -186,6 +189,8 @@ class Daemon:
             lane.drain()
         await self._parts.installer.close()
         await self._runner.cleanup()
+        self._pipeline.observers.flush()
+        self._access_log.close()
         await self._telemetry.usage.flush()
         await self._responses.close()
         self._parts.registry.close()
@@ -209,7 +214,7 @@ class Daemon:
             OpenAIRoutes(),
             ResponseRoutes(self._responses),
             BatchRoutes(self._batches, self._files, self._batch_worker.look),
-            KeyRoutes(parts.keys, lambda: pipeline.observe(self._telemetry)),
+            KeyRoutes(parts.keys),
             OllamaRoutes(parts.library, parts.scheduler, parts.publisher),
             ResidencyRoutes(parts.residency, parts.preloader),
             UiRoutes(),

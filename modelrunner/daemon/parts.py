@@ -47,6 +47,7 @@ from modelrunner.pull.ociregistry import RegistrySource
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
 from modelrunner.store import Reference, Store
+from modelrunner.telemetry.accesslog import AccessLog
 from modelrunner.types import Alias
 
 
@@ -198,16 +199,12 @@ def set_aliases(pipeline: Pipeline, aliases: Aliases, names: Mapping[str, Alias]
     pipeline.aliases = aliases if names else None
 
 
-def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, port: int) -> Reloader:
+def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_log: AccessLog, port: int) -> Reloader:
     """Makes the reloader, with a setter for each setting that can change while the daemon runs."""
     scheduler, access = parts.scheduler, pipeline.access
 
     def set_quota(changed: Mapping[str, Any]) -> None:
         parts.store.quota = changed["models_quota"]
-
-    def set_log_level(changed: Mapping[str, Any]) -> None:
-        logs.set_level(changed["log_level"])
-        pipeline.log_requests(changed["log_level"] == "debug")
 
     setters: dict[str, Setter] = {
         **dict.fromkeys(("hosts", "origins"), lambda s: access.allow(host_names(port, s["hosts"]), s["origins"])),
@@ -221,7 +218,8 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, port: in
         ),
         "aliases": lambda s: set_aliases(pipeline, parts.aliases, s["aliases"]),
         "keep_alive": lambda s: parts.resolver.set_keep_alive(s["keep_alive"]),
-        "log_level": set_log_level,
+        "access_log": lambda s: access_log.use(s["access_log"]),
+        "log_level": lambda s: logs.set_level(s["log_level"]),
         "models_quota": set_quota,
         "registries": lambda s: parts.registries.replace(_rules(s["registries"])),
     }

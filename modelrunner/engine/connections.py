@@ -183,6 +183,12 @@ class UpstreamConnection(asyncio.Protocol):
         the end of an event and of a chunk."""
         return self._body is not None and self._events and self._body.at_event_boundary()
 
+    @property
+    def received(self) -> tuple[int, bytes]:
+        """The bytes of the body so far and the last of them, with the framing of chunks where the receiver gets it;
+        0 and b"" for a body that came in one piece with its head."""
+        return (self._body.size, self._body.tail) if self._body is not None else (0, b"")
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports are not asyncio.Transport
         if self._receiver is None:

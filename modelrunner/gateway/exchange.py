@@ -13,8 +13,8 @@ from modelrunner.engine.connections import UpstreamConnection, build_request
 from modelrunner.errors import EngineProtocolError, ModelRunnerError
 from modelrunner.gateway.dialects.dialect import Translation
 from modelrunner.gateway.interfaces import Inference, Sink
-from modelrunner.gateway.observers import Meter, RequestRecord, record_of
-from modelrunner.gateway.passage import Kept, Passage
+from modelrunner.gateway.observers import Observers, RequestRecord, record_of
+from modelrunner.gateway.passage import Passage
 from modelrunner.gateway.render import (
     ID_LINE,
     WARM_TIMING,
@@ -25,8 +25,11 @@ from modelrunner.gateway.render import (
     server_timing,
 )
 from modelrunner.gateway.routes import check_endpoint
+from modelrunner.gateway.tokens import NONE, tokens_of
 from modelrunner.gateway.waiting import SignsOfLife, Unasked, fault
 from modelrunner.http.answers import Header
+from modelrunner.http.responses import TAIL
+from modelrunner.keys.ring import KeyHolder
 from modelrunner.scheduler import Lease
 
 if TYPE_CHECKING:
@@ -40,8 +43,19 @@ class Exchange(Unasked):
     `lease` is None while the request waits for a runner."""
 
     __slots__ = (
-        *("_asked_at", "_bare", "_end_turn", "_error", "_id_line", "_ignored", "_meter", "_passage", "_passed"),
-        *("_refusal", "_retried", "_signs", "_status", "_translation", "_upstream", "lease", "on_data"),
+        *("_asked_at", "_end_turn", "_error", "_first_byte", "_id_line", "_ignored", "_is_told", "_passage"),
+        *(
+            "_passed",
+            "_received",
+            "_refusal",
+            "_retried",
+            "_signs",
+            "_status",
+            "_translation",
+            "_upstream",
+            "lease",
+            "on_data",
+        ),
     )
 
     def __init__(self, pipeline: "Pipeline", ask: Inference, sink: Sink) -> None:
@@ -50,7 +64,6 @@ class Exchange(Unasked):
         self._sink = sink
         self._dialect = ask.terms.route.dialect
         self._id_line = ID_LINE % ask.request_id.encode()
-        self._meter = pipeline.meter() if pipeline.observers else None
         self.lease: Lease | None = None
         self._upstream: UpstreamConnection | None = None
         self._task: asyncio.Task[None] | None = None
@@ -64,9 +77,10 @@ class Exchange(Unasked):
         self._responded = False  # the client has its head
         self._passed = False  # the engine's answer began to go to the client
         self._retried = self._over = False
-        self._bare = self._meter is not None and self._meter.limit > 0
-        self._asked_at, self._status = 0.0, 0
-        self.on_data: Callable[[bytes], None] = sink.write
+        self._asked_at, self._first_byte, self._status = 0.0, 0.0, 0
+        self._is_told = ask.terms.key is not None or pipeline.observers.active
+        self._received: tuple[int, bytes] = (0, b"")  # as of `UpstreamConnection`, once the answer is over
+        self.on_data: Callable[[bytes], object] = sink.write
 
     def start(self) -> None:
         pipeline, ask = self._pipeline, self.ask
@@ -105,7 +119,10 @@ class Exchange(Unasked):
 
     def record(self) -> RequestRecord:
         """What is known of the request so far."""
-        return record_of(self.ask, self.lease, self._meter or Meter(0), self._status, self._error)
+        error = self._error.code if self._error is not None else ""
+        size, tail = self._upstream.received if self._upstream is not None else self._received
+        tokens = tokens_of(tail, size) if size and self._refusal is None else NONE
+        return record_of(self.ask, self.lease, self._status, error, self._first_byte, size, tokens)
 
     def stop(self, error: ModelRunnerError) -> None:
         """Ends the request with an error, whatever it is doing."""
@@ -131,7 +148,6 @@ class Exchange(Unasked):
         path, body, self._translation = self._dialect.request(ask, runner)
         if path not in runner.endpoints:
             check_endpoint(path, runner.endpoints, runner.key.backend)
-        self._bare = self._bare or self._translation is not None
         if not checked and (ask.fields.tools or ask.fields.dimensions or ask.fields.return_documents):
             self._do(self._check(lease, path, fresh=fresh))
             return
@@ -150,9 +166,13 @@ class Exchange(Unasked):
     # modelrunner.engine.receivers.Receiver
 
     def splices(self, status: int) -> bool:
-        return self._sink.takes_chunks and status == 200 and not self._bare
+        return self._sink.takes_chunks and status == 200 and self._translation is None
 
     def on_head(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
+        if self._is_told:
+            self._first_byte = perf_counter()
+            if length == len(data):
+                self._received = length, data[-TAIL:]
         if self._end_turn is not None:
             self._end_turn()
         if status == 200 and length == 0 and not any(name == b"content-type" for name, _ in headers):
@@ -169,23 +189,23 @@ class Exchange(Unasked):
         assert self.lease is not None
         translation = self._translation
         if translation is not None and translation.whole:
-            self.on_data = Kept(self._meter, translation).write
+            self.on_data = translation.piece
             self.on_data(data)
             return
         self._passed = True
-        if self._meter is None and not self._bare and not self._responded:
+        if translation is None and not self._responded:
             self.on_data = self._sink.write
             passed = engine_headers(headers, self.lease.variant, self._ignored, self.ask.chosen)
             self._respond(200, passed, length, data)
             return
-        framing = self._sink.takes_chunks and (self._bare or (self._responded and length is not None))
+        framing = self._sink.takes_chunks and (translation is not None or (self._responded and length is not None))
         if not self._responded:  # else the client got its head while the request waited
             headers = engine_headers(headers, self.lease.variant, self._ignored, self.ask.chosen)
             if translation is not None:
                 headers, length = (*translation.headers, *self._own_headers()), None
             framing = framing and length is None
             self._respond(200, headers, length, b"")
-        self._passage = Passage(self._sink, self._meter, translation, framing=framing)
+        self._passage = Passage(self._sink, translation, framing=framing)
         self.on_data = self._passage.write
         self.on_data(data)
 
@@ -193,9 +213,12 @@ class Exchange(Unasked):
         return own_headers(self.lease.variant if self.lease is not None else "", self._ignored, self.ask.chosen)
 
     def on_end(self) -> None:
+        upstream, lease = self._upstream, self.lease
         self._upstream = None  # the next request may have it
-        lease = self.lease
+        assert upstream is not None
         assert lease is not None
+        if self._is_told and not self._received[0]:
+            self._received = upstream.received
         if self._pipeline.quarantine.alert:
             self._pipeline.quarantine.answered(lease.runner.key, self.ask)
         try:
@@ -287,9 +310,14 @@ class Exchange(Unasked):
                 self.lease.abandon(self._upstream)
             else:
                 self.lease.release()
-        if self.ask.terms.key is not None:
-            self.ask.terms.key.end()
         self._pipeline.running.discard(self)
         self._pipeline.buffered -= len(self.ask.body)
-        if self._meter is not None:
-            self._pipeline.tell(self.record())
+        if self._is_told:
+            self._tell(self._pipeline.observers, self.ask.terms.key)
+
+    def _tell(self, observers: Observers, key: KeyHolder | None) -> None:
+        record = self.record()
+        if key is not None:
+            key.end(record.tokens.prompt + record.tokens.answer)
+        if observers.active:
+            observers.tell(record)

@@ -1,31 +1,34 @@
 """The record of a finished request for observers: metrics, recording, usage, and the access log."""
 
+import asyncio
 import logging
-from time import perf_counter
+from collections.abc import Sequence
+from time import perf_counter, time
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.interfaces import Inference
+from modelrunner.gateway.tokens import NONE, Tokens
 
 if TYPE_CHECKING:
     from modelrunner.scheduler import Lease
 
-log = logging.getLogger("modelrunner.access")
+log = logging.getLogger(__name__)
+
+_EVERY = 0.05  # seconds between two rounds of telling
 
 
 class RequestRecord(msgspec.Struct, frozen=True, gc=False):
-    """One request. Times are in seconds since it arrived: `queued` and `loading` are how long it waited and how much of
-    that was a load, `first_byte` when the first byte of the engine's answer came (None without one), `duration` the
-    whole. Sizes are in bytes of the bodies; `bytes_out` counts what came from the engine.
+    """One request, which ended at `time` in Unix seconds. Other times are in seconds since it arrived: `queued` and
+    `loading` are how long it waited and how much of that was a load, `first_byte` when the first byte of the engine's
+    answer came (None without one), `duration` the whole. Sizes are in bytes of the bodies; `bytes_out` counts what came
+    from the engine, with the framing of chunks that passed unchanged.
 
     `route` is the client's path with `{backend}` or `{runner}` for a name, `family` the API's. `status` is 499 for a
     client that left; `error` is the code of the error, "" without one. `model` is the name that the client wrote,
-    `model_name` that of the model that the runner serves, "" without a runner; `key` is the name
-    of the API key, "" without one. `tail` is the end of the
-    engine's answer, as long as the observers asked for. A request that was refused before its body was read has no
-    `model` and no `caller`."""
+    `model_name` that of the model that the runner serves, "" without a runner; `key` is the name of the API key, ""
+    without one. A request that was refused before its body was read has no `model` and no `caller`."""
 
     request_id: str
     family: str
@@ -44,74 +47,87 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     duration: float = 0.0
     bytes_in: int = 0
     bytes_out: int = 0
-    tail: bytes = b""
+    tokens: Tokens = NONE
+    time: float = 0.0
 
 
 class Observer(Protocol):
     """An observer gets the record of every request. It is called from the event loop, so it must not wait. Exceptions
     are logged."""
 
-    tail: int
-    """How many bytes of the end of each answer the observer gets: 0 for none."""
-
-    def finished(self, record: RequestRecord) -> None: ...
+    def finished(self, records: Sequence[RequestRecord]) -> None:
+        """`records` are of the requests that ended since the last call, in that order."""
 
 
-class Meter:
-    """Measures an answer on its way from the engine, and keeps its last `limit` bytes. There is one only if there is an
-    observer."""
+class Observers:
+    """Tells the observers of requests, some time after their answers: many requests cost less together. `active` is
+    true with an observer."""
 
-    def __init__(self, tail: int) -> None:
-        self.first_byte: float | None = None
-        self.size = 0
-        self.limit = tail
-        self._tail = bytearray()
+    def __init__(self) -> None:
+        self.active = False
+        self._observers: tuple[Observer, ...] = ()
+        self._new: list[RequestRecord] = []
 
-    @property
-    def tail(self) -> bytes:
-        return bytes(self._tail)
+    def __contains__(self, observer: Observer) -> bool:
+        return observer in self._observers
 
-    def add(self, data: bytes) -> None:
-        if self.first_byte is None and data:
-            self.first_byte = perf_counter()
-        self.size += len(data)
-        if self.limit:
-            self._tail += data[-self.limit :]
-            del self._tail[: -self.limit]
+    def add(self, observer: Observer) -> None:
+        """Adds an observer, which gets the record of every later request. Safe to call again."""
+        self.flush()
+        if observer not in self._observers:
+            self._observers = (*self._observers, observer)
+        self.active = True
+
+    def remove(self, observer: Observer) -> None:
+        self.flush()
+        self._observers = tuple(other for other in self._observers if other is not observer)
+        self.active = bool(self._observers)
+
+    def tell(self, record: RequestRecord) -> None:
+        if not self._new:
+            asyncio.get_running_loop().call_later(_EVERY, self.flush)
+        self._new.append(record)
+
+    def flush(self) -> None:
+        """Tells the observers of every request that has ended."""
+        records, self._new = self._new, []
+        for observer in self._observers if records else ():
+            try:
+                observer.finished(records)
+            except Exception:  # an observer's fault is not the requests'
+                log.exception("%s failed", type(observer).__name__)
 
 
 def record_of(
-    ask: Inference, lease: "Lease | None", meter: Meter, status: int, error: ModelRunnerError | None
+    ask: Inference, lease: "Lease | None", status: int, error: str, first_byte: float, bytes_out: int, tokens: Tokens
 ) -> RequestRecord:
-    """Makes the record of a finished exchange. `lease` is the last lease of the exchange."""
-    route, key = ask.terms.route, lease.runner.key if lease is not None else None
+    """Makes the record of an exchange. `lease` is the last lease of the exchange; `first_byte` is in seconds of
+    `perf_counter`, 0 without one."""
+    terms, arrived = ask.terms, ask.arrived
+    route = terms.route
+    model_name, backend, runner_id, queued, loading = "", route.backend or "", "", 0.0, 0.0
+    if lease is not None:
+        runner, loading = lease.runner, lease.loaded
+        queued = lease.waited - loading
+        model_name, backend, runner_id = runner.spec.bundle.name, runner.key.backend, runner.id
     return RequestRecord(
-        request_id=ask.request_id,
-        family=route.dialect.name,
-        route=route.pattern,
-        status=status,
-        error=error.code if error is not None else "",
-        model=ask.fields.model,
-        model_name=lease.runner.spec.bundle.name if lease is not None else "",
-        backend=key.backend if key is not None else route.backend or "",
-        runner=lease.runner.id if lease is not None else "",
-        caller=ask.terms.caller,
-        key=ask.terms.key_name,
-        queued=lease.waited - lease.loaded if lease is not None else 0.0,
-        loading=lease.loaded if lease is not None else 0.0,
-        first_byte=meter.first_byte - ask.arrived if meter.first_byte is not None else None,
-        duration=perf_counter() - ask.arrived,
-        bytes_in=len(ask.body),
-        bytes_out=meter.size,
-        tail=meter.tail,
+        ask.request_id,
+        route.dialect.name,
+        route.pattern,
+        status,
+        error,
+        ask.fields.model,
+        model_name,
+        backend,
+        runner_id,
+        terms.caller,
+        terms.key_name,
+        queued,
+        loading,
+        first_byte - arrived if first_byte else None,
+        perf_counter() - arrived,
+        len(ask.body),
+        bytes_out,
+        tokens,
+        time(),
     )
-
-
-class AccessLog:
-    """Logs a line for each request, at the level debug."""
-
-    tail = 0
-
-    def finished(self, record: RequestRecord) -> None:
-        model, error = ascii(record.model), f" {record.error}" if record.error else ""
-        log.debug("%s %s %s %d %.3fs%s", record.request_id, record.route, model, record.status, record.duration, error)

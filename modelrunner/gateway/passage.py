@@ -1,26 +1,21 @@
-"""The way of an answer that does not go to the client just as it comes: it is translated, measured, framed anew, or
-kept until it is whole."""
+"""The way of an answer that does not go to the client just as it comes: it is translated, or framed anew."""
 
 from modelrunner.errors import EngineProtocolError
 from modelrunner.gateway.dialects.dialect import Translation
 from modelrunner.gateway.interfaces import Sink
-from modelrunner.gateway.observers import Meter
 from modelrunner.gateway.render import chunk
 
 
 class Passage:
     """The way from the engine to `sink`. With `framing`, the answer's chunks are made here."""
 
-    def __init__(self, sink: Sink, meter: Meter | None, translation: Translation | None, *, framing: bool) -> None:
+    def __init__(self, sink: Sink, translation: Translation | None, *, framing: bool) -> None:
         self._sink = sink
-        self._meter = meter
         self._translation = translation
         self._framing = framing
 
     def write(self, data: bytes) -> None:
         """Passes on a piece of the engine's body. Raises `EngineProtocolError` if it cannot be translated."""
-        if self._meter is not None:
-            self._meter.add(data)
         if self._translation is not None:
             try:
                 data = self._translation.piece(data)
@@ -33,17 +28,3 @@ class Passage:
         """Ends the answer once the engine's body is complete. Raises `EngineProtocolError`."""
         data = self._translation.end() if self._translation is not None else b""
         self._sink.write((chunk(data) if data else b"") + b"0\r\n\r\n" if self._framing else data)
-
-
-class Kept:
-    """The way of an answer that goes to the client at its end, for a translation that is `whole`."""
-
-    def __init__(self, meter: Meter | None, translation: Translation) -> None:
-        self._meter = meter
-        self._translation = translation
-
-    def write(self, data: bytes) -> None:
-        """Takes a piece of the engine's body. Raises `EngineProtocolError` where it cannot be translated."""
-        if self._meter is not None:
-            self._meter.add(data)
-        self._translation.piece(data)

@@ -1,11 +1,10 @@
 """Admission of a request: from its head and body to an exchange. Inference and control plane share it, so that the same
 rules hold for both."""
 
-import logging
 import re
 from collections.abc import Callable, Mapping
 from hashlib import sha256
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any, Protocol
 
 import msgspec
@@ -24,7 +23,7 @@ from modelrunner.gateway.access import Access
 from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.exchange import Exchange
 from modelrunner.gateway.interfaces import Inference, Sink, Terms
-from modelrunner.gateway.observers import AccessLog, Meter, Observer, RequestRecord
+from modelrunner.gateway.observers import Observers, RequestRecord
 from modelrunner.gateway.quarantine import Quarantine
 from modelrunner.gateway.render import harmless_id
 from modelrunner.gateway.response_store import ResponseStore
@@ -34,8 +33,6 @@ from modelrunner.http.limits import Limits
 from modelrunner.keys.ring import KeyHolder, KeyRing
 from modelrunner.scheduler import Lease, Scheduler, Target
 from modelrunner.types import Alias, KeepAlive, Mode
-
-log = logging.getLogger(__name__)
 
 HEADERS = frozenset(
     (
@@ -81,7 +78,7 @@ class AliasChooser(Protocol):
 
 class Pipeline:
     """`keys` are the API keys, None where there can be none. `running` are the requests under way, `buffered` the bytes
-    of their bodies. `observers` get the record of every request. `responses` keeps those of the Responses API,
+    of their bodies. `observers` are told of every request. `responses` keeps those of the Responses API,
     `aliases` are the names that stand for models; either may be None."""
 
     def __init__(
@@ -94,8 +91,7 @@ class Pipeline:
         self.aliases: AliasChooser | None = None
         self.responses: ResponseStore | None = None
         self.keys = keys
-        self.observers: tuple[Observer, ...] = ()
-        self._access_log = AccessLog()
+        self.observers = Observers()
         self.quarantine = Quarantine()
         self.running: set[Exchange] = set()
         self.buffered = 0
@@ -188,32 +184,9 @@ class Pipeline:
         """Returns headers and body of the answer to a request that gets no exchange, in the shape of the path's
         family."""
         dialect = dialect_of(path)
-        if self.observers:
-            self.tell(RequestRecord(request_id, dialect.name, path, error.status, error.code))
+        if self.observers.active:
+            self.observers.tell(RequestRecord(request_id, dialect.name, path, error.status, error.code, time=time()))
         return dialect.error(error, request_id)
-
-    # observers
-
-    def observe(self, observer: Observer) -> None:
-        """Adds an observer, which gets the record of every later request."""
-        if observer not in self.observers:
-            self.observers = (*self.observers, observer)
-
-    def log_requests(self, wanted: bool) -> None:
-        """Switches the access log on or off."""
-        others = tuple(observer for observer in self.observers if observer is not self._access_log)
-        self.observers = (*others, self._access_log) if wanted else others
-
-    def meter(self) -> Meter | None:
-        """Returns a meter for a new answer; None without an observer."""
-        return Meter(max(observer.tail for observer in self.observers)) if self.observers else None
-
-    def tell(self, record: RequestRecord) -> None:
-        for observer in self.observers:
-            try:
-                observer.finished(record)
-            except Exception:  # an observer's fault is not the request's
-                log.exception("request %s: %s failed", record.request_id, type(observer).__name__)
 
     # for the exchange
 

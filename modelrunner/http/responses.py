@@ -22,7 +22,8 @@ _HANDED_ON_ONCE = (b"content-type", b"content-language", b"retry-after")
 _END = re.compile(rb"\r\n0+(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n\r\n\Z")
 _LAST_CHUNK = b"0\r\n\r\n"
 _USUAL_END = b"\r\n" + _LAST_CHUNK
-_ENDS_KEPT = 64
+TAIL = 1536
+"""Bytes at the end of a body that are kept: an engine tells there how many tokens it counted."""
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _LAST_EVENTS = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
 """A part of the last event of a stream: OpenAI's completions, Anthropic's messages, OpenAI's responses."""
@@ -49,9 +50,12 @@ def with_length(before: bytes, after: bytes) -> bytes:
 
 
 class Body(Protocol):
-    """Reads a body. `done` is true after its last byte."""
+    """Reads a body. `done` is true after its last byte. `size` counts the bytes that `take` returned, and `tail` has
+    the last of them: at least `TAIL`, if there were so many."""
 
     done: bool
+    size: int
+    tail: bytes
 
     def take(self, data: bytes) -> bytes:
         """Returns the client's bytes for `data`, perhaps none. Raises `EngineProtocolError`,
@@ -119,14 +123,16 @@ class SizedBody:
     """A body with a Content-Length."""
 
     def __init__(self, length: int) -> None:
-        self._left = length
+        self._length = length
+        self.size, self.tail = 0, b""
         self.done = length == 0
 
     def take(self, data: bytes) -> bytes:
-        self._left -= len(data)
-        if self._left < 0:
+        self.size += len(data)
+        if self.size > self._length:
             raise EngineProtocolError("the engine's answer is longer than it announced")
-        self.done = self._left == 0
+        self.tail = data[-TAIL:] if len(data) >= TAIL else self.tail[-TAIL:] + data
+        self.done = self.size == self._length
         return data
 
     def at_event_boundary(self) -> bool:
@@ -142,13 +148,15 @@ class CloseDelimitedBody:
         self._splice = splice
         self._events = kind == b"text/event-stream"
         self._json = _JsonEnd() if kind == b"application/json" else None
-        self._tail = b"\n\n"
+        self.tail = b"\n\n"
+        self.size = 0
         self.done = False
 
     def take(self, data: bytes) -> bytes:
         if not data:
             return b""
-        self._tail = (self._tail + data)[-512:]
+        self.size += len(data)
+        self.tail = (self.tail + data)[-TAIL:]
         if self._json is not None:
             self._json.take(data)
         return b"%x\r\n%b\r\n" % (len(data), data) if self._splice else data
@@ -163,12 +171,12 @@ class CloseDelimitedBody:
 
     def _last_event_came(self) -> bool:
         """A single event that is longer than the kept bytes counts as complete."""
-        last = self._tail.replace(b"\r\n", b"\n").removesuffix(b"\n\n").rpartition(b"\n\n")
-        known = any(mark in last[2] for mark in _LAST_EVENTS) or (not last[1] and len(self._tail) == 512)
+        last = self.tail.replace(b"\r\n", b"\n").removesuffix(b"\n\n").rpartition(b"\n\n")
+        known = any(mark in last[2] for mark in _LAST_EVENTS) or (not last[1] and len(self.tail) == TAIL)
         return known and self.at_event_boundary()
 
     def at_event_boundary(self) -> bool:
-        return self._tail.endswith(_EVENT_ENDS)
+        return self.tail.endswith(_EVENT_ENDS)
 
 
 class _JsonEnd:
@@ -202,6 +210,7 @@ class _ChunkReader:
 
     def __init__(self) -> None:
         self.done = False
+        self.size = 0
         self._begun = False
         self._parser = httptools.HttpResponseParser(self)
         self._parser.feed_data(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -227,21 +236,22 @@ class ChunkedBodyAsSent(_ChunkReader):
 
     def __init__(self) -> None:
         super().__init__()
-        self._last = b"\r\n"
+        self.tail = b"\r\n"
 
     def take(self, data: bytes) -> bytes:
         if not data:
             return b""
         self._feed(data)
-        self._last = data if len(data) > _ENDS_KEPT else self._last[-_ENDS_KEPT:] + data
-        if self.done and not self._last.endswith(_USUAL_END) and not _END.search(self._last):
+        self.size += len(data)
+        self.tail = data if len(data) > TAIL else self.tail[-TAIL:] + data
+        if self.done and not self.tail.endswith(_USUAL_END) and not _END.search(self.tail):
             raise EngineProtocolError("the engine's answer has trailers, or bytes after its end")
         return data
 
     def at_event_boundary(self) -> bool:
-        if self._last == b"\r\n":
+        if self.tail == b"\r\n":
             return True
-        return self._last.endswith(_CHUNKED_EVENT_ENDS) and self._between_chunks()
+        return self.tail.endswith(_CHUNKED_EVENT_ENDS) and self._between_chunks()
 
     def _between_chunks(self) -> bool:
         """Asks llhttp: only between chunks does a last chunk end the message. The parser cannot be used after this."""
@@ -257,7 +267,7 @@ class ChunkedBody(_ChunkReader):
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
-        self._tail = b"\n\n"
+        self.tail = b"\n\n"
         super().__init__()
 
     def on_body(self, piece: bytes) -> None:
@@ -269,8 +279,9 @@ class ChunkedBody(_ChunkReader):
         self._feed(data)
         out = b"".join(self._pieces)
         self._pieces.clear()
-        self._tail = (self._tail + out[-4:])[-4:]
+        self.size += len(out)
+        self.tail = out if len(out) > TAIL else self.tail[-TAIL:] + out
         return out
 
     def at_event_boundary(self) -> bool:
-        return self._tail.endswith(_EVENT_ENDS)
+        return self.tail.endswith(_EVENT_ENDS)

@@ -90,18 +90,16 @@ class KeyHolder:
         """Counts in the rest of a request that `begin` has let in; `end` counts it out."""
         self.running += 1
 
-    def end(self) -> None:
+    def end(self, tokens: int) -> None:
+        """Counts a request out that cost so many tokens, those of its prompt included."""
         self.running -= 1
+        if self._tokens is not None:
+            self._tokens.spend(tokens)
 
     def leave(self, client: int) -> None:
         """The connection `client` is closed: the slot that it was promised is for the next one that comes."""
         if self._requests is not None:
             self._requests.leave(client)
-
-    def spend(self, tokens: int) -> None:
-        """Counts the tokens of a request that ended, those of its prompt included."""
-        if self._tokens is not None:
-            self._tokens.spend(tokens)
 
 
 class KeyRing:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from modelrunner.gateway.observers import RequestRecord
+from modelrunner.gateway.tokens import NONE
 from modelrunner.scheduler import EventRecord
-from modelrunner.telemetry.tokens import Tokens
 
 BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds in seconds, from the first token of a small model to the load of a large one."""
@@ -56,14 +56,15 @@ class RequestCounters:
     """Counts finished requests. A model that no runner served is one label value: clients choose what they ask for."""
 
     def __init__(self) -> None:
-        self._requests: Counter[tuple[str, str, str, str, str]] = Counter()
-        self._tokens: Counter[tuple[str, str]] = Counter()
+        self._requests: dict[tuple[str, str, str, int, str, str], int] = {}
+        self._tokens: dict[str, list[int]] = {}
         self._times: dict[tuple[str, str], tuple[Histogram, ...]] = {}
 
-    def add(self, record: RequestRecord, tokens: Tokens) -> None:
+    def add(self, record: RequestRecord) -> None:
         model = record.model_name or _UNKNOWN
         backend = record.backend if record.model_name else _UNKNOWN
-        self._requests[record.family, model, backend, str(record.status), record.error] += 1
+        series = record.family, model, backend, record.status, record.error, record.key
+        self._requests[series] = self._requests.get(series, 0) + 1
         if not record.model_name:
             return
         times = self._times.get((record.family, model))
@@ -73,23 +74,31 @@ class RequestCounters:
         queue.observe(record.queued)
         load.observe(record.loading)
         whole.observe(record.duration)
+        tokens = record.tokens
         if record.first_byte is not None:
             first.observe(record.first_byte)
             if tokens.answer > 1:
                 each.observe((record.duration - record.first_byte) / (tokens.answer - 1))
-        for kind, count in zip(("input", "output", "cached", "drafted"), tokens, strict=True):
-            if count:
-                self._tokens[model, kind] += count
+        if tokens is not NONE:
+            sums = self._tokens.get(model)
+            if sums is None:
+                sums = self._tokens[model] = [0, 0, 0, 0]
+            sums[0] += tokens.prompt
+            sums[1] += tokens.answer
+            sums[2] += tokens.cached
+            sums[3] += tokens.drafted
 
     def families(self) -> Iterator[Metric]:
-        labels = ("family", "model", "backend", "status", "error")
+        labels = ("family", "model", "backend", "status", "error", "key")
         requests = CounterMetricFamily("modelrunner_requests", "Requests that ended", labels=labels)
         for key, count in self._requests.items():
-            requests.add_metric(key, count)
+            requests.add_metric([str(label) for label in key], count)
         yield requests
         tokens = CounterMetricFamily("modelrunner_tokens", "Tokens, as the engines count", labels=("model", "type"))
-        for pair, count in self._tokens.items():
-            tokens.add_metric(pair, count)
+        for model, sums in self._tokens.items():
+            for kind, count in zip(("input", "output", "cached", "drafted"), sums, strict=True):
+                if count:
+                    tokens.add_metric((model, kind), count)
         yield tokens
         for number, (name, meaning, _) in enumerate(_HISTOGRAMS):
             family = HistogramMetricFamily(name, meaning, labels=("family", "model"))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from modelrunner.gateway.observers import RequestRecord
-from modelrunner.telemetry.tokens import Tokens
 
 STEP = 10
 """Seconds."""
@@ -38,18 +37,16 @@ class History:
         self._steps: deque[HistoryStep] = deque(maxlen=_KEPT)
         self._begin(0)
 
-    def take(self, record: RequestRecord, tokens: Tokens) -> None:
+    def take(self, records: Sequence[RequestRecord]) -> None:
         if (step := int(self._wall()) // STEP * STEP) != self._time:
             self._end(step)
-        self._requests += 1
-        self._prompt += tokens.prompt
-        self._answer += tokens.answer
-        if record.status >= 400:
-            self._failed += 1
-            return
-        self._durations.append(record.duration)
-        if record.first_byte is not None:
-            self._firsts.append(record.first_byte)
+        self._requests += len(records)
+        self._prompt += sum([record.tokens.prompt for record in records])
+        self._answer += sum([record.tokens.answer for record in records])
+        good = [record for record in records if record.status < 400]
+        self._failed += len(records) - len(good)
+        self._durations.extend([record.duration for record in good])
+        self._firsts.extend([record.first_byte for record in good if record.first_byte is not None])
 
     def __iter__(self) -> Iterator[HistoryStep]:
         """Yields the steps of the last hour that have ended, oldest first."""

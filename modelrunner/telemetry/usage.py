@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from modelrunner.database import Database
 from modelrunner.gateway.observers import RequestRecord
-from modelrunner.telemetry.tokens import Tokens
 
 log = logging.getLogger(__name__)
 
@@ -57,15 +56,15 @@ class Usage:
         self._new: dict[tuple[str, str, str], list[float]] = {}
         self._failing = False
 
-    def take(self, record: RequestRecord, tokens: Tokens) -> None:
-        if not record.model_name:
-            return
+    def take(self, records: Sequence[RequestRecord]) -> None:
         day = time.strftime("%Y-%m-%d", time.gmtime(self._wall()))
-        sums = self._new.setdefault((day, record.caller, record.model_name), [0, 0, 0, 0.0])
-        sums[0] += 1
-        sums[1] += tokens.prompt
-        sums[2] += tokens.answer
-        sums[3] += max(0.0, record.duration - record.queued - record.loading)
+        for record in records:
+            if record.model_name:
+                sums = self._new.setdefault((day, record.caller, record.model_name), [0, 0, 0, 0.0])
+                sums[0] += 1
+                sums[1] += record.tokens.prompt
+                sums[2] += record.tokens.answer
+                sums[3] += max(0.0, record.duration - record.queued - record.loading)
 
     async def run(self) -> None:
         """Writes until it is cancelled."""

@@ -83,7 +83,6 @@ class RequestStatus(msgspec.Struct, frozen=True):
     """`GET /engines/requests`: a request that ended at `time`, or one under way where `status` is 0. Times are in
     seconds since it arrived, `first_byte` is null without an answer; tokens are counted by the engine."""
 
-    id: int
     time: str
     request_id: str
     family: str
@@ -95,6 +94,7 @@ class RequestStatus(msgspec.Struct, frozen=True):
     backend: str
     runner: str
     caller: str
+    key: str
     queued: float
     loading: float
     first_byte: float | None

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from modelrunner.gateway.observers import RequestRecord
+from modelrunner.gateway.tokens import Tokens
 from modelrunner.telemetry.history import STEP, History
-from modelrunner.telemetry.tokens import Tokens
 from tests.api.conftest import Daemon, StartDaemon
 from tests.fakes import FakeClock
 from tests.waiting import HUNG
@@ -69,8 +69,8 @@ def test_an_hour_in_steps_of_ten_seconds():
     clock = FakeClock(1000.0)
     history = History(clock)
     for duration in (1.0, 2.0, 9.0):
-        history.take(record(200, duration=duration, first_byte=0.5), Tokens(3, 8, 0, 0))
-    history.take(record(503), Tokens(0, 0, 0, 0))
+        history.take([record(200, duration=duration, first_byte=0.5, tokens=Tokens(3, 8))])
+    history.take([record(503)])
     assert list(history) == []  # the step goes on
     clock.advance(STEP)
     (step,) = history
@@ -85,5 +85,5 @@ def test_what_is_kept_of_requests_is_bounded():
     history = History(clock)
     for _ in range(3 * 3600 // STEP):
         clock.advance(STEP)
-        history.take(record(200), Tokens(0, 1, 0, 0))
+        history.take([record(200, tokens=Tokens(0, 1))])
     assert len(list(history)) <= 3600 // STEP + 1

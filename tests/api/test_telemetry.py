@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -97,9 +98,9 @@ async def test_requests_are_followed(start_daemon: StartDaemon) -> None:
     async with daemon.unix.get("/engines/requests?model=smol", headers={"Accept": "text/event-stream"}) as feed:
         await ask(daemon, {**CHAT, "model": "nope"})
         await ask(daemon)
-        lines = [(await feed.content.readline()).decode().strip() for _ in range(3)]
-    assert lines[1] == "event: request"
-    assert json.loads(lines[2].removeprefix("data: "))["model"] == "smol"
+        lines = [(await feed.content.readline()).decode().strip() for _ in range(2)]
+    assert lines[0] == "event: request"
+    assert json.loads(lines[1].removeprefix("data: "))["model"] == "smol"
 
 
 async def test_a_request_under_way_is_shown_and_cancelled(start_daemon: StartDaemon) -> None:
@@ -153,3 +154,38 @@ async def test_usage_since_before_the_calendar(start_daemon: StartDaemon) -> Non
     for since in ("999999w", "99999999999h"):
         async with daemon.unix.get(f"/usage?since={since}") as answer:
             assert answer.status == 200
+
+
+async def test_the_access_log(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('access_log = "text"')
+    daemon = await start_daemon(models={"smol": 0}, telemetry=False)
+    path = daemon.settings.data_dir / "logs" / "access.log"
+    await ask(daemon, caller="kim")
+    (tmp_path / "config.toml").write_text('access_log = "json"')
+    async with daemon.unix.post("/engines/reload") as answer:
+        assert answer.status == 200
+    await ask(daemon, {**CHAT, "model": "n\no"})
+    (tmp_path / "config.toml").write_text('access_log = "off"')
+    async with daemon.unix.post("/engines/reload") as answer:
+        assert answer.status == 200
+    await ask(daemon)
+    text, line = path.read_text().splitlines()
+    assert text.split()[2:5] == ["/v1/chat/completions", "'smol'", "200"]
+    assert text.split()[-2:] == ["kim", "-"]
+    assert (json.loads(line)["model"], json.loads(line)["error"]) == ("n\no", "invalid_reference")
+    assert "secret" not in text + line
+
+
+async def test_a_client_that_leaves_pays_for_what_was_generated(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    daemon.backend.knobs = ("--rate=200", "--tokens=100000")
+    async with daemon.unix.get("/engines/requests", headers={"Accept": "text/event-stream"}) as feed:
+        async with daemon.unix.post("/v1/chat/completions", json={**CHAT, "stream": True}) as answer:
+            seen = 0
+            while seen < 20:
+                seen += (await answer.content.readline()).startswith(b"data: ")
+            answer.close()
+        told = [await feed.content.readline() for _ in range(2)]
+    over = json.loads(told[1].removeprefix(b"data: "))
+    assert over["status"] == 499
+    assert over["completion_tokens"] >= 15

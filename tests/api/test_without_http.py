@@ -17,6 +17,7 @@ from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import PullResult
 from modelrunner.scheduler import Fitting, Phase
 from modelrunner.store import RemoveResult
+from modelrunner.telemetry.accesslog import AccessLog
 from modelrunner.types import WorkProgress
 from tests.api.conftest import make_settings
 from tests.fakes import FakeBackend
@@ -101,9 +102,9 @@ async def test_two_changes_at_once_never_share_a_revision(tmp_path: Path) -> Non
 async def test_what_a_reload_would_do_is_a_value(tmp_path: Path) -> None:
     made = parts(tmp_path)
     await package(made, tmp_path, "smol")
-    reloader = make_reloader(
-        make_settings(tmp_path), made, Pipeline(made.on_demand, made.scheduler, Access([]), Limits()), 0
-    )
+    pipeline = Pipeline(made.on_demand, made.scheduler, Access([]), Limits())
+    access_log = AccessLog(tmp_path / "access.log", pipeline.observers)
+    reloader = make_reloader(make_settings(tmp_path), made, pipeline, access_log, 0)
     (tmp_path / "config.toml").write_text("max_queue = 3\n[models.smol]\nparallel = 2")
     of_daemon, of_model = await reloader.reload(dry_run=True)
     assert (of_daemon.name, of_daemon.after, of_daemon.effect) == ("max_queue", 3, Effect.AT_ONCE)

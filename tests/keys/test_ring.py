@@ -84,9 +84,9 @@ def test_limits(file: Path) -> None:
     kim.begin(2)
     with pytest.raises(RateLimited, match="at once"):
         kim.begin(3)
-    kim.end()
+    kim.end(0)
     kim.begin(3)
-    kim.end()
+    kim.end(0)
     with pytest.raises(RateLimited, match="3 requests a minute") as refused:
         kim.begin(4)
     assert refused.value.retry_after == pytest.approx(60)
@@ -94,7 +94,7 @@ def test_limits(file: Path) -> None:
     with pytest.raises(RateLimited):
         ring.find(text).begin(5)
     clock.advance(70)
-    kim.spend(10)
+    kim.end(10)
     with pytest.raises(RateLimited, match="10 tokens a minute"):
         kim.begin(1)
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from modelrunner.concurrency.feed import Feed
-from modelrunner.keys.ring import KeyRing
 from modelrunner.telemetry.engines import EngineMetrics, merged
 from modelrunner.telemetry.hub import Telemetry
 
@@ -20,7 +19,7 @@ def test_an_engine_with_broken_metrics_hides_no_other() -> None:
 async def test_a_burst_of_events_does_not_end_the_counting(tmp_path: Path) -> None:
     events = Feed[Any](1, 3)
     scheduler: Any = SimpleNamespace(events=events)
-    telemetry = Telemetry(scheduler, lambda: (), tmp_path, KeyRing(tmp_path / "keys.json"))
+    telemetry = Telemetry(scheduler, lambda: (), tmp_path, lambda: None)
     counting = asyncio.create_task(telemetry.count_events())
     await asyncio.sleep(0)
     for _ in range(10):

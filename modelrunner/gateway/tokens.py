@@ -1,16 +1,19 @@
 """The token counts at the end of an engine's answer."""
 
 import re
-from typing import NamedTuple
+
+import msgspec
 
 # A name in the text of an answer does not match: there its quotes are escaped.
 _COUNT = re.compile(
     rb'"(prompt_tokens|input_tokens|completion_tokens|output_tokens|cached_tokens|cache_read_input_tokens'
     rb'|cache_n|prompt_n|predicted_n|draft_n)"\s*:\s*(\d{1,12})'
 )
+_CHUNK_FRAMING = re.compile(rb"\r\n[0-9a-fA-F]+(?:;[^\r\n]*)?\r\n")
+_EVENT = b"data: "
 
 
-class Tokens(NamedTuple):
+class Tokens(msgspec.Struct, frozen=True, gc=False):
     """Counts of one answer, as its engine counted them. `prompt` includes the `cached` ones; `drafted` were proposed by
     a draft model."""
 
@@ -23,14 +26,24 @@ class Tokens(NamedTuple):
 NONE = Tokens()
 
 
-def tokens_of(tail: bytes) -> Tokens:
+def tokens_of(tail: bytes, size: int) -> Tokens:
     """Reads the `usage` of OpenAI's and Anthropic's answers, else the `timings` of llama.cpp (its tools/server/README,
-    "timings"), from the last bytes of an answer. Zeros where an engine tells neither."""
-    found = {name: int(count) for name, count in _COUNT.findall(tail)}
+    "timings"), from the last bytes of an answer of `size` bytes, perhaps in chunks. For a stream without them, as it is
+    when its client left, the tokens of the answer are estimated: engines send an event for each."""
+    if b"\r\n" in tail:
+        tail = _CHUNK_FRAMING.sub(b"", tail)
+    starts = [at for at in (tail.rfind(b'"usage"'), tail.rfind(b'"timings"')) if at >= 0]
+    found = {name: int(count) for name, count in _COUNT.findall(tail, min(starts))} if starts else {}
     if not found:
-        return NONE
+        return _estimate(tail, size)
     get = found.get
     cached = get(b"cached_tokens", get(b"cache_read_input_tokens", get(b"cache_n", 0)))
     prompt = get(b"prompt_tokens", get(b"input_tokens", get(b"cache_n", 0) + get(b"prompt_n", 0)))
     answer = get(b"completion_tokens", get(b"output_tokens", get(b"predicted_n", 0)))
     return Tokens(prompt, answer, cached, get(b"draft_n", 0))
+
+
+def _estimate(tail: bytes, size: int) -> Tokens:
+    """Assumes that the events before the tail are as long as those in it."""
+    events = tail.count(_EVENT)
+    return Tokens(answer=round(events * size / (len(tail) - tail.find(_EVENT)))) if events else NONE

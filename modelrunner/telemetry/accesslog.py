@@ -1,0 +1,59 @@
+"""The access log: a line for each request, in a file of its own."""
+
+import logging
+from collections.abc import Sequence
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from time import gmtime, strftime
+from typing import Literal
+
+import msgspec
+
+from modelrunner.gateway.observers import Observers, RequestRecord
+
+Form = Literal["off", "text", "json"]
+LOG_BYTES = 8 << 20  # per file; one older file is kept
+
+
+class AccessLog:
+    """An `Observer` that writes `path`. It is off until `use`."""
+
+    def __init__(self, path: Path, observers: Observers) -> None:
+        self._path = path
+        self._observers = observers
+        self._render = _text
+        self._handler: RotatingFileHandler | None = None
+
+    def use(self, form: Form) -> None:
+        """Switches to another form of the lines, or off. Raises `OSError`."""
+        self.close()
+        if form != "off":
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._render = _json if form == "json" else _text
+            self._handler = RotatingFileHandler(self._path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
+            self._observers.add(self)
+
+    def close(self) -> None:
+        self._observers.remove(self)
+        if self._handler is not None:
+            self._handler.close()
+            self._handler = None
+
+    def finished(self, records: Sequence[RequestRecord]) -> None:
+        assert self._handler is not None
+        lines = "\n".join(map(self._render, records))
+        self._handler.handle(logging.makeLogRecord({"msg": lines, "levelno": logging.INFO}))
+
+
+def _json(record: RequestRecord) -> str:
+    return msgspec.json.encode(record).decode()
+
+
+def _text(record: RequestRecord) -> str:
+    second, fraction = divmod(record.time, 1)
+    tokens = record.tokens
+    return (
+        f"{strftime('%Y-%m-%dT%H:%M:%S', gmtime(second))}.{int(fraction * 1e3):03}Z {record.request_id} {record.route}"
+        f" {record.model!a} {record.status} {record.duration:.3f}s {tokens.prompt}+{tokens.answer}"
+        f" {record.caller or '-'} {record.error or '-'}"
+    )
