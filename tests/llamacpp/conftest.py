@@ -3,7 +3,6 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +57,10 @@ def _explicit(context: BackendContext) -> dict[str, Any]:
 
 
 def _python(context: BackendContext) -> dict[str, Any]:
-    named = os.environ.get("TEST_LLAMA_CPP_PYTHON")
-    if named is None and not all(find_spec(name) for name in ("llama_cpp", "uvicorn", "fastapi")):
-        pytest.skip("llama-cpp-python[server] is not installed, and TEST_LLAMA_CPP_PYTHON names no Python with it")
-    return {"python": named} if named else {}
+    folder = Locations.find().cache / f"clients/pypi-{engines.SOURCE}-{engines.SOURCE_VERSION}"
+    if not (folder / "ready").exists():
+        pytest.skip(f"no {folder}: scripts/install-clients")
+    return {"python": str(folder / "bin/python")}
 
 
 _HOW: dict[str, Callable[[BackendContext], dict[str, Any]]] = {
