@@ -39,6 +39,7 @@ from modelrunner.engine.runner import Runner, RunnerState
 from modelrunner.errors import BackendExited, BadRequest, Misdirected
 from modelrunner.plugins.isolation import WORK_LIMIT, IsolatedBackend
 from modelrunner.processes.processtree import process_tree
+from modelrunner.sandbox import Permissions
 from modelrunner.store import Store
 from modelrunner.types import Endpoint, Mode, ProcessOptions, RequiredMemory, RunnerKey, RunSpec
 
@@ -209,7 +210,7 @@ def spec_for(model: Path, folder: Path, *, mode: Mode | None = None, context_siz
     bundle = store.bundle(store.create(blobs, "contract").id)
     if mode is None:
         mode = next((mode for mode in Mode if mode.value in bundle.capabilities), Mode.COMPLETION)
-    options = ProcessOptions(folder / "engine.log")
+    options = ProcessOptions(folder / "engine.log", permissions=Permissions(reads=bundle.paths))
     return RunSpec(bundle.model_id, bundle, mode, context_size, 1, options)
 
 
@@ -235,14 +236,14 @@ async def running(backend: Backend, spec: RunSpec, limit: float) -> AsyncIterato
 
 
 def make_runner(backend: Backend, spec: RunSpec) -> Runner:
-    """Returns a Unix socket with a short path, or a free port."""
+    """Returns a runner on a Unix socket with a short path, or on a free port."""
     key = RunnerKey(backend.name, spec.model_id, spec.mode)
-    return Runner(backend, spec, key, id="contract", endpoint=free_endpoint(backend))
+    folder = Path(tempfile.gettempdir()) / f"modelrunner-{os.urandom(6).hex()}"
+    endpoint = free_port() if backend.uses_tcp else Endpoint(path=folder / "e.sock")
+    return Runner(backend, spec, key, id="contract", endpoint=endpoint, folder=folder)
 
 
-def free_endpoint(backend: Backend) -> Endpoint:
-    if not backend.uses_tcp:
-        return Endpoint(path=Path(tempfile.gettempdir()) / f"modelrunner-{os.urandom(6).hex()}.sock")
+def free_port() -> Endpoint:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return Endpoint(host="127.0.0.1", port=probe.getsockname()[1])

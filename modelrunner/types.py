@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 from modelrunner.errors import BadRequest
+from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.units import format_bytes, format_duration, parse_duration
 
 
@@ -212,11 +213,17 @@ class Bundle:
         """The file (or first shard) that an engine for single-file formats opens."""
         return next(iter(self.files.values()))
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Everything that an engine opens, links and their targets: folders with everything below, and files."""
+        named = (self.directory, *self.files.values(), *(adapter.path for adapter in self.adapters))
+        return tuple(dict.fromkeys((*named, *(path.resolve() for path in named))))
+
 
 class ProcessObserver(Protocol):
     """Receives the events of an engine's process, in the event loop's thread."""
 
-    def started(self, pid: int) -> None: ...
+    def started(self, pid: int, sandbox: Sandbox) -> None: ...
 
     def output(self, line: str) -> None:
         """Receives one line of the log, without the newline but with control characters."""
@@ -225,12 +232,14 @@ class ProcessObserver(Protocol):
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
     """Options of a run's child process. The runner passes them through the backend, unchanged, to
-    `modelrunner.processes.process.run`. `stop_grace` is the seconds between TERM and KILL."""
+    `modelrunner.processes.process.run`. `stop_grace` is the seconds between TERM and KILL. `permissions` are those that
+    the daemon gives the run (its model, its endpoint); None: the process is not confined."""
 
     log_path: Path
     observer: ProcessObserver | None = None
     stop_grace: float = 10.0
     log_limit: int = 8 << 20
+    permissions: Permissions | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,10 +68,10 @@ async def run(backend: LlamaCppBackend, bundle: Bundle, load: Load, folder: Path
     parallel, process = backend.default_parallel(bundle, Mode.COMPLETION), ProcessOptions(folder / "engine.log")
     spec = RunSpec(bundle.model_id, bundle, Mode.COMPLETION, context, parallel, process)
     began = time.perf_counter()
-    async with serving(backend, spec, folder / "engine.sock"):
+    async with serving(backend, spec, folder / "run/engine.sock"):
         loaded = time.perf_counter()
         sizes = enumerate(load.lengths)
-        asked = (stream(folder / "engine.sock", prompt, answer, i) for i, (prompt, answer) in sizes)
+        asked = (stream(folder / "run/engine.sock", prompt, answer, i) for i, (prompt, answer) in sizes)
         tokens = await asyncio.gather(*asked)
     took = time.perf_counter() - loaded
     return sum(map(bool, tokens)), sum(tokens) / took, loaded - began

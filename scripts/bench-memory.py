@@ -111,10 +111,10 @@ async def row(name: str, backend: LlamaCppBackend, spec: RunSpec, folder: Path) 
     ledger = Ledger()
     before = await ledger.required(backend, spec)
     asked = await backend.dry_run(spec)
-    async with serving(backend, spec, folder / "engine.sock") as runner:
+    async with serving(backend, spec, folder / "run/engine.sock") as runner:
         loaded = await held(runner)
         after = await ledger.record(backend, spec, loaded, fresh=True)
-        await fill(folder / "engine.sock", spec)
+        await fill(folder / "run/engine.sock", spec)
         full = (await held(runner)).ram
 
     def cell(figure: RequiredMemory | None) -> str:

@@ -40,7 +40,7 @@ def store_of(data: Path, folder: Path) -> Store:
 @asynccontextmanager
 async def serving(backend: LlamaCppBackend, spec: RunSpec, socket: Path) -> AsyncIterator[Runner]:
     key = RunnerKey(backend.name, spec.model_id, spec.mode)
-    runner = Runner(backend, spec, key, id="bench", endpoint=Endpoint(path=socket))
+    runner = Runner(backend, spec, key, id="bench", endpoint=Endpoint(path=socket), folder=socket.parent)
     changed = asyncio.Event()
     task = asyncio.create_task(runner.run(changed.set))
     try:

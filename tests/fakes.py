@@ -4,6 +4,7 @@ moves only by `advance`."""
 import asyncio
 import re
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, ProgressCallback
 from modelrunner.errors import BadRequest
 from modelrunner.processes import process
+from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.types import (
     Bundle,
     Endpoint,
@@ -57,6 +59,9 @@ class FakeBackend(Backend):
     endpoints = Backend.endpoints | {"/v1/messages", "/v1/messages/count_tokens"}
     settings_model = FakeSettings
     options_model = FakeOptions
+    permissions = Permissions(
+        reads=(FAKE_ENGINE,), writes=(Path(tempfile.gettempdir()),), processes="its knobs start processes"
+    )
     executable: Sequence[str] = (sys.executable, "-I", "-S", str(FAKE_ENGINE))
 
     def __init__(self, folder: Path, knobs: Sequence[str] = (), *, memory: RequiredMemory | None = None) -> None:
@@ -77,7 +82,8 @@ class FakeBackend(Backend):
         where = ["--socket", str(endpoint.path)] if endpoint.path else []
         where += ["--host", str(endpoint.host), "--port", str(endpoint.port)] if endpoint.port else []
         argv = [*self.executable, *where, "--model", spec.model_id, *self.knobs, *spec.flags]
-        await process.run(argv, env=process.scrubbed_environment() | dict(spec.environment), options=spec.process)
+        env = process.scrubbed_environment() | dict(spec.environment)
+        await process.run(argv, env=env, options=spec.process, permissions=self.permissions)
 
     def status(self) -> BackendStatus:
         return self.state
@@ -166,11 +172,12 @@ class Observer:
 
     def __init__(self) -> None:
         self.pid: int | None = None
+        self.sandbox: Sandbox | None = None
         self.lines: list[str] = []
         self._waiting: list[tuple[re.Pattern[str], asyncio.Future[re.Match[str]]]] = []
 
-    def started(self, pid: int) -> None:
-        self.pid = pid
+    def started(self, pid: int, sandbox: Sandbox) -> None:
+        self.pid, self.sandbox = pid, sandbox
 
     def output(self, line: str) -> None:
         self.lines.append(line)

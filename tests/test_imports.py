@@ -15,7 +15,7 @@ PACKAGE = ROOT / "modelrunner"
 # The values, errors and helpers that everybody may use.
 SHARED = {
     *("modelrunner", "chattemplates", "concurrency", "database", "durable", "errors", "lora", "schema", "types"),
-    "units",
+    *("sandbox", "units"),
 }
 # Part -> what else it may use, as docs/architecture.md draws it. A part is a subpackage or a module of the package.
 ALLOWED: dict[str, set[str]] = {
@@ -74,6 +74,7 @@ ALLOWED: dict[str, set[str]] = {
     "processes": set(),
     "pull": {"oci", "store", "web"},
     "scheduler": {"backend", "engine", "plugins", "processes"},
+    "sandbox": set(),
     "schema": set(),
     "sdk": {"backend", "engine", "processes"},
     "store": set(),

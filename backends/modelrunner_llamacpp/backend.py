@@ -20,6 +20,7 @@ from modelrunner.sdk import (
     Mode,
     ModelFormat,
     ModelRunnerError,
+    Permissions,
     ProgressCallback,
     RequiredMemory,
     RunSpec,
@@ -114,7 +115,8 @@ class LlamaCppBackend(Backend):
         options = options | args.owned(spec, endpoint, engine, folder)
         env = _SHARED_PROCESSORS | scrubbed_environment(keep=_KEPT_VARIABLES) | _DEVICE_ORDER | dict(spec.environment)
         try:
-            await run(args.command(engine, options), env=env, options=spec.process)
+            permissions = Permissions(engine.files, (folder,) if folder else ())
+            await run(args.command(engine, options), env=env, options=spec.process, permissions=permissions)
         finally:
             self._keepers.pop(endpoint, None)
 

@@ -64,6 +64,11 @@ class Engine:
     def __str__(self) -> str:
         return f"llama.cpp {self.version} ({self.kind})"
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What it reads of its own: the managed engine's folder, and the script that runs it in Python."""
+        return (Path(__file__).with_name("serve.py"), *([self.folder] if self.folder else []))
+
     def marker(self) -> dict[str, Any]:
         return {"kind": self.kind, "version": self.version, "devices": self.devices}
 

@@ -78,7 +78,14 @@ class VllmBackend(Backend):
         with self._scratch.run() as scratch:
             argv = args.command(spec, endpoint, engine, kv_cache=cache, scratch=scratch.folder)
             env = scrubbed_environment() | environment.variables(spec, engine, self._compiled(), scratch)
-            await run(argv, env=env | dict(spec.environment), options=spec.process, cwd=scratch.folder)
+            permissions = environment.permissions(spec, engine, self._compiled(), scratch)
+            await run(
+                argv,
+                env=env | dict(spec.environment),
+                options=spec.process,
+                cwd=scratch.folder,
+                permissions=permissions,
+            )
 
     def priority(self, bundle: Bundle) -> float:
         """Raises `BackendUnavailable` if there is no vLLM for the machine."""

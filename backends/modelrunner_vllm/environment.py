@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelrunner.sdk import BackendUnavailable, RunSpec
+from modelrunner.sdk import BackendUnavailable, Permissions, RunSpec
 from modelrunner_vllm import adapters
 from modelrunner_vllm.engines import Engine
 from modelrunner_vllm.model_options import VllmOptions
@@ -87,6 +87,18 @@ async def check_reachable(address: str) -> None:
 def served_names(spec: RunSpec) -> tuple[str, ...]:
     """Returns the model's names for the engine. Its answers carry the first one."""
     return (*spec.bundle.references, spec.model_id)
+
+
+def permissions(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles) -> Permissions:
+    """Returns what vLLM needs beyond its model. `compiled` is made where it is missing."""
+    compiled.mkdir(parents=True, exist_ok=True)
+    ray = VllmOptions.of(spec.options).ray_address
+    return Permissions(
+        reads=(engine.program.parent.parent, INSIDE),
+        writes=(scratch.folder, compiled, _SHARED_MEMORY),
+        network=f"it works with the Ray cluster at {ray}" if ray else "vLLM's processes speak with each other over TCP",
+        processes="vLLM runs its engine, its workers and the compiler as processes of their own",
+    )
 
 
 def variables(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles) -> dict[str, str]:

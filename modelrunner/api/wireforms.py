@@ -19,6 +19,7 @@ from modelrunner.models.explain import FitReport
 from modelrunner.models.pruning import PrunedThing
 from modelrunner.models.reload import SettingChange
 from modelrunner.models.residency import ModelResidency
+from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler import EventRecord, Explanation, RunnerView, UnloadResult
 from modelrunner.store import RemoveResult, StoredModel
 from modelrunner.telemetry.usage import UsageSum
@@ -140,7 +141,12 @@ def runner(view: RunnerView) -> wire.RunnerStatus:
         in_use=view.leases > 0,
         loading=view.state == "starting",
         variant=view.variant,
+        sandbox=_sandbox(view.sandbox) if view.sandbox else None,
     )
+
+
+def _sandbox(sandbox: Sandbox) -> wire.SandboxStatus:
+    return wire.SandboxStatus(sandbox.state, list(sandbox.layers), list(sandbox.gaps))
 
 
 def unloaded(done: UnloadResult) -> wire.UnloadResponse:

@@ -60,6 +60,8 @@ def status(client: Client, as_json: bool) -> None:
             ("data", found.data_dir),
             *((f"engine {name}", text) for name, text in found.backends.items()),
             *((f"memory {name}", format_bytes(count)) for name, count in found.memory.items()),
+            ("sandbox", found.sandbox),
+            *((f"sandbox of {runner}", text) for runner, text in found.sandboxes.items()),
         ]
     )
 

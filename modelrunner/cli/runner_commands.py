@@ -10,8 +10,20 @@ from modelrunner.cli.times import until
 from modelrunner.errors import ModelRunnerError
 from modelrunner.units import format_bytes
 
-_HEADINGS = ("MODEL NAME", "BACKEND", "MODE", "STATE", "ESTIMATED", "MEASURED", "CONTEXT", "REQUESTS", "UNLOADS", "ID")
-_EXPENDABLE = ("ID", "ESTIMATED", "MODE", "CONTEXT", "BACKEND")
+_HEADINGS = (
+    "MODEL NAME",
+    "BACKEND",
+    "MODE",
+    "STATE",
+    "ESTIMATED",
+    "MEASURED",
+    "CONTEXT",
+    "REQUESTS",
+    "UNLOADS",
+    "SANDBOX",
+    "ID",
+)
+_EXPENDABLE = ("SANDBOX", "ID", "ESTIMATED", "MODE", "CONTEXT", "BACKEND")
 
 
 @click.command()
@@ -68,6 +80,7 @@ def _row(runner: wire.RunnerStatus) -> tuple[str, ...]:
         str(runner.context_size),
         requests,
         "in use" if runner.leases else "pinned" if runner.pinned else until(runner.expires_at),
+        runner.sandbox.state if runner.sandbox else "",
         runner.id,
     )
 

@@ -145,6 +145,7 @@ class Settings(BaseModel):
     responses_age: Seconds = 30 * 86400.0
     telemetry: bool = False
     access_log: Literal["off", "text", "json"] = "off"
+    sandbox: Literal["on", "off"] = "on"
     llama_server: FilePath | None = None
     registries: Mapping[str, RegistryTable] = Field(default_factory=dict)
     models: Mapping[str, ModelTable] = Field(default_factory=dict)

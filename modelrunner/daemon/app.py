@@ -45,6 +45,7 @@ from modelrunner.http.limits import Limits
 from modelrunner.keys.ring import KeyRing
 from modelrunner.models.dryruns import DryRuns
 from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.processes import confinement
 from modelrunner.processes.processtree import sweep_orphans
 from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry.accesslog import AccessLog
@@ -200,6 +201,7 @@ class Daemon:
         """Makes the control plane."""
         parts, pipeline, lifecycle = self._parts, self._pipeline, self.lifecycle
         board = Board(parts.scheduler, self._telemetry, lambda: self._telemetry in pipeline.observers)
+        sandbox = confinement.capability() if self._settings.sandbox == "on" else "off"
         app = web.Application(middlewares=[envelope(lifecycle.stop.is_set)], client_max_size=self._settings.body_limit)
         app.on_response_prepare.append(finish_head)
         families = (
@@ -219,7 +221,7 @@ class Daemon:
             ResidencyRoutes(parts.residency, parts.preloader),
             UiRoutes(),
             DocumentRoutes(lambda: routes),
-            SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running)),
+            SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running), sandbox),
         )
         routes = [route for family in families for route in family.routes()]
         app.add_routes(routes)

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import stat
@@ -35,6 +36,7 @@ BACKLOG = 1024
 """Clients in the queue of a listener; a further client's system tries again after a second."""
 _MOST_DESCRIPTORS = 1 << 16
 _RUNTIME = re.compile(r"modelrunner-(\d+-)?[0-9a-f]{8}")
+_RUNNER = re.compile(r"[0-9a-f]{8}")
 
 
 class AlreadyRunning(ModelRunnerError):
@@ -177,12 +179,15 @@ def remove_abandoned(runtime: Path) -> None:
 
 
 def remove_dead_sockets(runtime: Path) -> None:
-    """Removes the sockets of killed daemons. A socket with a listener stays."""
+    """Removes the sockets of killed daemons, and the folders of their runners. A socket with a listener stays."""
     for path in runtime.iterdir():
         with suppress(FileNotFoundError):
             if stat.S_ISSOCK(path.lstat().st_mode) and not answers(path):
                 path.unlink()
                 log.info("removed %s, which has no listener any more", path)
+            elif _RUNNER.fullmatch(path.name) and not any(map(answers, path.iterdir())):
+                shutil.rmtree(path)
+                log.info("removed %s, whose runner is gone", path)
 
 
 class UnixListener:

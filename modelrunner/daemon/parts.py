@@ -98,7 +98,13 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         store,
         registry,
         configurations,
-        RunSpecs(store, TemplateFiles(state / "templates"), logs=data / "logs", stop_grace=settings.stop_grace),
+        RunSpecs(
+            store,
+            TemplateFiles(state / "templates"),
+            logs=data / "logs",
+            stop_grace=settings.stop_grace,
+            sandbox=settings.sandbox == "on",
+        ),
         keep_alive=settings.keep_alive,
     )
     validator = Validator(registry, resolver)

@@ -41,6 +41,7 @@ class SystemRoutes:
         lifecycle: Lifecycle,
         parts: Parts,
         active_requests: Callable[[], int],
+        sandbox: str,
     ) -> None:
         self._addresses = addresses
         self._lifecycle = lifecycle
@@ -50,6 +51,7 @@ class SystemRoutes:
         self._preloader = parts.preloader
         self._is_needed = parts.resolver.is_needed
         self._active_requests = active_requests
+        self._sandbox = sandbox
         self._logs = addresses.data / "logs"
 
     def routes(self) -> list[web.RouteDef]:
@@ -95,6 +97,8 @@ class SystemRoutes:
                 data_dir=str(where.data),
                 backends={name: str(status) for name, status in (await self._statuses()).items()},
                 memory=self._scheduler.memory(),
+                sandbox=self._sandbox,
+                sandboxes={runner.id: str(runner.sandbox) for runner in self._scheduler.runners() if runner.sandbox},
             )
         )
 

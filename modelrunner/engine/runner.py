@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from modelrunner.backend import Backend
@@ -18,6 +20,7 @@ from modelrunner.engine.watchdog import Watchdog
 from modelrunner.errors import EngineFailed, Misdirected, ModelRunnerError
 from modelrunner.plugins.isolation import asked
 from modelrunner.processes.processtree import memory_of, oom_kills
+from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec
 
 log = logging.getLogger(__name__)
@@ -45,9 +48,9 @@ _NEXT = {
 
 class Runner:
     """Made by the scheduler, run once. Others read `state`, `stage` (what it is doing while it starts), `pid` (None
-    without a process), `upstream`, `abandoned`, `names` (those that its engine knows the model by, its own first; None
-    if it takes any), `started` and `ready_at` (of `clock`, in seconds) and, once it has ended by itself, `failure`,
-    whose message holds its explained last words."""
+    without a process), `sandbox` (None before there was one), `upstream`, `abandoned`, `names` (those that its engine
+    knows the model by, its own first; None if it takes any), `started` and `ready_at` (of `clock`, in seconds) and,
+    once it has ended by itself, `failure`, whose message holds its explained last words."""
 
     def __init__(
         self,
@@ -57,13 +60,15 @@ class Runner:
         *,
         id: str,
         endpoint: Endpoint,
+        folder: Path,
         stall_limit: float = 300.0,
         wedge_limit: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
         oom_kills: Callable[[], int] = oom_kills,
         other_port: Callable[[], Endpoint] | None = None,
     ) -> None:
-        """`other_port` chooses another endpoint when something else listens on that of an engine that starts."""
+        """`folder` is for the files of this run, such as its socket: made for it, and removed after it. `other_port`
+        chooses another endpoint when something else listens on that of an engine that starts."""
         self.id = id
         self.key = key
         self.endpoint = endpoint
@@ -71,6 +76,7 @@ class Runner:
         self.state = RunnerState.STARTING
         self.stage = "starting"
         self.pid: int | None = None
+        self.sandbox: Sandbox | None = None
         self.started = clock()
         self.ready_at: float | None = None
         self.failure: ModelRunnerError | None = None
@@ -81,6 +87,7 @@ class Runner:
         self.sleep_level = 0  # as of `Backend.sleep_level`, once it is ready
         self.asked_as_streams: Mapping[str, Mapping[str, Any]] = {}  # as of the backend, once it is ready
         self._backend = backend
+        self._folder = folder
         self._clock = clock
         self._last_words = LastWords(backend, oom_kills)
         self._changed: Callable[[], None] = lambda: None
@@ -105,8 +112,9 @@ class Runner:
         self._changed = changed
         self.started = self._clock()
         self._last_words.begin()
-        self._remove_socket()
         try:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir(mode=0o700)
             while True:
                 try:
                     await self._keep_engine()
@@ -120,8 +128,8 @@ class Runner:
 
     async def _keep_engine(self) -> NoReturn:
         """Starts the engine once and keeps it until it ends. Raises as `run` does, and `PortTaken`."""
-        engine: asyncio.Task[Any]
-        engine = asyncio.create_task(self._backend.run(self.spec, self.endpoint), name=f"engine of runner {self.id}")
+        running = self._backend.run(self._permitted(), self.endpoint)
+        engine: asyncio.Task[Any] = asyncio.create_task(running, name=f"engine of runner {self.id}")
         ended_by_itself = True
         try:
             await self._become_ready(engine)
@@ -246,7 +254,16 @@ class Runner:
             log.error("the backend %s failed in %s", self.key.backend, about.__name__, exc_info=error)
             return default
 
-    def _process_started(self, pid: int) -> None:
+    def _permitted(self) -> RunSpec:
+        """Returns the specification with the permissions for the runner's folder and port."""
+        process = self.spec.process
+        if process.permissions is None:
+            return self.spec
+        own = Permissions(writes=(self._folder,), port=self.endpoint.port)
+        return replace(self.spec, process=replace(process, permissions=own | process.permissions))
+
+    def _process_started(self, pid: int, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
         self.pid = self._readiness.pid = pid
         self._changed()
 
@@ -275,12 +292,8 @@ class Runner:
         self.pid = None
         self.abandoned.end()
         self.upstream.close()
-        self._remove_socket()
+        shutil.rmtree(self._folder, ignore_errors=True)
         self.mark_stopping()
-
-    def _remove_socket(self) -> None:
-        if self.endpoint.path:
-            self.endpoint.path.unlink(missing_ok=True)
 
 
 class _RunObserver:

@@ -10,19 +10,23 @@ from modelrunner.errors import BadRequest, ModelNotFound
 from modelrunner.models.backendtables import backend_options
 from modelrunner.models.configurations import ModelSettings
 from modelrunner.models.templates import TemplateFiles
+from modelrunner.sandbox import Permissions
 from modelrunner.store import Reference, Store, adapters, vocabulary
 from modelrunner.store.references import how_to_get
 from modelrunner.types import Bundle, Mode, ProcessOptions, RunnerKey, RunSpec
 
 
 class RunSpecs:
-    """`logs` is the folder of the engines' logs; `stop_grace` is in seconds."""
+    """`logs` is the folder of the engines' logs; `stop_grace` is in seconds; with `sandbox`, engines are confined."""
 
-    def __init__(self, store: Store, templates: TemplateFiles, *, logs: Path, stop_grace: float) -> None:
+    def __init__(
+        self, store: Store, templates: TemplateFiles, *, logs: Path, stop_grace: float, sandbox: bool = False
+    ) -> None:
         self._store = store
         self._templates = templates
         self._logs = logs
         self._stop_grace = stop_grace
+        self._sandbox = sandbox
         self._drafting: set[tuple[str, str]] = set()  # model and draft, by ID, of one vocabulary
 
     def make(self, backend: Backend, bundle: Bundle, settings: ModelConfiguration, key: RunnerKey) -> RunSpec:
@@ -30,15 +34,18 @@ class RunSpecs:
         adapter that is not here."""
         speculative = settings.speculative if key.mode is Mode.COMPLETION else None
         bundle = self._as_configured(backend, bundle, settings, key.mode)
+        draft = self._draft(bundle, speculative.draft_model) if speculative else None
+        files = bundle.paths + (draft.paths if draft else ())
+        permissions = Permissions(reads=files) if self._sandbox else None
         return RunSpec(
             model_id=bundle.model_id,
             bundle=bundle,
             mode=key.mode,
             context_size=_context_size(settings, backend, bundle),
             parallel=settings.parallel or backend.default_parallel(bundle, key.mode),
-            process=ProcessOptions(engine_log(self._logs, key), stop_grace=self._stop_grace),
+            process=ProcessOptions(engine_log(self._logs, key), stop_grace=self._stop_grace, permissions=permissions),
             flags=settings.runtime_flags or (),
-            draft=self._draft(bundle, speculative.draft_model) if speculative else None,
+            draft=draft,
             options=backend_options(backend, settings),
             gpu_layers=settings.gpu_layers,
             min_context_size=settings.min_context_size,

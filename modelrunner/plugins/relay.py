@@ -8,6 +8,7 @@ from contextlib import suppress
 import psutil
 
 from modelrunner.processes.processtree import process_tree
+from modelrunner.sandbox import Sandbox
 from modelrunner.types import ProcessObserver
 
 KEPT_LINES = 50
@@ -26,10 +27,10 @@ class RunRelay:
         self._is_due = False
         self._pid: int | None = None
 
-    def started(self, pid: int) -> None:
+    def started(self, pid: int, sandbox: Sandbox) -> None:
         self._pid = pid
         if self._observer is not None:
-            self._tell(self._observer.started, pid)
+            self._tell(self._observer.started, pid, sandbox)
 
     def output(self, line: str) -> None:
         self._announced(line)

@@ -1,11 +1,12 @@
 """Keeps one engine, and lets nothing of it outlive the daemon. A script of its own, started by process.py as
 `python -I -S guardian.py FD`. It imports nothing of modelrunner, so that it starts in milliseconds and stays small.
 
-FD is one end of a stream socket. The daemon sends the command line (8 bytes of length, then a marshalled pair of
-argument list and environment), later single bytes: T asks the engine's process group to end, K kills everything. The
-end of the stream means that the daemon is gone, and counts as K. The guardian answers in lines: `started PID`, or
-`failed ERRNO` if the program could not be executed; then `exited CODE`, negative for a signal. Its own end says that
-every process which the engine started has been killed and reaped.
+FD is one end of a stream socket. The daemon sends the command line (8 bytes of length, then a marshalled triple of
+argument list, environment and confinement), later single bytes: T asks the engine's process group to end, K kills
+everything. The end of the stream means that the daemon is gone, and counts as K. The guardian answers in lines:
+`started PID`; `failed ERRNO` if the program could not be executed, `unconfined ERRNO` if it could not be confined; then
+`exited CODE`, negative for a signal. Its own end says that every process which the engine started has been killed and
+reaped.
 
 On Linux it is a subreaper: descendants that leave the session or the process group become its children when their
 parents end, and are found (prctl(2), PR_SET_CHILD_SUBREAPER). Should the guardian itself be killed, the kernel kills
@@ -20,10 +21,22 @@ import os
 import resource
 import select
 import signal
+import stat
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_SECCOMP = 22
+SECCOMP_MODE_FILTER = 2
+PR_CAPBSET_DROP = 24
+PR_SET_NO_NEW_PRIVS = 38
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446  # on every processor
+RULE_PATH_BENEATH, RULE_NET_PORT = 1, 2
+RIGHTS_ON_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15  # LANDLOCK_ACCESS_FS_* that a file itself may have
 LINUX = sys.platform == "linux"
 ENGINE_OOM_SCORE = b"500"  # when memory runs out, the kernel takes an engine before the daemon
 SWEEP_INTERVAL = 0.02
@@ -48,7 +61,7 @@ def main(control: int) -> None:
         return
     engine, failure = start(*order)
     if failure:
-        report(control, f"failed {failure}")
+        report(control, failure)
         return
     report(control, f"started {engine}")
     status = watch(control, ended, engine)
@@ -59,13 +72,13 @@ def main(control: int) -> None:
     sweep(ended)
 
 
-def prctl(option: int, value: int) -> None:
-    if LINUX and ctypes.CDLL(None).prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(f"prctl({option}) was refused")
+def prctl(option: int, value: int, pointer: object = 0) -> None:
+    if LINUX and ctypes.CDLL(None, use_errno=True).prctl(option, value, pointer, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) was refused")
 
 
-def receive_order(control: int) -> tuple[list[bytes], dict[bytes, bytes]] | None:
-    """Returns the command line and environment, or None if the daemon is gone."""
+def receive_order(control: int) -> "tuple[list[bytes], dict[bytes, bytes], tuple[Any, ...] | None] | None":
+    """Returns the command line, environment and confinement, or None if the daemon is gone."""
     header = receive(control, 8)
     body = header and receive(control, int.from_bytes(header, "big"))
     return marshal.loads(body) if body else None
@@ -95,22 +108,25 @@ def report(control: int, line: str) -> None:
         pass  # the daemon is gone; the sweep still has to run
 
 
-def start(argv: list[bytes], env: dict[bytes, bytes]) -> tuple[int, int]:
-    """Starts the engine. Returns its process ID, and 0 or the errno if it could not be executed."""
+def start(argv: list[bytes], env: dict[bytes, bytes], confinement: "tuple[Any, ...] | None") -> tuple[int, str]:
+    """Starts the engine. Returns its process ID, and the report of a failure or ""."""
     reader, writer = os.pipe()  # closed by a successful exec
     guardian = os.getpid()
     pid = os.fork()
     if pid == 0:
-        become_engine(argv, env, writer, guardian)
+        become_engine(argv, env, confinement, writer, guardian)
     os.close(writer)
-    failure = os.read(reader, 16)
+    failure = os.read(reader, 32).decode()
     os.close(reader)
     if failure:
         os.waitpid(pid, 0)
-    return pid, int(failure or 0)
+    return pid, failure
 
 
-def become_engine(argv: list[bytes], env: dict[bytes, bytes], writer: int, guardian: int) -> None:
+def become_engine(
+    argv: list[bytes], env: dict[bytes, bytes], confinement: "tuple[Any, ...] | None", writer: int, guardian: int
+) -> None:
+    step = "failed"
     try:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guardian:
@@ -120,13 +136,76 @@ def become_engine(argv: list[bytes], env: dict[bytes, bytes], writer: int, guard
             if signal.getsignal(number) not in (signal.SIG_DFL, None):
                 signal.signal(number, signal.SIG_DFL)
         raise_oom_score()
+        if confinement is not None:
+            step = "unconfined"
+            confine(*confinement)
+            step = "failed"
         os.execvpe(argv[0], argv, env)
     except OSError as error:
-        os.write(writer, str(error.errno or errno.EPERM).encode())
+        os.write(writer, f"{step} {error.errno or errno.EPERM}".encode())
     except ValueError:  # a NUL in an argument or a variable
-        os.write(writer, str(errno.EINVAL).encode())
+        os.write(writer, f"{step} {errno.EINVAL}".encode())
     finally:
         os._exit(127)
+
+
+def confine(
+    limits: list[tuple[int, int]],
+    capabilities: list[int] | None,
+    ruleset: bytes,
+    rules: list[tuple[bytes, int]],
+    ports: list[tuple[int, int]],
+    system_calls: bytes,
+) -> None:
+    """Applies what confinement.py decided: resource limits; the capabilities that root keeps (None: not root); a
+    `struct landlock_ruleset_attr`, with the rights on paths and on ports; an array of `struct sock_filter`."""
+    for number, most in limits:
+        hard = resource.getrlimit(number)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        resource.setrlimit(number, (most, most))
+    if capabilities is not None:
+        with open("/proc/sys/kernel/cap_last_cap", "rb") as last:
+            every = range(int(last.read()) + 1)
+        for capability in set(every).difference(capabilities):
+            prctl(PR_CAPBSET_DROP, capability)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    if ruleset:
+        landlock(ruleset, rules, ports)
+    if system_calls:
+        program = FilterProgram(len(system_calls) // 8, system_calls)
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program))
+
+
+class FilterProgram(ctypes.Structure):
+    """`struct sock_fprog`."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def landlock(ruleset: bytes, rules: list[tuple[bytes, int]], ports: list[tuple[int, int]]) -> None:
+    made = system_call(LANDLOCK_CREATE_RULESET, ruleset, len(ruleset), 0)
+    for path, rights in rules:
+        try:
+            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue  # this machine has no such file
+        if not stat.S_ISDIR(os.fstat(place).st_mode):
+            rights &= RIGHTS_ON_FILES
+        rule = rights.to_bytes(8, sys.byteorder) + place.to_bytes(4, sys.byteorder)
+        system_call(LANDLOCK_ADD_RULE, made, RULE_PATH_BENEATH, rule, 0)
+        os.close(place)
+    for rights, port in ports:
+        rule = rights.to_bytes(8, sys.byteorder) + port.to_bytes(8, sys.byteorder)
+        system_call(LANDLOCK_ADD_RULE, made, RULE_NET_PORT, rule, 0)
+    system_call(LANDLOCK_RESTRICT_SELF, made, 0)
+    os.close(made)
+
+
+def system_call(number: int, *arguments: object) -> int:
+    result: int = ctypes.CDLL(None, use_errno=True).syscall(number, *arguments)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"system call {number} was refused")
+    return result
 
 
 def raise_oom_score() -> None:

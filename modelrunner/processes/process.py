@@ -23,8 +23,10 @@ from threading import Lock
 from typing import NoReturn
 
 from modelrunner.errors import BackendExited, BackendUnavailable, ModelRunnerError, Unavailable
+from modelrunner.processes.confinement import Confinement, confined
 from modelrunner.processes.log import EngineLog
 from modelrunner.processes.processtree import MARK, kill_adopted, kill_marked, new_mark
+from modelrunner.sandbox import NO_PERMISSIONS, NOT_CONFINED, Permissions
 from modelrunner.types import ProcessOptions
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
@@ -63,17 +65,29 @@ def _pattern(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 
 async def run(
-    argv: Sequence[str], *, env: Mapping[str, str], options: ProcessOptions, cwd: Path | None = None
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    options: ProcessOptions,
+    cwd: Path | None = None,
+    permissions: Permissions = NO_PERMISSIONS,
 ) -> NoReturn:
     """Runs `argv` (the program is looked up in `env`'s PATH) with exactly `env`, stdin from /dev/null and its output in
     the log of `options`, until it ends or the caller is cancelled.
+
+    If `options` has permissions, the program is confined to these and to `permissions`; a `TMPDIR` that it could not
+    write is replaced.
 
     Raises `BackendExited` when the program ends, `CancelledError` when stopped: TERM to its process group, after
     `options.stop_grace` seconds KILL; a second cancellation skips the rest of the grace. Raises `BackendUnavailable` if
     it cannot be executed, `Unavailable` if this machine has no process or descriptor left. Whichever it is: every
     process that came from it, in whatever session, is gone by then.
     """
-    child = _Child(argv, env, options, cwd)
+    if options.permissions is None:
+        confinement = Confinement(None, dict(env), NOT_CONFINED)
+    else:
+        confinement = confined(argv[0], env, options.permissions | permissions)
+    child = _Child(argv, confinement, options, cwd)
     try:
         cancelled = not await child.wait(None)
         cancelled |= await child.end(options.stop_grace)
@@ -87,13 +101,16 @@ async def run(
 class _Child:
     """The daemon's side of a guardian: its socket, the pipe with the engine's output, and the reports."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], options: ProcessOptions, cwd: Path | None) -> None:
+    def __init__(
+        self, argv: Sequence[str], confinement: Confinement, options: ProcessOptions, cwd: Path | None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._program = argv[0]
         self._observer = options.observer
         self._reports = b""
-        self._failure = 0
+        self._sandbox = confinement.sandbox
+        self._failure: tuple[str, int] | None = None
         self._returncode: int | None = None
         self._resume: asyncio.TimerHandle | None = None
         on_line = options.observer.output if options.observer else None
@@ -102,10 +119,10 @@ class _Child:
             with ExitStack() as undo:
                 undo.callback(self._log.close)
                 self._mark = new_mark()
-                self._spawn(undo, _order(argv, {**env, MARK: self._mark}), cwd)
+                self._spawn(undo, _order(argv, confinement, self._mark), cwd)
                 undo.pop_all()
         except OSError as error:
-            raise _start_error(self._program, error.errno or 0) from error
+            raise _start_error(self._program, "failed", error.errno or 0) from error
         self._loop.add_reader(self._control, self._read_reports)
 
     def _spawn(self, undo: ExitStack, order: bytes, cwd: Path | None) -> None:
@@ -168,7 +185,7 @@ class _Child:
     def verdict(self) -> ModelRunnerError:
         """Returns the error for the end of the process."""
         if self._failure:
-            return _start_error(self._program, self._failure)
+            return _start_error(self._program, *self._failure)
         lost = "the engine was lost: the guardian of its process was killed" if self._returncode is None else None
         return BackendExited(self._returncode, self._log.tail(), message=lost)
 
@@ -212,10 +229,10 @@ class _Child:
         match what:
             case "started":
                 if self._observer:
-                    self._observer.started(int(value))
+                    self._observer.started(int(value), self._sandbox)
                 self._loop.add_reader(self._output, self._read_log)  # not earlier, so that no output comes before
-            case "failed":
-                self._failure = int(value)
+            case "failed" | "unconfined":
+                self._failure = what, int(value)
             case "exited":
                 self._returncode = int(value)
 
@@ -244,15 +261,21 @@ async def _undisturbed(waiting: Awaitable[object]) -> bool:
     return True
 
 
-def _order(argv: Sequence[str], env: Mapping[str, str]) -> bytes:
+def _order(argv: Sequence[str], confinement: Confinement, mark: str) -> bytes:
     """Returns the first message to the guardian; the same interpreter reads it."""
     strings = [os.fsencode(argument) for argument in argv]
-    body = marshal.dumps((strings, {os.fsencode(name): os.fsencode(value) for name, value in env.items()}))
+    env = {os.fsencode(name): os.fsencode(value) for name, value in {**confinement.env, MARK: mark}.items()}
+    body = marshal.dumps((strings, env, confinement.order))
     return len(body).to_bytes(8, "big") + body
 
 
-def _start_error(program: str, number: int) -> ModelRunnerError:
+def _start_error(program: str, step: str, number: int) -> ModelRunnerError:
     reason = os.strerror(number)
     if number in _EXHAUSTED:
         return Unavailable(f"no process can be started at the moment: {reason}; stop something, then try again")
+    if step == "unconfined":
+        return BackendUnavailable(
+            f'the engine {program} cannot be confined here: {reason}; it runs unconfined with `sandbox = "off"` in '
+            "config.toml"
+        )
     return BackendUnavailable(f"the engine {program} cannot be executed: {reason}; install the engine again")

@@ -19,8 +19,9 @@ Measure = Callable[[Runner], Awaitable[RequiredMemory | None]]
 
 
 class RunnerFactory:
-    """Makes runners on a Unix socket in the folder that `runtime_dir` makes and returns, or on a free port of 127.0.0.1
-    for a backend that needs TCP (the runner checks that the listener is its own)."""
+    """Makes runners, each with a folder of its own in the one that `runtime_dir` makes and returns: on a Unix socket
+    there, or on a free port of 127.0.0.1 for a backend that needs TCP (the runner checks that the listener is its
+    own)."""
 
     def __init__(
         self,
@@ -42,13 +43,15 @@ class RunnerFactory:
         made, or `OSError` where no port can be had."""
         backend = self._registry.get(key.backend)
         id = secrets.token_hex(4)
-        endpoint = _free_port() if backend.uses_tcp else Endpoint(path=self._runtime_dir() / f"{id}.sock")
+        folder = self._runtime_dir() / id
+        endpoint = _free_port() if backend.uses_tcp else Endpoint(path=folder / "e.sock")
         return Runner(
             backend,
             spec,
             key,
             id=id,
             endpoint=endpoint,
+            folder=folder,
             stall_limit=self._stall_limit,
             wedge_limit=self._wedge_limit,
             clock=self._clock,

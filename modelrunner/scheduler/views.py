@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
+from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler.slots import RunnerSlot
 from modelrunner.scheduler.state import Phase
 from modelrunner.types import Adapter, Endpoint, KeepAlive, Mode, RequiredMemory
@@ -31,7 +32,7 @@ class RunnerFootprint:
 class RunnerView:
     """A runner whose process may still exist. `stage` is what it says of its load; `last_used` is None before it was
     ready; `expires_at` is None while it is in use and where no timer runs; `variant` says how it differs from what was
-    configured, "" if it does not."""
+    configured, "" if it does not; `sandbox` is None before there was a process."""
 
     id: str
     backend_name: str
@@ -55,6 +56,7 @@ class RunnerView:
     keep_alive: KeepAlive
     pinned: bool
     variant: str
+    sandbox: Sandbox | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
         keep_alive=slot.keep_alive,
         pinned=target.pinned,
         variant=slot.variant.label,
+        sandbox=slot.runner.sandbox,
     )
 
 

@@ -15,6 +15,7 @@ from modelrunner.errors import (
     ModelRunnerError,
 )
 from modelrunner.processes.process import run, scrubbed_environment
+from modelrunner.sandbox import Permissions
 from modelrunner.types import (
     Adapter,
     Bundle,
@@ -49,6 +50,7 @@ __all__ = [
     "ModelFormat",
     "ModelHeader",
     "ModelRunnerError",
+    "Permissions",
     "ProcessObserver",
     "ProcessOptions",
     "ProgressCallback",

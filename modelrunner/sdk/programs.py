@@ -7,6 +7,7 @@ from pathlib import Path
 
 from modelrunner.errors import BackendExited, BackendUnavailable
 from modelrunner.processes.process import run, scrubbed_environment
+from modelrunner.sandbox import Sandbox
 from modelrunner.types import ProcessOptions
 
 # Variables of pip, cmake and compilers: index, proxy, certificates, toolchain. Other variables, such as tokens, do not
@@ -35,7 +36,7 @@ class _OutputLines:
         self.last: deque[str] = deque(maxlen=40)
         self._on_line = on_line
 
-    def started(self, pid: int) -> None: ...
+    def started(self, pid: int, sandbox: Sandbox) -> None: ...
 
     def output(self, line: str) -> None:
         self.last.append(line)

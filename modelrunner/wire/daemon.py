@@ -68,7 +68,8 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """`GET /version`: the values that `modelrunner status` shows."""
+    """`GET /version`: the values that `modelrunner status` shows. `sandbox` is the machine's means for
+    it, "off" where the settings say so; `sandboxes` say what holds for each runner, by its ID."""
 
     pid: int
     version: str
@@ -77,6 +78,8 @@ class Status(msgspec.Struct, frozen=True):
     data_dir: str
     backends: dict[str, str]
     memory: dict[str, int]
+    sandbox: str = ""
+    sandboxes: dict[str, str] = {}
 
 
 class RequestStatus(msgspec.Struct, frozen=True):

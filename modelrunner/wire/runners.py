@@ -19,6 +19,14 @@ class RunnerMemory(msgspec.Struct, frozen=True):
     measured: Memory | None = None
 
 
+class SandboxStatus(msgspec.Struct, frozen=True):
+    """`state` is on, partial or off. `layers` are the means in force; each of `gaps` says what is not held, and why."""
+
+    state: str
+    layers: list[str]
+    gaps: list[str]
+
+
 class RunnerStatus(msgspec.Struct, frozen=True):
     """`GET /engines/ps`. `state` is starting, ready, sleeping, draining or stopping. Times are RFC 3339 in UTC;
     `variant` says how the runner differs from what was configured, "" if it does not."""
@@ -45,6 +53,7 @@ class RunnerStatus(msgspec.Struct, frozen=True):
     in_use: bool
     loading: bool
     variant: str = ""
+    sandbox: SandboxStatus | None = None
 
 
 class Now(msgspec.Struct, frozen=True):

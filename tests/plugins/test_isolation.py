@@ -17,6 +17,7 @@ from modelrunner.backend import BackendState, InstallProgress
 from modelrunner.errors import BackendExited, BackendFaulty, BadRequest
 from modelrunner.plugins.isolation import IsolatedBackend, asked
 from modelrunner.processes import process
+from modelrunner.sandbox import Sandbox
 from modelrunner.types import Endpoint, Mode, RequiredMemory, RunSpec, Variant
 from tests.fakes import FakeBackend, fake_spec
 from tests.waiting import HUNG
@@ -249,7 +250,7 @@ class Watcher:
         self.pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.lines: list[str] = []
 
-    def started(self, pid: int) -> None:
+    def started(self, pid: int, sandbox: Sandbox) -> None:
         self.pid.set_result(pid)
 
     def output(self, line: str) -> None:

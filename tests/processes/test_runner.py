@@ -26,8 +26,10 @@ GRACE = 100 * HUNG
 class Watched:
     """A runner in a task, and what it reported."""
 
-    def __init__(self, backend, spec, endpoint, **options) -> None:
-        self.runner = Runner(backend, spec, fake_key(spec, backend), id="r1", endpoint=endpoint, **options)
+    def __init__(self, backend, spec, folder, endpoint, **options) -> None:
+        endpoint = endpoint or Endpoint(path=folder / "r.sock")
+        key = fake_key(spec, backend)
+        self.runner = Runner(backend, spec, key, id="r1", endpoint=endpoint, folder=folder, **options)
         self.seen: list[tuple[RunnerState, str]] = []
         self._changed = asyncio.Event()
         self.task = asyncio.create_task(self.runner.run(self._note))
@@ -62,9 +64,7 @@ class Watched:
 def watch(tmp_path):
     def watch(*knobs: str, backend=None, endpoint=None, stop_grace=2.0, **options) -> Watched:
         spec = fake_spec(tmp_path, *knobs, stop_grace=stop_grace)
-        return Watched(
-            backend or FakeBackend(tmp_path), spec, endpoint or Endpoint(path=tmp_path / "r.sock"), **options
-        )
+        return Watched(backend or FakeBackend(tmp_path), spec, tmp_path / "run", endpoint, **options)
 
     return watch
 

@@ -81,10 +81,19 @@ class Kept:
         self.record = folder / "record"
         self.clock = CountingClock()
         spec = fake_spec(folder, *knobs, "--record", str(self.record), stop_grace=100 * HUNG)
-        endpoint = Endpoint(path=folder / "r.sock")
+        own = folder / "run"
         self._ready = asyncio.Event()
         key = fake_key(spec, self.backend)
-        self.runner = Runner(self.backend, spec, key, id="r1", endpoint=endpoint, wedge_limit=limit, clock=self.clock)
+        self.runner = Runner(
+            self.backend,
+            spec,
+            key,
+            id="r1",
+            endpoint=Endpoint(path=own / "r.sock"),
+            folder=own,
+            wedge_limit=limit,
+            clock=self.clock,
+        )
         self.task = asyncio.create_task(self.runner.run(self._changed))
 
     def _changed(self) -> None:

@@ -115,6 +115,7 @@ class FakeRunner:
         self.endpoint = Endpoint(path=Path(f"/nowhere/{id}.sock"))
         self.stage = ""
         self.pid: int | None = None
+        self.sandbox = None
         self.ready_at: float | None = None
         self.failure: EngineFailed | None = None
         self.orders: list[str] = []

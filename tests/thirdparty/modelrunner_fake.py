@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from modelrunner.backend import Backend, BackendState, BackendStatus, ProgressCallback
 from modelrunner.errors import BackendUnavailable
 from modelrunner.processes import process
+from modelrunner.sandbox import Permissions
 from modelrunner.types import Endpoint, ModelFormat, RequiredMemory, RunSpec
 
 
@@ -37,7 +38,9 @@ class FakeBackend(Backend):
 
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
         argv = [sys.executable, str(self.settings.engine), "--host", str(endpoint.host), "--port", str(endpoint.port)]
-        await process.run(argv, env=process.scrubbed_environment() | dict(spec.environment), options=spec.process)
+        env = process.scrubbed_environment() | dict(spec.environment)
+        permissions = Permissions(reads=(self.settings.engine,))
+        await process.run(argv, env=env, options=spec.process, permissions=permissions)
 
     def status(self) -> BackendStatus:
         found = self.settings.engine.exists()

@@ -1,0 +1,196 @@
+"""Decides what an engine may do: makes the order that the guardian carries out between fork and exec, and the report of
+what holds. docs/sandbox.md says what is in it and why.
+
+Landlock (Linux, Documentation/userspace-api/landlock.rst) holds files, TCP, signals and tracing, as far as the kernel's
+version of it goes; the filter of seccomp.py holds the rest. Nothing here needs privileges."""
+
+import ctypes
+import os
+import resource
+import shutil
+import struct
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from modelrunner.processes import seccomp
+from modelrunner.sandbox import Permissions, Sandbox
+
+_CREATE_RULESET, _VERSION = 444, 1  # landlock_create_ruleset(2), LANDLOCK_CREATE_RULESET_VERSION
+
+# LANDLOCK_ACCESS_FS_*, _NET_* and LANDLOCK_SCOPE_* (linux/landlock.h), with the ABI that has them.
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_REMOVE = 1 << 4 | 1 << 5  # of folders and files
+_MAKE_DEVICES = 1 << 6 | 1 << 11
+_MAKE = 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 12  # folders, files, sockets, pipes, symbolic links
+_REFER, _TRUNCATE, _IOCTL_DEVICE = 1 << 13, 1 << 14, 1 << 15  # ABI 2, 3, 5
+_BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1  # ABI 4
+_SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1 << 0, 1 << 1  # ABI 6
+
+_READ = _READ_FILE | _READ_DIR
+_WRITE = _READ | _WRITE_FILE | _TRUNCATE | _REMOVE | _MAKE | _REFER
+_DEVICE = _READ_FILE | _WRITE_FILE | _IOCTL_DEVICE
+_SINCE = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEVICE}
+_TRUNCATE_ABI, _TCP_ABI, _SCOPE_ABI = 3, 4, 6
+
+_PROGRAMS = (
+    *("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/nix/store", "/gnu/store"),
+    *("/home/linuxbrew/.linuxbrew", "/run/opengl-driver"),
+)
+_SYSTEM = (
+    *("/proc", "/sys/devices", "/sys/bus", "/sys/class", "/sys/module", "/sys/fs/cgroup", "/sys/kernel/mm"),
+    *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime"),
+    *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/hosts", "/etc/host.conf", "/etc/os-release"),
+    *("/etc/ssl/openssl.cnf", "/etc/pki/tls/openssl.cnf", "/etc/OpenCL", "/etc/vulkan", "/etc/glvnd"),
+)
+_DEVICES = (
+    *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
+    *("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/kfd", "/dev/accel/*", "/dev/dxg"),
+)
+
+_MOST_PROCESSES = 16384  # of the user, threads included: the engines' threads and everything else of theirs
+_MOST_FILES = 65536
+_DAC_OVERRIDE, _IPC_LOCK = 1, 14  # what an engine of root's keeps: others' files (as Landlock allows), locked memory
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """`order` is what the guardian applies (guardian.py, `confine`), None for nothing; `sandbox` reports it. `env` is
+    the engine's environment, with a folder for temporary files that the engine may write."""
+
+    order: Any
+    env: dict[str, str]
+    sandbox: Sandbox
+
+
+def confined(program: str, env: Mapping[str, str], permissions: Permissions) -> Confinement:
+    """`program` is looked up in `env`'s PATH."""
+    if sys.platform != "linux":
+        gap = "nothing is held: engines are confined on Linux only"
+        return Confinement(None, dict(env), Sandbox(gaps=(gap,)))
+    abi = landlock_abi()
+    filters = seccomp.supported()
+    kept = [_DAC_OVERRIDE, _IPC_LOCK] if os.geteuid() == 0 else None
+    limits = [
+        (resource.RLIMIT_NPROC, _MOST_PROCESSES),
+        (resource.RLIMIT_NOFILE, _MOST_FILES),
+        (resource.RLIMIT_CORE, 0),
+    ]
+    system_calls = (
+        seccomp.program(
+            listens_on_tcp=permissions.port is not None,
+            network=bool(permissions.network),
+            processes=bool(permissions.processes),
+        )
+        if filters
+        else b""
+    )
+    rules = _rules(program, env, permissions, abi) if abi else []
+    order = (limits, kept, _ruleset(permissions, abi) if abi else b"", rules, _ports(permissions, abi), system_calls)
+    return Confinement(order, _with_temporary_folder(env, permissions), _report(permissions, abi, filters))
+
+
+def capability() -> str:
+    """Describes the means of this machine: "Landlock 7, seccomp"."""
+    means = [f"Landlock {landlock_abi()}"] if landlock_abi() else []
+    means += ["seccomp"] if seccomp.supported() else []
+    return ", ".join(means) or "this machine has neither Landlock nor seccomp"
+
+
+@cache
+def landlock_abi() -> int:
+    """Returns the version of Landlock that the kernel has, 0 without it."""
+    if sys.platform != "linux":
+        return 0
+    found: int = ctypes.CDLL(None).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
+    return max(0, found)
+
+
+def _known(abi: int) -> int:
+    """The rights on files that this version knows."""
+    known = _EXECUTE | _WRITE_FILE | _READ | _REMOVE | _MAKE | _MAKE_DEVICES
+    return known | sum(right for since, right in _SINCE.items() if abi >= since)
+
+
+def _ruleset(permissions: Permissions, abi: int) -> bytes:
+    """Returns `struct landlock_ruleset_attr`, as long as this version has it."""
+    tcp = 0
+    if abi >= _TCP_ABI and not permissions.network:
+        tcp = _BIND_TCP | _CONNECT_TCP
+    scopes = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS
+    fields = [_known(abi), *([tcp] if abi >= _TCP_ABI else []), *([scopes] if abi >= _SCOPE_ABI else [])]
+    return struct.pack(f"={len(fields)}Q", *fields)
+
+
+def _ports(permissions: Permissions, abi: int) -> list[tuple[int, int]]:
+    """Returns pairs of a right and a TCP port."""
+    if abi < _TCP_ABI or permissions.network or permissions.port is None:
+        return []
+    return [(_BIND_TCP, permissions.port)]
+
+
+def _rules(program: str, env: Mapping[str, str], permissions: Permissions, abi: int) -> list[tuple[bytes, int]]:
+    """Returns pairs of a path and rights. A path that does not exist is no fault: the guardian skips it."""
+    reads = (*map(Path, _PROGRAMS), *_program_files(program, env), *permissions.reads)
+    rights: list[tuple[str | Path, int]] = [(path, _READ | _EXECUTE) for path in reads]
+    rights += [(path, _READ) for path in _SYSTEM]
+    rights += [(path, _WRITE) for path in permissions.writes]
+    rights += [(path, _DEVICE) for pattern in _DEVICES for path in glob(pattern)]
+    known = _known(abi)
+    return [(os.fsencode(path), right & known) for path, right in rights]
+
+
+def _program_files(program: str, env: Mapping[str, str]) -> Iterable[Path]:
+    """Yields the program, the folders with its libraries and, for an interpreter of a virtual environment, that and the
+    library of the Python that it was made from."""
+    if (found := shutil.which(program, path=env.get("PATH"))) is None:
+        return
+    for path in dict.fromkeys((Path(os.path.abspath(found)), Path(found).resolve())):
+        prefix = path.parent.parent
+        yield from (path.parent, prefix / "lib", prefix / "lib64")
+        if (prefix / "pyvenv.cfg").exists():
+            yield prefix
+    for name in ("LD_LIBRARY_PATH", "PYTHONPATH"):
+        yield from (Path(folder) for folder in env.get(name, "").split(os.pathsep) if os.path.isabs(folder))
+
+
+def _with_temporary_folder(env: Mapping[str, str], permissions: Permissions) -> dict[str, str]:
+    current = Path(env.get("TMPDIR") or tempfile.gettempdir())
+    folders = [folder for folder in permissions.writes if not folder.is_relative_to("/dev")]
+    if not folders or any(current.is_relative_to(folder) for folder in folders):
+        return dict(env)
+    return {**env, "TMPDIR": str(folders[0])}
+
+
+def _report(permissions: Permissions, abi: int, filters: bool) -> Sandbox:
+    layers = ["no new privileges", "limits of processes, open files and core dumps"]
+    layers += [f"Landlock {abi}"] if abi else []
+    layers += ["seccomp"] if filters else []
+    return Sandbox(tuple(layers), tuple(_gaps(permissions, abi, filters)))
+
+
+def _gaps(permissions: Permissions, abi: int, filters: bool) -> Iterable[str]:
+    if not abi:
+        yield "files, tracing, signals: this kernel has no Landlock (Linux 5.13, and `landlock` in its list of `lsm`)"
+    else:
+        if abi < _TRUNCATE_ABI:
+            yield "truncation of files: needs Landlock 3 (Linux 6.2)"
+        if abi < _SCOPE_ABI:
+            yield "signals: need Landlock 6 (Linux 6.12)"
+    if permissions.network:
+        yield f"connections: {permissions.network}"
+    else:
+        if not filters:
+            yield "connections: this kernel or processor has no filter of system calls"
+        if permissions.port is not None and abi < _TCP_ABI:
+            yield "listening on other ports: needs Landlock 4 (Linux 6.7)"
+    if permissions.processes:
+        limit = "without a limit, since the daemon is root" if os.geteuid() == 0 else "up to a limit"
+        yield f"new processes, {limit}: {permissions.processes}"
+    elif not filters:
+        yield "new processes: this kernel or processor has no filter of system calls"

@@ -1,0 +1,158 @@
+"""What an engine gets that tries to leave its sandbox (intruder.py), and what is said of a kernel that cannot
+hold it."""
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from modelrunner.errors import BackendExited, BackendUnavailable
+from modelrunner.processes import confinement, process, seccomp
+from modelrunner.sandbox import Permissions
+from modelrunner.types import ProcessOptions
+from tests.fakes import Observer
+from tests.processes.intruder import ATTEMPTS
+
+INTRUDER = Path(__file__).with_name("intruder.py")
+pytestmark = pytest.mark.skipif(confinement.landlock_abi() < 6, reason="this kernel's Landlock lacks scopes")
+
+
+class Ground:
+    """Folders with something to get, and a process that stands for the daemon."""
+
+    def __init__(self, folder: Path) -> None:
+        self.secrets, self.data, self.own = folder / ".ssh", folder / "data", folder / "own"
+        for place in (self.secrets, self.data, self.own):
+            place.mkdir()
+        (self.secrets / "id_ed25519").write_text("PRIVATE KEY")
+        (self.data / "state.json").write_text("{}")
+        (self.data / "model.gguf").write_text("GGUF")
+        self.permissions = Permissions(reads=(INTRUDER, self.data / "model.gguf"), writes=(self.own,))
+        self.log = folder / "log"
+
+    async def tried(self, daemon: int, listener: int, *attempts: str, asks: Permissions, confined: bool = True):
+        """Returns the lines that the intruder printed."""
+        observer = Observer()
+        places = ["--secrets", self.secrets, "--data", self.data, "--folder", self.own]
+        numbers = ["--daemon", str(daemon), "--listener", str(listener)]
+        argv = [sys.executable, "-I", "-S", str(INTRUDER), *map(str, places), *numbers, *attempts]
+        permissions = self.permissions if confined else None
+        options = ProcessOptions(self.log, observer, permissions=permissions)
+        env = process.scrubbed_environment()
+        with pytest.raises(BackendExited) as ended:
+            await process.run(argv, env=env, options=options, permissions=asks)
+        assert ended.value.returncode == 0, observer.lines
+        return observer
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Ground:
+    return Ground(tmp_path)
+
+
+@pytest.fixture
+def daemon():
+    with subprocess.Popen(["sleep", "60"]) as stands_for_it:
+        yield stands_for_it.pid
+        stands_for_it.kill()
+
+
+@pytest.fixture
+def listener(ground: Ground):
+    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(ground.data / "daemon.sock"))
+        unix.listen()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+            datagrams.bind(str(ground.data / "log.sock"))
+            yield tcp.getsockname()[1]
+
+
+@pytest.mark.parametrize("name", [name for name in ATTEMPTS if name != "kill_guardian"])
+async def test_every_attempt_gets_somewhere_without_a_sandbox(ground, daemon, listener, name: str) -> None:
+    """So that the next test shows what the sandbox does."""
+    if name in ("gain_privileges", "read_keyring", "use_io_uring", "mount", "connect_fast_open", "trace_daemon"):
+        pytest.skip("that depends on the machine")
+    observer = await ground.tried(daemon, listener, name, asks=Permissions(), confined=False)
+    assert f"{name} got" in observer.lines[0]
+    assert observer.sandbox.state == "off"
+
+
+async def test_no_attempt_gets_anywhere(ground, daemon, listener) -> None:
+    observer = await ground.tried(daemon, listener, asks=Permissions())
+    assert [line.split(":")[0] for line in observer.lines[: len(ATTEMPTS)]] == [f"{name} held" for name in ATTEMPTS]
+    assert observer.lines[len(ATTEMPTS) :] == ["thread works", "reads its model: GGUF"]
+    assert observer.sandbox.state == "on"
+    assert (ground.data / "state.json").read_text() == "{}"
+
+
+async def test_a_permission_opens_what_it_names_and_is_reported(ground, daemon, listener) -> None:
+    asks = Permissions(network="it has a cluster", processes="it has workers")
+    observer = await ground.tried(daemon, listener, asks=asks)
+    got = {line.split(" ")[0] for line in observer.lines if " got: " in line}
+    opened = {"connect_tcp", "connect_unix", "send_udp", "send_unix", "listen_elsewhere", "fork", "spawn"}
+    assert got - {"connect_fast_open"} == opened
+    assert observer.sandbox.state == "partial"
+    assert [gap.rpartition(": ")[2] for gap in observer.sandbox.gaps] == ["it has a cluster", "it has workers"]
+
+
+async def test_an_endpoint_on_tcp_is_the_only_port(ground, daemon, listener) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    code = "import socket, sys\nfor port in map(int, sys.argv[1:]):\n try: socket.create_server(('127.0.0.1', port))\n"
+    code += " except OSError as error: print(port, error.errno)\n else: print(port, 'listens')"
+    observer = Observer()
+    options = ProcessOptions(ground.log, observer, permissions=Permissions(port=port))
+    with pytest.raises(BackendExited):
+        await process.run(
+            [sys.executable, "-c", code, str(port), "0"], env=process.scrubbed_environment(), options=options
+        )
+    assert observer.lines == [f"{port} listens", f"0 {errno.EACCES}"]
+
+
+async def test_limits_hold(ground, daemon, listener) -> None:
+    code = "import resource as r; print(r.getrlimit(r.RLIMIT_CORE), max(r.getrlimit(r.RLIMIT_NOFILE)) <= 65536,"
+    code += " max(r.getrlimit(r.RLIMIT_NPROC)) <= 16384, open('/proc/self/status').read().split('NoNewPrivs:')[1][1])"
+    observer = Observer()
+    options = ProcessOptions(ground.log, observer, permissions=Permissions())
+    with pytest.raises(BackendExited):
+        await process.run([sys.executable, "-c", code], env=process.scrubbed_environment(), options=options)
+    assert observer.lines == ["(0, 0) True True 1"]
+
+
+async def test_a_sandbox_that_the_kernel_refuses_prevents_the_start(ground, monkeypatch) -> None:
+    monkeypatch.setattr(seccomp, "program", lambda **_: b"\xff" * 8)
+    options = ProcessOptions(ground.log, permissions=Permissions())
+    with pytest.raises(BackendUnavailable, match=r"cannot be confined here: .*sandbox = \"off\""):
+        await process.run(["/bin/true"], env={}, options=options)
+
+
+@pytest.mark.parametrize(
+    ("abi", "filters", "told"),
+    [
+        (0, False, ("files, tracing", "connections", "new processes")),
+        (1, True, ("truncation", "signals")),
+        (3, True, ("signals",)),
+        (6, True, ()),
+        (7, False, ("connections", "new processes")),
+    ],
+)
+def test_a_gap_of_the_kernel_is_said(monkeypatch, abi: int, filters: bool, told: tuple[str, ...]) -> None:
+    monkeypatch.setattr(confinement, "landlock_abi", lambda: abi)
+    monkeypatch.setattr(seccomp, "supported", lambda: filters)
+    sandbox = confinement.confined("/bin/true", {}, Permissions()).sandbox
+    assert len(sandbox.gaps) == len(told)
+    assert all(gap.startswith(start) for gap, start in zip(sandbox.gaps, told, strict=True))
+
+
+@pytest.mark.parametrize("abi", range(1, 8))
+async def test_the_rules_of_every_version_are_accepted(ground, monkeypatch, abi: int) -> None:
+    monkeypatch.setattr(confinement, "landlock_abi", lambda: abi)
+    options = ProcessOptions(ground.log, permissions=Permissions(writes=(ground.own,), port=os.getpid()))
+    with pytest.raises(BackendExited) as ended:
+        await process.run(["/bin/true"], env={}, options=options)
+    assert ended.value.returncode == 0
