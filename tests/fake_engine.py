@@ -8,6 +8,7 @@ line in `--record`, and so is every client that left before its answer was compl
 import argparse
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -44,6 +45,9 @@ def parse() -> argparse.Namespace:
     process.add_argument("--access-log", action="store_true")
     answering = p.add_argument_group("answering")
     answering.add_argument("--tokens", type=int, default=8)
+    answering.add_argument("--text", default="", help="the answer, instead of --tokens words")
+    answering.add_argument("--reasoning", default="", metavar="TEXT", help="a thought before a streamed answer")
+    answering.add_argument("--tool", default="", metavar="NAME", help="a call of this tool after a streamed answer")
     answering.add_argument("--rate", type=float, default=0.0, metavar="TOKENS/S", help="0: as fast as it can")
     answering.add_argument("--first-token-after", type=float, default=0.0, metavar="SECONDS")
     answering.add_argument("--token-gate", metavar="FILE", help="no second token before this file exists")
@@ -71,6 +75,7 @@ class Engine:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.ready = threading.Event()
+        self.words = re.findall(r"\S+\s*|\s+", options.text)
         self.ballast = bytearray(b"x") * (options.allocate << 20)
 
     def record(self, **event: object) -> None:
@@ -250,7 +255,7 @@ class Exchange:
                 self.send(404, {"error": {"message": f"no route {self.path}", "code": 404}})
 
     def complete(self, request: dict, *, chat: bool) -> None:
-        count = request.get("max_tokens") or self.options.tokens
+        count = len(self.engine.words) or request.get("max_tokens") or self.options.tokens
         if request.get("stream"):
             return self.stream(request, count, chat)
         words = [self.word(number) for number in range(count)]
@@ -262,9 +267,14 @@ class Exchange:
     def stream(self, request: dict, count: int, chat: bool) -> None:
         self.connection.sendall(self.head(200, "text/event-stream", "Transfer-Encoding: chunked"))
         self.fault("after-headers")
+        if self.options.reasoning:
+            self.event(self.frame(chat, ".chunk", {"delta": {"reasoning_content": self.options.reasoning}}))
         for number in range(count):
             word = self.word(number)
             self.event(self.frame(chat, ".chunk", {"delta": {"content": word}} if chat else {"text": word}))
+        if self.options.tool:
+            call = {"index": 0, "id": "c", "function": {"name": self.options.tool, "arguments": '{"city": "Paris"}'}}
+            self.event(self.frame(chat, ".chunk", {"delta": {"tool_calls": [call]}}))
         last = self.frame(chat, ".chunk", {"delta": {}} if chat else {"text": ""})
         last["choices"][0]["finish_reason"] = "stop"
         self.event(last)
@@ -311,7 +321,7 @@ class Exchange:
         if readable and not self.connection.recv(1, socket.MSG_PEEK):
             self.engine.record(left=self.path, tokens=number)
             raise Gone
-        return f"w{number} "
+        return self.engine.words[number] if self.engine.words else f"w{number} "
 
     def readable(self, seconds: float) -> bool:
         return bool(select.select([self.connection], [], [], seconds)[0])

@@ -25,6 +25,7 @@ class ConfigurationRoutes:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.post("/engines/reload", self.reload),
+            web.get("/engines/_configure/schema", self.schema),
             *(
                 route
                 for path in ("/engines/_configure", "/engines/{backend}/_configure")
@@ -54,6 +55,11 @@ class ConfigurationRoutes:
             self._registry.get(backend)
         found = await self._configurator.show(request.query.get("model"), backend)
         return json_response([wireforms.configuration(shown) for shown in found])
+
+    @documented(dict[str, Any], query={})
+    async def schema(self, request: web.Request) -> web.Response:
+        """Shows the JSON schema of the settings of a model, with the tables of the engines that are here."""
+        return json_response(await self._configurator.schema())
 
     @documented(wire.ReloadResponse, body=wire.ReloadRequest, optional=True)
     async def reload(self, request: web.Request) -> web.Response:

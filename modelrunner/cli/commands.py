@@ -53,6 +53,7 @@ SECTIONS = {
     },
     "Daemon": {
         "status": ("daemon_commands:status", "Show the daemon, its engines and its memory"),
+        "ui": ("daemon_commands:ui", "Open the page: memory, models, chat, requests"),
         "logs": ("daemon_commands:logs", "Show the log of the daemon or of a runner"),
         "keys": ("key_commands:keys", "Make and revoke API keys"),
         "reload": ("configure_commands:reload", "Read the configuration file again"),

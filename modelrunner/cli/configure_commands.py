@@ -11,6 +11,7 @@ from modelrunner import lora, wire
 from modelrunner.cli import output
 from modelrunner.cli.client import Client, decode, path
 from modelrunner.cli.common_options import json_option, with_client
+from modelrunner.config.modelconfig import MEANINGS
 
 _NUMBERS = ("context_size", "min_context_size", "parallel", "gpu_layers", "draft_tokens")
 # Where a value goes whose option is not called as the field is; a dot leads into a table.
@@ -31,14 +32,14 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 @click.option(
     "--context-size",
     metavar="N",
-    help="Tokens of one sequence, prompt and answer; -1 for what the model was trained for.",
+    help=MEANINGS["context-size"],
 )
-@click.option("--min-context-size", metavar="N", help="Take less context where memory is short, down to this.")
-@click.option("--parallel", metavar="N", help="Sequences that are worked on at once, each with a context of its own.")
-@click.option("--gpu-layers", metavar="N", help="Layers that go to GPUs; by default as many as fit.")
-@click.option("--keep-alive", metavar="DURATION", help="How long it stays loaded unused: 5m, 0, or -1 for ever.")
+@click.option("--min-context-size", metavar="N", help=MEANINGS["min-context-size"])
+@click.option("--parallel", metavar="N", help=MEANINGS["parallel"])
+@click.option("--gpu-layers", metavar="N", help=MEANINGS["gpu-layers"])
+@click.option("--keep-alive", metavar="DURATION", help=MEANINGS["keep_alive"])
 @click.option("--runtime-flags", metavar="FLAGS", help="Flags of the engine, as one argument; or give them after --.")
-@click.option("--backend", metavar="NAME", help="The inference engine.")
+@click.option("--backend", metavar="NAME", help=MEANINGS["backend"])
 @click.option(
     "--chat-template", metavar="FILE", help="A chat template in Jinja, instead of the model's own; for tools, or roles."
 )
@@ -52,8 +53,8 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 @click.option("--draft-model", metavar="MODEL", help="A small model that proposes tokens.")
 @click.option("--draft-tokens", metavar="N", help="So many tokens at once.")
 @click.option("--draft-min-acceptance", metavar="P", help="Only tokens of this probability.")
-@click.option("--pin", metavar="on|off", help="Never evict it for another model.")
-@click.option("--preload", metavar="on|off", help="Load it when the daemon starts.")
+@click.option("--pin", metavar="on|off", help=MEANINGS["pin"])
+@click.option("--preload", metavar="on|off", help=MEANINGS["preload"])
 @click.option(
     "--set",
     "tables",

@@ -124,6 +124,26 @@ def shutdown(client: Client) -> None:
 
 
 @click.command()
+@click.option("--no-browser", is_flag=True, help="Only print the address.")
+@with_client()
+def ui(client: Client, no_browser: bool) -> None:
+    """Open the page: memory, models, chat, requests."""
+    is_local = client.host.startswith("unix:")
+    address = client.call("GET", "/version", wire.Status).listen if is_local else client.host
+    if not address:
+        raise DaemonUnreachable(
+            'this daemon has no port for a browser: set listen = "127.0.0.1:12434" in config.toml, or free the port if '
+            "another program has it, then start the daemon again"
+        )
+    output.say(f"{address}/ui")
+    if not no_browser:
+        import webbrowser
+
+        if not webbrowser.open(f"{address}/ui"):
+            output.note("no browser could be opened: open this address in one")
+
+
+@click.command()
 @json_option
 @with_client(start=False)
 def version(client: Client, as_json: bool) -> None:

@@ -121,8 +121,35 @@ class ModelConfiguration(
         return msgspec.structs.replace(self, **_NOT_THE_ENGINES)
 
 
+MEANINGS = {
+    "backend": "The inference engine.",
+    "context-size": "Tokens of one sequence, prompt and answer; -1 for what the model was trained for.",
+    "min-context-size": "Take less context where memory is short, down to this.",
+    "parallel": "Sequences that are worked on at once, each with a context of its own.",
+    "gpu-layers": "Layers that go to GPUs; by default as many as fit.",
+    "keep_alive": "How long it stays loaded unused: 5m, 0, or -1 for ever.",
+    "runtime-flags": "Flags of the engine.",
+    "pin": "Never evict it for another model.",
+    "preload": "Load it when the daemon starts.",
+    "speculative": "A small model proposes tokens, and the model checks them.",
+    "chat-template": "A chat template in Jinja, instead of the model's own; for tools, or roles.",
+    "lora": "LoRA adapters on the daemon's machine, as PATH or PATH:SCALE.",
+}
 FIELDS = frozenset(ModelConfiguration.__struct_encode_fields__) - {"options"}
 NOTHING_SET = ModelConfiguration()
+
+
+def schema(backends: Iterable[str], tables: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Returns the JSON schema (2020-12) of a model's settings, in the names of the wire. `backends` are the engines to
+    choose from, `tables` has the schemas of their own tables."""
+    defined = msgspec.json.schema(ModelConfiguration)["$defs"]
+    found: dict[str, Any] = defined.pop("ModelConfiguration")
+    properties = found["properties"]
+    del properties["options"]
+    properties["backend"] = {"anyOf": [{"enum": [*backends]}, {"type": "null"}], "default": None}
+    for name, meaning in MEANINGS.items():
+        properties[name]["description"] = meaning
+    return found | {"$defs": defined, "properties": {**properties, **tables}}
 
 
 def table_name(backend: str) -> str:

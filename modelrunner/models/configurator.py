@@ -70,6 +70,10 @@ class Configurator:
         await asyncio.shield(change)
         return await asyncio.to_thread(self._shown, self._store.get(model.id), mode)
 
+    async def schema(self) -> dict[str, Any]:
+        """Returns the JSON schema of the settings that `change` takes."""
+        return await asyncio.to_thread(self._validator.schema)
+
     async def show(self, reference: str | None = None, backend: str | None = None) -> list[ShownConfiguration]:
         """Returns the model's settings, first for all modes and then for each mode with settings of its own; without a
         `reference`, of every model with settings. With a `backend`, only the models that it runs. Raises the errors of

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from modelrunner.backend import Backend
-from modelrunner.config.modelconfig import ModelConfiguration, table_name, unknown
+from modelrunner.config.modelconfig import ModelConfiguration, schema, table_name, unknown
 from modelrunner.errors import Misdirected
 from modelrunner.models.backendtables import backend_options, check_backends
 from modelrunner.models.configurations import ModelSettings
@@ -30,6 +30,11 @@ class Validator:
     def tables(self) -> set[str]:
         """Returns the names of the backends' own tables."""
         return {table_name(backend.name) for backend in self._registry}
+
+    def schema(self) -> dict[str, Any]:
+        """Returns the JSON schema of a model's settings, with the backends' own tables."""
+        tables = {table_name(backend.name): backend.options_model.model_json_schema() for backend in self._registry}
+        return schema([backend.name for backend in self._registry], tables)
 
     def check_options(self, settings: ModelConfiguration) -> None:
         """Checks the tables that only backends understand. Raises `BadRequest`."""

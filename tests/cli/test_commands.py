@@ -385,6 +385,15 @@ def test_version_needs_no_daemon(daemon: FakeDaemon, cli: Cli) -> None:
     assert "none runs" in result.out
 
 
+def test_the_page_is_named_or_how_to_get_it(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["GET /version"] = {**STATUS, "listen": "http://127.0.0.1:12434"}
+    assert cli("ui", "--no-browser").out == "http://127.0.0.1:12434/ui\n"
+    daemon.answers["GET /version"] = {**STATUS, "listen": ""}
+    result = cli("ui", "--no-browser")
+    assert result.code == 3
+    assert "listen = " in result.err
+
+
 @pytest.mark.parametrize(
     ("command", "code", "part"),
     [

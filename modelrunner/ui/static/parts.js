@@ -71,7 +71,7 @@ const ICONS = {
   retry: "M5 12a7 7 0 1 0 2-5M5 4v4h4",
   copy: "M9 9h10v10H9zM5 15V5h10",
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
-  sliders: "M4 8h10M18 8h2M4 16h2M10 16h10M14 6v4M6 14v4",
+  sliders: "M4 8h8M16 8h4M4 16h4M12 16h8M14 6a2 2 0 1 0 0 4 2 2 0 0 0 0-4M10 14a2 2 0 1 0 0 4 2 2 0 0 0 0-4",
   image: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15 9h.01",
   down: "M12 4v11M7 10l5 5 5-5M5 20h14",
   up: "M12 15V4M7 9l5-5 5 5M5 20h14",

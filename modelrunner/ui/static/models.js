@@ -1,0 +1,191 @@
+// Models: what is here, pulling, whether a model would fit, settings, and removing.
+import { html, useState } from "./preact-htm.js";
+import { call, get, post, progress, ref } from "./api.js";
+import { Store, live, useStore } from "./live.js";
+import { Action, Badge, Bar, Dialog, Empty, Fault, Icon, IconButton, Loaded, ago, bytes, number, plural, seconds, shortName, toast, useLoaded } from "./parts.js";
+import { Settings } from "./settings.js";
+
+// Work that goes on while another view is shown.
+const work = new Store({ list: [], done: 0 });
+let begun = 0;
+
+async function start(title, path, body) {
+  const stop = new AbortController();
+  const id = ++begun;
+  const change = (news) => work.set({ list: work.value.list.map((each) => (each.id === id ? { ...each, ...news } : each)) });
+  work.set({ list: [...work.value.list, { id, title, stop, layers: {}, message: "waiting", fault: null }] });
+  try {
+    for await (const step of progress(path, body, stop.signal)) {
+      const mine = work.value.list.find((each) => each.id === id);
+      const layers = step.layer ? { ...mine.layers, [step.layer.id]: step.layer } : mine.layers;
+      change({ layers, message: step.message, rate: step.rate, total: step.total, current: step.current });
+      if (step.type === "warning" || step.type === "success") toast(step.message);
+    }
+    work.set({ list: work.value.list.filter((each) => each.id !== id), done: work.value.done + 1 });
+  } catch (error) {
+    if (error.name === "AbortError") work.set({ list: work.value.list.filter((each) => each.id !== id), done: work.value.done + 1 });
+    else change({ fault: error });
+  }
+}
+
+function amount(step) {
+  const layers = Object.values(step.layers);
+  if (layers.length) return [layers.reduce((sum, each) => sum + each.current, 0), layers.reduce((sum, each) => sum + each.size, 0)];
+  return [step.current, step.total];
+}
+
+function Work() {
+  const { list } = useStore(work);
+  const drop = (id) => work.set({ list: work.value.list.filter((each) => each.id !== id) });
+  return list.map((step) => {
+    const [current, total] = amount(step);
+    const left = step.rate && total ? (total - current) / step.rate : null;
+    return html`<div class="pull" key=${step.id} role="group" aria-label=${step.title}>
+      <div class="row"><strong class="grow">${step.title}</strong>
+        ${step.fault ? html`<button type="button" class="small" onClick=${() => drop(step.id)}>Dismiss</button>` : html`<button type="button" class="small" onClick=${() => step.stop.abort()} aria-label=${`Cancel: ${step.title}`}>Cancel</button>`}</div>
+      ${step.fault ? html`<${Fault} error=${step.fault} />` : html`<${Bar} part=${total ? current / total : null} label=${step.title} />
+        <p class="muted figure">${step.message}${total ? ` · ${bytes(current)} of ${bytes(total)}` : ""}${step.rate ? ` · ${bytes(step.rate)}/s` : ""}${left ? ` · ${seconds(Math.round(left))} left` : ""}</p>`}
+    </div>`;
+  });
+}
+
+const VERDICTS = {
+  now: ["It fits", "good"], after_eviction: ["It fits once other models are evicted", "warn"], split: ["It fits in a smaller form", "warn"], never: ["It does not fit", "bad"],
+};
+const whole = (memory) => (memory ? [memory.ram, ...memory.vram].reduce((sum, size) => sum + size, 0) : null);
+
+function Verdict({ fit }) {
+  const [word, kind] = VERDICTS[fit.fits] || [fit.fits, ""];
+  const short = fit.disk && fit.disk.needed > fit.disk.free;
+  return html`<div class=${`verdict ${short ? "bad" : kind}`} role="status">
+    <strong>${short ? "The disk has too little space" : word}</strong><p>${fit.reason}</p>
+    <p class="figure">Memory: needs ${bytes(whole(fit.needed))}, ${bytes(whole(fit.free))} of ${bytes(whole(fit.budget))} free${fit.disk?.needed ? ` · Disk: ${bytes(fit.disk.needed)} of ${bytes(fit.disk.free)} free` : ""}</p>
+    ${fit.would_evict.length > 0 && html`<p>It would evict ${fit.would_evict.map(shortName).join(", ")}.</p>`}
+  </div>`;
+}
+
+function Pull() {
+  const [name, setName] = useState("");
+  const [fit, setFit] = useState(null);
+  const [fault, setFault] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const check = async () => {
+    setBusy(true);
+    setFit(null);
+    setFault(null);
+    try {
+      setFit(await get(`models/${ref(name.trim())}/fit`));
+    } catch (error) {
+      setFault(error);
+    }
+    setBusy(false);
+  };
+  const pull = (event) => {
+    event.preventDefault();
+    start(`Pull ${name.trim()}`, "models/create", { from: name.trim() });
+    setName("");
+    setFit(null);
+    setFault(null);
+  };
+  return html`<section class="card" aria-labelledby="pull"><h2 id="pull">Pull a model</h2>
+    <form class="toolbar" onSubmit=${pull}>
+      <div class="field grow" style=${{ maxWidth: "none", flexBasis: "260px" }}>
+        <label for="pull-name" class="hidden">Name of the model</label>
+        <input id="pull-name" required placeholder="ai/smollm2 or hf.co/OWNER/MODEL:Q4_K_M" autocomplete="off" autocapitalize="off" spellcheck="false" value=${name} onInput=${(event) => setName(event.target.value)} />
+      </div>
+      <button type="button" disabled=${!name.trim() || busy} onClick=${check}>${busy ? "Asking…" : "Would it fit?"}</button>
+      <button type="submit" class="primary" disabled=${!name.trim()}><${Icon} name="down" />Pull</button>
+    </form>
+    ${fit && html`<${Verdict} fit=${fit} />`}
+    ${fault && html`<${Fault} error=${fault} />`}
+    <${Work} />
+  </section>`;
+}
+
+function Remove({ model, usage, runner, onClose }) {
+  const [fault, setFault] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const name = model.tags[0] || model.id;
+  const remove = async () => {
+    setBusy(true);
+    try {
+      await call("DELETE", `models/${ref(model.id)}${runner || model.tags.length > 1 ? "?force=true" : ""}`);
+      toast(`${shortName(name)} is removed`);
+      onClose(true);
+    } catch (error) {
+      setFault(error);
+      setBusy(false);
+    }
+  };
+  return html`<${Dialog} title=${`Remove ${shortName(name)}?`} onClose=${() => onClose(false)}>
+    <ul class="form">
+      ${usage && html`<li><strong class="figure">${bytes(usage.reclaimable)}</strong> of the disk come free${usage.shared ? html`; <span class="figure">${bytes(usage.shared)}</span> stay, since other models use them` : ""}.</li>`}
+      ${model.tags.length > 1 && html`<li>All of its names go: ${model.tags.map(shortName).join(", ")}.</li>`}
+      ${runner && html`<li>It is loaded${runner.leases ? ` and works on ${plural(runner.leases, "request")}, which end first` : ""}; it is unloaded.</li>`}
+      ${runner?.queued > 0 && html`<li>${plural(runner.queued, "request")} that wait for it are refused.</li>`}
+      ${runner?.pinned && html`<li>It is pinned; the pin goes with it.</li>`}
+      <li class="muted">Its settings are kept no longer. You can pull it again.</li>
+    </ul>
+    ${fault && html`<${Fault} error=${fault} />`}
+    <div class="row end"><button type="button" onClick=${() => onClose(false)}>Keep it</button><button type="button" class="danger" disabled=${busy} onClick=${remove}>Remove</button></div>
+  <//>`;
+}
+
+function Model({ model, usage, runner, open }) {
+  const name = model.tags[0] || model.id;
+  const config = model.config || {};
+  const load = () => start(`Load ${shortName(name)}`, "engines/preload", { model: name });
+  const facts = [
+    usage ? bytes(usage.size) : config.size, [config.format, config.quantization].filter(Boolean).join(" "), config.parameters, config.architecture,
+    model.context_window || config.context_size ? `context ${number(model.context_window || config.context_size)}` : null, usage?.last_used ? `used ${ago(usage.last_used)}` : null,
+  ].filter((fact) => fact);
+  const talks = model.capabilities.includes("chat") || model.capabilities.includes("completion");
+  return html`<article class="model" aria-label=${shortName(name)}>
+    <div class="body">
+      <div class="row start"><h3 title=${name}>${shortName(name)}</h3>
+        ${runner && html`<${Badge} kind=${runner.state === "ready" ? "good" : "warn"}>${runner.state}<//>`}${model.damage && html`<${Badge} kind="bad">damaged<//>`}</div>
+      <p class="facts figure">${facts.map((fact) => html`<span>${fact}</span>`)}</p>
+      ${model.damage && html`<p class="fault">${model.damage}</p>`}
+      <div class="chips">${model.capabilities.map((each) => html`<${Badge}>${each}<//>`)}${model.adapters?.map((each) => html`<${Badge} kind="calm">LoRA ${each.name}<//>`)}
+        ${model.tags.slice(1).map((tag) => html`<${Badge} kind="calm">${shortName(tag)}<//>`)}</div>
+    </div>
+    <div class="buttons">
+      ${talks && !model.damage && html`<a class="button small" href=${`#/chat/new/${ref(name)}`} aria-label=${`Chat with ${shortName(name)}`}>Chat</a>`}
+      ${runner ? html`<${Action} kind="small" label=${`Unload ${shortName(name)}`} run=${async () => (await post("engines/unload", { models: [name] }), `${shortName(name)} is unloaded`)}>Unload<//>`
+        : !model.damage && html`<button type="button" class="small" aria-label=${`Load ${shortName(name)}`} onClick=${load}>Load</button>`}
+      <${IconButton} icon="sliders" label=${`Settings of ${shortName(name)}`} onClick=${() => open({ settings: name })} />
+      <${IconButton} icon="trash" label=${`Remove ${shortName(name)}`} onClick=${() => open({ remove: model })} />
+    </div>
+  </article>`;
+}
+
+export function Models() {
+  const { now, events } = useStore(live);
+  const { done } = useStore(work);
+  const [filter, setFilter] = useState("");
+  const [opened, open] = useState({});
+  const changed = events.findLast((event) => ["pull", "configure", "install"].includes(event.event))?.id;
+  const loaded = useLoaded(async (signal) => {
+    const [models, usage] = await Promise.all([get("models", signal), get("engines/df", signal).catch(() => null)]);
+    return { models, usage };
+  }, [done, changed]);
+  const close = (again) => {
+    open({});
+    if (again) loaded.reload();
+  };
+  const runnerOf = (id) => now?.runners.find((runner) => runner.model_id === id);
+  return html`<header class="title"><h1>Models</h1>
+      ${loaded.value?.usage && html`<p class="muted figure">${plural(loaded.value.models.length, "model")} · ${bytes(loaded.value.usage.models_disk_usage)} on disk</p>`}</header>
+    <${Pull} />
+    <section class="card" aria-labelledby="here"><div class="row"><h2 id="here">Here</h2>
+      ${loaded.value?.models.length > 5 && html`<input type="search" aria-label="Filter the models" placeholder="Filter" style=${{ maxWidth: "220px" }} value=${filter} onInput=${(event) => setFilter(event.target.value)} />`}</div>
+      <div><${Loaded} of=${loaded} lines=${4}>${({ models, usage }) => {
+        if (!models.length) return html`<${Empty} icon="models" title="No model is here">Pull one above: <code>ai/smollm2</code> is small and answers on any machine.<//>`;
+        const found = models.filter((model) => [...model.tags, model.id, ...model.capabilities].some((text) => text.toLowerCase().includes(filter.toLowerCase())));
+        if (!found.length) return html`<${Empty} icon="models" title="No model has this in its name">Clear the filter to see all ${number(models.length)}.<//>`;
+        return found.map((model) => html`<${Model} key=${model.id} model=${model} usage=${usage?.models.find((each) => each.id === model.id)} runner=${runnerOf(model.id)} open=${open} />`);
+      }}<//></div>
+    </section>
+    ${opened.settings && html`<${Settings} model=${opened.settings} onClose=${close} />`}
+    ${opened.remove && html`<${Remove} model=${opened.remove} usage=${loaded.value?.usage?.models.find((each) => each.id === opened.remove.id)} runner=${runnerOf(opened.remove.id)} onClose=${close} />`}`;
+}
