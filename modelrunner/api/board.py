@@ -70,6 +70,7 @@ class Board:
         seen, served, before, step = events.last, recent.last, self.now(), history.latest()
         while not events.closed:
             await asyncio.sleep(_EVERY)
+            self._telemetry.flush()
             frame = b""
             if new := events.after(seen):
                 seen, frame = events.last, _sent("events", [wireforms.event(event) for event in new])

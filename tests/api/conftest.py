@@ -51,16 +51,23 @@ StartDaemon = Callable[..., Awaitable[Daemon]]
 
 @pytest.fixture
 async def start_daemon(tmp_path: Path) -> AsyncIterator[StartDaemon]:
-    """`start_daemon(models={"smol": 0})` serves with that model in the store; the number makes models differ."""
+    """`start_daemon(models={"smol": 0})` serves with that model in the store; the number makes models differ, and
+    `metadata` goes into their headers."""
     started: list[Daemon] = []
 
-    async def start(*, models: dict[str, int] | None = None, folder: Path = tmp_path, **overrides: object) -> Daemon:
+    async def start(
+        *,
+        models: dict[str, int] | None = None,
+        metadata: dict[str, str] | None = None,
+        folder: Path = tmp_path,
+        **overrides: object,
+    ) -> Daemon:
         folder.mkdir(exist_ok=True)
         settings = make_settings(folder, **overrides)
         settings.data_dir.mkdir(exist_ok=True)
         store = Store(settings.data_dir)
         for reference, seed in (models or {}).items():
-            add_model(store, reference, seed)
+            add_model(store, reference, seed, metadata=metadata)
         backend = FakeBackend(folder)
         ready = asyncio.Event()
         registry = BackendRegistry({"fake": backend}, {"broken": "ImportError: no such module"})

@@ -20,6 +20,8 @@ FLAGS = [
 ]
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1280, "height": 860}
+TALKS = {"tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+"""Metadata of a model with a chat template."""
 OpenPage = Callable[..., Awaitable[Page]]
 
 
