@@ -41,8 +41,20 @@ class _Chunk(msgspec.Struct):
 
 
 class _Stage(msgspec.Struct):
+    """The daemon's `modelrunner.progress` (docs/api.md). Seconds; `position` counts the models that wait."""
+
     stage: str = ""
     waited: float = 0.0
+    position: int | None = None
+    expected_seconds: float | None = None
+
+    def __str__(self) -> str:
+        parts = [self.stage]
+        if self.position and self.stage == "queued":
+            parts.append(f"place {self.position} in the queue")
+        if self.expected_seconds:
+            parts.append(f"about {format_duration(round(self.expected_seconds))} left")
+        return ", ".join(parts)
 
 
 @dataclass(slots=True)
@@ -61,15 +73,20 @@ class Answer:
 
 
 class Screen:
-    """Shows an answer: text on stdout; thinking, dimmed, on stdout if it is a terminal; progress before the first word
-    on stderr, if it is a terminal."""
+    """Shows an answer: text on stdout, with `markdown` rendered if it is a terminal; thinking, dimmed, on stdout if it
+    is a terminal; progress before the first word on stderr, if it is a terminal."""
 
-    def __init__(self, *, hide_thinking: bool = False) -> None:
+    def __init__(self, *, hide_thinking: bool = False, markdown: bool = False) -> None:
         self._thinks = not hide_thinking and is_terminal(sys.stdout)
         self._thinking = False
         self._stage = False
         self._at_line_start = True
         self._wrapper = Wrapper(width() or 0) if moves_cursor(sys.stdout) else None
+        self._markdown = None
+        if markdown and moves_cursor(sys.stdout):
+            from modelrunner.cli.markdown import MarkdownView  # heavy
+
+            self._markdown = MarkdownView(self._write)
 
     def stage(self, text: str) -> None:
         """Shows a line that the next one replaces, such as "loading weights"."""
@@ -87,6 +104,9 @@ class Screen:
 
     def text(self, text: str) -> None:
         self._end_thinking()
+        if self._markdown:
+            self._markdown.feed(shown(text, sys.stdout))
+            return
         self._at_line_start = text.endswith("\n")  # first: Ctrl-C may come between the two
         self._write(self._wrapped(text))
 
@@ -94,7 +114,9 @@ class Screen:
         """Ends the line and every style, after the last word or after an interruption."""
         self._end_thinking()
         self._clear_stage()
-        if not self._at_line_start:
+        if self._markdown:
+            self._markdown.finish()
+        elif not self._at_line_start:
             self.text("\n")
 
     def _end_thinking(self) -> None:
@@ -134,7 +156,7 @@ def stream(client: Client, body: dict[str, Any], screen: Screen, answer: Answer)
                 elif event.name == PROGRESS_EVENT:
                     told = decode(event.data, _Stage)
                     answer.waited = told.waited
-                    screen.stage(told.stage)
+                    screen.stage(str(told))
                 else:
                     _take(decode(event.data, _Chunk), screen, answer, begin)
                 if len(answer.text) >= checked + _BETWEEN_CHECKS:

@@ -59,6 +59,12 @@ def say(text: str, *, flush: bool = False) -> None:
     print(shown(text, sys.stdout), flush=flush)
 
 
+def heading(text: str, *, first: bool = True) -> None:
+    """Prints a line above a part of the result, after an empty line unless it is the `first`."""
+    line = styled(f"[{shown(text, sys.stdout)}]", BOLD, sys.stdout)
+    print(line if first else f"\n{line}", flush=True)
+
+
 def note(text: str) -> None:
     """Prints a line about progress."""
     print(shown(text, sys.stderr), file=sys.stderr, flush=True)

@@ -15,9 +15,13 @@ def prepare(client: Client, model: str, *, backend: str | None, context_size: in
     become part of the model's configuration, because a request never reloads a model."""
     try:
         client.fetch("GET", path("models", model))
-    except ModelNotFound:
+    except ModelNotFound as missing:
         note(f"{model} is not here yet: pulling it")
-        model = pull(client, model)
+        try:
+            model = pull(client, model)
+        except ModelNotFound as error:
+            _, near, names = missing.message.partition("did you mean")
+            raise ModelNotFound(f"{error.message}; {near}{names}" if near else error.message) from None
     if backend is not None or context_size is not None:
         changes = {"backend": backend, "context-size": context_size}
         wanted = {name: value for name, value in changes.items() if value is not None}

@@ -1,5 +1,7 @@
 """The parts of a chat request: the parameters that a user can set, and messages with images."""
 
+import json
+import re
 from base64 import b64encode
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,26 +16,42 @@ SYSTEM = "You are a helpful assistant."
 _IMAGE_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 
 
+# A path as a terminal pastes it: in quotes, with escaped blanks, or without blanks.
+_IMAGE_PATH = re.compile(
+    r"""'(?P<single>[^']+)'|"(?P<double>[^"]+)"|(?P<bare>(?:\\.|[^\s\\'"])+)""",
+)
+_IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
+
+
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """None leaves a parameter to the model's configuration and the engine."""
+    """None leaves a parameter to the model's configuration and the engine. `think` asks a model that can to reason, or
+    not to; `format` is "json" for any JSON, or the JSON schema of the answer."""
 
     model: str
     system: str | None = None
     temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
     max_tokens: int | None = None
     seed: int | None = None
+    stop: str | None = None
     keep_alive: str | None = None
-    format: str | None = None
+    think: bool | None = None
+    format: str | dict[str, Any] | None = None
 
     def request(self, messages: list[Message], *, stream: bool) -> dict[str, Any]:
         """Returns the body of POST /v1/chat/completions (https://platform.openai.com/docs/api-reference/chat/create,
         with our `keep_alive`)."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
-        system, form = given.pop("system", None), given.pop("format", None)
+        system, form, think = (given.pop(name, None) for name in ("system", "format", "think"))
         body = given | {"messages": [{"role": "system", "content": system}, *messages] if system else messages}
-        if form == "json":
+        if isinstance(form, dict):
+            body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form}}
+        elif form is not None:
             body["response_format"] = {"type": "json_object"}
+        if think is not None:
+            body["chat_template_kwargs"] = {"enable_thinking": think}
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return body
@@ -45,6 +63,34 @@ def user_message(text: str, images: tuple[Path, ...] = ()) -> Message:
         return {"role": "user", "content": text}
     pictures = [{"type": "image_url", "image_url": {"url": _data_url(image)}} for image in images]
     return {"role": "user", "content": [{"type": "text", "text": text}, *pictures]}
+
+
+def split_images(text: str) -> tuple[str, tuple[Path, ...]]:
+    """Returns a question without the paths of pictures in it, and those paths: words that end as pictures do and name a
+    file that is there."""
+    images = []
+
+    def taken(word: re.Match[str]) -> str:
+        name = word["single"] or word["double"] or re.sub(r"\\(.)", r"\1", word["bare"])
+        path = Path(name).expanduser()
+        if not (name.lower().endswith(_IMAGE_SUFFIXES) and path.is_file()):
+            return word[0]
+        images.append(path)
+        return ""
+
+    without = _IMAGE_PATH.sub(taken, text)
+    return (without.strip() if images else text), tuple(images)
+
+
+def schema(file: Path) -> dict[str, Any]:
+    """Reads a JSON schema. Raises `click.UsageError` for a file that has none."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{file} has no JSON schema: {error}") from None
+    if not isinstance(found, dict):
+        raise click.UsageError(f"{file} has no JSON schema: a schema is a JSON object")
+    return found
 
 
 def _data_url(image: Path) -> str:

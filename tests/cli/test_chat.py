@@ -17,6 +17,7 @@ from prompt_toolkit.output import DummyOutput
 
 from modelrunner.cli.chat import chat
 from modelrunner.cli.client import Client
+from modelrunner.cli.conversation import Display
 from modelrunner.cli.request import SYSTEM, Parameters
 from tests.cli.fake_daemon import FakeDaemon, Handler, Status, words
 from tests.terminal import Terminal
@@ -30,7 +31,7 @@ def converse(daemon: FakeDaemon, *typed: str) -> None:
     """Types these lines and then Ctrl-D."""
     with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
         keys.send_text("".join(line + "\r" for line in typed) + "\x04")
-        chat(Client(daemon.url), Parameters("m"), hide_thinking=False, verbose=False)
+        chat(Client(daemon.url), Parameters("m"), Display())
 
 
 def asked(daemon: FakeDaemon) -> list[list[str]]:
@@ -66,7 +67,7 @@ def test_parameters_are_set_shown_and_taken_back(daemon: FakeDaemon, capsys: pyt
     assert (body["temperature"], body["max_tokens"], body["keep_alive"]) == (0.5, 9, "1h")
     assert body["response_format"] == {"type": "json_object"}
     assert "seed" not in body
-    assert "temperature  0.5\n" in capsys.readouterr().out
+    assert "temperature   0.5\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def test_values_that_cannot_be_are_refused(daemon: FakeDaemon, capsys: pytest.Ca
         ("/clera", "did you mean `/clear`?"),
         ("/set tempreature 1", "did you mean `temperature`?"),
         ("/save", "name the file"),
-        ("/load", "name the model"),
+        ("/load", "lists the models"),
     ],
 )
 def test_what_was_mistyped_is_answered_with_help(

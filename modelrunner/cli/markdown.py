@@ -1,0 +1,115 @@
+"""Renders Markdown on the terminal while it comes."""
+
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import ClassVar
+
+from markdown_it import MarkdownIt
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement
+from rich.syntax import Syntax
+
+_UP = "\x1b[%dA\r\x1b[J"  # ECMA-48: the cursor up by lines, and the rest of the screen erased
+_SHARE = 4
+"""Rendering takes at most one part in so many of the time: a long block is rendered less often than its words come."""
+
+
+class _Heading(Heading):
+    LEVEL_ALIGN: ClassVar = {}
+
+
+class _CodeBlock(CodeBlock):
+    """Without an indent or a background, so that the code can be copied from the terminal."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Syntax(str(self.text).rstrip(), self.lexer_name, theme="ansi_dark", word_wrap=True)
+
+
+class _Markdown(Markdown):
+    elements: ClassVar[dict[str, type[MarkdownElement]]] = {
+        **Markdown.elements,
+        "heading_open": _Heading,
+        "fence": _CodeBlock,
+        "code_block": _CodeBlock,
+    }
+
+
+class MarkdownView:
+    """Text in pieces, of which the screen shows the whole as Markdown. The last block (a paragraph, a list, a table, a
+    code block) may still change and is painted again; those before it are final (https://spec.commonmark.org/0.31.2,
+    appendix, "Phase 1"). HTML is shown as text. Begins at the start of a line, and leaves the cursor at one."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        """`write` writes to the terminal. Used in the main thread, and within it by a timer (SIGALRM) that shows text
+        which came too soon after other text, if no more comes."""
+        columns, self._rows = shutil.get_terminal_size()
+        self._console = Console(file=sys.stdout, width=max(8, columns - 1))  # terminals differ in the last column
+        self._parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+        self._write = write
+        self._open = ""
+        self._shown: list[str] = []
+        self._separated = False
+        self._next = 0.0
+        self._at_work = False
+        self._before = signal.signal(signal.SIGALRM, self._late)
+
+    def feed(self, text: str) -> None:
+        """Takes text without control characters."""
+        self._at_work = True
+        self._open += text
+        wait = self._next - time.monotonic()
+        if wait > 0:
+            signal.setitimer(signal.ITIMER_REAL, wait)
+        else:
+            self._render()
+        self._at_work = False
+
+    def finish(self) -> None:
+        """Shows the end of the text."""
+        self._at_work = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)
+        self._render()
+
+    def _late(self, number: int, frame: object) -> None:
+        if not self._at_work:
+            self._render()
+
+    def _render(self) -> None:
+        begin = time.monotonic()
+        lines = self._open.splitlines(keepends=True)
+        tokens = self._parser.parse(self._open)
+        starts = [token.map[0] for token in tokens if token.level == 0 and token.map and token.nesting >= 0]
+        for first, after in pairwise(starts):
+            self._paint("".join(lines[first:after]))
+            self._shown, self._separated = [], True
+        if starts:
+            self._open = "".join(lines[starts[-1] :])
+            self._paint(self._open)
+        end = time.monotonic()
+        self._next = end + (end - begin) * (_SHARE - 1)
+
+    def _paint(self, block: str) -> None:
+        """Changes the shown lines of the block to its new ones. Lines that have left the screen stay."""
+        markdown = _Markdown("", hyperlinks=False)
+        markdown.parsed = self._parser.parse(block)
+        with self._console.capture() as captured:
+            self._console.print(markdown)
+        lines = [line.rstrip() for line in captured.get().split("\n")]
+        while lines and not lines[-1]:
+            lines.pop()
+        while lines and not lines[0]:
+            lines.pop(0)
+        if self._separated and lines:
+            lines.insert(0, "")
+        same = next((i for i, (old, new) in enumerate(zip(self._shown, lines, strict=False)) if old != new), None)
+        if same is None:
+            same = min(len(self._shown), len(lines))
+        same = max(same, len(self._shown) - (self._rows - 1))
+        back = len(self._shown) - same
+        self._shown = lines
+        self._write((_UP % back if back else "") + "".join(f"{line}\n" for line in lines[same:]))

@@ -1,0 +1,93 @@
+"""A program in tmux, a real terminal emulator: what its screen shows."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from tests.waiting import HUNG
+
+_POLL = 0.02
+
+
+class Screen:
+    """The screen of one program, in a tmux server of its own."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+
+    def tmux(self, *arguments: str, text: str = "") -> str:
+        command = ["tmux", "-f", os.devnull, "-S", str(self._socket), *arguments]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=True, timeout=HUNG)
+        return done.stdout
+
+    def type(self, line: str) -> None:
+        """Types the line and Enter."""
+        self.tmux("send-keys", "-l", line)
+        self.press("Enter")
+
+    def press(self, *keys: str) -> None:
+        """Presses keys by tmux's names, such as C-c."""
+        self.tmux("send-keys", *keys)
+
+    def paste(self, text: str) -> None:
+        """Pastes, between the marks of bracketed paste if the program asked for them."""
+        self.tmux("load-buffer", "-", text=text)
+        self.tmux("paste-buffer", "-p")
+
+    def shows(self, *, styles: bool = False) -> str:
+        """What is on the screen and above it, without trailing blanks; with `styles`, with their escape sequences."""
+        return self.tmux("capture-pane", "-p", "-S", "-", *(["-e"] if styles else []))
+
+    def wait_for(self, pattern: str, *, times: int = 1) -> str:
+        """Returns what is shown once the pattern is on the screen so many times."""
+        end = time.monotonic() + HUNG
+        while len(re.findall(pattern, seen := self.shows(), re.MULTILINE)) < times:
+            if time.monotonic() > end:
+                raise AssertionError(f"{pattern!r} did not come, only\n{seen}")
+            time.sleep(_POLL)
+        return seen
+
+    def ended(self) -> int:
+        """Waits for the program's end and returns its exit code."""
+        end = time.monotonic() + HUNG
+        while not self._pane("pane_dead_status"):
+            if time.monotonic() > end:
+                raise AssertionError(f"it does not end: {self.shows()}")
+            time.sleep(_POLL)
+        return int(self._pane("pane_dead_status"))
+
+    def close(self) -> None:
+        """Kills the program, and ends the server once it knows."""
+        server = psutil.Process(int(self._pane("pid")))
+        if self._pane("pane_dead") != "1":
+            os.kill(int(self._pane("pane_pid")), signal.SIGKILL)
+        while self._pane("pane_dead") != "1":
+            time.sleep(_POLL)
+        self.tmux("kill-server")
+        server.wait(HUNG)
+
+    def _pane(self, value: str) -> str:
+        return self.tmux("display-message", "-p", f"#{{{value}}}").strip()
+
+
+@contextmanager
+def screen(folder: Path, *arguments: str, columns: int = 80, rows: int = 24) -> Iterator[Screen]:
+    """Runs `modelrunner ARGUMENTS` with this process's environment."""
+    found = Screen(folder / "tmux.sock")
+    command = [sys.executable, "-m", "modelrunner", *arguments]
+    size = ["-x", str(columns), "-y", str(rows)]
+    # The server's first session holds it until the option is set; the program's window remains after its end.
+    found.tmux("new-session", "-d", *size, "sleep infinity", ";", "set-option", "-g", "remain-on-exit", "on")
+    try:
+        found.tmux("respawn-pane", "-k", "-c", str(folder), *command)
+        yield found
+    finally:
+        found.close()
