@@ -15,7 +15,7 @@ KNOWN = ("docker.io/ai/smollm2:latest", "sha256:" + "a" * 64)
 
 
 def runner(names: tuple[str, ...] | None) -> Runner:
-    return cast("Runner", SimpleNamespace(names=names, asked_as_streams={}))
+    return cast("Runner", SimpleNamespace(names=names, asked_as_streams={}, endpoints={"/v1/completions"}))
 
 
 def body_for(runner: Runner, model: str, body: bytes) -> bytes:
