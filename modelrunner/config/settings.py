@@ -146,6 +146,10 @@ class Settings(BaseModel):
     telemetry: bool = False
     access_log: Literal["off", "text", "json"] = "off"
     sandbox: Literal["on", "off"] = "on"
+    response_cache: Bytes = 0
+    response_cache_age: Seconds = 3600.0
+    streams_memory: Bytes = 64 << 20
+    streams_age: Seconds = 60.0
     llama_server: FilePath | None = None
     registries: Mapping[str, RegistryTable] = Field(default_factory=dict)
     models: Mapping[str, ModelTable] = Field(default_factory=dict)

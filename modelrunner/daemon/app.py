@@ -26,6 +26,7 @@ from modelrunner.api.ollama_routes import OllamaRoutes
 from modelrunner.api.openai_routes import OpenAIRoutes
 from modelrunner.api.residency_routes import ResidencyRoutes
 from modelrunner.api.response_routes import ResponseRoutes
+from modelrunner.api.stream_routes import StreamRoutes
 from modelrunner.api.telemetry_routes import TelemetryRoutes
 from modelrunner.api.ui_routes import UiRoutes
 from modelrunner.batches.store import open_store
@@ -35,7 +36,7 @@ from modelrunner.config.locations import default_runtimes
 from modelrunner.config.settings import Settings
 from modelrunner.daemon import instance, logs
 from modelrunner.daemon.doorway import Doorway, open_port
-from modelrunner.daemon.parts import Parts, build, make_reloader, set_aliases
+from modelrunner.daemon.parts import Parts, build, make_reloader, set_aliases, set_detours
 from modelrunner.daemon.system_routes import Addresses, SystemRoutes
 from modelrunner.gateway import protocol
 from modelrunner.gateway.access import Access, host_names
@@ -128,6 +129,7 @@ class Daemon:
         )
         set_aliases(self._pipeline, parts.aliases, settings.aliases)
         self._pipeline.responses = self._responses
+        self._streams = set_detours(settings, self._pipeline)
         self._batches, self._files = open_store(settings.data_dir / "state")
         self._batch_worker = BatchWorker(self._batches, self._pipeline)
         observers = self._pipeline.observers
@@ -180,6 +182,7 @@ class Daemon:
         log.info("shutting down")
         for task in self._background:
             task.cancel()
+        self._streams.close()
         # At once: a request that comes while the tasks end is refused, too.
         draining = _drain(self._parts.scheduler, self.lifecycle, self._settings.drain_limit)
         await asyncio.gather(draining, asyncio.wait(self._background))
@@ -215,6 +218,7 @@ class Daemon:
             TelemetryRoutes(self._telemetry, board),
             OpenAIRoutes(),
             ResponseRoutes(self._responses),
+            StreamRoutes(self._streams),
             BatchRoutes(self._batches, self._files, self._batch_worker.look),
             KeyRoutes(parts.keys),
             OllamaRoutes(parts.library, parts.scheduler, parts.publisher),

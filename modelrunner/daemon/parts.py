@@ -12,6 +12,8 @@ from modelrunner.daemon import logs, shapes
 from modelrunner.durable import JsonFile
 from modelrunner.errors import InvalidReference, ModelNotFound
 from modelrunner.gateway.access import host_names
+from modelrunner.gateway.detours.cache import ResponseCache
+from modelrunner.gateway.detours.streams import ResumableStreams
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.keys.ring import KeyRing
 from modelrunner.models.abilities import KnownAbilities
@@ -203,6 +205,16 @@ def set_aliases(pipeline: Pipeline, aliases: Aliases, names: Mapping[str, Alias]
     """Where there are none, no request asks for them."""
     aliases.set(names)
     pipeline.aliases = aliases if names else None
+
+
+def set_detours(settings: Settings, pipeline: Pipeline) -> ResumableStreams:
+    """Gives the pipeline those that the settings ask for."""
+    streams = ResumableStreams(pipeline, settings.streams_memory, settings.streams_age)
+    if settings.streams_memory:
+        pipeline.streams = (streams,)
+    if settings.response_cache:
+        pipeline.detours += (ResponseCache(pipeline, settings.response_cache, settings.response_cache_age),)
+    return streams
 
 
 def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_log: AccessLog, port: int) -> Reloader:

@@ -1,20 +1,25 @@
 """An admitted request, and the client's side of its answer."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.routes import Route
 from modelrunner.http.answers import Header
 from modelrunner.keys.ring import KeyHolder
 from modelrunner.types import Alias, KeepAlive
 
+if TYPE_CHECKING:
+    from modelrunner.gateway.observers import RequestRecord
+
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
     """The head of an admitted inference request. It says nothing about the body, so requests with the same head share
     it. `request_id` is the client's own, `origin` the web page that sends the request, if any; `caller` and `batch` are
-    for the scheduler's order. `key` is the API key that the client sent; None for the owner of the daemon."""
+    for the scheduler's order. `key` is the API key that the client sent; None for the owner of the daemon. A
+    `resumable` stream may go on in another connection."""
 
     route: Route
     origin: str | None
@@ -24,6 +29,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     preload: bool
     progress: bool
     key: KeyHolder | None = None
+    resumable: bool = False
 
     @property
     def key_name(self) -> str:
@@ -65,3 +71,32 @@ class Sink(Protocol):
     def cut(self) -> None:
         """Breaks the answer off, so that the client must notice: the written bytes go out, then the connection
         closes."""
+
+
+class UnderWay(Protocol):
+    """A request between its admission and the end of its answer."""
+
+    ask: Inference
+
+    def start(self) -> None: ...
+
+    def pause(self) -> None:
+        """The client takes no more for now. Safe to call again."""
+
+    def resume(self) -> None: ...
+
+    def cancel(self) -> None:
+        """The client is gone."""
+
+    def stop(self, error: ModelRunnerError) -> None:
+        """Ends the request with an error, whatever it is doing."""
+
+    def record(self) -> "RequestRecord":
+        """What is known of the request so far."""
+
+
+class Detour(Protocol):
+    """Another way to an answer than an exchange of the request's own."""
+
+    def take(self, ask: Inference, sink: Sink) -> UnderWay | None:
+        """None for a request that goes the usual way. Raises nothing."""

@@ -22,7 +22,7 @@ from modelrunner.errors import (
 from modelrunner.gateway.access import Access
 from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.exchange import Exchange
-from modelrunner.gateway.interfaces import Inference, Sink, Terms
+from modelrunner.gateway.interfaces import Detour, Inference, Sink, Terms, UnderWay
 from modelrunner.gateway.observers import Observers, RequestRecord
 from modelrunner.gateway.quarantine import Quarantine
 from modelrunner.gateway.render import harmless_id
@@ -37,7 +37,7 @@ from modelrunner.types import Alias, KeepAlive, Mode
 HEADERS = frozenset(
     (
         *("host", "origin", "content-type", "content-encoding", "upgrade", "expect", "authorization"),
-        *("x-api-key", "x-caller", "x-preload-only", "x-priority", "x-progress", "x-request-id"),
+        *("x-api-key", "x-caller", "x-preload-only", "x-priority", "x-progress", "x-request-id", "x-resumable"),
     )
 )
 """The fields of a request's head that are used, in lower case. Each may be given once."""
@@ -78,8 +78,9 @@ class AliasChooser(Protocol):
 
 class Pipeline:
     """`keys` are the API keys, None where there can be none. `running` are the requests under way, `buffered` the bytes
-    of their bodies. `observers` are told of every request. `responses` keeps those of the Responses API,
-    `aliases` are the names that stand for models; either may be None."""
+    of their bodies. `observers` are told of every request. Each of `detours` is asked for a request before it
+    gets an exchange, each of `streams` before them for one that asks to be resumable. `responses` keeps those of the
+    Responses API, `aliases` are the names that stand for models; either may be None."""
 
     def __init__(
         self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits, keys: KeyRing | None = None
@@ -93,7 +94,9 @@ class Pipeline:
         self.keys = keys
         self.observers = Observers()
         self.quarantine = Quarantine()
-        self.running: set[Exchange] = set()
+        self.running: set[UnderWay] = set()
+        self.streams: tuple[Detour, ...] = ()
+        self.detours: tuple[Detour, ...] = ()
         self.buffered = 0
 
     # admission, in this order
@@ -139,6 +142,7 @@ class Pipeline:
             (header("x-preload-only") or "").lower() == "true",
             header("x-progress") == "events",
             key,
+            (header("x-resumable") or "").lower() == "true",
         )
 
     def buffer(self, size: int, whole: int) -> None:
@@ -165,10 +169,10 @@ class Pipeline:
         fields: Fields | None = None,
         *,
         admitted: bool = False,
-    ) -> Exchange:
-        """Makes an exchange, which the caller starts. `fields` are those of the body, if it was decoded already. The
-        body counts as buffered until the exchange is over. An `admitted` one goes on with a request that its API key
-        has counted already. Raises `BadRequest`, and what its API key refuses."""
+    ) -> UnderWay:
+        """Makes an exchange, or what takes its place, which the caller starts. `fields` are those of the body, if it
+        was decoded already. The body counts as buffered until the exchange is over. An `admitted` one goes on with a
+        request that its API key has counted already. Raises `BadRequest`, and what its API key refuses."""
         arrived = perf_counter()
         fields = fields or terms.route.dialect.read(body)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
@@ -176,7 +180,12 @@ class Pipeline:
         alias = self.aliases.find(terms.route.dialect.name, fields.model) if self.aliases is not None else None
         if terms.key is not None:
             terms.key.go_on() if admitted else terms.key.begin(id(sink))
-        exchange = Exchange(self, Inference(terms, fields, keep, body, request_id, arrived, only_loads, alias), sink)
+        ask = Inference(terms, fields, keep, body, request_id, arrived, only_loads, alias)
+        if (terms.resumable or self.detours) and not admitted:
+            for detour in (*self.streams, *self.detours) if terms.resumable else self.detours:
+                if (work := detour.take(ask, sink)) is not None:
+                    return work
+        exchange = Exchange(self, ask, sink)
         self.running.add(exchange)
         return exchange
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from modelrunner.gateway.exchange import Exchange
+from modelrunner.gateway.interfaces import UnderWay
 from modelrunner.gateway.observers import RequestRecord
 from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry.counters import EventCounters, RequestCounters
@@ -20,7 +20,7 @@ class Telemetry:
     def __init__(
         self,
         scheduler: Scheduler,
-        under_way: Callable[[], Collection[Exchange]],
+        under_way: Callable[[], Collection[UnderWay]],
         state: Path,
         flush: Callable[[], None],
     ) -> None:

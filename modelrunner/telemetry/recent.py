@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from modelrunner.concurrency.feed import Feed
-from modelrunner.gateway.exchange import Exchange
+from modelrunner.gateway.interfaces import UnderWay
 from modelrunner.gateway.observers import RequestRecord
 
 _KEPT = 1000
@@ -14,7 +14,7 @@ _KEPT = 1000
 class RecentRequests(Feed[RequestRecord]):
     """The last 1,000 requests. `under_way` gives those that have not ended."""
 
-    def __init__(self, under_way: Callable[[], Collection[Exchange]], kept: int = _KEPT) -> None:
+    def __init__(self, under_way: Callable[[], Collection[UnderWay]], kept: int = _KEPT) -> None:
         super().__init__(1, kept)
         self._under_way = under_way
 
@@ -23,7 +23,7 @@ class RecentRequests(Feed[RequestRecord]):
         records = [msgspec.structs.replace(exchange.record(), status=0) for exchange in self._under_way()]
         return sorted(records, key=lambda record: -record.duration)
 
-    def find(self, request_id: str) -> Exchange | None:
+    def find(self, request_id: str) -> UnderWay | None:
         """The request under way with this ID; the oldest one where clients gave the same ID to several."""
         found = [exchange for exchange in self._under_way() if exchange.ask.request_id == request_id]
         return min(found, key=lambda exchange: exchange.ask.arrived, default=None)

@@ -1,0 +1,37 @@
+"""The route of a stream that goes on in another connection than the one in which it was asked for."""
+
+from contextlib import aclosing
+
+from aiohttp import web
+
+from modelrunner.api.messages import query_count
+from modelrunner.api.middleware import key_name
+from modelrunner.gateway.detours.streams import ResumableStreams
+
+
+class StreamRoutes:
+    def __init__(self, streams: ResumableStreams) -> None:
+        self._streams = streams
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/v1/streams/{id}", self.get)]
+
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        """The stream from the byte `from` of its body on, 0 by default, up to its end."""
+        place = query_count(request, "from") or 0
+        stream = self._streams.find(request.match_info["id"], key_name(request))
+        assert stream.head is not None
+        status, headers, _ = stream.head
+        response = web.StreamResponse(status=status)
+        response.headers.extend({name.decode(): value.decode() for name, value in headers})
+        async with aclosing(stream.read(place)) as pieces:
+            async for piece in pieces:
+                if not response.prepared:
+                    await response.prepare(request)
+                await response.write(piece)
+        if not response.prepared:
+            await response.prepare(request)
+        if not stream.complete and request.transport is not None:
+            request.transport.abort()  # as the stream itself ended
+        await response.write_eof()
+        return response

@@ -1,0 +1,179 @@
+"""The response cache: identical requests whose answer is determined get one answer."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from modelrunner.errors import ModelRunnerError
+from modelrunner.gateway.detours.recording import Recording
+from modelrunner.gateway.detours.relay import Relay
+from modelrunner.gateway.exchange import Exchange
+from modelrunner.gateway.interfaces import Inference, Sink
+from modelrunner.http.answers import Header
+from modelrunner.scheduler import Target
+from modelrunner.types import RunnerKey
+
+if TYPE_CHECKING:
+    from modelrunner.gateway.pipeline import Pipeline
+
+_HEADER = b"X-Modelrunner-Cache"
+_SHARE = 8  # an answer may have this part of the memory
+_OVERHEAD = 1024  # bytes of an answer beside its body, about
+
+RequestDigest = tuple[str, str | None, str | None, str, str, bytes]
+
+
+class _Sampling(msgspec.Struct, gc=False):
+    temperature: float | None = None
+    seed: int | None = None
+
+    def is_determined(self) -> bool:
+        """A negative seed stands for a random one."""
+        return self.temperature == 0 or (self.seed is not None and self.seed >= 0)
+
+
+class _Sampled(_Sampling):
+    options: _Sampling | None = None  # Ollama's
+
+
+_decoder = msgspec.json.Decoder(_Sampled)
+
+
+class _CachedAnswer(NamedTuple):
+    """An answer of the runner `key` to the model name `model`."""
+
+    headers: tuple[Header, ...]
+    length: int | None
+    body: bytes
+    model: str
+    key: RunnerKey
+    made: float
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + _OVERHEAD
+
+
+class ResponseCache:
+    """A `Detour`. It keeps answers of at most `memory` bytes together, none longer than `age` seconds; the one that was
+    not asked for the longest time goes first. A caller gets answers to its own requests only, and an answer is good as
+    long as the same runner configuration of the same model would answer. `clock` is in seconds."""
+
+    def __init__(
+        self, pipeline: "Pipeline", memory: int, age: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._pipeline = pipeline
+        self._memory, self._age, self._clock = memory, age, clock
+        self._kept: OrderedDict[RequestDigest, _CachedAnswer] = OrderedDict()
+        self._size = 0  # bytes
+        self._running: dict[RequestDigest, Recording] = {}
+
+    def take(self, ask: Inference, sink: Sink) -> Relay | None:
+        if ask.only_loads or ask.fields.prepares or not _is_determined(ask.body):
+            return None
+        terms = ask.terms
+        digest = (
+            *(terms.route.pattern, terms.route.backend, terms.route.runner, terms.caller, terms.key_name),
+            blake2b(ask.body, digest_size=32).digest(),
+        )
+        if (kept := self._find(digest, ask)) is not None:
+            age = b"%d" % (self._clock() - kept.made)
+            return Relay(self._pipeline, ask, sink, _RememberedAnswer(kept), headers=((_HEADER, b"hit"), (b"Age", age)))
+        running = self._running.get(digest)
+        if running is not None and not running.start and self._may_ask(ask):
+            return Relay(self._pipeline, ask, sink, running, headers=((_HEADER, b"shared"),))
+        return self._ask(digest, ask, sink)
+
+    def _ask(self, digest: RequestDigest, ask: Inference, sink: Sink) -> Relay:
+        def ended() -> None:
+            if self._running.get(digest) is recording:
+                del self._running[digest]
+            self._keep(digest, recording, exchange)
+
+        def unheard() -> None:
+            exchange.cancel()
+            ended()
+
+        recording = Recording(self._memory // _SHARE, unheard=unheard, ended=ended)
+        recording.work = exchange = Exchange(self._pipeline, ask, recording)
+        self._pipeline.running.add(exchange)
+        self._running[digest] = recording
+        return Relay(self._pipeline, ask, sink, recording, headers=((_HEADER, b"miss"),), counted=False)
+
+    def _keep(self, digest: RequestDigest, recording: Recording, exchange: Exchange) -> None:
+        head, lease = recording.head, exchange.lease
+        if not recording.complete or recording.start or head is None or head[0] != 200 or lease is None:
+            return
+        kept = _CachedAnswer(
+            *(head[1], head[2], bytes(recording.data), exchange.ask.fields.model, lease.runner.key, self._clock())
+        )
+        self._forget(digest)
+        self._kept[digest] = kept
+        self._size += kept.size
+        while self._size > self._memory:
+            self._forget(next(iter(self._kept)))
+
+    def _find(self, digest: RequestDigest, ask: Inference) -> _CachedAnswer | None:
+        kept = self._kept.get(digest)
+        if kept is None:
+            return None
+        target = self._target(ask, kept.model)
+        if kept.made < self._clock() - self._age or target is None or target.key != kept.key:
+            self._forget(digest)
+            return None
+        if not self._may_ask(ask, target):
+            return None
+        self._kept.move_to_end(digest)
+        return kept
+
+    def _forget(self, digest: RequestDigest) -> None:
+        if (kept := self._kept.pop(digest, None)) is not None:
+            self._size -= kept.size
+
+    def _target(self, ask: Inference, model: str) -> Target | None:
+        return self._pipeline.resolve.known.get((ask.terms.route.backend, model, ask.terms.route.mode))
+
+    def _may_ask(self, ask: Inference, target: Target | None = None) -> bool:
+        """True if the request's API key may still ask the model."""
+        if ask.terms.key is None:
+            return True
+        target = target or self._target(ask, ask.fields.model)
+        if target is None:
+            return False
+        try:
+            ask.terms.key.check_model(target.name, *target.spec.bundle.references)
+        except ModelRunnerError:
+            return False
+        return True
+
+
+class _RememberedAnswer:
+    """The `AnswerSource` of an answer that is kept."""
+
+    def __init__(self, kept: _CachedAnswer) -> None:
+        self._kept = kept
+
+    def begin(self, relay: Relay) -> None:
+        relay.respond(200, self._kept.headers, self._kept.length, self._kept.body)
+        relay.finish()
+
+    def pause(self, relay: Relay) -> None: ...
+
+    def resume(self, relay: Relay) -> None: ...
+
+    def leave(self, relay: Relay) -> None: ...
+
+
+def _is_determined(body: bytes) -> bool:
+    """True if the request asks for the most probable tokens, or names a seed."""
+    if b'"temperature"' not in body and b'"seed"' not in body:
+        return False
+    try:
+        found = _decoder.decode(body)
+    except msgspec.MsgspecError:
+        return False
+    return found.is_determined() or (found.options is not None and found.options.is_determined())

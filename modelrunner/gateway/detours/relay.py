@@ -1,0 +1,156 @@
+"""A client's request whose answer comes by a detour."""
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+from modelrunner.errors import ModelRunnerError
+from modelrunner.gateway.exchange import Exchange
+from modelrunner.gateway.interfaces import Inference, Sink
+from modelrunner.gateway.observers import RequestRecord, record_of
+from modelrunner.gateway.render import chunk, id_line, server_timing
+from modelrunner.gateway.tokens import NONE, Tokens
+from modelrunner.http.answers import Header
+from modelrunner.scheduler import Lease
+
+if TYPE_CHECKING:
+    from modelrunner.gateway.pipeline import Pipeline
+
+
+class AnswerSource(Protocol):
+    """Gives relays their answers. A relay that was left or has ended gets nothing more."""
+
+    def begin(self, relay: "Relay") -> None: ...
+
+    def pause(self, relay: "Relay") -> None:
+        """The client takes no more for now. Safe to call again."""
+
+    def resume(self, relay: "Relay") -> None: ...
+
+    def leave(self, relay: "Relay") -> None:
+        """The client is gone."""
+
+
+class Relay:
+    """As an `Exchange`, with an answer from `source`. `headers` are added to the answer's. With `counted`, the request
+    is counted and recorded here; without, by the exchange that the source makes for it. `lease` and `tokens` are those
+    of the record."""
+
+    def __init__(
+        self,
+        pipeline: "Pipeline",
+        ask: Inference,
+        sink: Sink,
+        source: AnswerSource,
+        *,
+        headers: tuple[Header, ...] = (),
+        counted: bool = True,
+    ) -> None:
+        self._pipeline = pipeline
+        self.ask = ask
+        self._sink = sink
+        self._source = source
+        self._headers = headers
+        self._counted = counted
+        self._alone: Exchange | None = None
+        self._error: ModelRunnerError | None = None
+        self._status = 0
+        self._framing = self._over = False
+        self.lease: Lease | None = None
+        self.tokens: Tokens = NONE
+
+    def start(self) -> None:
+        if self._counted:
+            self._pipeline.running.add(self)
+        self._source.begin(self)
+
+    def pause(self) -> None:
+        if self._alone is not None:
+            self._alone.pause()
+        elif not self._over:
+            self._source.pause(self)
+
+    def resume(self) -> None:
+        if self._alone is not None:
+            self._alone.resume()
+        elif not self._over:
+            self._source.resume(self)
+
+    def cancel(self) -> None:
+        """The client is gone."""
+        if self._alone is not None:
+            self._alone.cancel()
+        elif not self._over:
+            self._status = 499
+            self._close()
+            self._source.leave(self)
+
+    def stop(self, error: ModelRunnerError) -> None:
+        """Ends the request with an error, whatever it is doing."""
+        if self._alone is not None:
+            self._alone.stop(error)
+        elif not self._over:
+            self._source.leave(self)
+            self.refuse(error)
+
+    def record(self) -> RequestRecord:
+        error = self._error.code if self._error is not None else ""
+        return record_of(self.ask, self.lease, self._status, error, 0.0, 0, self.tokens)
+
+    def go_alone(self) -> None:
+        """The source has no answer: the request goes on as any other."""
+        self._pipeline.running.discard(self)
+        self._alone = Exchange(self._pipeline, self.ask, self._sink)
+        self._pipeline.running.add(self._alone)
+        self._alone.start()
+
+    # for the source
+
+    def respond(
+        self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes, own: bytes = b""
+    ) -> None:
+        """As `Sink.respond`, with a bare body; `own` are made here unless they are given."""
+        self._status = status
+        self._framing = length is None and self._sink.takes_chunks
+        waited = perf_counter() - self.ask.arrived
+        own = own or id_line(self.ask.request_id) + server_timing(waited, 0.0, 0.0)
+        self._sink.respond(status, (*headers, *self._headers), own, length, self._framed(data))
+
+    def write(self, data: bytes) -> None:
+        self._sink.write(self._framed(data))
+
+    def finish(self) -> None:
+        if self._framing:
+            self._sink.write(b"0\r\n\r\n")
+        self._close()
+        self._sink.finish()
+
+    def cut(self) -> None:
+        self._close()
+        self._sink.cut()
+
+    def refuse(self, error: ModelRunnerError) -> None:
+        """Ends with an error: as its status or, if the head of a stream is out, as an event."""
+        dialect, request_id = self.ask.terms.route.dialect, self.ask.request_id
+        self._error = error
+        if self._status:
+            if self.ask.fields.stream:
+                self.write(dialect.error_event(error, request_id))
+            self.cut()
+            return
+        headers, body = dialect.error(error, request_id)
+        self.respond(error.status, headers, len(body), body)
+        self.finish()
+
+    def _framed(self, data: bytes) -> bytes:
+        return chunk(data) if self._framing and data else data
+
+    def _close(self) -> None:
+        self._over = True
+        if not self._counted:
+            return
+        self._pipeline.running.discard(self)
+        self._pipeline.unbuffer(len(self.ask.body))
+        if self.ask.terms.key is not None:
+            self.ask.terms.key.end(self.tokens.prompt + self.tokens.answer)
+        if self._pipeline.observers.active:
+            self._pipeline.observers.tell(self.record())

@@ -1,0 +1,168 @@
+"""Streams that outlive their client's connection."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING
+
+from modelrunner.errors import BadRequest, NotFound
+from modelrunner.gateway.detours.recording import Recording
+from modelrunner.gateway.detours.relay import Relay
+from modelrunner.gateway.exchange import Exchange
+from modelrunner.gateway.interfaces import Inference, Sink
+
+if TYPE_CHECKING:
+    from modelrunner.gateway.pipeline import Pipeline
+
+LIMIT = 1 << 20
+"""Bytes of one stream that are kept at most."""
+_PIECE = 1 << 16
+
+
+class ResumableStream(Recording):
+    """A recording that pauses its engine rather than drop what no client has. One client reads at a time: the one that
+    came last, of which `heard` is told. `owner` is the name of the API key that asked, "" for the daemon's owner."""
+
+    def __init__(
+        self,
+        limit: int,
+        owner: str,
+        *,
+        heard: Callable[[], None],
+        unheard: Callable[[], None],
+        ended: Callable[[], None],
+    ) -> None:
+        super().__init__(limit, unheard=unheard, ended=ended)
+        self.owner = owner
+        self._heard = heard
+        self._changed = asyncio.Event()
+        self._reader: object = None  # the one that reads with `read`
+        self._taken = 0  # bytes of the stream
+        self._held = False
+
+    @property
+    def end(self) -> int:
+        """Bytes of the stream so far."""
+        return self.start + len(self.data)
+
+    def keep(self, data: bytes) -> None:
+        self.data += data
+        self._bound()
+        self._changed.set()
+
+    async def read(self, place: int) -> AsyncGenerator[bytes, None]:
+        """The bytes from `place` on, as they come. Raises `BadRequest` for a place that is not there yet, `NotFound`
+        for one that is no longer kept."""
+        if place > self.end:
+            raise BadRequest(f"the stream has {self.end} bytes so far: `from` is beyond them", param="from")
+        if place < self.start:
+            raise NotFound(f"the stream is kept from byte {self.start} on", param="from")
+        reader = self._reader = object()
+        relays, self._relays = self._relays, {}
+        for relay in relays:  # its connection is dead, and nobody has noticed
+            relay.cut()
+        self._heard()
+        try:
+            while self._reader is reader:  # else another one came
+                self._taken = place
+                self._bound()
+                piece = bytes(self.data[place - self.start : place - self.start + _PIECE])
+                if piece:
+                    yield piece
+                    place += len(piece)
+                elif self.over:
+                    return
+                else:
+                    self._changed.clear()
+                    await self._changed.wait()
+        finally:
+            if self._reader is reader:
+                self._reader = None
+                if not self.over:
+                    self._unheard()
+
+    def _bound(self) -> None:
+        """Drops what is too much and was taken, and pauses the engine while that is not enough."""
+        taken = self.end if self._relays else self._taken if self._reader is not None else self.start
+        extra = len(self.data) - self._limit
+        dropped = max(0, min(extra, taken - self.start))
+        del self.data[:dropped]
+        self.start += dropped
+        if (extra > dropped) is self._held or self.over:
+            return
+        self._held = not self._held
+        self.work.pause() if self._held else self.work.resume()
+
+    def _end(self, tell: list[Callable[[], None]]) -> None:
+        super()._end(tell)
+        self._changed.set()
+
+
+class ResumableStreams:
+    """A `Detour` for requests that ask for it. A stream is kept for `age` seconds after its end, and without a client;
+    all together have at most `memory` bytes. Where that is used up by streams under way, a request is answered as any
+    other."""
+
+    def __init__(self, pipeline: "Pipeline", memory: int, age: float) -> None:
+        self._pipeline = pipeline
+        self._memory, self._age = memory, age
+        self._streams: dict[str, ResumableStream] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def take(self, ask: Inference, sink: Sink) -> Relay | None:
+        id = ask.request_id
+        if not ask.terms.resumable or not ask.fields.stream or ask.only_loads or id in self._streams:
+            return None
+        limit = min(LIMIT, self._memory)
+        if not self._make_room(limit):
+            return None
+        stream = ResumableStream(
+            limit,
+            ask.terms.key_name,
+            heard=lambda: self._keep(id),
+            unheard=lambda: self._forget_later(id),
+            ended=lambda: self._forget_later(id),
+        )
+        stream.work = exchange = Exchange(self._pipeline, ask, stream)
+        self._pipeline.running.add(exchange)
+        self._streams[id] = stream
+        place = f"/v1/streams/{id}".encode()
+        return Relay(self._pipeline, ask, sink, stream, headers=((b"X-Modelrunner-Stream", place),), counted=False)
+
+    def find(self, id: str, owner: str) -> ResumableStream:
+        """The stream of a request, for the API key that asked and for the daemon's owner. Raises `NotFound`."""
+        stream = self._streams.get(id)
+        if stream is None or stream.head is None or owner not in ("", stream.owner):
+            raise NotFound(f"there is no stream of a request {id!r}: it was not asked for, or is gone", param="id")
+        return stream
+
+    def close(self) -> None:
+        """Forgets the streams without a client."""
+        for id in list(self._timers):
+            self._forget(id)
+
+    def _keep(self, id: str) -> None:
+        if not self._streams[id].over and (timer := self._timers.pop(id, None)) is not None:
+            timer.cancel()
+
+    def _make_room(self, limit: int) -> bool:
+        """A stream under way counts with all that it may come to have."""
+        for id in [id for id, stream in self._streams.items() if stream.over]:
+            if self._used() + limit <= self._memory:
+                break
+            self._forget(id)
+        return self._used() + limit <= self._memory
+
+    def _used(self) -> int:
+        return sum(len(stream.data) if stream.over else min(LIMIT, self._memory) for stream in self._streams.values())
+
+    def _forget_later(self, id: str) -> None:
+        if (before := self._timers.pop(id, None)) is not None:
+            before.cancel()
+        self._timers[id] = asyncio.get_running_loop().call_later(self._age, self._forget, id)
+
+    def _forget(self, id: str) -> None:
+        if (timer := self._timers.pop(id, None)) is not None:
+            timer.cancel()
+        stream = self._streams.pop(id)
+        if not stream.over:
+            stream.work.cancel()

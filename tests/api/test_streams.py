@@ -1,0 +1,133 @@
+"""Streams that go on in another connection: in a whole daemon, with the fake engine."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.api.conftest import Daemon, StartDaemon
+from tests.gateway.fakes import until
+from tests.waiting import HUNG
+
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"model": "smol", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
+ASKED = {"X-Resumable": "true", "X-Request-ID": "r1"}
+
+
+@pytest.fixture
+async def gate(tmp_path: Path) -> Path:
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+async def daemon(start_daemon: StartDaemon, gate: Path) -> Daemon:
+    made = await start_daemon(models={"smol": 0})
+    made.backend.knobs = ("--tokens", "5", "--token-gate", str(gate), "--record", str(gate.parent / "record"))
+    return made
+
+
+def left(gate: Path) -> bool:
+    """True once the engine noticed that its client is gone."""
+    return b'"left"' in (gate.parent / "record").read_bytes()
+
+
+async def first_token(answer: aiohttp.ClientResponse) -> bytes:
+    data = b""
+    async with asyncio.timeout(HUNG):
+        while b"w0" not in data:
+            data += await answer.content.readany()
+    return data
+
+
+async def test_a_client_goes_on_where_it_was_cut_off(daemon: Daemon, gate: Path) -> None:
+    async with daemon.tcp.post(CHAT, json=BODY, headers=ASKED) as answer:
+        place = answer.headers["X-Modelrunner-Stream"]
+        assert place == "/v1/streams/r1"
+        before = await first_token(answer)
+        answer.close()
+    gate.touch()
+    async with daemon.tcp.get(f"{place}?from={len(before)}") as rest:
+        assert rest.headers["Content-Type"] == "text/event-stream"
+        after = await rest.read()
+    assert [word in before + after for word in (b"w0", b"w1", b"w4", b"[DONE]")] == [True] * 4
+    async with daemon.tcp.get(place) as again:
+        assert await again.read() == before + after
+    async with daemon.tcp.get(f"{place}?from={len(before + after)}") as nothing:
+        assert (nothing.status, await nothing.read()) == (200, b"")
+    assert not left(gate)
+
+
+async def test_the_newest_connection_has_the_stream(daemon: Daemon, gate: Path) -> None:
+    async with daemon.tcp.post(CHAT, json=BODY, headers=ASKED) as answer:
+        await first_token(answer)
+        async with daemon.tcp.get("/v1/streams/r1") as second:
+            await first_token(second)
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
+            async with daemon.tcp.get("/v1/streams/r1") as third:
+                await first_token(third)
+                gate.touch()
+                assert b"[DONE]" in await third.read()
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Resumable": "no"}])
+async def test_only_where_it_was_asked_for(daemon: Daemon, gate: Path, headers: dict[str, str]) -> None:
+    gate.touch()
+    async with daemon.tcp.post(CHAT, json=BODY, headers={"X-Request-ID": "r1", **headers}) as answer:
+        assert "X-Modelrunner-Stream" not in answer.headers
+        await answer.read()
+    async with daemon.tcp.post(CHAT, json=BODY | {"stream": False}, headers=ASKED) as plain:
+        assert "X-Modelrunner-Stream" not in plain.headers
+    async with daemon.tcp.get("/v1/streams/r1") as answer:
+        assert answer.status == 404
+
+
+async def test_bad_questions(daemon: Daemon, gate: Path) -> None:
+    gate.touch()
+    async with daemon.tcp.post(CHAT, json=BODY, headers=ASKED) as answer:
+        await answer.read()
+    for query, status in (("?from=-1", 400), ("?from=x", 400), ("?from=999999", 400), ("?from=9999999999", 400)):
+        async with daemon.tcp.get(f"/v1/streams/r1{query}") as answer:
+            assert (answer.status, (await answer.json())["error"]["param"]) == (status, "from")
+    async with daemon.tcp.get("/v1/streams/r2") as answer:
+        assert answer.status == 404
+    async with daemon.tcp.post(CHAT, json=BODY, headers=ASKED) as answer:  # an ID that is taken
+        assert "X-Modelrunner-Stream" not in answer.headers
+
+
+async def test_a_stream_without_a_client_ends(start_daemon: StartDaemon, gate: Path) -> None:
+    daemon = await start_daemon(models={"smol": 0}, streams_age=0.0)
+    daemon.backend.knobs = ("--tokens", "5", "--token-gate", str(gate), "--record", str(gate.parent / "record"))
+    async with daemon.tcp.post(CHAT, json=BODY, headers=ASKED) as answer:
+        await first_token(answer)
+        answer.close()
+    await until(lambda: left(gate))
+    async with daemon.tcp.get("/v1/streams/r1") as gone:
+        assert gone.status == 404
+
+
+async def test_a_stream_that_breaks_off_is_cut_for_whoever_reads_it_later(daemon: Daemon) -> None:
+    daemon.backend.knobs = ("--tokens", "5", "--die", "2")
+    async with daemon.tcp.post(CHAT, json=BODY, headers=ASKED) as answer:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await answer.read()
+    async with daemon.tcp.get("/v1/streams/r1") as again:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await again.read()
+
+
+async def test_another_key_sees_no_stream(daemon: Daemon, gate: Path) -> None:
+    gate.touch()
+    keys = []
+    for name in ("a", "b"):
+        async with daemon.unix.post("/keys", json={"name": name, "scopes": ["inference"]}) as made:
+            keys.append({"Authorization": f"Bearer {(await made.json())['text']}"})
+    async with daemon.tcp.post(CHAT, json=BODY, headers=ASKED | keys[0]) as answer:
+        await answer.read()
+    for head, status in ((keys[1], 404), (keys[0], 200)):
+        async with daemon.tcp.get("/v1/streams/r1", headers=head) as found:
+            assert found.status == status
+    async with daemon.unix.get("/v1/streams/r1") as owner:
+        assert owner.status == 200
