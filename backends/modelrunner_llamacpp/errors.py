@@ -58,18 +58,19 @@ _CAUSES = [
      "`modelrunner install llama.cpp`"),
     Cause(r"failed to load model", "llama.cpp could not load the model. " + _LOCAL),
 ]  # fmt: skip
-# What llama-server says with status 400 or 500 to an input beyond its context, or beyond the batch that an embedding
-# has to fit in. The groups are the tokens of the input and the limit.
+# What an engine says with status 400 or 500 to an input beyond its context, or beyond the batch that an embedding has
+# to fit in: llama-server, and last llama-cpp-python's server (llama_cpp/server/errors.py).
 _TOO_LONG = re.compile(
-    r"\(?(\d+) tokens\) (?:exceeds the available context size \((\d+) tokens|is too large to process.*batch size: (\d+)"
-    r"|is larger than the max context size \((\d+) tokens)",
+    r"\(?(?P<tokens>\d+) tokens\) (?:exceeds the available context size \(|is too large to process.*batch size: "
+    r"|is larger than the max context size \()(?P<limit>\d+)"
+    r"|maximum context length is (?P<context>\d+) tokens.*?\((?P<prompt>\d+) in ",
     re.DOTALL,
 )
 # What it says with status 500 though the request is at fault.
 _CLIENTS_FAULT = re.compile(
     r"(?:image|audio|video) input is not supported|failed to (?:decode|load|process) (?:the )?(?:image|audio|video)|"
     r"json\.exception|Jinja|jinja|[Ff]ailed to parse (?:grammar|messages|tools|input)|roles must alternate|"
-    r"context length"
+    r"context length|'loc': \('body'"  # the last is llama-cpp-python's server, about a field of another type
 )
 
 _STAGES = [
@@ -92,6 +93,7 @@ explain, ran_out_of_memory, stage = _DIAGNOSIS.explain, _DIAGNOSIS.ran_out_of_me
 def request_error(status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
     """`Backend.request_error` for llama.cpp."""
     if (found := _TOO_LONG.search(message)) or fields.get("type") == "exceed_context_size_error":
-        tokens = [int(figure) for figure in found.groups() if figure] if found else [None, None]
-        return ContextTooLong(message, fields.get("n_prompt_tokens", tokens[0]), fields.get("n_ctx", tokens[1]))
+        said = {name: int(figure) for name, figure in found.groupdict().items() if figure} if found else {}
+        tokens, limit = said.get("tokens", said.get("prompt")), said.get("limit", said.get("context"))
+        return ContextTooLong(message, fields.get("n_prompt_tokens", tokens), fields.get("n_ctx", limit))
     return BadRequest(message) if status >= 500 and _CLIENTS_FAULT.search(message) else None

@@ -6,6 +6,7 @@ args.py. The default action of SIGTERM ends the process at once, also while a mo
 """
 
 import contextlib
+import functools
 import json
 import signal
 import sys
@@ -66,13 +67,15 @@ def adapter(xllamacpp: Any, path: str, scale: float) -> Any:
 
 
 def serve_llama_cpp(given: dict[str, Any]) -> None:
-    """llama-cpp-python's server has no /health, and by default breaks off an answer when another request comes."""
+    """llama-cpp-python's server has no /health, by default breaks off an answer when another request comes, and answers
+    400 without a word to a request ID that is no UUID (starlette-context's plug-in)."""
     import uvicorn
-    from llama_cpp.server.app import create_app
+    from llama_cpp.server import app as server
     from llama_cpp.server.settings import ModelSettings, ServerSettings
 
     settings = ModelSettings(**{"logits_all": False, **given["settings"]})
-    app = create_app(server_settings=ServerSettings(interrupt_requests=False), model_settings=[settings])
+    server.RequestIdPlugin = functools.partial(server.RequestIdPlugin, validate=False)
+    app = server.create_app(server_settings=ServerSettings(interrupt_requests=False), model_settings=[settings])
 
     async def health() -> dict[str, str]:
         return {"status": "ok"}

@@ -56,18 +56,19 @@ def _explicit(context: BackendContext) -> dict[str, Any]:
     return {"llama_server": named}
 
 
-def _python(context: BackendContext) -> dict[str, Any]:
+def llama_cpp_python() -> Path:
+    """The Python with llama-cpp-python's server. Skips the test without it."""
     folder = Locations.find().cache / f"clients/pypi-{engines.SOURCE}-{engines.SOURCE_VERSION}"
     if not (folder / "ready").exists():
         pytest.skip(f"no {folder}: scripts/install-clients")
-    return {"python": str(folder / "bin/python")}
+    return folder / "bin/python"
 
 
 _HOW: dict[str, Callable[[BackendContext], dict[str, Any]]] = {
     "wheel": lambda context: _cached(context, EngineKind.WHEEL),
     "native": lambda context: _cached(context, EngineKind.NATIVE),
     "llama-server": _explicit,
-    "llama-cpp-python": _python,
+    "llama-cpp-python": lambda context: {"python": str(llama_cpp_python())},
 }
 
 

@@ -93,6 +93,12 @@ def test_nothing_known(tail: str) -> None:
             (920, 64),
         ),
         ("request (9000 tokens) exceeds the available context size (8192 tokens), try increasing it", {}, (9000, 8192)),
+        (
+            "This model's maximum context length is 8192 tokens. However, you requested 9031 tokens (9030 in the "
+            "messages, 1 in the completion). Please reduce the length of the messages or completion.",
+            {"code": "context_length_exceeded"},
+            (9030, 8192),
+        ),
         ("too long", {"type": "exceed_context_size_error", "n_prompt_tokens": 5, "n_ctx": 4}, (5, 4)),
         ("too long", {"type": "exceed_context_size_error"}, (None, None)),
     ],

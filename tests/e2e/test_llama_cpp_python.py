@@ -1,0 +1,49 @@
+"""A daemon whose configuration names llama-cpp-python's server: one sequence, no slots, usage in plain answers."""
+
+import json
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import SMOLLM2, StartDaemon
+from tests.e2e.daemons import Daemon, until
+from tests.llamacpp.conftest import llama_cpp_python
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def daemon(make_daemon: StartDaemon) -> Daemon:
+    """One for the tests of this module."""
+    daemon = make_daemon(None)
+    python = json.dumps(str(llama_cpp_python()))
+    (daemon.data.parent / "config.toml").write_text(f'[backends."llama.cpp"]\npython = {python}\n', "utf-8")
+    daemon.start()
+    return daemon
+
+
+def test_a_chat_plain_and_streamed(daemon: Daemon) -> None:
+    answer = daemon.chat(SMOLLM2, max_tokens=16)
+    assert (answer.status_code, "Paris" in answer.json()["choices"][0]["message"]["content"]) == (200, True)
+    assert answer.json()["usage"]["completion_tokens"] > 3
+    streamed = daemon.chat(SMOLLM2, max_tokens=16, stream=True)
+    events = [line.removeprefix("data: ") for line in streamed.text.splitlines() if line.startswith("data: ")]
+    words = [json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1]]
+    assert ("Paris" in "".join(words), events[-1]) == (True, "[DONE]")
+
+
+def test_a_refusal_says_why(daemon: Daemon) -> None:
+    too_long = daemon.chat(SMOLLM2, "hello " * 9000).json()["error"]
+    assert (too_long["code"], too_long["n_ctx"]) == ("context_length_exceeded", 8192)
+    wrong = daemon.chat(SMOLLM2, temperature="hot")
+    assert (wrong.status_code, "temperature" in wrong.json()["error"]["message"]) == (400, True)
+
+
+def test_requests_that_are_given_up_hold_nobody_up(daemon: Daemon) -> None:
+    body = {"model": SMOLLM2, "messages": [{"role": "user", "content": "Tell a story"}], "max_tokens": 150}
+    with daemon.client(timeout=0.2) as client, pytest.raises(httpx.ReadTimeout):
+        client.post(CHAT, json=body)
+    with daemon.client() as client, client.stream("POST", CHAT, json=body | {"stream": True}) as answer:
+        next(answer.iter_bytes())
+    assert daemon.chat(SMOLLM2, max_tokens=2).status_code == 200
+    until(lambda: daemon.runners()[0]["leases"] == 0)
