@@ -3,6 +3,7 @@
     load         time to first token after an unload, against the daemon's own command line, started on another socket
     start        one cold start as a timeline: what of it is ours
     throughput   warm time to first token, tokens per second at several concurrent streams: medians of paired rounds
+    sandbox      cold start and tokens per second of the engine in its sandbox, against the same command line without
     compile      time to ready with torch.compile, the cache of what was compiled empty, and not (vLLM)
 
 Usage: bench-engine.py [--backend llama.cpp|vllm] [--parts load,start,throughput] [--rounds 5] [--tokens 96]
@@ -175,6 +176,19 @@ async def load(target: Target, other: Path, rounds: int) -> None:
     report("cold time to first token", await paired(rounds, cold, cold_direct), "ms", 1000)
 
 
+async def sandbox(target: Target, other: Path, rounds: int, tokens: int) -> None:
+    """ "direct" is the engine without a sandbox. Both are asked on their own sockets."""
+    await load(target, other, rounds)
+    argv, environment = await engine_command(target, other)
+    confined = await engine_of(target)
+    async with direct(argv, environment, other):
+        free = Target(other, confined.model)
+        for where in (confined, free):
+            await rate(where, 1, 8)
+        pairs = await paired(rounds, lambda: rate(confined, 1, tokens), lambda: rate(free, 1, tokens))
+    report("tokens per second, in the sandbox", pairs, "/s")
+
+
 async def unload(target: Target) -> None:
     await get_json(target.socket, "/engines/unload", "POST", b'{"all": true}')
 
@@ -226,6 +240,8 @@ async def measure(target: Target, folder: Path, arguments: argparse.Namespace) -
                 await load(target, folder / "direct.sock", arguments.rounds)
             case "start":
                 await start(target, arguments.backend, "cold start")
+            case "sandbox":
+                await sandbox(target, folder / "direct.sock", arguments.rounds, arguments.tokens)
             case "throughput":
                 await throughput(target, STREAMS[arguments.backend], arguments.rounds, arguments.tokens)
             case "compile":
@@ -233,7 +249,7 @@ async def measure(target: Target, folder: Path, arguments: argparse.Namespace) -
                 await start(target, arguments.backend, "compiled, first start")
                 await start(target, arguments.backend, "compiled, second start")
             case _:
-                raise SystemExit(f"there is no part {part!r}; there are load, start, throughput and compile")
+                raise SystemExit(f"there is no part {part!r}; there are load, start, throughput, sandbox and compile")
     print(f"daemon memory when idle            {idle / 2**20:.1f} MiB (RSS, before the first request)")
 
 

@@ -133,10 +133,17 @@ class Library:
         raises."""
         text = order.text
         events = self._scheduler.events
+        received: list[int] = []
+
+        def reported(step: WorkProgress) -> None:
+            if step.phase == "downloading":
+                received[1:] = [step.current]
+            report(step)
+
         try:
             pulled = await self._puller.pull(
                 text,
-                report,
+                reported,
                 token=order.token,
                 name=order.name,
                 trust=order.trust,
@@ -144,9 +151,9 @@ class Library:
                 verify_key=order.verify_key,
             )
         except ModelRunnerError as error:
-            events.emit("pull", model=order.name or order.source, reason=f"failed: {error}")
+            events.emit("pull", model=order.name or order.source, reason=f"failed: {error}", downloaded=_span(received))
             raise
-        events.emit("pull", model=pulled.name, reason=f"pulled from {order.source}")
+        events.emit("pull", model=pulled.name, reason=f"pulled from {order.source}", downloaded=_span(received))
         return pulled
 
     def pulls(self) -> list[RunningPull]:
@@ -256,3 +263,8 @@ class Library:
         not wait for them."""
         for model in self._store.list():
             await self.abilities([model])
+
+
+def _span(received: list[int]) -> int:
+    """The bytes that came between the first and the last report: earlier attempts left the others."""
+    return received[-1] - received[0] if received else 0

@@ -247,7 +247,8 @@ class Reconciler:
             slot.failed(task.exception() or EngineFailed("the backend's run() returned"))
         if slot.error is not None:
             log.warning("%s ended: %s", slot.target.name, slot.error)
-            self._events.emit("crash", model=slot.target.name, runner=slot.runner.id, reason=str(slot.error))
+            code = slot.error.code if isinstance(slot.error, ModelRunnerError) else "internal_error"
+            self._events.emit("crash", model=slot.target.name, runner=slot.runner.id, reason=str(slot.error), code=code)
         slot.become(Phase.ENDED, self.time())
         self.changed()  # before those that wait for its end go on: they see it forgotten
         slot.gone.set()

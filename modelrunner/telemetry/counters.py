@@ -112,10 +112,15 @@ class EventCounters:
 
     def __init__(self) -> None:
         self._events: Counter[tuple[str, str]] = Counter()
+        self._crashes: Counter[tuple[str, str]] = Counter()
+        self._downloaded = 0
         self._loads: dict[str, Histogram] = {}
 
     def add(self, event: EventRecord) -> None:
         self._events[event.event, event.model if event.event in _OF_RUNNERS else ""] += 1
+        if event.event == "crash":
+            self._crashes[event.model, event.details.get("code", _UNKNOWN)] += 1
+        self._downloaded += event.details.get("downloaded", 0)
         if event.event == "ready" and (seconds := event.details.get("seconds")) is not None:
             self._loads.setdefault(event.model, Histogram(BUCKETS)).observe(seconds)
 
@@ -126,6 +131,15 @@ class EventCounters:
         for pair, count in self._events.items():
             events.add_metric(pair, count)
         yield events
+        crashes = CounterMetricFamily(
+            "modelrunner_crashes",
+            "Runners that ended by themselves, by the code of the error",
+            labels=("model", "reason"),
+        )
+        for pair, count in self._crashes.items():
+            crashes.add_metric(pair, count)
+        yield crashes
+        yield CounterMetricFamily("modelrunner_pulled_bytes", "Bytes that pulls downloaded", value=self._downloaded)
         loads = HistogramMetricFamily("modelrunner_model_load_seconds", "Time to load a model", labels=("model",))
         for model, times in self._loads.items():
             loads.add_metric((model,), times.buckets(), times.total)

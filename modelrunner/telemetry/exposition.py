@@ -54,6 +54,13 @@ class Exposition:
         yield waiting
         for name, size in self._scheduler.memory().items():
             yield _gauge(f"modelrunner_memory_{name}_bytes", f"Main memory for runners: {name}", size)
+        devices = GaugeMetricFamily(
+            "modelrunner_device_memory_bytes", "Memory for runners on each device", labels=("device", "figure")
+        )
+        for figure, memory in zip(("budget", "free"), self._scheduler.devices(), strict=True):
+            for device, size in _by_device(memory):
+                devices.add_metric((device, figure), size)
+        yield devices
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         yield from registry.collect()

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 EVERY = 1.0
 """Seconds between two writes, and so the most that a kill can lose, with the time of a write."""
 _LARGEST = 64 << 20  # bytes of the file, after which the oldest days go
+_MOST_KEPT = 10_000  # sums that wait for the disk: callers name themselves, and a disk may be full for days
+_OTHERS = "(others)"
 _TABLE = """create table if not exists usage (
     day text, caller text, model text, requests integer, prompt integer, answer integer, seconds real,
     primary key (day, caller, model)) without rowid;"""
@@ -60,7 +62,10 @@ class Usage:
         day = time.strftime("%Y-%m-%d", time.gmtime(self._wall()))
         for record in records:
             if record.model_name:
-                sums = self._new.setdefault((day, record.caller, record.model_name), [0, 0, 0, 0.0])
+                key = day, record.caller, record.model_name
+                if len(self._new) >= _MOST_KEPT and key not in self._new:
+                    key = day, _OTHERS, record.model_name
+                sums = self._new.setdefault(key, [0, 0, 0, 0.0])
                 sums[0] += 1
                 sums[1] += record.tokens.prompt
                 sums[2] += record.tokens.answer

@@ -105,3 +105,12 @@ async def test_damage_behind_the_first_page_is_set_aside(tmp_path: Path) -> None
     assert [each.requests for each in await usage.sums(Grouping.DAY, timedelta(days=1))] == [1]
     [aside] = tmp_path.glob("usage.sqlite.corrupt-*")
     assert aside.read_bytes()[:4096] == whole[:4096]
+
+
+async def test_callers_without_end_are_added_up_together(tmp_path: Path) -> None:
+    """While the disk takes nothing, memory is bounded, and no request is lost."""
+    usage = Usage(tmp_path / "usage.sqlite", Wall())
+    usage.take([record(caller=str(number)) for number in range(10_500)])
+    sums = await usage.sums(Grouping.KEY, timedelta(days=1))
+    assert len(sums) == 10_001
+    assert sums[0] == UsageSum("(others)", 500, 0, 0, 750.0)
