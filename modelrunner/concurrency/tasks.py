@@ -19,3 +19,26 @@ async def stopped(task: "asyncio.Task[Any]", patience: float | None = None) -> N
         task.exception()
     if cancelled:
         raise asyncio.CancelledError
+
+
+async def all_stopped(*tasks: "asyncio.Task[Any]") -> None:
+    """Cancels `tasks` once, and waits for their ends as `settled` does."""
+    for task in tasks:
+        task.cancel()
+    await settled(*tasks)
+
+
+async def settled(*tasks: "asyncio.Future[Any]") -> None:
+    """Returns when all `tasks` have ended, however they do. If the caller is cancelled meanwhile, raises
+    `CancelledError` then."""
+    cancelled = False
+    while left := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(left)
+        except asyncio.CancelledError:
+            cancelled = True
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # retrieved, so that asyncio does not log it
+    if cancelled:
+        raise asyncio.CancelledError

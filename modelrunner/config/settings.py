@@ -131,6 +131,7 @@ class Settings(BaseModel):
     memory_budget: Annotated[Bytes, Field(gt=0)] | None = None
     memory_reserve: Bytes | None = None
     models_quota: Annotated[Bytes, Field(gt=0)] | None = None
+    download_rate: Annotated[Bytes, Field(ge=1 << 16)] | None = None
     keep_alive: KeepAliveSetting = KeepAlive(300.0)
     max_queue: int = Field(default=512, ge=1)
     max_wait: Seconds = 600.0

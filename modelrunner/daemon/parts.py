@@ -42,7 +42,7 @@ from modelrunner.oci.credentials import Credentials
 from modelrunner.oci.push import Pusher
 from modelrunner.oci.registries import Registries, RegistryRules
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.pull import Puller
+from modelrunner.pull import Puller, Transfers
 from modelrunner.pull.file import FileSource, ImportSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.ociregistry import RegistrySource
@@ -65,6 +65,7 @@ class Parts:
     probe: MemoryProbe
     scheduler: Scheduler
     library: Library
+    transfers: Transfers
     last_used: LastUsed
     pruner: Pruner
     foreign: ForeignStores
@@ -127,7 +128,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
     registries = Registries(_rules(settings.registries))
     credentials = Credentials(logins_beside(settings.config))
     sources = (PypiSource(), HuggingFaceSource(), FileSource(), ImportSource(), RegistrySource(registries, credentials))
-    puller = Puller(store, sources)
+    puller = Puller(store, sources, transfers=Transfers(rate=settings.download_rate))
     abilities = KnownAbilities(store, resolver, configurations)
 
     def forget_backends() -> None:
@@ -149,6 +150,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         probe=probe,
         scheduler=scheduler,
         library=library,
+        transfers=puller.transfers,
         last_used=last_used,
         foreign=ForeignStores(),
         pruner=Pruner(store, library, scheduler, resolver, last_used),
@@ -224,6 +226,9 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_l
     def set_quota(changed: Mapping[str, Any]) -> None:
         parts.store.quota = changed["models_quota"]
 
+    def set_download_rate(changed: Mapping[str, Any]) -> None:
+        parts.transfers.rate = changed["download_rate"]
+
     setters: dict[str, Setter] = {
         **dict.fromkeys(("hosts", "origins"), lambda s: access.allow(host_names(port, s["hosts"]), s["origins"])),
         **dict.fromkeys(
@@ -239,6 +244,7 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_l
         "access_log": lambda s: access_log.use(s["access_log"]),
         "log_level": lambda s: logs.set_level(s["log_level"]),
         "models_quota": set_quota,
+        "download_rate": set_download_rate,
         "registries": lambda s: parts.registries.replace(_rules(s["registries"])),
     }
     return Reloader(

@@ -14,7 +14,8 @@ from modelrunner.oci.registries import RegistryEndpoint
 from modelrunner.store import Digest
 from modelrunner.store.manifests import LARGEST, StoredFile
 from modelrunner.store.mediatypes import MANIFEST_TYPE
-from modelrunner.web.download import Downloader, RemoteFile
+from modelrunner.web.download import Downloader
+from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import LOOK_UP_LIMIT, HubAnswer, ask, new_client, retry_after, trusted_certificates
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from modelrunner.pull.puller import Puller
 from modelrunner.pull.source import Context, FetchResult, Preview, PullResult, PullSpec, Source
+from modelrunner.web.transfers import Transfers
 
 __all__ = [
     "Context",
@@ -11,4 +12,5 @@ __all__ = [
     "PullSpec",
     "Puller",
     "Source",
+    "Transfers",
 ]

@@ -23,7 +23,8 @@ from modelrunner.pull.selection import choose, folder_files
 from modelrunner.store.gguf import read_header
 from modelrunner.store.references import DEFAULT_TAG, Reference
 from modelrunner.types import ModelHeader
-from modelrunner.web.download import RemoteFile, refused
+from modelrunner.web.download import refused
+from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import HubAnswer, ask, new_client, retry_after
 
 if TYPE_CHECKING:

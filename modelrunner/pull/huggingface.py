@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelrunner.concurrency.threads import in_thread
+from modelrunner.pull.fetching import fetch_files
 from modelrunner.pull.hub import Hub
 from modelrunner.pull.source import (
     Context,
@@ -18,14 +19,14 @@ from modelrunner.pull.source import (
     Preview,
     PullSpec,
     Source,
-    require_space,
 )
 from modelrunner.store import gguf_model
 from modelrunner.store.names import WEIGHTS
 from modelrunner.store.references import Reference
 from modelrunner.store.safetensors_model import require_no_code
-from modelrunner.types import Bundle, FileProgress, ModelFormat, ModelHeader, ProgressReport, WorkProgress
-from modelrunner.web.download import Downloader, RemoteFile
+from modelrunner.types import Bundle, ModelFormat, ModelHeader, WorkProgress
+from modelrunner.web.download import Downloader
+from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import LOOK_UP_LIMIT
 
 if TYPE_CHECKING:
@@ -80,20 +81,18 @@ class HuggingFaceSource(Source):
             }
             wanting = {name: file for name, file in listing.files.items() if name not in stored}
             paths = {name: context.partial(file) for name, file in wanting.items()}
-            total = sum(file.size for file in wanting.values())
-            here = sum(path.lstat().st_size for path in set(paths.values()) if path.is_file())
-            context.require_quota(total)
-            require_space(context.folder, max(0, total - here))
+
+            async def check() -> None:  # the small files are here by now
+                small = {name: path for name, path in paths.items() if path.is_file()}
+                if not wanted.trust:
+                    await in_thread(lambda _: require_no_code(small))
+
             downloader = Downloader(hub.client, hub.headers, pause=self._pause, patience=self._patience)
-            done = 0
-            for name, file in wanting.items():
-                if name.endswith(WEIGHTS) and not wanted.trust:  # the small files are here by now
-                    small = {n: p for n, p in paths.items() if p.is_file()}
-                    await in_thread(lambda _, small=small: require_no_code(small))  # type: ignore[misc]
-                if await context.fetch(file, downloader, _reporter(context.report, file, done, total)) is None:
-                    del paths[name]
-                    stored[name] = listing.digests[name]
-                done += file.size
+            for name in await fetch_files(
+                wanting, context, downloader, late=lambda name: name.endswith(WEIGHTS), check=check
+            ):
+                del paths[name]
+                stored[name] = listing.digests[name]
             return FetchResult(paths, listing.digests, stored, listing.revision)
 
     async def _hub(self, token: str | None) -> "Hub":
@@ -114,11 +113,3 @@ def _bundle(text: str, file: RemoteFile, header: ModelHeader, folder: Path) -> B
         context_length=gguf_model.context_length(header),
         capabilities=gguf_model.capabilities(header, names),
     )
-
-
-def _reporter(report: ProgressReport, file: RemoteFile, done: int, total: int) -> Callable[[int], None]:
-    def advanced(current: int) -> None:
-        part = FileProgress(f"sha256:{file.sha256}" if file.sha256 else file.name, file.size, current)
-        report(WorkProgress(f"Downloading {file.name}", "downloading", total, done + current, part))
-
-    return advanced

@@ -22,7 +22,8 @@ from urllib.request import url2pathname
 from modelrunner.concurrency.threads import in_thread
 from modelrunner.errors import SourceFailed
 from modelrunner.pull.simple import ACCEPT, Link, links_in
-from modelrunner.web.download import Downloader, RemoteFile
+from modelrunner.web.download import Downloader
+from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import LOOK_UP_LIMIT, ask, explain, new_client, trusted_certificates
 
 if TYPE_CHECKING:

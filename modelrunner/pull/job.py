@@ -26,7 +26,9 @@ from modelrunner.store import Blob, Digest, Store
 from modelrunner.store.blobs import ReadProgress
 from modelrunner.store.files import size_of
 from modelrunner.types import ProgressReport, WorkProgress
-from modelrunner.web.download import Downloader, RemoteFile
+from modelrunner.web.download import Downloader
+from modelrunner.web.partial import RemoteFile
+from modelrunner.web.transfers import Transfers
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +37,17 @@ class PullJob:
     """The steps of one pull. Partial files lie in `folder`."""
 
     def __init__(
-        self, store: Store, journal: Journal, shared: SharedDownloads, source: Source, wanted: PullSpec, folder: Path
+        self,
+        store: Store,
+        journal: Journal,
+        shared: SharedDownloads,
+        transfers: Transfers,
+        source: Source,
+        wanted: PullSpec,
+        folder: Path,
     ) -> None:
         self._store, self._journal, self._shared = store, journal, shared
+        self.transfers = transfers
         self._source, self._wanted, self.folder = source, wanted, folder
         self._used: set[Path] = set()
         self._hashed: dict[Path, tuple[int, int]] = {}
@@ -156,7 +166,7 @@ class PullJob:
             # Another pull may have downloaded and stored it since this one looked.
             if file.sha256 is not None and not path.exists() and await self.stored(file.sha256):
                 return None
-            await downloader.fetch(file, path, advanced)
+            await downloader.fetch(file, path, advanced, self.transfers)
             if file.sha256 is not None:
                 with contextlib.suppress(FileNotFoundError):  # another pull stores it already
                     self._hashed[path] = _stamp(path)
@@ -227,7 +237,7 @@ class _PullContext(Context):
     """Its downloads are those of all pulls."""
 
     def __init__(self, job: PullJob, report: ProgressReport) -> None:
-        super().__init__(job.folder, report, job.stored)
+        super().__init__(job.folder, report, job.stored, job.transfers)
         self._job = job
 
     def require_quota(self, needed: int) -> None:

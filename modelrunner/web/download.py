@@ -6,59 +6,32 @@ failures follow RFC 9110, sections 14 and 15.5.17.
 """
 
 import asyncio
-import contextlib
-import hashlib
-import os
 import re
-import stat
-import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from modelrunner.concurrency.threads import ended, in_thread
-from modelrunner.durable import discard
+from modelrunner.concurrency.tasks import all_stopped, settled
+from modelrunner.concurrency.threads import in_thread
 from modelrunner.errors import ModelNotFound, SourceFailed
+from modelrunner.web.partial import ByteRange, PartialFile, RemoteFile
+from modelrunner.web.receiving import body_of
 from modelrunner.web.session import explain, retry_after
+from modelrunner.web.transfers import Transfers
 
 if TYPE_CHECKING:
     import httpx
 
 _CHUNK = 1 << 20
-_MOST_PENDING = 8 << 20
-_FLUSHED = 8 << 20  # bytes after which the disk is set to work
+_MOST_PENDING = 4 << 20
 _ATTEMPTS = 5
 _LONGEST_PAUSE = 60.0
 _SLOWEST = 1 << 18  # bytes that must come within `patience`
+_PIECES = 16  # of a file, at least, so that no connection has all that is left
+_SHORTEST_PIECE, _LONGEST_PIECE = 8 << 20, 256 << 20
 Renewal = Callable[[str, Mapping[str, str]], Awaitable[Mapping[str, str] | None]]
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18})")
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """`size` in bytes. `digest` in hex: a sha256 (64 digits); or git's name of the content (40 digits; gitformat-loose:
-    SHA-1 of a header and the content), which is all that a hub has for small files; or "" where the source names none,
-    and the caller checks the content. `name` is for messages."""
-
-    name: str
-    url: str
-    size: int
-    digest: str
-
-    @property
-    def sha256(self) -> str | None:
-        return self.digest if len(self.digest) == 64 else None
-
-    @property
-    def partial_name(self) -> str:
-        """The name of its partial file."""
-        return self.digest or hashlib.sha256(f"{self.url} {self.size}".encode()).hexdigest()
-
-    def new_hash(self) -> "hashlib._Hash":
-        if len(self.digest) != 40:
-            return hashlib.sha256()
-        return hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
 
 
 class _AttemptFailed(Exception):
@@ -69,57 +42,8 @@ class _AttemptFailed(Exception):
         self.pause = pause
 
 
-class PartialFile:
-    """The beginning of `file` on disk, and its hash. Its methods block."""
-
-    def __init__(self, path: Path, file: RemoteFile) -> None:
-        """Opens the file at `path`. Something that cannot be the beginning of the file (longer, a link, no regular
-        file) is deleted first."""
-        if not _is_beginning(path, file.size):
-            discard(path)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        self._file = file
-        self._hash = file.new_hash()
-        self.length = self._flushed = 0
-
-    def read_through(self, stop: threading.Event) -> None:
-        """Hashes the bytes on disk. Call it once, before `append`."""
-        while not stop.is_set() and (chunk := os.read(self._descriptor, _CHUNK)):
-            self._hash.update(chunk)
-            self.length += len(chunk)
-
-    def append(self, data: bytes | bytearray) -> None:
-        """Writes `data`, but nothing beyond the file's size."""
-        view = memoryview(data)[: self._file.size - self.length]
-        while view:
-            written = os.write(self._descriptor, view)
-            self._hash.update(view[:written])
-            self.length += written
-            view = view[written:]
-        if self.length - self._flushed >= _FLUSHED and hasattr(os, "posix_fadvise"):
-            # Linux begins to write these pages and does not wait: the sync at the end has less left to do.
-            os.posix_fadvise(self._descriptor, self._flushed, self.length - self._flushed, os.POSIX_FADV_DONTNEED)
-            self._flushed = self.length
-
-    def restart(self) -> None:
-        os.ftruncate(self._descriptor, 0)
-        os.lseek(self._descriptor, 0, os.SEEK_SET)
-        self._hash, self.length, self._flushed = self._file.new_hash(), 0, 0
-
-    @property
-    def digest(self) -> str:
-        return self._hash.hexdigest()
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-def _is_beginning(path: Path, limit: int) -> bool:
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return True
-    return stat.S_ISREG(found.st_mode) and found.st_size <= limit
+class _RangeIgnored(_AttemptFailed):
+    """The server sent another range than the one asked for."""
 
 
 class Downloader:
@@ -137,120 +61,248 @@ class Downloader:
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         patience: float = 60.0,
     ) -> None:
-        self._client = client
-        self._renew = renew
-        self._patience = patience
-        self._headers = {**headers, "Accept-Encoding": "identity"}
-        self._pause = pause
+        self.client = client
+        self._renew, self._renewing = renew, asyncio.Lock()
+        self.patience = patience
+        self.headers = {**headers, "Accept-Encoding": "identity"}
+        self.pause = pause
 
-    async def fetch(self, file: RemoteFile, path: Path, advanced: Callable[[int], None]) -> None:
-        """Returns when `path` holds the file and its digest matches. `advanced` gets the bytes on disk.
-        Raises `SourceFailed`, `ModelNotFound`, and `OSError` for `path`."""
-        for _ in range(2):  # a partial file with wrong bytes, or a flipped bit: download again from the start
-            partial = PartialFile(path, file)
+    async def renewed(self, sent: Mapping[str, str], response: "httpx.Response") -> bool:
+        """Gets better credentials than those `sent` with the request, once for all connections. False: there are
+        none."""
+        if self._renew is None:
+            return False
+        async with self._renewing:
+            if self.headers.get("Authorization") == sent.get("Authorization"):
+                fresh = await self._renew(str(response.url), response.headers)
+                if fresh is None:
+                    return False
+                self.headers |= fresh
+        return True
+
+    async def fetch(
+        self, file: RemoteFile, path: Path, advanced: Callable[[int], None], transfers: Transfers | None = None
+    ) -> None:
+        """Returns when `path` holds the file and its digest matches. `advanced` gets the bytes on disk; `transfers`
+        are the limits that this download shares with others. Raises `SourceFailed`, `ModelNotFound`, and `OSError` for
+        `path`."""
+        for again in (False, True):  # a partial file with wrong bytes, or a flipped bit: download again from the start
+            partial = await in_thread(lambda _: PartialFile(path, file))
             try:
                 await in_thread(partial.read_through)
-                await self._fill(partial, file, advanced)
+                # A server that lies about ranges is asked for none in the second round.
+                single = again or not file.digest
+                await _Download(self, file, partial, transfers or Transfers(), advanced, single=single).run()
+                await in_thread(partial.finish)
             finally:
-                partial.close()
+                await in_thread(lambda _, partial=partial: partial.close())  # type: ignore[misc]
             if file.digest in ("", partial.digest):
                 return
             path.unlink()
         raise SourceFailed(f"{file.name} arrived damaged twice (its digest is not {file.digest}); pull again later")
 
-    async def _fill(self, partial: PartialFile, file: RemoteFile, advanced: Callable[[int], None]) -> None:
+
+class _Download:
+    """Of one file. The first connection tries again where it fails; a further one just ends, and is the last."""
+
+    def __init__(
+        self,
+        way: Downloader,
+        file: RemoteFile,
+        partial: PartialFile,
+        transfers: Transfers,
+        advanced: Callable[[int], None],
+        *,
+        single: bool,
+    ) -> None:
+        self._way, self._file, self._partial, self._transfers, self._advanced = way, file, partial, transfers, advanced
+        self._single = single
+        self._host = urlsplit(file.url).netloc
+        self._piece = min(max(file.size // _PIECES, _SHORTEST_PIECE), _LONGEST_PIECE)
+        self._claimed: list[ByteRange] = []
+        self._helpers: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        self._advanced(self._partial.length)
+        widening = asyncio.create_task(self._widen())
+        try:
+            while self._partial.gaps():
+                if self._next() is not None:
+                    await self._insist()
+                else:
+                    await asyncio.wait(self._helpers, return_when=asyncio.FIRST_COMPLETED)
+            widening.cancel()
+            while self._helpers:  # all bytes are here, and the last ones may not be hashed yet
+                await asyncio.wait(self._helpers)
+        finally:
+            widening.cancel()  # it starts no more helpers from here on
+            await all_stopped(widening, *self._helpers)
+
+    async def _insist(self) -> None:
+        """Brings what no other connection brings."""
         import httpx
 
-        failures, furthest = 0, partial.length
-        advanced(partial.length)
-        while partial.length < file.size:
+        failures, furthest = 0, self._partial.length
+        while self._next() is not None:
             try:
-                await self._attempt(partial, file, advanced)
+                await self._attempt()
             except (httpx.HTTPError, httpx.InvalidURL, ValueError, _AttemptFailed) as error:
                 # Bytes that came before and were thrown away are no progress: a server could give them for ever.
-                failures = 0 if partial.length >= furthest + _CHUNK else failures + 1
-                furthest = max(furthest, partial.length)
+                here = self._partial.length
+                failures = 0 if here >= furthest + _CHUNK else failures + 1
+                furthest = max(furthest, here)
                 asked = error.pause if isinstance(error, _AttemptFailed) else None
                 if failures >= _ATTEMPTS or (asked or 0) > _LONGEST_PAUSE:
-                    why = str(error) if isinstance(error, _AttemptFailed) else explain(error, file.url)
+                    why = str(error) if isinstance(error, _AttemptFailed) else explain(error, self._file.url)
                     raise SourceFailed(
-                        f"{file.name} could not be fetched: {why}; what has come is kept, pull again to go on",
+                        f"{self._file.name} could not be fetched: {why}; what has come is kept, pull again to go on",
                         retry_after=asked,
                     ) from error
-                await self._pause(asked if asked is not None else 2.0 ** max(0, failures - 1))
+                if isinstance(error, _RangeIgnored):
+                    self._single = True
+                    await all_stopped(*self._helpers)
+                    self._partial.restart()
+                await self._way.pause(asked if asked is not None else 2.0 ** max(0, failures - 1))
 
-    async def _attempt(self, partial: PartialFile, file: RemoteFile, advanced: Callable[[int], None]) -> None:
-        headers = dict(self._headers)
-        if partial.length:
-            headers["Range"] = f"bytes={partial.length}-"
+    async def _widen(self) -> None:
+        """Opens further connections while the file comes slowly."""
+        loop = asyncio.get_running_loop()
+        before, then = self._partial.length, loop.time()
+        while True:
+            await asyncio.sleep(self._transfers.settle)
+            here, now = self._partial.length, loop.time()
+            rate, before, then = (here - before) / max(now - then, 1e-9), here, now
+            slow = rate < self._transfers.fast and self._transfers.rate is None
+            left = sum(end - start for start, end in self._free())
+            if slow and not self._single and left >= self._piece and here and self._transfers.may_open(self._host):
+                task = asyncio.create_task(self._help())
+                self._helpers.add(task)
+                task.add_done_callback(self._helpers.discard)
+
+    async def _help(self) -> None:
+        import httpx
+
         try:
-            async with (
-                asyncio.timeout(self._patience) as deadline,
-                self._client.stream("GET", file.url, headers=headers) as response,
-            ):
-                if response.status_code == 401 and self._renew is not None:
-                    fresh = await self._renew(str(response.url), response.headers)
-                    if fresh is not None:
-                        self._headers |= fresh
-                        raise _AttemptFailed("it refuses the credentials", pause=0.0)
-                _check_status(response, file)
-                if not _continues(response, partial.length, file):
-                    partial.restart()
-                    if response.status_code != 200:
-                        raise _AttemptFailed("it sent another range than the one asked for", pause=0.0)
+            while self._next() is not None and not self._single:
+                await self._attempt(helps=True)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, _AttemptFailed, SourceFailed, ModelNotFound):
+            self._single = True  # the first connection finds out what is wrong
 
-                def arrived() -> None:
-                    deadline.reschedule(asyncio.get_running_loop().time() + self._patience)
+    def _free(self) -> list[ByteRange]:
+        """What is missing and in nobody's hands, in order."""
+        found = []
+        for start, end in self._partial.gaps():
+            for claim in sorted(self._claimed):
+                if claim.start < end and start < claim.end:
+                    if start < claim.start:
+                        found.append(ByteRange(start, claim.start))
+                    start = max(start, claim.end)
+            if start < end:
+                found.append(ByteRange(start, end))
+        return found
 
-                await _receive(response, partial, file.size, advanced, arrived)
-        except TimeoutError:
-            raise _AttemptFailed(f"it sent less than {_SLOWEST >> 10} KiB in {self._patience:.0f} s") from None
-        if partial.length < file.size:
-            raise _AttemptFailed(f"it ended after {partial.length} of {file.size} bytes")
+    def _next(self, at: int | None = None) -> ByteRange | None:
+        """The range to bring next: the first free piece, or only the one that begins `at` a byte."""
+        for start, end in self._free():
+            if at is None or start == at:
+                return ByteRange(start, min(end, start + self._piece))
+        return None
 
+    async def _attempt(self, *, helps: bool = False) -> None:
+        """Brings the next piece, and those behind it as long as nobody else does."""
+        async with self._transfers.connection(self._host):
+            if (claim := self._next()) is None:
+                return
+            self._claimed.append(claim)
+            try:
+                await self._ask(claim, bounded=helps or bool(self._helpers))
+            except TimeoutError:
+                patience = self._way.patience
+                raise _AttemptFailed(f"it sent less than {_SLOWEST >> 10} KiB in {patience:.0f} s") from None
+            finally:
+                self._claimed = [other for other in self._claimed if other.start != claim.start]
 
-async def _receive(
-    response: "httpx.Response",
-    partial: PartialFile,
-    size: int,
-    advanced: Callable[[int], None],
-    arrived: Callable[[], None],
-) -> None:
-    """Writes in large pieces and in a thread, while further ones come, but loses none of what has come when it is cut
-    short. `arrived` is called after every 256 KiB."""
-    body = cast("AsyncGenerator[bytes, None]", response.aiter_raw())  # closed by us: left early, it would linger
-    pending, unmarked, left = bytearray(), 0, size - partial.length
-    writing: asyncio.Task[None] | None = None
+    async def _ask(self, claim: ByteRange, *, bounded: bool) -> None:
+        way, file = self._way, self._file
+        headers = dict(way.headers)
+        # To the end of the gap: the piece may grow that far.
+        end = claim.end if bounded else next(gap.end for gap in self._partial.gaps() if gap.end >= claim.end)
+        if claim.start or end < file.size:
+            headers["Range"] = f"bytes={claim.start}-{end - 1 if end < file.size else ''}"
+        async with (
+            asyncio.timeout(way.patience) as deadline,
+            way.client.stream("GET", file.url, headers=headers) as response,
+        ):
+            if response.status_code == 401 and await way.renewed(headers, response):
+                raise _AttemptFailed("it refuses the credentials", pause=0.0)
+            _check_status(response, file)
+            whole = response.status_code == 200
+            if not _continues(response, claim.start, file) and not (whole and not claim.start):
+                raise _RangeIgnored("it sent another range than the one asked for", pause=0.0)
+            loop = asyncio.get_running_loop()
+            await self._receive(response, claim, bounded, lambda: deadline.reschedule(loop.time() + way.patience))
 
-    async def flush() -> None:
-        nonlocal pending, writing
-        if writing is not None:
-            await asyncio.shield(writing)
-            advanced(partial.length)
-        full, pending = pending, bytearray()
-        writing = asyncio.create_task(in_thread(lambda _: partial.append(full)))
+    async def _receive(
+        self, response: "httpx.Response", claim: ByteRange, bounded: bool, arrived: Callable[[], None]
+    ) -> None:
+        """Writes in large pieces and in a thread, while further ones come, but loses none of what has come when it is
+        cut short. `arrived` is called after every 256 KiB."""
+        position = written = claim.start
+        pending: list[bytes] = []
+        unmarked, cut = 0, False
+        writing: asyncio.Task[None] | None = None
 
-    try:
-        async with contextlib.aclosing(body):
-            async for data in body:
-                pending += data
-                left -= len(data)
-                unmarked += len(data)
+        async def flush() -> None:
+            nonlocal pending, written, writing
+            if writing is not None:
+                await asyncio.shield(writing)
+                self._advanced(self._partial.length)
+            full, offset, pending = pending, written, []
+            written = position
+            writing = asyncio.create_task(in_thread(lambda stop: self._partial.write(offset, full, stop)))
+
+        try:
+            async for data in body_of(response):
+                end = claim.end
+                if position + len(data) >= end and not bounded:
+                    end = self._grow(claim, position + len(data))
+                taken = data if position + len(data) <= end else data[: end - position]
+                if taken:
+                    pending.append(taken)
+                position += len(taken)
+                unmarked += len(taken)
                 if unmarked >= _SLOWEST:
+                    await self._transfers.paced(unmarked)
                     arrived()
                     unmarked = 0
                 idle = writing is None or writing.done()
-                if (len(pending) >= _CHUNK and idle) or len(pending) >= _MOST_PENDING:
+                waiting = position - written
+                if (waiting >= _CHUNK and idle) or waiting >= _MOST_PENDING:
                     await flush()
-                if left <= 0:
+                if position >= end:
                     break
-        await flush()
-    finally:
-        if writing is not None:
-            await ended(writing)
-            writing.result()
-        partial.append(pending)
-        advanced(partial.length)
+            else:
+                cut = True
+            if pending:
+                await flush()
+        finally:
+            if writing is not None:
+                await settled(writing)
+                writing.result()
+            if pending:
+                self._partial.write(written, pending)
+            self._advanced(self._partial.length)
+        if cut:
+            raise _AttemptFailed(f"it ended after {self._partial.length} of {self._file.size} bytes")
+
+    def _grow(self, claim: ByteRange, wanted: int) -> int:
+        """Takes the pieces behind one's own too, as far as `wanted`. Returns the end of what is one's own."""
+        own = next(other for other in self._claimed if other.start == claim.start)
+        while own.end <= wanted and (more := self._next(own.end)) is not None:
+            self._claimed.remove(own)
+            own = ByteRange(own.start, more.end)
+            self._claimed.append(own)
+        return own.end
 
 
 def _continues(response: "httpx.Response", offset: int, file: RemoteFile) -> bool:

@@ -55,10 +55,10 @@ class FakeRegistry:
 
 
 def _ranged(request: web.Request, data: bytes) -> web.Response:
-    if match := re.fullmatch(r"bytes=(\d+)-", request.headers.get("Range", "")):
-        start = int(match[1])
-        told = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}
-        return web.Response(status=206, body=data[start:], headers=told)
+    if match := re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", "")):
+        start, end = int(match[1]), int(match[2] or len(data) - 1)
+        told = {"Content-Range": f"bytes {start}-{end}/{len(data)}"}
+        return web.Response(status=206, body=data[start : end + 1], headers=told)
     return web.Response(body=data)
 
 

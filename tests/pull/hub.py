@@ -65,7 +65,7 @@ def git_blob(data: bytes) -> str:
 class Hub:
     """`contents` logs the requests for files' contents as (headers, bytes sent); `faults` are used up one for each.
     `status` answers every request for metadata, `listing` those for a list of files. `knows_blobs`: the list has sizes
-    and digests. `held` is set when a fault begins to hold."""
+    and digests. `held` is set when a fault begins to hold. `most_at_once` counts contents that are sent at a time."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
@@ -76,6 +76,7 @@ class Hub:
         self.lookups: list[Mapping[str, str]] = []
         self.contents: list[_Content] = []
         self.held = asyncio.Event()
+        self.at_once = self.most_at_once = 0
         self.endpoint = self._cdn = ""
 
     @contextlib.asynccontextmanager
@@ -164,7 +165,12 @@ class Hub:
         else:
             response.content_length = len(body)
         await response.prepare(request)
-        await self._send(request, response, body, fault, content)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await self._send(request, response, body, fault, content)
+        finally:
+            self.at_once -= 1
         return response
 
     async def _send(

@@ -21,7 +21,8 @@ from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.simple import Link, choose, links_in
 from modelrunner.store import Store
-from modelrunner.web.download import Downloader, RemoteFile
+from modelrunner.web.download import Downloader
+from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import ask, explain, new_client, retry_after
 from tests.pull.hub import Fault, Hub, Repository, sha256
 from tests.pull.models import gguf, wheel

@@ -1,0 +1,225 @@
+"""The part of a file that has come: ranges of it, in any order, in one file on disk.
+
+While more than its beginning is there, a block behind the file's last byte says which ranges are. Nothing of it is
+trusted: the digest decides in the end.
+"""
+
+import contextlib
+import hashlib
+import os
+import stat
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from modelrunner.durable import discard
+
+_PIECE = 1 << 20
+_FLUSHED = 8 << 20  # bytes after which the disk is set to work
+_BLOCK = 4096
+_MAGIC = b"modelrunner ranges 1\n"
+_MOST_RANGES = 80
+_LEAST_SAVED = 1 << 20  # bytes that come between two writes of the block, at least
+
+
+class ByteRange(NamedTuple):
+    """`end` is the byte behind the last one."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """`size` in bytes. `digest` in hex: a sha256 (64 digits); or git's name of the content (40 digits; gitformat-loose:
+    SHA-1 of a header and the content), which is all that a hub has for small files; or "" where the source names none,
+    and the caller checks the content. `name` is for messages."""
+
+    name: str
+    url: str
+    size: int
+    digest: str
+
+    @property
+    def sha256(self) -> str | None:
+        return self.digest if len(self.digest) == 64 else None
+
+    @property
+    def partial_name(self) -> str:
+        """The name of its partial file."""
+        return self.digest or hashlib.sha256(f"{self.url} {self.size}".encode()).hexdigest()
+
+    def new_hash(self) -> "hashlib._Hash":
+        if len(self.digest) != 40:
+            return hashlib.sha256()
+        return hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
+
+
+def received(path: Path, size: int) -> int:
+    """Bytes of a file of `size` bytes that have come to `path`."""
+    return sum(end - start for start, end in _found(path, size))
+
+
+class PartialFile:
+    """Ranges of `file` on disk, and the hash of its beginning. Its methods block; several threads may `write`."""
+
+    def __init__(self, path: Path, file: RemoteFile) -> None:
+        """Opens the file at `path`. Something that cannot be a part of the file (longer, a link, no regular file) is
+        deleted first."""
+        self._ranges = _found(path, file.size)
+        if not self._ranges:
+            discard(path)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._file = file
+        self._hash = file.new_hash()
+        self._hashed = self._unsaved = 0
+        self._hashing = False
+        self._has_block = len(self._ranges) > 1 or bool(self._ranges and self._ranges[0].start)
+        self._lock = threading.Lock()
+
+    @property
+    def length(self) -> int:
+        """Bytes that are here."""
+        with self._lock:
+            return sum(end - start for start, end in self._ranges)
+
+    @property
+    def digest(self) -> str:
+        """Of a complete file that was read through."""
+        return self._hash.hexdigest()
+
+    def gaps(self) -> list[ByteRange]:
+        """The missing ranges, in order."""
+        with self._lock:
+            edges = [0, *(edge for known in self._ranges for edge in known), self._file.size]
+        pairs = zip(edges[::2], edges[1::2], strict=True)
+        return [ByteRange(start, end) for start, end in pairs if start < end]
+
+    def read_through(self, stop: threading.Event) -> None:
+        """Hashes what follows the hashed beginning, as far as it is here."""
+        with self._lock:
+            if self._hashing:
+                return
+            self._hashing = True
+        while True:
+            with self._lock:
+                left = self._beginning - self._hashed
+                if not left or stop.is_set():
+                    self._hashing = False
+                    return
+            piece = os.pread(self._descriptor, min(_PIECE, left), self._hashed)
+            self._hash.update(piece)
+            self._hashed += len(piece)
+
+    def write(self, offset: int, pieces: Sequence[bytes], stop: threading.Event | None = None) -> None:
+        """Writes `pieces`, one behind the other, which lie within the file. Bytes that follow the hashed beginning are
+        hashed at once."""
+        count = sum(map(len, pieces))
+        self._put(offset, pieces)
+        with self._lock:
+            self._ranges = _with(self._ranges, ByteRange(offset, offset + count))
+            scattered = len(self._ranges) > 1 or self._ranges[0].start > 0
+            self._unsaved += count
+            if scattered and (not self._has_block or self._unsaved >= max(_LEAST_SAVED, self._file.size // 64)):
+                self._save()
+            follows = offset == self._hashed and not self._hashing
+            self._hashing |= follows
+        if follows:
+            for piece in pieces:
+                self._hash.update(piece)
+            self._hashed += count
+            self._hashing = False
+        if self._beginning > self._hashed:
+            self.read_through(stop or threading.Event())
+        if hasattr(os, "posix_fadvise") and offset // _FLUSHED != (offset + count) // _FLUSHED:
+            # Linux begins to write these pages and does not wait: the sync at the end has less left to do.
+            begun = max(0, offset - _FLUSHED)
+            os.posix_fadvise(self._descriptor, begun, offset + count - begun, os.POSIX_FADV_DONTNEED)
+
+    def restart(self) -> None:
+        with self._lock:
+            os.ftruncate(self._descriptor, 0)
+            self._hash, self._ranges, self._has_block = self._file.new_hash(), [], False
+            self._hashed = self._unsaved = 0
+
+    def finish(self, stop: threading.Event) -> None:
+        """Hashes the rest of a complete file, which is then no longer than it should be."""
+        self.read_through(stop)
+        if not stop.is_set():
+            os.ftruncate(self._descriptor, self._file.size)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk: what has come since the last time comes again
+            if self._has_block and self.gaps():
+                self._save()
+        os.close(self._descriptor)
+
+    @property
+    def _beginning(self) -> int:
+        return self._ranges[0].end if self._ranges and not self._ranges[0].start else 0
+
+    def _put(self, offset: int, pieces: Sequence[bytes]) -> None:
+        for first in range(0, len(pieces), 64):  # the system takes 1024 at once, at most
+            group = pieces[first : first + 64]
+            total = sum(map(len, group))
+            written = os.pwritev(self._descriptor, group, offset) if hasattr(os, "pwritev") else 0
+            if written < total:
+                rest = memoryview(b"".join(group))[written:]
+                while rest:
+                    count = os.pwrite(self._descriptor, rest, offset + total - len(rest))
+                    rest = rest[count:]
+            offset += total
+
+    def _save(self) -> None:
+        """After the bytes, so that a killed daemon finds no range that did not come."""
+        content = msgspec.json.encode(self._ranges[:_MOST_RANGES])
+        block = _MAGIC + hashlib.sha256(content).hexdigest().encode() + content
+        os.pwrite(self._descriptor, block.ljust(_BLOCK), self._file.size)
+        self._has_block, self._unsaved = True, 0
+
+
+def _found(path: Path, size: int) -> list[ByteRange]:
+    """The ranges that lie at `path`; none where something else is there."""
+    try:
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode) or (found.st_size > size and found.st_size != size + _BLOCK):
+            return []
+        if found.st_size <= size:
+            return [ByteRange(0, found.st_size)] if found.st_size else []
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        block = os.pread(descriptor, _BLOCK, size)
+    finally:
+        os.close(descriptor)
+    return _decoded(block, size)
+
+
+def _decoded(block: bytes, size: int) -> list[ByteRange]:
+    if not block.startswith(_MAGIC):
+        return []
+    sealed, content = block[len(_MAGIC) : len(_MAGIC) + 64], block[len(_MAGIC) + 64 :].rstrip()
+    if hashlib.sha256(content).hexdigest().encode() != sealed:
+        return []
+    try:
+        ranges = [ByteRange(*pair) for pair in msgspec.json.decode(content, type=list[tuple[int, int]])]
+    except msgspec.MsgspecError:
+        return []
+    edges = [edge for pair in ranges for edge in pair]
+    return ranges if edges == sorted(set(edges)) and (not edges or (edges[0] >= 0 and edges[-1] <= size)) else []
+
+
+def _with(ranges: Sequence[ByteRange], added: ByteRange) -> list[ByteRange]:
+    """Sorted and without touching neighbours."""
+    merged: list[ByteRange] = []
+    for start, end in sorted((*ranges, added)):
+        if merged and start <= merged[-1].end:
+            merged[-1] = ByteRange(merged[-1].start, max(end, merged[-1].end))
+        elif start < end:
+            merged.append(ByteRange(start, end))
+    return merged
