@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from modelrunner import wire
-from modelrunner.api.messages import check_query, decode_reference, query_flag
+from modelrunner.api.documented import PROGRESS, documented
+from modelrunner.api.messages import decode_reference, query_flag
 from modelrunner.api.middleware import is_local
 from modelrunner.api.streaming import stream_progress
 from modelrunner.errors import BadRequest, Forbidden, UnsupportedMediaType
@@ -23,9 +24,10 @@ class ArchiveRoutes:
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/models/{ref:.+}/export", self.export), web.post("/models/load", self.load)]
 
+    @documented({_TYPES[0]: bytes}, query={})
     async def export(self, request: web.Request) -> web.StreamResponse:
-        """An answer that ends before its length is no archive: a file was removed or damaged meanwhile."""
-        check_query(request)
+        """Sends a model as a tar archive. An answer that ends before its length is none: a file was removed or damaged
+        meanwhile."""
         reference = decode_reference(request.rel_url.raw_path.removeprefix("/models/").removesuffix("/export"))
         archive = await asyncio.to_thread(self._library.archive, reference)
         response = web.StreamResponse(
@@ -42,8 +44,9 @@ class ArchiveRoutes:
         await response.write_eof()
         return response
 
+    @documented(PROGRESS, body=dict.fromkeys(_TYPES, bytes), query={"name": str, "trust": bool}, errors=(409, 422, 507))
     async def load(self, request: web.Request) -> web.StreamResponse:
-        check_query(request, "name", "trust")
+        """Takes the models of such an archive."""
         if request.content_type not in _TYPES:  # which a web page sends only after a preflight
             raise UnsupportedMediaType(f"send the archive with Content-Type: {_TYPES[0]}")
         name, trust = request.query.get("name"), query_flag(request, "trust")

@@ -2,15 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
-from msgspec import Meta
 
 from modelrunner import wire
 from modelrunner.api import wireforms
-from modelrunner.api.documented import documented
+from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, query_count, read_json
 from modelrunner.api.middleware import key_name
 from modelrunner.batches.batch import ENDPOINTS
@@ -23,7 +22,7 @@ _PURPOSES = ("batch", "user_data", "assistants", "fine-tune", "vision", "evals")
 _LONGEST_WINDOW = 90 * 86400.0
 _PIECE = 1 << 18
 _PAGE = 20
-_PAGED = {"limit": Annotated[int, Meta(ge=0, lt=10**9)], "after": str}
+_PAGED = {"limit": Count, "after": str}
 Entry = TypeVar("Entry", wire.FileStatus, wire.BatchStatus)
 
 

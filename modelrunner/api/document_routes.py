@@ -1,7 +1,7 @@
 """/openapi.json. It needs no API key: nothing in it is this machine's own."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property
 
 import msgspec
@@ -11,17 +11,19 @@ from modelrunner import __version__
 from modelrunner.api.documented import documented
 from modelrunner.api.scopes import scope_of
 from modelrunner.gateway.pipeline import IS_OPEN
-from modelrunner.openapi import make_document
+from modelrunner.openapi import Operation, make_document
 
 
 class DocumentRoutes:
-    """`routes` are those of the whole control plane, each with a handler that is `documented`."""
+    """The routes of the whole control plane: `described` are all but its own. Raises `TypeError` for one whose handler
+    is not `documented`."""
 
-    def __init__(self, all_routes: Callable[[], Iterable[web.RouteDef]]) -> None:
-        self._all_routes = all_routes
+    def __init__(self, described: Iterable[web.RouteDef]) -> None:
+        self._routes = [web.get("/openapi.json", self.document), *described]
+        self._operations = [(route, _operation(route.handler)) for route in self._routes]
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/openapi.json", self.document)]
+        return self._routes
 
     @documented(dict)
     async def document(self, request: web.Request) -> web.Response:
@@ -31,7 +33,14 @@ class DocumentRoutes:
     @cached_property
     def _document(self) -> bytes:
         control = []
-        for route in self._all_routes():
+        for route, operation in self._operations:
             scope = "" if IS_OPEN(re.sub("{.*}", "file", route.path)) else scope_of(route.method, route.path)
-            control.append((route.method, route.path, scope, route.handler.operation))  # type: ignore[union-attr]
+            control.append((route.method, route.path, scope, operation))
         return msgspec.json.encode(make_document(control, __version__))
+
+
+def _operation(handler: object) -> Operation:
+    found = getattr(handler, "operation", None)
+    if not isinstance(found, Operation) or not found.text:
+        raise TypeError(f"{handler} is not documented: modelrunner/api/documented.py")
+    return found

@@ -3,9 +3,10 @@
 from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 from inspect import getdoc
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from aiohttp import web
+from msgspec import Meta
 
 from modelrunner import wire
 from modelrunner.api.messages import check_query
@@ -13,6 +14,8 @@ from modelrunner.openapi import Operation
 
 _Answer = TypeVar("_Answer", bound=web.StreamResponse)
 _Handler = Callable[[Any, web.Request], Awaitable[_Answer]]
+Count = Annotated[int, Meta(ge=0, lt=10**9)]
+"""A parameter that `query_count` reads."""
 PROGRESS = {"application/x-ndjson": wire.Progress, "text/plain": str}
 """The answer of `stream_progress`."""
 

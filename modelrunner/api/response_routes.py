@@ -1,12 +1,11 @@
 """The routes of stored responses: reading, cancelling and removing them. Making one is inference."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from aiohttp import web
-from msgspec import Meta
 
 from modelrunner import wire
-from modelrunner.api.documented import documented
+from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, query_count
 from modelrunner.api.middleware import key_name
 from modelrunner.errors import BadRequest, NotImplementedHere
@@ -14,7 +13,7 @@ from modelrunner.gateway.response_store import ResponseStore
 from modelrunner.openapi.bodies import ResponseAnswer
 
 _MOST_ITEMS = 100
-_PAGED = {"limit": Annotated[int, Meta(ge=0, lt=10**9)], "after": str, "order": Literal["asc", "desc"]}
+_PAGED = {"limit": Count, "after": str, "order": Literal["asc", "desc"]}
 
 
 class ResponseRoutes:

@@ -4,6 +4,7 @@ from contextlib import aclosing
 
 from aiohttp import web
 
+from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import query_count
 from modelrunner.api.middleware import key_name
 from modelrunner.gateway.detours.streams import ResumableStreams
@@ -16,8 +17,9 @@ class StreamRoutes:
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/v1/streams/{id}", self.get)]
 
+    @documented({"text/event-stream": str, "application/x-ndjson": str}, query={"from": Count})
     async def get(self, request: web.Request) -> web.StreamResponse:
-        """The stream from the byte `from` of its body on, 0 by default, up to its end."""
+        """Goes on with a stream from the byte `from` of its body on, 0 by default, up to its end."""
         place = query_count(request, "from") or 0
         stream = self._streams.find(request.match_info["id"], key_name(request))
         assert stream.head is not None

@@ -1,7 +1,7 @@
 """Metrics, the last requests, and usage."""
 
 from datetime import timedelta
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 from aiohttp import web
@@ -9,7 +9,7 @@ from aiohttp import web
 from modelrunner import wire
 from modelrunner.api import wireforms
 from modelrunner.api.board import Board
-from modelrunner.api.documented import documented
+from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, query_count
 from modelrunner.api.streaming import ALIVE, stream_events
 from modelrunner.errors import BadRequest, RequestCancelled, RequestNotFound
@@ -19,7 +19,6 @@ from modelrunner.telemetry.hub import Telemetry
 from modelrunner.telemetry.usage import Grouping
 from modelrunner.units import parse_age
 
-_Count = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
 _LONGEST = 36500 * 86400.0  # seconds, before the first usage
 _GROUPINGS = {grouping.name.lower(): grouping for grouping in Grouping}
 
@@ -62,7 +61,7 @@ class TelemetryRoutes:
 
     @documented(
         {"application/json": list[wire.RequestStatus], "text/event-stream": str},
-        query={"model": str, "status": _Count, "limit": _Count},
+        query={"model": str, "status": Count, "limit": Count},
     )
     async def requests(self, request: web.Request) -> web.StreamResponse:
         """Lists the requests under way, then the last ones, the newest first: all 1,000, or `?limit=N`; with `?model=`

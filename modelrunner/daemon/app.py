@@ -224,11 +224,10 @@ class Daemon:
             OllamaRoutes(parts.library, parts.scheduler, parts.publisher),
             ResidencyRoutes(parts.residency, parts.preloader),
             UiRoutes(),
-            DocumentRoutes(lambda: routes),
             SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running), sandbox),
         )
-        routes = [route for family in families for route in family.routes()]
-        app.add_routes(routes)
+        documented = DocumentRoutes(route for family in families for route in family.routes())
+        app.add_routes(documented.routes())
         return app
 
     async def _serve_unix(self, unix: instance.UnixListener) -> asyncio.Server:

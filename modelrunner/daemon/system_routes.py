@@ -5,13 +5,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 from aiohttp import web
 
 from modelrunner import __version__, wire
-from modelrunner.api.documented import documented
+from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, query_count, query_flag
 from modelrunner.concurrency.threads import stuck
 from modelrunner.daemon.instance import Lifecycle
@@ -19,8 +18,6 @@ from modelrunner.daemon.logs import daemon_log, read_log
 from modelrunner.daemon.parts import Parts
 from modelrunner.errors import ModelNotFound, RunnerNotFound
 from modelrunner.scheduler import SchedulerHealth
-
-_Count = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
 
 
 @dataclass(slots=True)
@@ -102,7 +99,7 @@ class SystemRoutes:
             )
         )
 
-    @documented({"text/plain": str}, query={"runner": str, "model": str, "follow": bool, "lines": _Count})
+    @documented({"text/plain": str}, query={"runner": str, "model": str, "follow": bool, "lines": Count})
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """Sends an engine's log with `?runner=ID` or `?model=REF`, else the daemon's. `?lines=N` sends its last N lines
         only, `?follow` continues as the log grows."""
