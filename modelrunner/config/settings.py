@@ -149,6 +149,8 @@ class Settings(BaseModel):
     sandbox: Literal["on", "off"] = "on"
     response_cache: Bytes = 0
     response_cache_age: Seconds = 3600.0
+    embedding_window: Seconds = 0.0
+    embedding_batch: int = Field(default=32, ge=2)
     streams_memory: Bytes = 64 << 20
     streams_age: Seconds = 60.0
     llama_server: FilePath | None = None

@@ -13,6 +13,7 @@ from modelrunner.durable import JsonFile
 from modelrunner.errors import InvalidReference, ModelNotFound
 from modelrunner.gateway.access import host_names
 from modelrunner.gateway.detours.cache import ResponseCache
+from modelrunner.gateway.detours.gathering import EmbeddingGatherer
 from modelrunner.gateway.detours.streams import ResumableStreams
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.keys.ring import KeyRing
@@ -216,6 +217,8 @@ def set_detours(settings: Settings, pipeline: Pipeline) -> ResumableStreams:
         pipeline.streams = (streams,)
     if settings.response_cache:
         pipeline.detours += (ResponseCache(pipeline, settings.response_cache, settings.response_cache_age),)
+    if settings.embedding_window:
+        pipeline.detours += (EmbeddingGatherer(pipeline, settings.embedding_window, settings.embedding_batch),)
     return streams
 
 

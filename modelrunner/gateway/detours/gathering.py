@@ -1,0 +1,245 @@
+"""Single embeddings that come at nearly the same time go to the engine together."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from modelrunner.engine.connections import build_request
+from modelrunner.engine.receivers import Collector
+from modelrunner.engine.runner import Runner
+from modelrunner.errors import EngineProtocolError, ModelRunnerError
+from modelrunner.gateway.detours.relay import Relay
+from modelrunner.gateway.dialects.dialect import engine_model
+from modelrunner.gateway.exchange import Exchange
+from modelrunner.gateway.interfaces import Inference, Sink
+from modelrunner.gateway.render import new_request_id
+from modelrunner.gateway.tokens import Tokens
+from modelrunner.http.answers import Header
+
+if TYPE_CHECKING:
+    from modelrunner.gateway.pipeline import Pipeline
+
+_EMBEDDINGS, _TOKENIZE = "/v1/embeddings", "/tokenize"
+_LONGEST = 64 << 10
+"""Bytes of a body that is gathered: a long text fills the engine's batch by itself."""
+_TOKENIZING = 5.0  # seconds
+Members = dict[str, msgspec.Raw]
+_members = msgspec.json.Decoder(Members)
+_Shape = tuple[object, ...]
+
+
+class _GatheredAnswer(msgspec.Struct):
+    data: list[Members]
+    usage: dict[str, int] | None = None
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[int]
+
+
+class EmbeddingGatherer:
+    """A `Detour` for `/v1/embeddings` with one text or list of tokens. Those that come within `window` seconds of the
+    first go together, at most `most` of them. Only requests of one caller that are equal but for their text are
+    gathered, and only for a model that is known."""
+
+    def __init__(self, pipeline: "Pipeline", window: float, most: int) -> None:
+        self._pipeline = pipeline
+        self._window, self._most = window, most
+        self._open: dict[_Shape, _Gathering] = {}
+
+    def take(self, ask: Inference, sink: Sink) -> Relay | None:
+        terms = ask.terms
+        route = terms.route
+        if route.path != _EMBEDDINGS or route.dialect.name != "openai" or ask.only_loads or len(ask.body) > _LONGEST:
+            return None
+        target = self._pipeline.resolve.known.get((route.backend, ask.fields.model, route.mode))
+        if target is None:
+            return None
+        try:
+            members = _members.decode(ask.body)
+            text = _one_text(members.pop("input"))
+            if terms.key is not None:
+                terms.key.check_model(target.name, *target.spec.bundle.references)
+        except (KeyError, msgspec.MsgspecError, ModelRunnerError):
+            return None
+        if text is None:
+            return None
+        shape = (
+            *(route, terms.caller, terms.key_name, terms.batch, ask.keep_alive, isinstance(text, str)),
+            *sorted((name, bytes(value)) for name, value in members.items()),
+        )
+        gathering = self._open.get(shape)
+        if gathering is None:
+            gathering = self._open[shape] = _Gathering(self._pipeline, members)
+            gathering.timer = asyncio.get_running_loop().call_later(self._window, self._close, shape)
+        relay = Relay(self._pipeline, ask, sink, gathering)
+        gathering.texts[relay] = text
+        if len(gathering.texts) == self._most:
+            gathering.timer.cancel()
+            asyncio.get_running_loop().call_soon(self._close, shape)  # the last relay is yet to begin
+        return relay
+
+    def _close(self, shape: _Shape) -> None:
+        """What is gathered goes to the engine; the next one begins another gathering."""
+        if (gathering := self._open.pop(shape, None)) is not None:
+            gathering.ask()
+
+
+class _Together(Exchange):
+    """It is recorded as the requests that it is made of."""
+
+    def __init__(self, pipeline: "Pipeline", ask: Inference, sink: Sink) -> None:
+        super().__init__(pipeline, ask, sink)
+        self._is_told = False
+
+
+class _Gathering:
+    """Requests that go together: the `AnswerSource` of their relays, and the `Sink` of the exchange."""
+
+    takes_chunks = False
+
+    def __init__(self, pipeline: "Pipeline", members: Mapping[str, msgspec.Raw]) -> None:
+        self._pipeline = pipeline
+        self._members = members
+        self.texts: dict[Relay, str | list[int]] = {}
+        self.timer: asyncio.TimerHandle
+        self._asked: list[Relay | None] = []  # None for one whose client has left
+        self._exchange: Exchange | None = None
+        self._work: asyncio.Task[Any] | None = None
+        self._status = 0
+        self._headers: tuple[Header, ...] = ()
+        self._body = bytearray()
+
+    def ask(self) -> None:
+        """Called once, when nothing more is added."""
+        self._asked = list(self.texts)
+        if len(self.texts) < 2:
+            self._each_alone()
+            return
+        ask = next(iter(self.texts)).ask
+        body = msgspec.json.encode({**self._members, "input": list(self.texts.values())})
+        # The API key has counted each of the requests, and may ask the model.
+        terms = msgspec.structs.replace(ask.terms, key=None)
+        together = msgspec.structs.replace(
+            ask, terms=terms, body=body, request_id=new_request_id(), arrived=perf_counter()
+        )
+        self._pipeline.buffered += len(body)
+        self._exchange = _Together(self._pipeline, together, self)
+        self._exchange.start()
+        if self._exchange.lease is not None:
+            counting = _counted(self._exchange.lease.runner, ask, list(self.texts.values()))
+            self._work = asyncio.create_task(counting)
+
+    # AnswerSource
+
+    def begin(self, relay: Relay) -> None: ...
+
+    def pause(self, relay: Relay) -> None: ...
+
+    def resume(self, relay: Relay) -> None: ...
+
+    def leave(self, relay: Relay) -> None:
+        """The others go on; without others, so does nothing."""
+        self.texts.pop(relay, None)
+        self._asked = [None if one is relay else one for one in self._asked]
+        if self._exchange is not None and not self.texts:
+            self._exchange.cancel()
+            if self._work is not None:
+                self._work.cancel()
+
+    # Sink
+
+    def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
+        self._status, self._headers = status, headers
+        self._body += data
+
+    def write(self, data: bytes) -> None:
+        self._body += data
+
+    def finish(self) -> None:
+        self._work = asyncio.create_task(self._answer(self._work))
+
+    def cut(self) -> None:
+        self._each_alone()
+
+    def _each_alone(self) -> None:
+        """The fault of one is not the others': each gets its own answer, or its own error."""
+        for relay in list(self.texts):
+            relay.go_alone()
+
+    async def _answer(self, counting: "asyncio.Task[list[int]] | None") -> None:
+        weights = await counting if counting is not None else [1] * len(self._asked)  # equal parts
+        try:
+            answers = self._taken_apart(weights) if self._status == 200 else None
+        except (msgspec.MsgspecError, EngineProtocolError):
+            answers = None
+        if answers is None:
+            self._each_alone()
+            return
+        for relay, (body, tokens) in zip(self._asked, answers, strict=True):
+            if relay is not None:
+                assert self._exchange is not None
+                relay.lease, relay.tokens = self._exchange.lease, Tokens(prompt=tokens)
+                relay.respond(200, self._headers, len(body), body)
+                relay.finish()
+
+    def _taken_apart(self, counts: Sequence[int]) -> list[tuple[bytes, int]]:
+        """The answer of each request, in their order, and its tokens. Raises `EngineProtocolError`."""
+        whole = _members.decode(self._body)
+        found = msgspec.json.decode(self._body, type=_GatheredAnswer)
+        vectors = {msgspec.json.decode(one.get("index", b"0"), type=int): one for one in found.data}
+        if vectors.keys() != set(range(len(self._asked))):
+            raise EngineProtocolError("the engine has not answered each of the texts")
+        shares = {name: split(amount, counts) for name, amount in (found.usage or {}).items()}
+        answers = []
+        for place in range(len(self._asked)):
+            vector: dict[str, Any] = {**vectors[place], "index": 0}
+            usage = {name: each[place] for name, each in shares.items()}
+            body = msgspec.json.encode({**whole, "data": [vector], **({"usage": usage} if usage else {})})
+            answers.append((body, usage.get("prompt_tokens", 0)))
+        return answers
+
+
+def split(amount: int, weights: Sequence[int]) -> list[int]:
+    """Splits `amount` in the proportion of `weights`, in whole numbers that add up to it: just `weights`, if these add
+    up to it."""
+    whole = sum(weights)
+    if whole <= 0:
+        weights, whole = [1] * len(weights), len(weights)
+    ends = [(amount * reached + whole // 2) // whole for reached in accumulate(weights, initial=0)]
+    return [end - start for start, end in pairwise(ends)]
+
+
+def _one_text(raw: msgspec.Raw) -> str | list[int] | None:
+    """The only input of a request; None for several, none, or what is no input."""
+    found = msgspec.json.decode(raw)
+    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], str | list):
+        [found] = found
+    tokens = isinstance(found, list) and all(type(token) is int for token in found)
+    return found if found and (tokens or isinstance(found, str)) else None
+
+
+async def _counted(runner: Runner, ask: Inference, texts: Sequence[str | list[int]]) -> list[int]:
+    """The tokens of each text, as the engine counts them; if it cannot, equal parts."""
+    if not isinstance(texts[0], str):
+        return [len(text) for text in texts]
+    if _TOKENIZE not in runner.endpoints:
+        return [1] * len(texts)
+    model = engine_model(runner, ask.fields.model)
+    collectors = []
+    for text in texts:
+        # llama.cpp's names and vLLM's.
+        body = {"model": model, "content": text, "prompt": text, "add_special": True, "add_special_tokens": True}
+        request = build_request("POST", _TOKENIZE, msgspec.json.encode(body))
+        collectors.append(collector := Collector())
+        runner.upstream.send(request, collector)
+    try:
+        async with asyncio.timeout(_TOKENIZING):
+            answers = [await collector.done for collector in collectors]
+        return [len(msgspec.json.decode(body, type=_Tokenized).tokens) for _, body in answers]
+    except (OSError, EngineProtocolError, msgspec.MsgspecError):
+        return [1] * len(texts)

@@ -1,0 +1,155 @@
+"""Single embeddings that go to the engine together."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelrunner.gateway.detours.gathering import EmbeddingGatherer, split
+from tests.gateway.fakes import Call, until
+from tests.gateway.harness import Answer, Proxy, proxy, request
+
+PATH = "/v1/embeddings"
+
+
+def ask(text: Any, head: Any = None, **more: Any) -> bytes:
+    return request(PATH, {"model": "m", "input": text} | more, **(head or {}))
+
+
+class Engine:
+    """A vector with the length of each text; a token for each word. A request with `poison` among its texts is
+    refused; `reversed` gives the vectors in another order; `gate` holds answers back."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Any] = []
+        self.reversed = False
+        self.gate: asyncio.Event | None = None
+        self.left = 0
+
+    async def __call__(self, call: Call) -> None:
+        body = msgspec.json.decode(call.request.body)
+        if call.request.path == "/tokenize":
+            return await self._send(call, 200, {"tokens": [0] * (len(body["content"].split()) + 1)})
+        texts = body["input"] if isinstance(body["input"], list) else [body["input"]]
+        self.inputs.append(body["input"])
+        if self.gate is not None:
+            leaving = asyncio.ensure_future(call.left())
+            opening = asyncio.ensure_future(self.gate.wait())
+            await asyncio.wait((leaving, opening), return_when=asyncio.FIRST_COMPLETED)
+            self.left += leaving.done()
+            leaving.cancel(), opening.cancel()
+        if "poison" in texts:
+            return await self._send(call, 400, {"error": {"message": "a bad text", "code": 400}})
+        data: list[Any] = [{"object": "embedding", "index": i, "embedding": [len(one)]} for i, one in enumerate(texts)]
+        words = sum(len(one.split()) + 1 if isinstance(one, str) else len(one) for one in texts)
+        usage = {"prompt_tokens": words, "total_tokens": words}
+        made = {"object": "list", "model": "m", "data": data[::-1] if self.reversed else data, "usage": usage}
+        return await self._send(call, 200, made)
+
+    async def _send(self, call: Call, status: int, body: Any) -> None:
+        data = msgspec.json.encode(body)
+        head = b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        await call.send(head % (status, len(data)) + data)
+
+
+async def together(served: Proxy, *requests: bytes) -> list[Answer]:
+    """The answers to requests that all come before the window closes: it does with the last of them."""
+    served.pipeline.detours = (EmbeddingGatherer(served.pipeline, 1000.0, len(requests)),)
+    return await asyncio.gather(*(served.ask(data) for data in requests))
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+async def test_what_comes_together_is_asked_together(folder: Path, kind: str, backwards: bool) -> None:
+    engine = Engine()
+    engine.reversed = backwards
+    async with proxy(folder, kind, engine) as served:
+        texts = ["a", "two words", "three little words"]
+        answers = await together(served, *(ask(text) for text in texts))
+        [asked] = engine.inputs
+        assert sorted(asked) == sorted(texts)
+        for text, answer in zip(texts, answers, strict=True):
+            found = answer.json()
+            assert found["data"] == [{"object": "embedding", "index": 0, "embedding": [len(text)]}]
+            assert found["usage"] == {"prompt_tokens": len(text.split()) + 1, "total_tokens": len(text.split()) + 1}
+            assert (found["object"], found["model"]) == ("list", "m")
+        assert len({answer.headers["x-request-id"] for answer in answers}) == 3
+
+
+async def test_tokens_are_gathered_too(folder: Path) -> None:
+    async with proxy(folder, "fast", engine := Engine()) as served:
+        answers = await together(served, ask([1, 2, 3]), ask([[4]]))
+        assert sorted(engine.inputs[0]) == [[1, 2, 3], [4]]
+        assert [answer.json()["usage"]["prompt_tokens"] for answer in answers] == [3, 1]
+
+
+async def test_the_error_of_one_is_not_the_others(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind, engine := Engine()) as served:
+        good, bad, also = await together(served, ask("good"), ask("poison"), ask("also"))
+        assert [good.status, bad.status, also.status] == [200, 400, 200]
+        assert bad.error["message"] == "a bad text"
+        assert [answer.json()["data"][0]["embedding"] for answer in (good, also)] == [[4], [4]]
+        assert len(engine.inputs) == 4
+
+
+async def test_what_differs_is_kept_apart(folder: Path) -> None:
+    async with proxy(folder, "fast", engine := Engine()) as served:
+        served.pipeline.detours = (EmbeddingGatherer(served.pipeline, 0.001, 99),)
+        different = [
+            *(ask("a"), ask("b", encoding_format="base64"), ask("c", dimensions=8), ask([[1]])),
+            *(ask("d", head={"X-Caller": "x"}), ask("e", head={"X-Priority": "batch"})),
+            *(ask(["f", "g"]), ask([]), ask(""), ask("h", user="u"), ask("i" * 70_000)),
+        ]
+        answers = await asyncio.gather(*(served.ask(data) for data in different))
+        assert [answer.status for answer in answers] == [200] * len(different)
+        assert len(engine.inputs) == len(different)
+
+
+async def test_clients_that_leave(folder: Path, kind: str) -> None:
+    engine = Engine()
+    engine.gate = asyncio.Event()
+    async with proxy(folder, kind, engine) as served:
+        served.pipeline.detours = (EmbeddingGatherer(served.pipeline, 1000.0, 3),)
+        clients = [await served.connect() for _ in range(4)]
+        await clients[0].send(ask("gone"))
+        await until(lambda: len(served.pipeline.running) == 1)
+        await clients[0].leave()  # before anything was asked
+        await until(lambda: not served.pipeline.running)
+        for number, client in enumerate(clients[1:]):
+            await client.send(ask("x" * number + "y"))
+        await until(lambda: len(engine.inputs) == 1)
+        await clients[1].leave()  # one of those that were asked
+        await until(lambda: len(served.pipeline.running) == 2)
+        engine.gate.set()
+        answers = [await client.answer() for client in clients[2:]]
+        assert [answer.json()["data"][0]["embedding"] for answer in answers] == [[2], [3]]
+
+        engine.gate.clear()
+        served.pipeline.detours = (EmbeddingGatherer(served.pipeline, 1000.0, 2),)
+        clients = [await served.connect() for _ in range(2)]
+        for client in clients:
+            await client.send(ask("z"))
+        await until(lambda: len(engine.inputs) == 2)
+        for client in clients:
+            await client.leave()
+        await until(lambda: engine.left == 1)  # nobody is left
+
+
+async def test_a_large_batch_goes_before_the_window_closes(folder: Path) -> None:
+    async with proxy(folder, "fast", engine := Engine()) as served:
+        served.pipeline.detours = (EmbeddingGatherer(served.pipeline, 1000.0, 2),)
+        answers = await asyncio.gather(*(served.ask(ask("a")) for _ in range(6)))
+        assert [answer.status for answer in answers] == [200] * 6
+        assert engine.inputs == [["a", "a"]] * 3
+
+
+@given(st.integers(0, 10_000), st.lists(st.integers(0, 500), min_size=1, max_size=50))
+def test_shares_add_up(amount: int, weights: list[int]) -> None:
+    shares = split(amount, weights)
+    assert sum(shares) == amount
+    assert all(share >= 0 for share in shares)
+    if any(weights):
+        assert split(sum(weights), weights) == weights
