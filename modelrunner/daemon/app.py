@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import resource
 import socket
 from collections.abc import Callable
@@ -49,6 +50,7 @@ from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes import confinement
 from modelrunner.processes.processtree import sweep_orphans
 from modelrunner.scheduler import Scheduler
+from modelrunner.telemetry import tracing
 from modelrunner.telemetry.accesslog import AccessLog
 from modelrunner.telemetry.hub import Telemetry
 
@@ -140,6 +142,10 @@ class Daemon:
             observers.add(self._telemetry)
         self._access_log = AccessLog(settings.data_dir / "logs" / "access.log", observers)
         self._access_log.use(settings.access_log)
+        if traces := tracing.traces(os.environ):
+            observers.add(traces)
+            self._pipeline.tracing, self._telemetry.exposition.traces = True, traces
+        self._traces = traces
         self._reloader = make_reloader(settings, parts, self._pipeline, self._access_log, port)
         self.lifecycle.on_reload = self._reloader.in_background
         self._runner = web.AppRunner(
@@ -195,6 +201,8 @@ class Daemon:
         await self._runner.cleanup()
         self._pipeline.observers.flush()
         self._access_log.close()
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
         await self._telemetry.usage.flush()
         await self._responses.close()
         self._parts.registry.close()

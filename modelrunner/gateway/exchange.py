@@ -26,6 +26,7 @@ from modelrunner.gateway.render import (
 )
 from modelrunner.gateway.routes import check_endpoint
 from modelrunner.gateway.tokens import NONE, tokens_of
+from modelrunner.gateway.tracecontext import begun
 from modelrunner.gateway.waiting import SignsOfLife, Unasked, fault
 from modelrunner.http.answers import Header
 from modelrunner.http.responses import TAIL
@@ -51,6 +52,7 @@ class Exchange(Unasked):
             "_retried",
             "_signs",
             "_status",
+            "_trace",
             "_translation",
             "_upstream",
             "lease",
@@ -79,6 +81,7 @@ class Exchange(Unasked):
         self._retried = self._over = False
         self._asked_at, self._first_byte, self._status = 0.0, 0.0, 0
         self._is_told = ask.terms.key is not None or pipeline.observers.active
+        self._trace = begun(ask.terms.traceparent) if pipeline.tracing else None
         self._received: tuple[int, bytes] = (0, b"")  # as of `UpstreamConnection`, once the answer is over
         self.on_data: Callable[[bytes], object] = sink.write
 
@@ -122,7 +125,7 @@ class Exchange(Unasked):
         error = self._error.code if self._error is not None else ""
         size, tail = self._upstream.received if self._upstream is not None else self._received
         tokens = tokens_of(tail, size) if size and self._refusal is None else NONE
-        return record_of(self.ask, self.lease, self._status, error, self._first_byte, size, tokens)
+        return record_of(self.ask, self.lease, self._status, error, self._first_byte, size, tokens, self._trace)
 
     def stop(self, error: ModelRunnerError) -> None:
         """Ends the request with an error, whatever it is doing."""
@@ -155,7 +158,8 @@ class Exchange(Unasked):
             self._pipeline.quarantine.check(runner.key, ask)
         if self._end_turn is not None:
             asyncio.get_running_loop().call_later(_TURN, self._end_turn)
-        self._upstream = runner.upstream.send(build_request("POST", path, body, self._id_line), self, fresh=fresh)
+        headers = self._id_line if self._trace is None else self._id_line + self._trace.line
+        self._upstream = runner.upstream.send(build_request("POST", path, body, headers), self, fresh=fresh)
 
     async def _check(self, lease: Lease, path: str, *, fresh: bool) -> None:
         """For a request with fields that its engine may ignore."""

@@ -19,7 +19,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     """The head of an admitted inference request. It says nothing about the body, so requests with the same head share
     it. `request_id` is the client's own, `origin` the web page that sends the request, if any; `caller` and `batch` are
     for the scheduler's order. `key` is the API key that the client sent; None for the owner of the daemon. A
-    `resumable` stream may go on in another connection."""
+    `resumable` stream may go on in another connection. `traceparent` is the client's header."""
 
     route: Route
     origin: str | None
@@ -30,6 +30,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     progress: bool
     key: KeyHolder | None = None
     resumable: bool = False
+    traceparent: str | None = None
 
     @property
     def key_name(self) -> str:

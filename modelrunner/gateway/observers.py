@@ -10,6 +10,7 @@ import msgspec
 
 from modelrunner.gateway.interfaces import Inference
 from modelrunner.gateway.tokens import NONE, Tokens
+from modelrunner.gateway.tracecontext import Trace
 
 if TYPE_CHECKING:
     from modelrunner.scheduler import Lease
@@ -49,6 +50,7 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     bytes_out: int = 0
     tokens: Tokens = NONE
     time: float = 0.0
+    trace: Trace | None = None
 
 
 class Observer(Protocol):
@@ -99,7 +101,14 @@ class Observers:
 
 
 def record_of(
-    ask: Inference, lease: "Lease | None", status: int, error: str, first_byte: float, bytes_out: int, tokens: Tokens
+    ask: Inference,
+    lease: "Lease | None",
+    status: int,
+    error: str,
+    first_byte: float,
+    bytes_out: int,
+    tokens: Tokens,
+    trace: Trace | None = None,
 ) -> RequestRecord:
     """Makes the record of an exchange. `lease` is the last lease of the exchange; `first_byte` is in seconds of
     `perf_counter`, 0 without one."""
@@ -130,4 +139,5 @@ def record_of(
         bytes_out,
         tokens,
         time(),
+        trace,
     )

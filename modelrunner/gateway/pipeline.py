@@ -38,6 +38,7 @@ HEADERS = frozenset(
     (
         *("host", "origin", "content-type", "content-encoding", "upgrade", "expect", "authorization"),
         *("x-api-key", "x-caller", "x-preload-only", "x-priority", "x-progress", "x-request-id", "x-resumable"),
+        "traceparent",
     )
 )
 """The fields of a request's head that are used, in lower case. Each may be given once."""
@@ -78,9 +79,9 @@ class AliasChooser(Protocol):
 
 class Pipeline:
     """`keys` are the API keys, None where there can be none. `running` are the requests under way, `buffered` the bytes
-    of their bodies. `observers` are told of every request. Each of `detours` is asked for a request before it
-    gets an exchange, each of `streams` before them for one that asks to be resumable. `responses` keeps those of the
-    Responses API, `aliases` are the names that stand for models; either may be None."""
+    of their bodies. `observers` are told of every request; with `tracing`, each request gets a trace. Each of `detours`
+    is asked for a request before it gets an exchange, each of `streams` before them for one that asks to be resumable.
+    `responses` keeps those of the Responses API, `aliases` are the names that stand for models; either may be None."""
 
     def __init__(
         self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits, keys: KeyRing | None = None
@@ -93,6 +94,7 @@ class Pipeline:
         self.responses: ResponseStore | None = None
         self.keys = keys
         self.observers = Observers()
+        self.tracing = False
         self.quarantine = Quarantine()
         self.running: set[UnderWay] = set()
         self.streams: tuple[Detour, ...] = ()
@@ -143,6 +145,7 @@ class Pipeline:
             header("x-progress") == "events",
             key,
             (header("x-resumable") or "").lower() == "true",
+            header("traceparent"),
         )
 
     def buffer(self, size: int, whole: int) -> None:

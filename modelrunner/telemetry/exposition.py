@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -14,6 +15,9 @@ from modelrunner.scheduler import RunnerView, Scheduler
 from modelrunner.telemetry import engines
 from modelrunner.telemetry.counters import EventCounters, RequestCounters
 from modelrunner.types import RequiredMemory
+
+if TYPE_CHECKING:
+    from modelrunner.telemetry.traces import Traces
 
 _PULSE = 0.005  # seconds of sleep that show how late the event loop is
 
@@ -28,6 +32,7 @@ class Exposition:
         self._requests = requests
         self._events = events
         self._running = running
+        self.traces: Traces | None = None
 
     async def render(self, accept: str) -> tuple[bytes, str]:
         """Returns body and content type: OpenMetrics 1.0 (https://prometheus.io/docs/specs/om/open_metrics_spec/) where
@@ -41,6 +46,8 @@ class Exposition:
     def _families(self, lag: float) -> Iterator[Metric]:
         yield from self._requests.families()
         yield from self._events.families()
+        if self.traces is not None:
+            yield from self.traces.families()
         info = GaugeMetricFamily("modelrunner_info", "The daemon's version", labels=("version",))
         info.add_metric((__version__,), 1)
         yield info

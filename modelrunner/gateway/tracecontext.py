@@ -1,0 +1,32 @@
+"""The trace of a request: W3C Trace Context (https://www.w3.org/TR/trace-context/)."""
+
+import re
+import secrets
+
+import msgspec
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+class Trace(msgspec.Struct, frozen=True, gc=False):
+    """IDs in hexadecimal: the trace, the client's span ("" without one), the request's and that of the engine's work.
+    `flags` say whether the client records the trace."""
+
+    trace: str
+    parent: str
+    span: str
+    engine: str
+    flags: str = "01"
+
+    @property
+    def line(self) -> bytes:
+        """The header that the engine gets, with its CR LF."""
+        return f"traceparent: 00-{self.trace}-{self.engine}-{self.flags}\r\n".encode()
+
+
+def begun(traceparent: str | None) -> Trace:
+    """Begins the trace of a request, or goes on with the client's; a header that is none counts as none."""
+    span, engine = secrets.token_hex(8), secrets.token_hex(8)
+    if traceparent is not None and (found := _TRACEPARENT.fullmatch(traceparent)):
+        return Trace(found[1], found[2], span, engine, found[3])
+    return Trace(secrets.token_hex(16), "", span, engine)

@@ -1,0 +1,144 @@
+"""Traces for OpenTelemetry: a span for each request, with what it waited for and the engine's work as its children.
+
+Spans are made when a request has ended, and a thread of the SDK's sends them. The variables OTEL_* say where
+(https://opentelemetry.io/docs/specs/otel/protocol/exporter/). Only `tracing.py` imports this module: the SDK is an
+extra."""
+
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+from prometheus_client.core import CounterMetricFamily
+
+from modelrunner.gateway.observers import RequestRecord
+from modelrunner.gateway.tracecontext import Trace
+
+_PATIENCE = 2000  # milliseconds for the last spans at the end of the daemon
+# https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
+_OPERATIONS = {"chat/completions": "chat", "completions": "text_completion", "embeddings": "embeddings"}
+
+
+class _GivenIds(IdGenerator):
+    """The engine got its span's ID before there is a span."""
+
+    trace = span = 0
+
+    def generate_trace_id(self) -> int:
+        return self.trace
+
+    def generate_span_id(self) -> int:
+        return self.span
+
+
+class _CountingExporter(OTLPSpanExporter):
+    sent = failed = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = super().export(spans)
+        if result is SpanExportResult.SUCCESS:
+            self.sent += len(spans)
+        else:
+            self.failed += len(spans)
+        return result
+
+
+class Traces:
+    """An `Observer`. A collector that fails costs spans, which are counted, and nothing else."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it logs every span that is lost
+        named = "OTEL_SERVICE_NAME" in environ or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+        resource = Resource.create({} if named else {"service.name": "modelrunner"})
+        self._ids, self._exporter = _GivenIds(), _CountingExporter()
+        self._provider = TracerProvider(resource=resource, id_generator=self._ids, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
+        self._tracer = self._provider.get_tracer("modelrunner")
+        self._made = 0
+
+    def finished(self, records: Sequence[RequestRecord]) -> None:
+        for record in records:
+            if record.trace is not None:
+                self._add(record, record.trace)
+
+    def families(self) -> list[CounterMetricFamily]:
+        """Spans by their fate; those that are neither sent nor failed wait, or were too many."""
+        spans = CounterMetricFamily("modelrunner_spans", "Spans of traces", labels=("fate",))
+        for fate in ("made", "sent", "failed"):
+            spans.add_metric([fate], self._made if fate == "made" else getattr(self._exporter, fate))
+        return [spans]
+
+    def close(self) -> None:
+        """Sends what is left, for at most two seconds. Blocks."""
+        self._provider.force_flush(_PATIENCE)
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+        self._provider.shutdown()
+
+    def _add(self, record: RequestRecord, trace: Trace) -> None:
+        parent = Context()
+        if trace.parent:
+            flags = TraceFlags(int(trace.flags, 16))
+            remote = SpanContext(int(trace.trace, 16), int(trace.parent, 16), is_remote=True, trace_flags=flags)
+            parent = set_span_in_context(NonRecordingSpan(remote))
+        ended = int(record.time * 1e9)
+        arrived = ended - int(record.duration * 1e9)
+        queued = arrived + int(record.queued * 1e9)
+        asked = queued + int(record.loading * 1e9)
+        operation = _OPERATIONS.get(record.route.rpartition("/v1/")[2], "chat")
+        name, kind = f"{operation} {record.model_name or record.model}", SpanKind.SERVER
+        whole = self._begin(name, trace, trace.span, parent, kind, arrived, _attributes(record, operation))
+        if record.error:
+            whole.set_status(StatusCode.ERROR, record.error)
+        inside = set_span_in_context(whole)
+        parts = [("queue", secrets.token_hex(8), SpanKind.INTERNAL, arrived, queued)]
+        parts += [("load", secrets.token_hex(8), SpanKind.INTERNAL, queued, asked)]
+        parts += [("engine", trace.engine, SpanKind.CLIENT, asked, ended)] if record.runner else []
+        for name, id, kind, start, end in parts:
+            if end > start:
+                self._begin(name, trace, id, inside, kind, start, {}).end(end)
+        whole.end(ended)
+
+    def _begin(
+        self, name: str, trace: Trace, id: str, above: Context, kind: SpanKind, start: int, attributes: dict[str, Any]
+    ) -> Span:
+        self._ids.trace, self._ids.span = int(trace.trace, 16), int(id, 16)
+        made = self._tracer.start_span(name, above, kind, attributes, start_time=start)
+        self._made += made.is_recording()
+        return made
+
+
+def _attributes(record: RequestRecord, operation: str) -> dict[str, Any]:
+    """Without anything of a prompt or an answer."""
+    tokens = record.tokens
+    found = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": record.backend,
+        "gen_ai.request.model": record.model,
+        "gen_ai.response.model": record.model_name,
+        "gen_ai.usage.input_tokens": tokens.prompt,
+        "gen_ai.usage.output_tokens": tokens.answer,
+        "http.route": record.route,
+        "http.response.status_code": record.status,
+        "error.type": record.error,
+        "modelrunner.request_id": record.request_id,
+        "modelrunner.runner": record.runner,
+        "modelrunner.key": record.key,
+    }
+    if record.first_byte is not None:
+        found["modelrunner.first_byte"] = record.first_byte
+    return {name: value for name, value in found.items() if value != ""}
