@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 from aiohttp import web
 
 from modelrunner import wire
@@ -10,6 +11,7 @@ from modelrunner.api.documented import PROGRESS, documented
 from modelrunner.api.messages import (
     decode_reference,
     json_response,
+    query_count,
     query_flag,
     read_json,
     reference_in_path,
@@ -21,11 +23,13 @@ from modelrunner.models.library import Library, PullOrder
 from modelrunner.models.pruning import Pruner, PruneRule
 from modelrunner.models.publishing import Publisher
 from modelrunner.store import StoredModel
-from modelrunner.types import ProgressReport
+from modelrunner.types import ModelFormat, ProgressReport
 from modelrunner.units import parse_age, parse_bytes
 
 # Words in the place of a model that are routes of this server for another method, or of docker/model-runner. A model of
 # such a name is reached by its longer name.
+_LONGEST_QUERY = 200
+_MOST_OFFERS = 100
 _WORDS = frozenset({"create", "load", "prune", "purge", "search"})
 
 
@@ -46,6 +50,8 @@ class ModelRoutes:
             )
         ]
         return [
+            web.get("/updates", self.updates),
+            web.get("/models/search", self.search),
             web.get("/pulls", self.pulls),
             web.delete("/pulls/{ref:.+}", self.cancel_pull),
             web.get("/models", self.list_models),
@@ -74,7 +80,8 @@ class ModelRoutes:
             raise NotImplementedHere("a model can be shown here once it was pulled: leave `remote` out", param="remote")
         model = self._library.get(reference)
         (abilities,) = await self._library.abilities([model])
-        return json_response(wireforms.model(model, abilities))
+        origins = [wire.Origin(each.name, each.source, each.version) for each in self._library.origins(model)]
+        return json_response(msgspec.structs.replace(wireforms.model(model, abilities), origins=origins))
 
     @documented(PROGRESS, body=wire.PullRequest, errors=(409, 422, 501, 502, 504, 507))
     async def create(self, request: web.Request) -> web.StreamResponse:
@@ -101,6 +108,26 @@ class ModelRoutes:
             return wire.Progress("success", f"{name} is here", model=name)
 
         return await stream_progress(request, pull, mode="pull")
+
+    @documented(list[wire.Update], query={"model": str})
+    async def updates(self, request: web.Request) -> web.Response:
+        """Asks whether the sources of a model, or of all that were pulled, have newer ones."""
+        found = await self._library.updates(request.query.get("model"))
+        return json_response([wire.Update(each.name, each.source, each.newer, each.reason) for each in found])
+
+    @documented(list[wire.Offer], query={"q": str, "format": str, "limit": int}, errors=(502,))
+    async def search(self, request: web.Request) -> web.Response:
+        """Finds models that hubs offer."""
+        query, format = request.query.get("q", "").strip(), request.query.get("format", ModelFormat.GGUF)
+        if not query or len(query) > _LONGEST_QUERY:
+            raise BadRequest(f"q has the words to look for, at most {_LONGEST_QUERY} characters", param="q")
+        if format not in list(ModelFormat):
+            raise BadRequest(f"format is one of {', '.join(ModelFormat)}", param="format")
+        limit = min(query_count(request, "limit") or 20, _MOST_OFFERS)
+        found = await self._library.search(query, ModelFormat(format), limit)
+        return json_response(
+            [wire.Offer(each.name, each.downloads, each.likes, each.task, each.gated) for each in found]
+        )
 
     @documented(list[wire.PullStatus], query={})
     async def pulls(self, request: web.Request) -> web.Response:

@@ -10,7 +10,7 @@ _USES = re.compile(r"(/engines)?/v1/(files|batches|responses|streams)(/.*)?")
 _LISTS = re.compile(r"/|/version|/models(/.*)?|(/engines(/[^/]+)?)?/v1/models(/.*)?|/api/(version|tags|ps|show)")
 # What brings, changes or removes models.
 _CHANGES = re.compile(
-    r"/models(/.*)?|/pulls(/.*)?|(/engines(/[^/]+)?)?/v1/models/.*|/api/(pull|push|copy|delete|create|blobs/.*)|/engines/df"
+    r"/models(/.*)?|/pulls(/.*)?|/updates|(/engines(/[^/]+)?)?/v1/models/.*|/api/(pull|push|copy|delete|create|blobs/.*)|/engines/df"
 )
 
 

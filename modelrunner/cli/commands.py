@@ -15,6 +15,8 @@ SECTIONS = {
         "run": ("run:run", "Ask a model, or chat with it"),
         "pull": ("pull_commands:pull", "Download models"),
         "pulls": ("pull_commands:pulls", "Show the downloads under way"),
+        "search": ("hub_commands:search", "Find models on Hugging Face"),
+        "check-update": ("hub_commands:check_update", "Ask whether the sources of models have newer ones"),
         "push": ("model_commands:push", "Send a model to a registry"),
         "save": ("archive_commands:save", "Write a model into a tar archive"),
         "load": ("archive_commands:load", "Take models from a tar archive"),

@@ -136,6 +136,7 @@ def inspect(client: Client, model: str, as_json: bool) -> None:
         simple = [(k.replace("_", " "), str(v)) for k, v in found.config.items() if not isinstance(v, dict | list)]
         simple += [("capabilities", ", ".join(found.capabilities))] if found.capabilities else []
         simple += [("context window", str(found.context_window))] if found.context_window else []
+        simple += [("from", f"{origin.source} {origin.version}".strip()) for origin in found.origins]
         simple += [("lora", _adapter(adapter)) for adapter in found.adapters]
         output.fields(
             [("id", found.id), ("tags", ", ".join(found.tags)), ("created", ago(found.created)), *sorted(simple)]

@@ -28,7 +28,15 @@ from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, RemoveResult, Store, StoredModel
 from modelrunner.store.describe import TEMPLATES
 from modelrunner.store.layout import ModelArchive, archive_of
-from modelrunner.types import ProgressReport, RunningPull, WorkProgress
+from modelrunner.types import (
+    FoundModel,
+    ModelFormat,
+    ModelOrigin,
+    ModelUpdate,
+    ProgressReport,
+    RunningPull,
+    WorkProgress,
+)
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +163,19 @@ class Library:
             raise
         events.emit("pull", model=pulled.name, reason=f"pulled from {order.source}", downloaded=_span(received))
         return pulled
+
+    def origins(self, model: StoredModel) -> list[ModelOrigin]:
+        """Where the model was pulled from."""
+        return self._puller.origins(model.id)
+
+    async def updates(self, reference: str | None) -> list[ModelUpdate]:
+        """Asks whether the sources of the model, or of all models, have newer ones. Raises as `get`."""
+        chosen = [self._store.get(reference)] if reference is not None else self._store.list()
+        return [update for model in chosen for update in await self._puller.updates(model.id)]
+
+    async def search(self, query: str, format: ModelFormat, limit: int) -> list[FoundModel]:
+        """The models that hubs offer. Raises `SourceFailed`."""
+        return await self._puller.search(query, format, limit)
 
     def pulls(self) -> list[RunningPull]:
         """The pulls under way."""

@@ -8,11 +8,11 @@ client follows redirects to any address and has no limit for a whole answer.
 import contextlib
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -22,7 +22,7 @@ from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound, So
 from modelrunner.pull.selection import choose, folder_files
 from modelrunner.store.gguf import read_header
 from modelrunner.store.references import DEFAULT_TAG, Reference
-from modelrunner.types import ModelHeader
+from modelrunner.types import FoundModel, ModelFormat, ModelHeader
 from modelrunner.web.download import refused
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import HubAnswer, ask, new_client, retry_after
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _TEXT = re.compile(r"(?:hf\.co|(?:www\.)?huggingface\.co)/(?P<repository>[^/:@]+/[^/:@]+)[^/]*", re.I)
 _DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
+_REPOSITORY = re.compile(r"[A-Za-z0-9._-]{1,96}/[A-Za-z0-9._-]{1,96}")
 _LONGEST_LISTING = 8 << 20
 # Bytes in which the header of a GGUF file is looked for, one after the other: 256,000 tokens of vocabulary take 10 MB.
 _HEADERS = (2 << 20, 8 << 20, 24 << 20)
@@ -54,6 +56,14 @@ class _Sibling(msgspec.Struct, frozen=True, rename={"name": "rfilename", "blob":
     lfs: _LfsFile | None = None
 
 
+class _SearchResult(msgspec.Struct, frozen=True, rename={"task": "pipeline_tag"}):
+    id: str
+    downloads: int = 0
+    likes: int = 0
+    task: str | None = None
+    gated: bool | str = False
+
+
 class _Repository(msgspec.Struct, frozen=True):
     sha: str
     siblings: list[_Sibling]
@@ -64,6 +74,7 @@ class Listing:
     """The chosen files by their names inside the bundle."""
 
     files: Mapping[str, RemoteFile]
+    commit: str
 
     @property
     def digests(self) -> dict[str, str]:
@@ -104,20 +115,42 @@ class Hub:
         await self.client.aclose()
 
     async def list(self, text: str, *, trust: bool) -> Listing:
-        repository, wanted = _parse(text)
+        repository, wanted, revision = _parse(text)
         place = f"hf.co/{repository}"
         if self._offline:
             raise SourceFailed(f"{place} cannot be looked up: HF_HUB_OFFLINE is set")
-        url = f"{self._endpoint}/api/models/{repository}?blobs=true"
+        at = f"/revision/{quote(revision, safe='')}" if revision else ""
+        url = f"{self._endpoint}/api/models/{repository}{at}?blobs=true"
         answer = await ask(self.client, url, self.headers, limit=_LONGEST_LISTING, seconds=self._limit)
-        _require_found(answer, place)
+        _require_found(answer, f"{place}@{revision}" if revision else place)
         try:
             found = msgspec.json.decode(answer.body, type=_Repository)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise SourceFailed(f"{place}: the hub's answer is no list of files; look at HF_ENDPOINT") from None
         siblings = {sibling.name: sibling for sibling in found.siblings}
         chosen = _select(list(siblings), wanted, place, trust)
-        return Listing({n: await self._file(repository, found.sha, siblings[path]) for n, path in chosen.items()})
+        if not _COMMIT.fullmatch(found.sha):
+            raise SourceFailed(f"{place}: the hub names no commit; look at HF_ENDPOINT")
+        files = {name: await self._file(repository, found.sha, siblings[path]) for name, path in chosen.items()}
+        return Listing(files, found.sha)
+
+    async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[FoundModel]:
+        """The models that match `query`, the most downloaded first."""
+        if self._offline:
+            raise SourceFailed("the hub cannot be searched: HF_HUB_OFFLINE is set")
+        asked = {"search": query, "filter": str(format), "sort": "downloads", "direction": "-1", "limit": str(limit)}
+        url = f"{self._endpoint}/api/models?{urlencode(asked)}"
+        answer = await ask(self.client, url, self.headers, limit=_LONGEST_LISTING, seconds=self._limit)
+        _require_found(answer, "the search")
+        try:
+            found = msgspec.json.decode(answer.body, type=list[_SearchResult])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise SourceFailed("the hub's answer is no list of models; look at HF_ENDPOINT") from None
+        return [
+            FoundModel(f"hf.co/{each.id}", each.downloads, each.likes, each.task or "", bool(each.gated))
+            for each in found[:limit]
+            if _REPOSITORY.fullmatch(each.id)
+        ]
 
     async def _file(self, repository: str, commit: str, sibling: _Sibling) -> RemoteFile:
         url = f"{self._endpoint}/{repository}/resolve/{quote(commit, safe='')}/{quote(sibling.name)}"
@@ -173,12 +206,12 @@ def _header_in(beginning: bytes, size: int, path: Path) -> ModelHeader:
     return read_header(path)
 
 
-def _parse(text: str) -> tuple[str, str | None]:
-    """The repository, in the case it was written in, and the quantization."""
+def _parse(text: str) -> tuple[str, str | None, str]:
+    """The repository, in the case it was written in, the quantization, and the revision."""
     reference, match = Reference.parse(text), _TEXT.fullmatch(text)
     if match is None or reference.digest is not None:
         raise InvalidReference(f"{text!r} is no model on Hugging Face: write hf.co/ORG/REPO[:QUANT]", param="model")
-    return match["repository"], None if reference.tag.lower() == DEFAULT_TAG else reference.tag
+    return match["repository"], None if reference.tag.lower() == DEFAULT_TAG else reference.tag, reference.revision
 
 
 def _select(names: list[str], wanted: str | None, place: str, trust: bool) -> dict[str, str]:

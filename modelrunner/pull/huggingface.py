@@ -1,12 +1,12 @@
-"""`hf.co/ORG/REPO[:QUANT]`: models in GGUF, or in safetensors where there is no GGUF, from the Hugging Face hub or from
-the hub that HF_ENDPOINT names.
+"""`hf.co/ORG/REPO[:QUANT][@REVISION]`: models in GGUF, or in safetensors where there is no GGUF, from the Hugging
+Face hub or from the hub that HF_ENDPOINT names.
 
 huggingface_hub's downloads are not used: they can neither be stopped nor resumed by the next call.
 """
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from modelrunner.store import gguf_model
 from modelrunner.store.names import WEIGHTS
 from modelrunner.store.references import Reference
 from modelrunner.store.safetensors_model import require_no_code
-from modelrunner.types import Bundle, ModelFormat, ModelHeader, WorkProgress
+from modelrunner.types import Bundle, FoundModel, ModelFormat, ModelHeader, WorkProgress
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import LOOK_UP_LIMIT
@@ -70,6 +70,10 @@ class HuggingFaceSource(Source):
             header = await hub.header(file, folder / "header.gguf")
             return Preview(listing.size, _bundle(text, file, header, folder) if header else None)
 
+    async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[FoundModel]:
+        async with await self._hub(None) as hub:
+            return await hub.search(query, format, limit)
+
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
         context.report(WorkProgress(f"Looking up {wanted.text}", "resolving"))
         async with await self._hub(wanted.token) as hub:
@@ -93,7 +97,7 @@ class HuggingFaceSource(Source):
             ):
                 del paths[name]
                 stored[name] = listing.digests[name]
-            return FetchResult(paths, listing.digests, stored, listing.revision)
+            return FetchResult(paths, listing.digests, stored, listing.revision, version=listing.commit)
 
     async def _hub(self, token: str | None) -> "Hub":
         return await in_thread(lambda _: Hub(self._endpoint, token, self._transport, self._look_up_limit))

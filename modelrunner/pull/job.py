@@ -19,7 +19,7 @@ from modelrunner.errors import (
     UnsupportedModel,
 )
 from modelrunner.pull.archives import unpacked_files
-from modelrunner.pull.journal import Journal
+from modelrunner.pull.journal import Journal, JournalEntry
 from modelrunner.pull.shared import SharedDownloads
 from modelrunner.pull.source import Context, FetchResult, PullResult, PullSpec, Source
 from modelrunner.store import Blob, Digest, Store
@@ -193,7 +193,9 @@ class PullJob:
             unpacked=unpacked_files(fetched.unpacked, blobs) if fetched.manifest else None,
             progress=go_on,
         )
-        self._journal.record(wanted.reference, wanted.origin, model.id, fetched.revision)
+        if fetched.revision is not None:
+            entry = JournalEntry(wanted.origin, model.id, fetched.revision, wanted.text, fetched.version)
+            self._journal.record(wanted.reference, entry)
         return model.id
 
     def _verified(self, path: Path, sha256: str | None, go_on: ReadProgress) -> Blob:

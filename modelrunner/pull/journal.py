@@ -1,6 +1,7 @@
 """What was pulled from where, so that an unchanged model is not fetched twice. Without it a pull takes longer, and
 nothing else changes."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -9,25 +10,33 @@ from modelrunner.durable import JsonFile
 from modelrunner.store import Reference
 
 
-class _JournalEntry(msgspec.Struct, frozen=True):
+class JournalEntry(msgspec.Struct, frozen=True):
+    """What a name was pulled from: `text` as it was written, `origin` its normal form; `model` is the ID. `version` is
+    the source's own word for `revision`."""
+
     origin: str
     model: str
     revision: str
+    text: str = ""
+    version: str = ""
 
 
 class Journal:
     """One JSON file; `Puller` is its only writer. Its methods may be called from any thread, one at a time."""
 
     def __init__(self, path: Path) -> None:
-        self._file = JsonFile(path, dict[str, _JournalEntry], cache=True)
+        self._file = JsonFile(path, dict[str, JournalEntry], cache=True)
         self._entries = self._file.load() or {}
+
+    def __iter__(self) -> Iterator[tuple[str, JournalEntry]]:
+        """By the normal form of the names."""
+        return iter(self._entries.items())
 
     def revision(self, reference: Reference, origin: str, model: str) -> str | None:
         """The source's revision at which `reference` became this very model from `origin`."""
         entry = self._entries.get(str(reference))
         return entry.revision if entry is not None and (entry.origin, entry.model) == (origin, model) else None
 
-    def record(self, reference: Reference, origin: str, model: str, revision: str | None) -> None:
-        if revision is not None:
-            self._entries = {**self._entries, str(reference): _JournalEntry(origin, model, revision)}
-            self._file.save(self._entries)
+    def record(self, reference: Reference, entry: JournalEntry) -> None:
+        self._entries = {**self._entries, str(reference): entry}
+        self._file.save(self._entries)

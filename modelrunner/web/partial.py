@@ -176,7 +176,7 @@ class PartialFile:
 
     def _save(self) -> None:
         """After the bytes, so that a killed daemon finds no range that did not come."""
-        content = msgspec.json.encode(self._ranges[:_MOST_RANGES])
+        content = msgspec.json.encode([edge for known in self._ranges[:_MOST_RANGES] for edge in known])
         block = _MAGIC + hashlib.sha256(content).hexdigest().encode() + content
         os.pwrite(self._descriptor, block.ljust(_BLOCK), self._file.size)
         self._has_block, self._unsaved = True, 0
@@ -207,11 +207,12 @@ def _decoded(block: bytes, size: int) -> list[ByteRange]:
     if hashlib.sha256(content).hexdigest().encode() != sealed:
         return []
     try:
-        ranges = [ByteRange(*pair) for pair in msgspec.json.decode(content, type=list[tuple[int, int]])]
+        edges = msgspec.json.decode(content, type=list[int])
     except msgspec.MsgspecError:
         return []
-    edges = [edge for pair in ranges for edge in pair]
-    return ranges if edges == sorted(set(edges)) and (not edges or (edges[0] >= 0 and edges[-1] <= size)) else []
+    if len(edges) % 2 or edges != sorted(set(edges)) or (edges and not 0 <= edges[0] < edges[-1] <= size):
+        return []
+    return [ByteRange(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _with(ranges: Sequence[ByteRange], added: ByteRange) -> list[ByteRange]:

@@ -15,6 +15,33 @@ class AppliedAdapter(msgspec.Struct, frozen=True):
     size: int
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """Where a name of a model was pulled from; `version` is a commit, a digest or a version."""
+
+    name: str
+    source: str = msgspec.field(name="from")
+    version: str
+
+
+class Update(msgspec.Struct, frozen=True):
+    """`GET /updates`: whether the source of a model has a newer one; None where `reason` says why it is unknown."""
+
+    name: str
+    source: str = msgspec.field(name="from")
+    newer: bool | None
+    reason: str
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """`GET /models/search`: a model that a hub offers."""
+
+    name: str
+    downloads: int
+    likes: int
+    task: str
+    gated: bool
+
+
 class Model(msgspec.Struct, frozen=True, omit_defaults=True):
     """`GET /models`. `created` is Unix seconds; `config` is an object with format, quantization, parameters,
     architecture, size (as text), context_size (what it was trained for), and the header's metadata under `gguf` or
@@ -32,6 +59,7 @@ class Model(msgspec.Struct, frozen=True, omit_defaults=True):
     capabilities: list[str] = []
     context_window: int | None = None
     adapters: list[AppliedAdapter] = []
+    origins: list[Origin] = []
 
     @property
     def name(self) -> str:

@@ -166,3 +166,19 @@ async def test_progress_tells_rate_and_remaining_time_of_the_file_and_the_whole(
                 break
     assert told["total"] > told["current"] > 0
     assert told["remaining"] == pytest.approx((told["total"] - told["current"]) / told["rate"], rel=0.1, abs=0.2)
+
+
+async def test_where_a_model_is_from_and_whether_it_is_the_newest(start_daemon: StartDaemon, hub: Hub) -> None:
+    daemon = await start_daemon()
+    pulled = (await create(daemon, {"from": NAME}))["model"]
+    async with daemon.unix.get(f"/models/{pulled}") as answer:
+        (origin,) = (await answer.json())["origins"]
+    assert origin == {"name": pulled, "from": NAME, "version": hub.repositories["Org/Tiny-GGUF"].commit}
+    for query in ("", f"?model={pulled}"):
+        async with daemon.unix.get(f"/updates{query}") as answer:
+            assert await answer.json() == [{"name": pulled, "from": NAME, "newer": False, "reason": ""}]
+    async with daemon.tcp.get("/models/search?q=tiny&limit=3") as answer:
+        assert [found["name"] for found in await answer.json()] == ["hf.co/Org/Tiny-GGUF"]
+    for query in ("", "?q=", "?q=x&format=onnx", "?q=x&limit=many", "?q=" + "x" * 500):
+        async with daemon.tcp.get(f"/models/search{query}") as answer:
+            assert answer.status == 400

@@ -41,12 +41,13 @@ class Fault:
 
 @dataclass(slots=True)
 class Repository:
-    """`declared` replaces the size that the hub gives for a file."""
+    """`declared` replaces the size that the hub gives for a file. `branches` are other revisions, by their names."""
 
     files: dict[str, bytes]
     token: str | None = None
     gated: bool = False
     declared: dict[str, int] = field(default_factory=dict)
+    branches: dict[str, "Repository"] = field(default_factory=dict)
 
     @property
     def commit(self) -> str:
@@ -82,6 +83,7 @@ class Hub:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["Hub"]:
         hub, cdn = web.Application(), web.Application()
+        hub.router.add_get("/api/models", self._search)
         hub.router.add_get("/api/models/{repository:[^/]+/[^/]+}", self._info)
         hub.router.add_get("/api/models/{repository:[^/]+/[^/]+}/revision/{revision}", self._info)
         hub.router.add_get("/{repository:[^/]+/[^/]+}/resolve/{revision}/{path:.+}", self._resolve)
@@ -104,7 +106,26 @@ class Hub:
         if found.token is not None and request.headers.get("Authorization") != f"Bearer {found.token}":
             code = "GatedRepo" if found.gated else "RepoNotFound"
             raise web.HTTPUnauthorized(headers={"X-Error-Code": code})
-        return found
+        revisions = {"main": found, found.commit: found}
+        for name, other in found.branches.items():
+            revisions |= {name: other, other.commit: other}
+        revision = request.match_info.get("revision", "main")
+        if revision not in revisions:
+            raise web.HTTPNotFound(headers={"X-Error-Code": "RevisionNotFound"})
+        return revisions[revision]
+
+    async def _search(self, request: web.Request) -> web.StreamResponse:
+        """As https://huggingface.co/docs/hub/api has it."""
+        self.lookups.append(request.headers)
+        if self.status is not None:
+            raise _status(self.status)
+        word, kind = request.query["search"].lower(), request.query["filter"]
+        found = [
+            {"id": name, "downloads": 1200, "likes": 3, "pipeline_tag": "text-generation", "gated": "manual"}
+            for name, repository in self.repositories.items()
+            if word in name.lower() and any(path.endswith(kind) for path in repository.files)
+        ]
+        return web.json_response([*found, {"id": "\x1b[2Jodd"}][: int(request.query["limit"])])
 
     async def _info(self, request: web.Request) -> web.StreamResponse:
         repository, name = self._repository(request), request.match_info["repository"]
@@ -123,8 +144,6 @@ class Hub:
 
     async def _resolve(self, request: web.Request) -> web.Response:
         repository, path = self._repository(request), request.match_info["path"]
-        if request.match_info["revision"] not in ("main", repository.commit):
-            raise web.HTTPNotFound(headers={"X-Error-Code": "RevisionNotFound"})
         data = repository.files[path]
         headers = {
             "X-Repo-Commit": repository.commit,
@@ -144,7 +163,8 @@ class Hub:
             raise _status(fault.status, fault.retry_after)
         data = next(
             data
-            for repository in self.repositories.values()
+            for main in self.repositories.values()
+            for repository in (main, *main.branches.values())
             for data in repository.files.values()
             if sha256(data) == request.match_info["digest"]
         )

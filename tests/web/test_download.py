@@ -161,7 +161,7 @@ def test_the_list_of_ranges_on_disk_is_checked(tmp_path: Path, change: str) -> N
     written = path.read_bytes()
     match change:
         case "seal":
-            path.write_bytes(written.replace(b"[[20,30]]", b"[[20,31]]"))
+            path.write_bytes(written.replace(b"[20,30]", b"[20,31]"))
         case "size":
             file = RemoteFile("x", file.url, 90, file.digest)
         case "cut":
