@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from modelrunner.cli.commands import cli
+from modelrunner.cli.commands import COMPLETING, cli
 from modelrunner.cli.output import report
 from modelrunner.errors import DaemonUnreachable, ModelRunnerError, NotFound
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report(f"the argument {odd!a} is not UTF-8 text")
         return WRONG_USAGE
     try:
-        code = cli.main(arguments, prog_name="modelrunner", standalone_mode=False)
+        code = cli.main(arguments, prog_name="modelrunner", complete_var=COMPLETING, standalone_mode=False)
         sys.stdout.flush()
         return code or 0
     except click.ClickException as error:

@@ -2,7 +2,10 @@
 
 import sys
 import time
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -140,14 +143,33 @@ class Screen:
 
 
 def stream(client: Client, body: dict[str, Any], screen: Screen, answer: Answer) -> None:
-    """Sends the request and shows the answer; `answer` holds the received part, also after an error. An answer that
-    repeats itself without end is stopped. Raises the errors of `Client`, the error of an event in the middle of the
-    stream, and `AnswerBroken` if the stream stops without an end."""
-    begin = time.monotonic()
-    headers = {"Accept": "text/event-stream", "X-Progress": "events"} if moves_cursor(sys.stderr) else {}
+    """Sends the request and shows the answer to a person: an answer that repeats itself without end is stopped, and
+    typed keys do not stand in it. `answer` and the errors are those of `receive`."""
+    headers = {"X-Progress": "events"} if moves_cursor(sys.stderr) else {}
     checked = 0
+    with no_echo(), closing(receive(client, body, screen, answer, headers)) as events:
+        for _ in events:
+            if len(answer.text) >= checked + _BETWEEN_CHECKS:
+                checked = len(answer.text)
+                if repeats(answer.text):
+                    answer.finish_reason = REPETITION
+                    return
+
+
+def receive(
+    client: Client,
+    body: dict[str, Any],
+    screen: Screen,
+    answer: Answer,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Generator[None]:
+    """Sends the request and yields after every event of the answer; `answer` holds the received part, also after an
+    error. Raises the errors of `Client`, the error of an event in the middle of the stream, and `AnswerBroken` if the
+    stream stops without an end."""
+    begin = time.monotonic()
+    sent = {"Accept": "text/event-stream", **headers} if headers else {}
     try:
-        with no_echo(), client.open("POST", "/v1/chat/completions", body, headers=headers) as response:
+        with client.open("POST", "/v1/chat/completions", body, headers=sent) as response:
             answer.server_timing = response.getheader("Server-Timing", "")
             complete = False
             for event in client.events(response):
@@ -159,11 +181,7 @@ def stream(client: Client, body: dict[str, Any], screen: Screen, answer: Answer)
                     screen.stage(str(told))
                 else:
                     _take(decode(event.data, _Chunk), screen, answer, begin)
-                if len(answer.text) >= checked + _BETWEEN_CHECKS:
-                    checked = len(answer.text)
-                    if repeats(answer.text):
-                        answer.finish_reason = REPETITION
-                        return
+                yield
         if not complete:
             raise AnswerBroken("the answer ended before it was complete; see `modelrunner logs`")
     finally:

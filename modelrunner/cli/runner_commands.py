@@ -1,11 +1,13 @@
 """The commands about loaded models."""
 
 import click
+import msgspec
 
 from modelrunner import wire
 from modelrunner.cli import output
 from modelrunner.cli.client import Client, decode
 from modelrunner.cli.common_options import json_option, with_client
+from modelrunner.cli.live import states
 from modelrunner.cli.times import until
 from modelrunner.errors import ModelRunnerError
 from modelrunner.units import format_bytes
@@ -27,16 +29,32 @@ _EXPENDABLE = ("SANDBOX", "ID", "ESTIMATED", "MODE", "CONTEXT", "BACKEND")
 
 
 @click.command()
+@click.option("-w", "--watch", is_flag=True, help="Go on as they change, until Ctrl-C.")
 @json_option
 @with_client(start=False)
-def list_runners(client: Client, as_json: bool) -> None:
-    """List the models that are loaded."""
+def list_runners(client: Client, watch: bool, as_json: bool) -> None:
+    """List the models that are loaded.
+
+    With --watch --json, prints one array a line, with every change.
+    """
+    if watch:
+        for now in states(client):
+            if as_json:
+                output.say(msgspec.json.encode(now.runners).decode(), flush=True)
+            else:
+                output.clear()
+                _print(now.runners)
+        return
     raw = client.fetch("GET", "/engines/ps")
     runners = decode(raw, list[wire.RunnerStatus])
     if as_json:
         output.json(raw)
     else:
-        output.table(_HEADINGS, [_row(runner) for runner in runners], expendable=_EXPENDABLE)
+        _print(runners)
+
+
+def _print(runners: list[wire.RunnerStatus]) -> None:
+    output.table(_HEADINGS, [_row(runner) for runner in runners], expendable=_EXPENDABLE)
 
 
 @click.command()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from modelrunner import wire
+from modelrunner import __version__, wire
 from modelrunner.cli.client import Client
 from modelrunner.cli.output import note
 from modelrunner.config import lockfile
@@ -57,6 +57,11 @@ def _living(locations: Locations, connect: Connect) -> Client | None:
         except (DaemonUnreachable, AnswerBroken):
             return None
         if health.status != "shutting_down":
+            if health.version != __version__:
+                note(
+                    f"the daemon that runs is version {health.version}, this command {__version__}: `modelrunner "
+                    "shutdown` ends it after its last answers, and the next command starts the new one"
+                )
             return client
         time.sleep(_POLL)
     raise DaemonUnreachable(f"the daemon at {client.host} is shutting down and does not end; see `modelrunner logs`")

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from ipaddress import ip_address
+from pathlib import Path
 
 from aiohttp import web
 
@@ -37,6 +38,7 @@ from modelrunner.config.locations import default_runtimes
 from modelrunner.config.settings import Settings
 from modelrunner.daemon import instance, logs
 from modelrunner.daemon.doorway import Doorway, open_port
+from modelrunner.daemon.handedover import handed_over
 from modelrunner.daemon.parts import Parts, build, make_reloader, set_aliases, set_detours
 from modelrunner.daemon.system_routes import Addresses, SystemRoutes
 from modelrunner.gateway import protocol
@@ -93,8 +95,10 @@ async def serve(
             if tcp := open_port(settings.listen, wanted=settings.is_given("listen"), beyond_loopback=bool(keys)):
                 sockets.enter_context(tcp)
                 keys.needed = not ip_address(tcp.getsockname()[0]).is_loopback
-            path = settings.socket_path()
-            unix, addresses = instance.UnixListener(path), Addresses(path, instance.address(tcp), settings.data_dir)
+            ready_made = handed_over()
+            path = Path(ready_made.getsockname()) if ready_made else settings.socket_path()
+            unix = instance.UnixListener(path, ready_made)
+            addresses = Addresses(path, instance.address(tcp), settings.data_dir)
             doorway = sockets.enter_context(closing(Doorway(unix, addresses, settings.socket_path, announce)))
             parts = await asyncio.to_thread(build, settings, registry, keys)
             server = Daemon(settings, parts, doorway, tcp)

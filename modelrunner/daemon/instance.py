@@ -194,9 +194,15 @@ class UnixListener:
     """A listening socket of mode 0600, with a temporary name until it is published: so no client finds a socket that
     does not answer. asyncio removes files at paths that it binds, so it never gets the path."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises `AlreadyRunning` if another program listens on `path`, `ConfigurationError` if no socket can be
-        made."""
+    def __init__(self, path: Path, ready: socket.socket | None = None) -> None:
+        """Takes `ready`, a socket that listens on `path` and whose files are another's (a service manager's). Raises
+        `AlreadyRunning` if another program listens on `path`, `ConfigurationError` if no socket can be made."""
+        self._path = path
+        self._own = ready is None
+        if ready is not None:
+            self.socket = ready
+            self._identity = path.lstat()
+            return
         if len(os.fsencode(path)) > MAX_SOCKET_PATH:
             raise ConfigurationError(
                 f"the socket path {path} is longer than {MAX_SOCKET_PATH} bytes: set a shorter one with "
@@ -206,7 +212,6 @@ class UnixListener:
             raise AlreadyRunning(f"another program listens on {path}: stop it, or set another `socket`")
         if os.path.lexists(path) and not path.is_socket():
             raise ConfigurationError(f"{path} is in the way and is no socket: move it, or set another `socket`")
-        self._path = path
         self._temporary = path.with_name(f".{os.getpid()}.sock")
         self.socket = socket.socket(socket.AF_UNIX)
         mask = os.umask(0o177)  # the mode is right from the first moment
@@ -225,7 +230,8 @@ class UnixListener:
 
     def publish(self) -> None:
         """Gives the socket its name. Call it once the socket listens."""
-        self._temporary.rename(self._path)
+        if self._own:
+            self._temporary.rename(self._path)
 
     def is_published(self) -> bool:
         """Returns False once the name was removed, or belongs to another socket."""
@@ -237,7 +243,7 @@ class UnixListener:
     def close(self) -> None:
         """Closes the socket and removes it, unless its name belongs to another socket by then."""
         self.socket.close()
-        for path in (self._temporary, self._path):
+        for path in (self._temporary, self._path) if self._own else ():
             with suppress(FileNotFoundError, NotADirectoryError):
                 if os.path.samestat(path.lstat(), self._identity):
                     path.unlink()

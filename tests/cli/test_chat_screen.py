@@ -179,7 +179,7 @@ def test_ctrl_c_stops_the_answer_and_nothing_else(daemon: FakeDaemon, tmp_path: 
         terminal.press("C-c")
         terminal.wait_for(r"^\(stopped\)")
         ask(terminal, "second", "^whole")
-        terminal.type("/bye")
+        terminal.press("C-d")
         assert terminal.ended() == 0
     assert asked(daemon)[-1] == [SYSTEM, "first", "half an", "second"]
 

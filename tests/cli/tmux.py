@@ -6,15 +6,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 from tests.waiting import HUNG
 
+MODELRUNNER = (sys.executable, "-m", "modelrunner")
 _POLL = 0.02
+# Ctrl-C is a signal for both: the shell outlives it, to keep the program's exit code.
+_KEEP_CODE = 'trap : INT; "$@"; echo $? > "$0.new"; mv "$0.new" "$0"'
 
 
 class Screen:
@@ -22,6 +25,7 @@ class Screen:
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
+        self._code = socket.with_name("exit-code")
 
     def tmux(self, *arguments: str, text: str = "") -> str:
         command = ["tmux", "-f", os.devnull, "-S", str(self._socket), *arguments]
@@ -56,38 +60,44 @@ class Screen:
         return seen
 
     def ended(self) -> int:
-        """Waits for the program's end and returns its exit code."""
+        """Waits for the program's end and returns its exit code. tmux 3.3 may lose its own news of that."""
         end = time.monotonic() + HUNG
-        while not self._pane("pane_dead_status"):
+        while not self._code.exists():
             if time.monotonic() > end:
                 raise AssertionError(f"it does not end: {self.shows()}")
             time.sleep(_POLL)
-        return int(self._pane("pane_dead_status"))
+        return int(self._code.read_text())
+
+    def start(self, folder: Path, command: Sequence[str]) -> None:
+        self._code.unlink(missing_ok=True)
+        self.tmux("respawn-pane", "-k", "-c", str(folder), "sh", "-c", _KEEP_CODE, str(self._code), *command)
 
     def close(self) -> None:
-        """Kills the program, and ends the server once it knows."""
-        server = psutil.Process(int(self._pane("pid")))
-        if self._pane("pane_dead") != "1":
-            os.kill(int(self._pane("pane_pid")), signal.SIGKILL)
-        while self._pane("pane_dead") != "1":
-            time.sleep(_POLL)
+        """Ends the server and the program, and reaps what becomes a child of the tests."""
+        server, group = psutil.Process(int(self._pane("pid"))), int(self._pane("pane_pid"))
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
         self.tmux("kill-server")
         server.wait(HUNG)
+        with suppress(ChildProcessError):
+            while True:
+                os.waitpid(-group, 0)
 
     def _pane(self, value: str) -> str:
         return self.tmux("display-message", "-p", f"#{{{value}}}").strip()
 
 
 @contextmanager
-def screen(folder: Path, *arguments: str, columns: int = 80, rows: int = 24) -> Iterator[Screen]:
-    """Runs `modelrunner ARGUMENTS` with this process's environment."""
+def screen(
+    folder: Path, *arguments: str, program: Sequence[str] = MODELRUNNER, columns: int = 80, rows: int = 24
+) -> Iterator[Screen]:
+    """Runs `modelrunner ARGUMENTS`, or another program, with this process's environment."""
     found = Screen(folder / "tmux.sock")
-    command = [sys.executable, "-m", "modelrunner", *arguments]
     size = ["-x", str(columns), "-y", str(rows)]
     # The server's first session holds it until the option is set; the program's window remains after its end.
     found.tmux("new-session", "-d", *size, "sleep infinity", ";", "set-option", "-g", "remain-on-exit", "on")
     try:
-        found.tmux("respawn-pane", "-k", "-c", str(folder), *command)
+        found.start(folder, [*program, *arguments])
         yield found
     finally:
         found.close()

@@ -1,0 +1,216 @@
+"""The command doctor: what is wrong with this machine or installation, each with what to do."""
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+import msgspec
+
+from modelrunner import __version__, wire
+from modelrunner.cli import FAILED, output
+from modelrunner.cli.client import Client
+from modelrunner.cli.common_options import connect, json_option
+from modelrunner.cli.prepare import is_missing
+from modelrunner.config.locations import ConfigurationError, Locations, first_private
+from modelrunner.errors import DaemonUnreachable, ModelRunnerError
+from modelrunner.units import format_bytes
+
+_LEAST_DISK = 5 << 30
+_LEAST_MEMORY = 2 << 30
+_PORT = 12434
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`state` is ok, warning or error; `remedy` what to do, "" where nothing is wrong."""
+
+    check: str
+    state: str
+    text: str
+    remedy: str = ""
+
+
+@click.command()
+@click.option("--host", metavar="URL", help="The daemon: unix:///path or http://host:port.")
+@json_option
+@click.pass_context
+def doctor(context: click.Context, host: str | None, as_json: bool) -> int:
+    """Find out what is wrong with this machine or installation.
+
+    Starts nothing, and makes nothing but the folder of the socket. The exit code is 1 if there is an error.
+    """
+    findings = list(examine(host or context.find_root().params.get("host")))
+    if as_json:
+        output.json(msgspec.json.encode([asdict(finding) for finding in findings]))
+    else:
+        output.fields((f"{found.state:<8} {found.check}", found.text) for found in findings)
+        for found in findings:
+            if found.remedy:
+                output.say(f"\n{found.check}: {found.remedy}")
+    return FAILED if any(found.state == "error" for found in findings) else 0
+
+
+def examine(host: str | None) -> Iterator[Finding]:
+    yield _python()
+    try:
+        places = Locations.find()
+    except ConfigurationError as error:
+        yield Finding("configuration", "error", error.message, "mend the file; docs/configuration.md has every setting")
+        return
+    yield Finding("configuration", "ok", str(places.config_file))
+    yield from (_disk(name, place) for name, place in (("data", places.data), ("cache", places.cache)))
+    yield _runtime(places)
+    yield _memory()
+    yield _proxies(os.environ)
+    yield _gpu()
+    client = connect(host, start=False)
+    try:
+        status = client.call("GET", "/version", wire.Status)
+    except DaemonUnreachable:
+        yield Finding("daemon", "ok", "none runs; commands that need it start it")
+        yield _port()
+        return
+    except ModelRunnerError as error:
+        yield Finding(
+            "daemon", "error", error.message, "`modelrunner logs` may say why; `modelrunner shutdown` ends it"
+        )
+        return
+    yield _version(status)
+    checks: list[Callable[[Client], Iterator[Finding]]] = [_engines, _models, _readiness]
+    for check in checks:
+        try:
+            yield from check(client)
+        except ModelRunnerError as error:
+            yield Finding(check.__name__.strip("_"), "error", error.message, "`modelrunner logs` may say why")
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.maxsize < 2**32:
+        return Finding("python", "error", f"{version} for 32 bits", "install modelrunner with a Python for 64 bits")
+    return Finding("python", "ok", f"{version} at {sys.executable}")
+
+
+def _disk(name: str, place: Path) -> Finding:
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    if not os.access(there, os.W_OK):
+        variable = f"MODELRUNNER_{name.upper()}_DIR"
+        return Finding(name, "error", f"{place} cannot be written", f"make it writable, or set another with {variable}")
+    free = shutil.disk_usage(there).free
+    text = f"{place}, {format_bytes(free)} free"
+    if free < _LEAST_DISK:
+        return Finding(name, "warning", text, "`modelrunner df` shows what uses the disk, `modelrunner prune` frees it")
+    return Finding(name, "ok", text)
+
+
+def _runtime(places: Locations) -> Finding:
+    try:
+        return Finding("socket folder", "ok", str(first_private(places.runtimes)))
+    except ConfigurationError as error:
+        return Finding("socket folder", "error", error.message, "set another folder with MODELRUNNER_RUNTIME_DIR")
+
+
+def _memory(root: Path = Path("/")) -> Finding:
+    """The machine's memory and the limit of this process's group (Linux: Documentation/admin-guide/cgroup-v2.rst)."""
+    import psutil
+
+    total, limit = psutil.virtual_memory().total, _group_limit(root)
+    known = min(total, limit) if limit else total
+    text = f"{format_bytes(total)}" + (f", limited to {format_bytes(limit)}" if limit and limit < total else "")
+    if known < _LEAST_MEMORY:
+        return Finding("memory", "warning", text, "models under 1 GB fit; raise the limit of the container or service")
+    return Finding("memory", "ok", text)
+
+
+def _group_limit(root: Path) -> int | None:
+    try:
+        group = (root / "proc/self/cgroup").read_text().rpartition("::")[2].strip().lstrip("/")
+    except OSError:
+        return None
+    limits = []
+    folder = root / "sys/fs/cgroup" / group
+    for place in (folder, *folder.parents):
+        try:
+            limits.append(int((place / "memory.max").read_text()))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return min(limits, default=None)
+
+
+def _proxies(environ: "os._Environ[str] | dict[str, str]") -> Finding:
+    found = [name for name in _PROXIES if environ.get(name) or environ.get(name.lower())]
+    if not found:
+        return Finding("proxies", "ok", "none")
+    excepted = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
+    text = f"{', '.join(found)} set; not used for {excepted or 'nothing'}"
+    if not any(local in excepted for local in ("127.0.0.1", "localhost", "*")):
+        remedy = "programs would ask the proxy for this daemon: set NO_PROXY=127.0.0.1,localhost"
+        return Finding("proxies", "warning", text, remedy)
+    return Finding("proxies", "ok", text)
+
+
+def _gpu() -> Finding:
+    """A card of NVIDIA's without its driver (its PCI vendor is 0x10de) would be left idle without a word."""
+    vendors = set()
+    for device in Path("/sys/bus/pci/devices").glob("*"):
+        try:
+            if (device / "class").read_text().startswith("0x03"):  # display controllers
+                vendors.add((device / "vendor").read_text().strip())
+        except OSError:
+            continue
+    if "0x10de" in vendors and not Path("/dev/nvidiactl").exists():
+        return Finding("gpu", "warning", "an NVIDIA card without its driver", "install NVIDIA's driver; see nvidia-smi")
+    if Path("/dev/nvidiactl").exists():
+        return Finding("gpu", "ok", "NVIDIA's driver is there")
+    return Finding("gpu", "ok", "none that needs a driver of its own")
+
+
+def _port() -> Finding:
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", _PORT)) != 0:
+            return Finding("port", "ok", f"{_PORT} is free")
+    remedy = "programs that use this port reach the other program: stop it, or set `listen` to another port"
+    return Finding("port", "warning", f"another program listens on {_PORT}", remedy)
+
+
+def _version(status: wire.Status) -> Finding:
+    text = f"process {status.pid}, version {status.version}, {status.listen or 'no port'}"
+    if status.version != __version__:
+        remedy = f"this command is {__version__}: `modelrunner shutdown`; the next command starts the new daemon"
+        return Finding("daemon", "warning", text, remedy)
+    return Finding("daemon", "ok", text)
+
+
+def _engines(client: Client) -> Iterator[Finding]:
+    for name, text in client.call("GET", "/engines/status", dict[str, str]).items():
+        if is_missing(text):
+            yield Finding(f"engine {name}", "ok", f"not installed; `modelrunner install {name}` installs it")
+        elif text.startswith("Error"):
+            yield Finding(f"engine {name}", "error", text, f"`modelrunner update {name}` installs it again")
+        else:
+            yield Finding(f"engine {name}", "ok", text)
+
+
+def _models(client: Client) -> Iterator[Finding]:
+    models = client.call("GET", "/models", list[wire.Model])
+    yield Finding("models", "ok", f"{len(models)} on this machine")
+    for model in models:
+        if model.damage:
+            yield Finding(
+                f"model {model.name}",
+                "error",
+                model.damage,
+                f"`modelrunner pull {model.name}` heals it, `modelrunner rm {model.id}` removes it",
+            )
+
+
+def _readiness(client: Client) -> Iterator[Finding]:
+    health = client.call("GET", "/health", wire.Health)
+    if health.status in ("error", "shutting_down"):
+        yield Finding("health", "error", health.reason or health.status, "`modelrunner logs` says why")

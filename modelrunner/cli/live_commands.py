@@ -1,0 +1,72 @@
+"""The command top."""
+
+import click
+
+from modelrunner import wire
+from modelrunner.cli import output
+from modelrunner.cli.client import Client
+from modelrunner.cli.common_options import json_option, with_client
+from modelrunner.cli.live import states
+from modelrunner.cli.times import until
+from modelrunner.units import format_bytes
+
+_BAR = 30  # columns
+_USED, _FREE = "█", "░"
+
+
+@click.command()
+@json_option
+@with_client(start=False)
+def top(client: Client, as_json: bool) -> None:
+    """Watch memory, runners, queue and requests.
+
+    Shown again as they change, until Ctrl-C. With --json, prints one object a line, as /engines/now has it.
+    """
+    import msgspec
+
+    for now in states(client):
+        if as_json:
+            output.say(msgspec.json.encode(now).decode(), flush=True)
+        else:
+            output.clear()
+            _show(now)
+
+
+def _show(now: wire.Now) -> None:
+    output.say(f"{now.status}: {len(now.runners)} runners, {now.running} requests under way")
+    budgets = [now.budget.ram, *now.budget.vram]
+    frees = [now.free.ram, *now.free.vram]
+    for number, (budget, free) in enumerate(zip(budgets, frees, strict=True)):
+        name = f"device {number - 1}" if number else "main memory"
+        used = max(0, budget - free)
+        filled = round(_BAR * used / budget) if budget else 0
+        bar = _USED * filled + _FREE * (_BAR - filled)
+        output.say(f"{name:<12}{bar} {format_bytes(used)} of {format_bytes(budget)}")
+    output.say("")
+    output.table(
+        ("MODEL", "STATE", "MEMORY", "REQUESTS", "WAITING", "UNLOADS"),
+        [
+            (
+                runner.model_name,
+                f"{runner.state} ({runner.stage})" if runner.stage else runner.state,
+                _memory(runner),
+                str(runner.leases),
+                str(runner.queued or ""),
+                "pinned" if runner.pinned else "in use" if runner.leases else until(runner.expires_at),
+            )
+            for runner in now.runners
+        ],
+    )
+    loaded = {runner.model_name for runner in now.runners}
+    for model, count in now.waiting.items():
+        if model not in loaded:
+            output.say(f"{model}: {count} wait; `modelrunner why {model}` says what for")
+    if now.requests:
+        output.say("")
+        rows = [(r.model_name or r.model, r.route, f"{r.duration:.1f}s", r.caller, r.request_id) for r in now.requests]
+        output.table(("REQUEST FOR", "ROUTE", "SINCE", "CALLER", "ID"), rows, expendable=("CALLER", "ROUTE"))
+
+
+def _memory(runner: wire.RunnerStatus) -> str:
+    found = runner.memory.measured or runner.memory.estimated
+    return format_bytes(found.ram + sum(found.vram))

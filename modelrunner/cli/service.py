@@ -1,0 +1,168 @@
+"""The command service: the daemon as a service of the user, by systemd or launchd."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import click
+
+from modelrunner.cli import output
+from modelrunner.config.locations import Locations
+from modelrunner.errors import ModelRunnerError, NotFound
+
+_LABEL = "modelrunner"
+_SETTINGS = ("DATA_DIR", "CACHE_DIR", "RUNTIME_DIR", "CONFIG", "LISTEN")
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """A service manager: the `files` that it reads, and the commands for each action."""
+
+    files: dict[Path, str]
+    install: list[list[str]]
+    status: list[str]
+    remove: list[list[str]]
+
+
+@click.group()
+def service() -> None:
+    """Start the daemon with this user's session.
+
+    On Linux systemd holds the Unix socket, and starts the daemon with the first client. On macOS launchd starts it at
+    the login.
+    """
+
+
+@service.command()
+@click.option("--dry-run", is_flag=True, help="Only show the files and commands.")
+def install(dry_run: bool) -> None:
+    """Write the service's files, and start it."""
+    manager = _manager()
+    if dry_run:
+        for file, text in manager.files.items():
+            output.say(f"# {file}\n{text}")
+        for command in manager.install:
+            output.say(" ".join(command))
+        return
+    _check(manager)
+    for file, text in manager.files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        output.note(f"wrote {file}")
+    for command in manager.install:
+        _run(command)
+    output.say("installed; a daemon that was started before goes on until `modelrunner shutdown`")
+
+
+@service.command()
+def status() -> int:
+    """Show whether the service is installed and runs. The exit code is the service manager's."""
+    manager = _manager()
+    _check(manager)
+    _installed(manager)
+    return subprocess.run(manager.status, check=False).returncode
+
+
+@service.command()
+def remove() -> None:
+    """Stop the service, and remove its files."""
+    manager = _manager()
+    _check(manager)
+    _installed(manager)
+    for command in manager.remove:
+        _run(command)
+    for file in manager.files:
+        file.unlink(missing_ok=True)
+    if sys.platform == "linux":
+        _run(["systemctl", "--user", "daemon-reload"])
+    output.say("removed")
+
+
+def _manager() -> Manager:
+    makers: dict[str, Callable[[Locations], Manager]] = {"linux": systemd, "darwin": launchd}
+    if sys.platform not in makers:
+        raise ModelRunnerError(f"no service manager of {sys.platform} is known: run `modelrunner serve` from yours")
+    return makers[sys.platform](Locations.find())
+
+
+def systemd(places: Locations) -> Manager:
+    """User units (systemd.socket(5), systemd.service(5)). The environment's places and address are kept."""
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd" / "user"
+    socket = (
+        "[Unit]\nDescription=modelrunner's socket\n\n"
+        f"[Socket]\nListenStream={str(places.socket).replace('%', '%%')}\nSocketMode=0600\nDirectoryMode=0700\n\n"
+        "[Install]\nWantedBy=sockets.target\n"
+    )
+    kept = "".join(f'Environment="{_escaped(f"{name}={value}")}"\n' for name, value in _environment().items())
+    program = " ".join(f'"{_escaped(part).replace("$", "$$")}"' for part in _program())
+    unit = (
+        "[Unit]\nDescription=modelrunner: language models on this machine\nRequires=modelrunner.socket\n\n"
+        f"[Service]\nExecStart={program}\nExecReload=/bin/kill -HUP $MAINPID\n{kept}"
+        "KillMode=mixed\nRestart=on-failure\n"
+    )
+    control = ["systemctl", "--user"]
+    return Manager(
+        {folder / f"{_LABEL}.socket": socket, folder / f"{_LABEL}.service": unit},
+        [[*control, "daemon-reload"], [*control, "enable", "--now", f"{_LABEL}.socket"]],
+        [*control, "status", f"{_LABEL}.socket", f"{_LABEL}.service"],
+        [[*control, "disable", "--now", f"{_LABEL}.socket", f"{_LABEL}.service"]],
+    )
+
+
+def launchd(places: Locations) -> Manager:
+    """A launch agent (launchd.plist(5))."""
+    file = Path.home() / "Library" / "LaunchAgents" / f"{_LABEL}.plist"
+    arguments = "".join(f"<string>{escape(part)}</string>" for part in _program())
+    kept = "".join(f"<key>{n}</key><string>{escape(v)}</string>" for n, v in _environment().items())
+    text = (
+        '<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE plist PUBLIC "-//Apple//DTD PLIST 1.0//EN" '
+        '"http://www.apple.com/DTDs/PropertyList-1.0.dtd">\n<plist version="1.0"><dict>\n'
+        f"<key>Label</key><string>{_LABEL}</string>\n<key>ProgramArguments</key><array>{arguments}</array>\n"
+        f"<key>EnvironmentVariables</key><dict>{kept}</dict>\n"
+        "<key>RunAtLoad</key><true/>\n<key>KeepAlive</key><dict><key>SuccessfulExit</key><false/></dict>\n"
+        "</dict></plist>\n"
+    )
+    user = f"gui/{os.getuid()}"
+    return Manager(
+        {file: text},
+        [["launchctl", "bootstrap", user, str(file)]],
+        ["launchctl", "print", f"{user}/{_LABEL}"],
+        [["launchctl", "bootout", f"{user}/{_LABEL}"]],
+    )
+
+
+def _program() -> list[str]:
+    return [sys.executable, "-P", "-m", "modelrunner", "serve"]
+
+
+def _environment() -> dict[str, str]:
+    names = [f"MODELRUNNER_{name}" for name in _SETTINGS]
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def _escaped(text: str) -> str:
+    """For a quoted value of a unit (systemd.syntax(7)); `%` begins a specifier (systemd.unit(5))."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+
+
+def _check(manager: Manager) -> None:
+    if shutil.which(manager.status[0]) is None:
+        raise ModelRunnerError(
+            f"{manager.status[0]} is not on this machine: run `modelrunner serve` from the service manager that is"
+        )
+
+
+def _installed(manager: Manager) -> None:
+    if not any(file.exists() for file in manager.files):
+        raise NotFound("the service is not installed: `modelrunner service install` installs it")
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ModelRunnerError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}")

@@ -1,0 +1,283 @@
+"""Commands as their user sees them on a terminal."""
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.cli.fake_daemon import FakeDaemon, Stream, events
+from tests.cli.tmux import screen
+from tests.waiting import HUNG
+
+GIB = 1 << 30
+STATUS = {
+    "pid": 1,
+    "version": "0.1.0",
+    "socket": "/s",
+    "listen": "http://127.0.0.1:7",
+    "data_dir": "/d",
+    "backends": {},
+    "memory": {},
+}
+RUNNER = {
+    "id": "r1",
+    "backend_name": "llama.cpp",
+    "model_name": "my/model",
+    "model_id": "sha256:1",
+    "mode": "completion",
+    "state": "starting",
+    "stage": "loading weights",
+    "pid": 2,
+    "endpoint": "",
+    "context_size": 4096,
+    "parallel": 1,
+    "memory": {"estimated": {"ram": GIB}},
+    "leases": 0,
+    "queued": 3,
+    "started_at": "2026-01-01T00:00:00Z",
+    "last_used": None,
+    "expires_at": None,
+    "keep_alive": "5m",
+    "pinned": False,
+    "in_use": False,
+    "loading": True,
+}
+NOW: dict[str, Any] = {
+    "status": "ready",
+    "budget": {"ram": 4 * GIB, "vram": [8 * GIB]},
+    "free": {"ram": 3 * GIB, "vram": [8 * GIB]},
+    "runners": [RUNNER],
+    "waiting": {"other": 2},
+    "paused": [],
+    "running": 0,
+    "requests": [],
+    "counted": False,
+}
+MODEL = {
+    "id": "sha256:1",
+    "created": 1,
+    "tags": ["my/model"],
+    "config": {},
+    "capabilities": ["chat"],
+    "context_window": 4096,
+}
+
+
+def states(changed: threading.Event, before: dict[str, Any], after: dict[str, Any]) -> Stream:
+    """A feed that has the second state once `changed` is set."""
+
+    def sent(state: dict[str, Any]) -> list[bytes]:
+        return [f"event: now\ndata: {json.dumps(state)}\n\n".encode()]
+
+    return Stream(sent(before), hold=lambda handler: changed.wait(HUNG), then=sent(after))
+
+
+@pytest.mark.parametrize("command", [["ps", "--watch"], ["top"]])
+def test_the_screen_follows_the_runners(daemon: FakeDaemon, tmp_path: Path, command: list[str]) -> None:
+    changed, over = threading.Event(), threading.Event()
+    ready = {**NOW, "runners": [{**RUNNER, "state": "ready", "stage": "", "queued": 0, "leases": 1}]}
+    feed = states(changed, NOW, ready)
+    daemon.answers["GET /engines/now"] = [feed, Stream([], hold=lambda handler: over.wait(HUNG))]
+    with screen(tmp_path, *command, columns=120) as terminal:
+        terminal.wait_for(r"my/model.*starting \(loading weights\)")
+        changed.set()
+        seen = terminal.wait_for(r"my/model.*ready")
+        assert "starting" not in seen.rpartition("MODEL")[2]
+        terminal.press("C-c")
+        over.set()
+        assert terminal.ended() == 130
+
+
+def test_top_has_a_bar_for_each_memory_and_what_waits(daemon: FakeDaemon, tmp_path: Path) -> None:
+    over = threading.Event()
+    daemon.answers["GET /engines/now"] = states(over, NOW, NOW)
+    with screen(tmp_path, "top", columns=120) as terminal:
+        seen = terminal.wait_for("other: 2 wait; `modelrunner why other`")
+        assert "main memory ████████░░░░░░░░░░░░░░░░░░░░░░ 1GiB of 4GiB" in seen
+        assert "device 0    ░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░ 0B of 8GiB" in seen
+        terminal.press("C-c")
+        over.set()
+        assert terminal.ended() == 130
+
+
+def test_modelrunner_alone_shows_five_commands(tmp_path: Path) -> None:
+    with screen(tmp_path, columns=120) as terminal:
+        seen = terminal.wait_for("help COMMAND")
+        assert terminal.ended() == 0
+    assert [line.split()[1] for line in seen.splitlines() if line.startswith("  modelrunner")] == [
+        *("run", "pull", "list", "ps", "help"),
+    ]
+
+
+def test_a_topic_is_a_page_of_the_documentation(tmp_path: Path) -> None:
+    with screen(tmp_path, "help", "memory", columns=120) as terminal:
+        assert terminal.ended() == 0
+        title = (Path(__file__).parents[2] / "docs" / "memory.md").read_text().splitlines()[0].lstrip("# ")
+        terminal.wait_for(f"^{title}$")
+    with screen(tmp_path, "help", "memroy") as terminal:
+        terminal.wait_for("did you mean `memory`")
+        assert terminal.ended() == 2
+
+
+def test_a_shell_completes_commands_and_models(daemon: FakeDaemon, tmp_path: Path) -> None:
+    daemon.answers["GET /models"] = [MODEL, {**MODEL, "tags": ["pypi:other"]}]
+    program = tmp_path / "modelrunner"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m modelrunner "$@"\n')
+    program.chmod(0o755)
+    start = tmp_path / "rc"
+    start.write_text(f'PS1="$ "; PATH={tmp_path}:$PATH; eval "$(modelrunner completion bash)"; echo loaded\n')
+    with screen(tmp_path, program=["bash", "--norc", "--rcfile", str(start), "-i"]) as terminal:
+        terminal.type(f". {start}")
+        terminal.wait_for("^loaded")
+        terminal.tmux("send-keys", "-l", "modelrunner insp")
+        terminal.press("Tab")
+        terminal.wait_for("modelrunner inspect")
+        terminal.tmux("send-keys", "-l", "pypi:o")
+        terminal.press("Tab")
+        terminal.wait_for("modelrunner inspect pypi:other")
+
+
+@pytest.mark.parametrize(("shell", "word"), [("zsh", "#compdef modelrunner"), ("fish", "complete --no-files")])
+def test_other_shells_get_their_script(cli: Cli, folders: Path, shell: str, word: str) -> None:
+    assert word in cli("completion", shell).out
+
+
+def test_doctor_names_each_fault_with_its_remedy(daemon: FakeDaemon, tmp_path: Path, cli: Cli) -> None:
+    damaged = {**MODEL, "damage": "a blob is missing", "config": {}}
+    daemon.answers |= {
+        "GET /version": {**STATUS, "version": "0.0.1"},
+        "GET /engines/status": {"llama.cpp": "Not Installed: no engine"},
+        "GET /models": [damaged],
+    }
+    with screen(tmp_path, "doctor", columns=120, rows=60) as terminal:
+        seen = terminal.wait_for("model my/model: `modelrunner pull my/model` heals it")
+        assert terminal.ended() == 1
+    assert "error    model my/model" in seen
+    assert "warning  daemon" in seen
+    assert "`modelrunner install llama.cpp` installs it" in seen
+    found = {each["check"]: each["state"] for each in json.loads(cli("doctor", "--json").out)}
+    assert (found["python"], found["daemon"], found["model my/model"]) == ("ok", "warning", "error")
+
+
+def test_a_sound_machine_has_no_error(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers |= {"GET /version": STATUS, "GET /engines/status": {}, "GET /models": []}
+    result = cli("doctor", "--json")
+    assert (result.code, [f for f in json.loads(result.out) if f["state"] == "error"]) == (0, [])
+
+
+def test_bench_shows_speeds_and_compares_two_runs(daemon: FakeDaemon, tmp_path: Path, cli: Cli) -> None:
+    chunks = [{"choices": [{"delta": {"content": "a"}}]} for _ in range(4)]
+    end = {
+        "choices": [],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 4},
+        "timings": {"prompt_per_second": 50.0},
+    }
+    daemon.answers |= {
+        "GET /models/m": {"id": "sha256:1"},
+        "GET /v1/models/m": {"backend": None},
+        "POST /v1/chat/completions": events(*chunks, end),
+    }
+    arguments = ["bench", "m", "--concurrency", "1,3", "--rounds", "2", "--tokens", "4", "--prompt", "5"]
+    earlier = json.loads(cli(*arguments, "--json").out)
+    assert [(step["concurrency"], step["requests"]) for step in earlier["steps"]] == [(1, 2), (3, 6)]
+    asked = daemon.asked("POST", "/v1/chat/completions")
+    assert len(asked) == 9
+    assert len({body["messages"][0]["content"] for body in asked}) == 9
+    assert all(body["ignore_eos"] and body["max_tokens"] == 4 for body in asked)
+    earlier["steps"][0]["prompt_speed"] = 25.0
+    (tmp_path / "old.json").write_text(json.dumps(earlier))
+    with screen(tmp_path, *arguments, "--compare", "old.json", columns=120) as terminal:
+        assert terminal.ended() == 0
+        seen = terminal.wait_for("^m on : 7 tokens in, 4 out")
+    assert "50.0 (+100%)" in seen
+
+
+AGENTS = {
+    "claude": ["ANTHROPIC_BASE_URL=http://127.0.0.1:7/anthropic", "ANTHROPIC_MODEL=my/model"],
+    "codex": ['model_providers.modelrunner.base_url="http://127.0.0.1:7/v1"', 'wire_api="responses"'],
+    "opencode": ['"baseURL": "http://127.0.0.1:7/v1"', '"model": "modelrunner/my/model"'],
+    "aider": ["OPENAI_API_BASE=http://127.0.0.1:7/v1", "--model openai/my/model"],
+    "goose": ["OPENAI_HOST=http://127.0.0.1:7 ", "goose session"],
+    "continue": ['"apiBase": "http://127.0.0.1:7/v1"', "cn --config"],
+    "zed": ['"api_url": "http://127.0.0.1:7/v1"', '"max_tokens": 4096'],
+    "open-webui": ["OPENAI_API_BASE_URL=http://127.0.0.1:7/v1", "open-webui serve"],
+    "env": ["export OPENAI_BASE_URL=http://127.0.0.1:7/v1", "export OLLAMA_HOST=http://127.0.0.1:7"],
+}
+
+
+@pytest.fixture
+def agents(daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home, and programs that print what they are given."""
+    daemon.answers |= {"GET /version": STATUS, "GET /models": [MODEL], "GET /models/my%2Fmodel": MODEL}
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for name in ("claude", "zed"):
+        program = tmp_path / name
+        program.write_text('#!/bin/sh\necho "$0 $* at $ANTHROPIC_BASE_URL key $ANTHROPIC_API_KEY."\n')
+        program.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_launch_shows_what_it_would_write_and_start(agents: Path, cli: Cli, agent: str) -> None:
+    result = cli("launch", agent, "--dry-run")
+    assert result.code == 0
+    assert all(word in result.out for word in AGENTS[agent])
+    assert not (agents / "config").exists()
+    assert not (agents / "data" / "launch").exists()
+
+
+def test_launch_starts_the_agent_on_the_terminal(agents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "another")
+    with screen(agents, "launch", "claude", "--model", "my/model", "--", "--continue", columns=160) as terminal:
+        terminal.wait_for(r"claude --continue at http://127.0.0.1:7/anthropic key \.")
+        assert terminal.ended() == 0
+
+
+def test_launch_keeps_a_copy_and_the_other_settings(agents: Path) -> None:
+    settings = agents / "config" / "zed" / "settings.json"
+    settings.parent.mkdir(parents=True)
+    settings.write_text('{"theme": "mine", "language_models": {"ollama": {}}}')
+    with screen(agents, "launch", "zed", columns=200) as terminal:
+        terminal.wait_for("^wrote")
+        assert terminal.ended() == 0
+    found = json.loads(settings.read_text())
+    assert found["theme"] == "mine"
+    assert set(found["language_models"]) == {"ollama", "openai_compatible"}
+    [copy] = settings.parent.glob("settings.json.before-modelrunner-*")
+    assert json.loads(copy.read_text()) == {"theme": "mine", "language_models": {"ollama": {}}}
+
+
+def test_launch_leaves_a_file_that_it_cannot_read(agents: Path, cli: Cli) -> None:
+    settings = agents / "config" / "zed" / "settings.json"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("// mine\n{}")
+    result = cli("launch", "zed")
+    assert (result.code, settings.read_text()) == (1, "// mine\n{}")
+    assert "add {" in result.err
+
+
+def test_an_agent_that_is_not_installed_changes_nothing(agents: Path, cli: Cli) -> None:
+    result = cli("launch", "continue")
+    assert result.code == 1
+    assert "cn is not installed" in result.err
+    assert not (agents / "data" / "launch").exists()
+
+
+def test_a_daemon_of_another_version_is_named_with_the_command(
+    daemon: FakeDaemon, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the daemon of this data directory, which the command could have started."""
+    monkeypatch.delenv("MODELRUNNER_HOST")
+    monkeypatch.setenv("MODELRUNNER_RUNTIME_DIR", str(Path(daemon.url.removeprefix("unix://")).parent))
+    socket = Path(daemon.url.removeprefix("unix://"))
+    socket.rename(socket.with_name("modelrunner.sock"))
+    daemon.answers |= {"GET /models": [], "GET /health": {**daemon.answers["GET /health"], "version": "0.0.1"}}
+    assert "version 0.0.1" in cli("list").err
+    assert "`modelrunner shutdown`" in cli("list").err

@@ -1,0 +1,110 @@
+"""The daemon as a service: the files for systemd and launchd, and a socket that the service manager made."""
+
+import os
+import plistlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from configparser import ConfigParser
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from modelrunner.cli.service import launchd
+from modelrunner.config.locations import Locations
+from tests.cli.conftest import Cli
+from tests.cli.tmux import screen
+from tests.waiting import HUNG
+
+# As systemd does: the socket becomes descriptor 3, and the variables name the process.
+ACTIVATED = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
+os.execv(sys.executable, [sys.executable, "-m", "modelrunner", "serve"])
+"""
+
+
+@contextmanager
+def activated(path: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(8)
+        number = listener.fileno()
+        with subprocess.Popen([sys.executable, "-c", ACTIVATED, str(number)], pass_fds=[number]) as process:
+            try:
+                yield process
+            finally:
+                process.terminate()
+                process.wait(HUNG)
+
+
+def test_the_daemon_serves_the_socket_that_it_is_given(folders: Path, cli: Cli) -> None:
+    """A command that comes before the daemon answers waits in the socket's queue; no second daemon is started."""
+    path = Locations.find().socket
+    with activated(path) as process:
+        begun = cli("list")
+        assert begun.code == 0
+        assert "starting the daemon" not in begun.err
+        assert f"process {process.pid}," in cli("status").out
+        assert cli("shutdown").code == 0
+        assert process.wait(HUNG) == 0
+    assert path.is_socket()  # the service manager's, which starts the daemon again
+
+
+@pytest.fixture
+def systemctl(folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `systemctl` that writes down how it is called."""
+    program, calls = folders / "systemctl", folders / "calls"
+    program.write_text(f'#!/bin/sh\necho "$*" >> {calls}\necho active\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folders}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folders / "config"))
+    return calls
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux's")
+def test_a_service_is_installed_shown_and_removed(systemctl: Path, folders: Path) -> None:
+    units = folders / "config" / "systemd" / "user"
+    with screen(folders, "service", "install", columns=160) as terminal:
+        terminal.wait_for("^installed;")
+        assert terminal.ended() == 0
+    unit = ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read([units / "modelrunner.socket", units / "modelrunner.service"])
+    assert unit["Socket"]["ListenStream"] == str(Locations.find().socket)
+    assert unit["Service"]["ExecStart"] == f'"{sys.executable}" "-P" "-m" "modelrunner" "serve"'
+    with screen(folders, "service", "status") as terminal:
+        terminal.wait_for("^active")
+        assert terminal.ended() == 0
+    with screen(folders, "service", "remove") as terminal:
+        terminal.wait_for("^removed")
+        assert terminal.ended() == 0
+    assert list(units.iterdir()) == []
+    assert systemctl.read_text().splitlines() == [
+        "--user daemon-reload",
+        "--user enable --now modelrunner.socket",
+        "--user status modelrunner.socket modelrunner.service",
+        "--user disable --now modelrunner.socket modelrunner.service",
+        "--user daemon-reload",
+    ]
+
+
+def test_a_dry_run_writes_nothing(systemctl: Path, folders: Path, cli: Cli) -> None:
+    assert "ListenStream=" in cli("service", "install", "--dry-run").out
+    assert not (folders / "config").exists()
+    assert not systemctl.exists()
+
+
+def test_what_is_not_installed_is_not_found(systemctl: Path, cli: Cli) -> None:
+    assert cli("service", "remove").code == 4
+
+
+def test_the_launch_agent_is_a_property_list(folders: Path) -> None:
+    [text] = launchd(Locations.find()).files.values()
+    agent = plistlib.loads(text.encode())
+    assert agent["ProgramArguments"] == [sys.executable, "-P", "-m", "modelrunner", "serve"]
+    assert agent["EnvironmentVariables"]["MODELRUNNER_DATA_DIR"] == str(folders / "data")
