@@ -78,7 +78,7 @@ ALLOWED: dict[str, set[str]] = {
     "schema": set(),
     "sdk": {"backend", "engine", "processes"},
     "store": set(),
-    "telemetry": {"engine", "gateway", "scheduler"},
+    "telemetry": {"engine", "gateway", "scheduler", "web"},
     "testing": {"backend", "engine", "plugins", "processes", "store"},
     "types": set(),
     "ui": set(),

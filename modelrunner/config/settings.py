@@ -115,6 +115,17 @@ class RegistryTable(BaseModel):
     keys: tuple[FilePath, ...] = ()
 
 
+class NotifyTable(BaseModel):
+    """The `[notify]` table; docs/configuration.md describes each key."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    command: Words = ()
+    webhook: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    every: Seconds = 600.0
+    disk_free: Bytes = 5 << 30
+
+
 class Settings(BaseModel):
     """docs/configuration.md describes each setting. Sizes are in bytes, times in seconds."""
 
@@ -154,6 +165,7 @@ class Settings(BaseModel):
     streams_memory: Bytes = 64 << 20
     streams_age: Seconds = 60.0
     llama_server: FilePath | None = None
+    notify: NotifyTable = NotifyTable()
     registries: Mapping[str, RegistryTable] = Field(default_factory=dict)
     models: Mapping[str, ModelTable] = Field(default_factory=dict)
     aliases: Mapping[str, AliasTable] = Field(default_factory=dict)

@@ -55,6 +55,7 @@ from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry import tracing
 from modelrunner.telemetry.accesslog import AccessLog
 from modelrunner.telemetry.hub import Telemetry
+from modelrunner.telemetry.notifier import NoticeRules, Notifier
 
 log = logging.getLogger(__name__)
 
@@ -180,8 +181,19 @@ class Daemon:
             asyncio.create_task(self._telemetry.count_events(), name="events"),
             asyncio.create_task(self._batch_worker.run(), name="batches"),
             asyncio.create_task(self._telemetry.usage.run(), name="usage"),
+            *([asyncio.create_task(self._notifier().run(), name="notify")] if self._notifies else []),
             asyncio.create_task(self._doorway.watch(self._serve_unix), name="doorway"),
         ]
+
+    @property
+    def _notifies(self) -> bool:
+        table = self._settings.notify
+        return bool(table.command or table.webhook)
+
+    def _notifier(self) -> Notifier:
+        table = self._settings.notify
+        rules = NoticeRules(table.command, table.webhook or "", table.every, table.disk_free)
+        return Notifier(rules, self._parts.scheduler.events, self._settings.data_dir)
 
     async def wait(self) -> None:
         """Returns when a signal or a request asks the daemon to stop."""

@@ -1,0 +1,160 @@
+"""Tells people what they asked to be told: engines that keep crashing, models that cannot be loaded, a disk that is
+nearly full. Each is a program that is run, or a POST to a webhook."""
+
+import asyncio
+import logging
+import shutil
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from modelrunner.errors import SourceFailed
+from modelrunner.scheduler import EventRecord
+from modelrunner.scheduler.events import Events
+from modelrunner.units import format_bytes
+from modelrunner.web.session import ask, new_client
+
+log = logging.getLogger(__name__)
+
+_CRASHES, _WITHIN = 3, 600.0  # so many in so many seconds are a loop
+_LOOK = 60.0  # seconds between two looks at the disk
+_LIMIT = 30.0  # seconds for the program, and for the webhook
+_MOST_KEPT = 1000  # subjects whose last notice is remembered
+
+
+class NoticeKind(StrEnum):
+    CRASH_LOOP = "crash_loop"
+    REFUSED_LOAD = "refused_load"
+    DISK_NEARLY_FULL = "disk_nearly_full"
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """`message` is a sentence without anything of a request, of an engine's log or of a key. `time` is in Unix seconds;
+    `withheld` counts the notices of this kind and model since the last one that was sent."""
+
+    event: NoticeKind
+    model: str
+    message: str
+    time: float
+    withheld: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeRules:
+    """`command` is run with the notice as JSON on its standard input; `webhook` is a URL. The same is told again after
+    `every` seconds at the earliest. A disk with less than `disk_free` bytes is nearly full."""
+
+    command: Sequence[str]
+    webhook: str
+    every: float
+    disk_free: int
+
+
+class Notifier:
+    """`data` is the folder whose disk is watched, `clock` in Unix seconds, `free` gives a disk's free bytes."""
+
+    def __init__(
+        self,
+        rules: NoticeRules,
+        events: Events,
+        data: Path,
+        clock: Callable[[], float] = time.time,
+        free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
+    ) -> None:
+        self._rules = rules
+        self._events = events
+        self._data = data
+        self._clock = clock
+        self._free = free
+        self._crashes: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_CRASHES))
+        self._told: dict[tuple[NoticeKind, str], tuple[float, int]] = {}
+
+    async def run(self) -> None:
+        """Until the events end. A burst that is too long for them costs its notices."""
+        while not self._events.closed:
+            await self._look_at_disk()
+            looked = self._clock()
+            async for event in self._events.subscribe(idle=_LOOK):
+                if event is not None:
+                    await self._hear(event)
+                if self._clock() - looked >= _LOOK:
+                    looked = self._clock()
+                    await self._look_at_disk()
+
+    async def _hear(self, event: EventRecord) -> None:
+        model = event.model
+        if event.event == "refuse":
+            why = f"{model} cannot be loaded: `modelrunner why {model}` tells the reason"
+            await self._tell(NoticeKind.REFUSED_LOAD, model, why)
+        elif event.event == "crash":
+            crashes = self._crashes[model]
+            crashes.append(event.time)
+            if len(crashes) == _CRASHES and event.time - crashes[0] <= _WITHIN:
+                why = f"the engine of {model} ended {_CRASHES} times in ten minutes: see `modelrunner logs {model}`"
+                await self._tell(NoticeKind.CRASH_LOOP, model, why)
+
+    async def _look_at_disk(self) -> None:
+        with suppress(OSError):  # the folder may be on a disk that is away
+            free = self._free(self._data)
+            if free < self._rules.disk_free:
+                why = f"the disk of {self._data} has {format_bytes(free)} left: `modelrunner df` shows what uses it"
+                await self._tell(NoticeKind.DISK_NEARLY_FULL, "", why)
+
+    async def _tell(self, kind: NoticeKind, model: str, message: str) -> None:
+        now = self._clock()
+        last, withheld = self._told.get((kind, model), (-self._rules.every, 0))
+        if now - last < self._rules.every:
+            self._told[kind, model] = last, withheld + 1
+            return
+        if len(self._told) >= _MOST_KEPT:
+            self._told.clear()
+        self._told[kind, model] = now, 0
+        body = msgspec.json.encode(Notice(kind, model, message, now, withheld))
+        if self._rules.command:
+            await self._run(body)
+        if self._rules.webhook:
+            await self._post(body)
+
+    async def _run(self, body: bytes) -> None:
+        program = self._rules.command[0]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._rules.command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+        except OSError as error:
+            log.warning("notify: %s cannot be run: %s", program, error.strerror)
+            return
+        try:
+            async with asyncio.timeout(_LIMIT):
+                await process.communicate(body)
+        except TimeoutError:
+            log.warning("notify: %s did not end within %.0f seconds", program, _LIMIT)
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if process.returncode:
+            log.warning("notify: %s ended with %d", program, process.returncode)
+
+    async def _post(self, body: bytes) -> None:
+        """The URL may hold a secret: only its host is ever logged."""
+        url, headers = self._rules.webhook, {"Content-Type": "application/json"}
+        try:
+            async with new_client(url) as client:
+                answer = await ask(
+                    client, url, headers, limit=1 << 20, method="POST", redirects=False, seconds=_LIMIT, content=body
+                )
+            if answer.status >= 300:
+                log.warning("notify: the webhook answered %d", answer.status)
+        except SourceFailed as error:
+            log.warning("notify: the webhook failed: %s", error)
