@@ -1,25 +1,63 @@
 """The view Now, in a browser."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from playwright.async_api import expect
 
-from tests.api.conftest import StartDaemon
+from tests.api.conftest import Daemon, StartDaemon
 from tests.ui.conftest import OpenPage
 
 pytestmark = pytest.mark.engine
 
 
-async def test_a_loaded_model_is_shown_and_unloaded(start_daemon: StartDaemon, open_page: OpenPage, shots: Path):
+async def ask(daemon: Daemon, model: str) -> int:
+    body = {"model": model, "messages": [{"role": "user", "content": "x"}]}
+    async with daemon.tcp.post("/v1/chat/completions", json=body) as answer:
+        await answer.read()
+        return answer.status
+
+
+async def test_a_runner_is_pinned_paused_resumed_and_unloaded(start_daemon: StartDaemon, open_page: OpenPage):
     daemon = await start_daemon(models={"smol": 0})
     page = await open_page(daemon)
     await expect(page.get_by_text("No model is loaded")).to_be_visible()
-    await daemon.tcp.post(
-        "/v1/chat/completions", json={"model": "smol", "messages": [{"role": "user", "content": "x"}]}
-    )
+    await ask(daemon, "smol")
     runner = page.get_by_role("article", name="smol")
     await expect(runner).to_contain_text("ready")
-    await page.screenshot(path=shots / "now.png", full_page=True)
+    await runner.get_by_role("button", name="Pin").click()
+    await expect(runner.get_by_text("pinned").first).to_be_visible()
+    await runner.get_by_role("button", name="Unpin").click()
+    await expect(runner.get_by_role("button", name="Pin", exact=False)).to_be_visible()
+    await runner.get_by_role("button", name="Pause").click()
+    await expect(page.get_by_text("Its requests wait until it is resumed")).to_be_visible()
+    await page.get_by_role("button", name="Resume smol").click()
+    await expect(page.get_by_text("Its requests wait until it is resumed")).to_have_count(0)
+    await ask(daemon, "smol")
     await runner.get_by_role("button", name="Unload").click()
     await expect(page.get_by_text("No model is loaded")).to_be_visible()
+
+
+async def test_why_a_model_waits_and_a_cancel(start_daemon: StartDaemon, open_page: OpenPage, tmp_path: Path):
+    """Two models of 64 MiB in 100 MiB: the second waits for the first, which loads."""
+    daemon = await start_daemon(models={"smol": 0, "other": 1}, memory_budget=100 << 20)
+    daemon.backend.knobs = ("--gate", str(tmp_path / "gate"))
+    page = await open_page(daemon)
+    first = asyncio.create_task(ask(daemon, "smol"))
+    await expect(page.get_by_role("article", name="smol")).to_contain_text("loading")
+    second = asyncio.create_task(ask(daemon, "other"))
+    waiting = page.get_by_role("region", name="Waiting").get_by_role("article").filter(has_text="other")
+    await expect(waiting).to_contain_text("1 request")
+    async with daemon.tcp.get("/engines/why?model=other") as answer:
+        reason = (await answer.json())["reason"]
+    await expect(waiting).to_contain_text(reason)
+    await expect(page.get_by_role("img", name="Main memory")).to_have_accessible_name(
+        "Main memory: 64.0 MiB of 100 MiB in use, 64.0 MiB queued"
+    )
+    line = page.get_by_role("region", name="Requests under way").get_by_role("listitem").filter(has_text="other")
+    await line.get_by_role("button").click()
+    assert await second == 503
+    await expect(waiting).to_have_count(0)
+    (tmp_path / "gate").touch()
+    assert await first == 200

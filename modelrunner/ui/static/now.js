@@ -15,7 +15,7 @@ const figures = (memory) => [memory.ram, ...memory.vram];
 const counted = (runner, device) => {
   const predicted = figures(runner.memory.estimated)[device] || 0;
   const measured = runner.memory.measured && (figures(runner.memory.measured)[device] || 0);
-  return { predicted, measured: measured ?? 0, whole: Math.max(predicted, measured ?? 0), known: measured != null };
+  return { predicted, counted: measured ?? predicted, known: measured != null };
 };
 
 // `why` of each model that waits, asked again when the runners or the line change.
@@ -36,21 +36,20 @@ function useReasons(now) {
 
 function Device({ name, budget, free, runners, queued }) {
   const used = budget - free;
-  const scale = Math.max(budget, used + queued, 1);
   const width = (size) => ({ width: `${(100 * size) / scale}%` });
-  const parts = runners.map(({ runner, hue, figure }) => ({ runner, hue, ...figure })).filter((part) => part.whole);
+  const parts = runners.map(({ runner, hue, figure }) => ({ runner, hue, ...figure })).filter((part) => part.counted || part.predicted);
+  const scale = Math.max(budget, used + queued, 1);
   const told = `${name}: ${bytes(used)} of ${bytes(budget)} in use${queued ? `, ${bytes(queued)} queued` : ""}`;
   return html`<div class="device">
     <div class="row"><h3>${name}</h3><p class="figure"><strong>${bytes(used)}</strong> <span class="muted">of ${bytes(budget)}</span></p></div>
     <div class="memory" role="img" aria-label=${told}>
-      ${parts.map((part) => html`<div key=${part.runner.id} class=${`hue${part.hue}`} style=${width(part.whole)} title=${`${shortName(part.runner.model_name)}: ${bytes(part.whole)}`}>
-        <div class="measured" style=${{ width: `${(100 * part.measured) / part.whole}%` }}></div>
-      </div>`)}
+      ${parts.map((part) => html`<div key=${part.runner.id} class=${`hue${part.hue}${part.known ? " measured" : ""}`} style=${width(part.counted)} title=${`${shortName(part.runner.model_name)}: ${bytes(part.counted)}`}></div>`)}
       ${queued > 0 && html`<div class="queued" style=${width(queued)} title=${`Queued: ${bytes(queued)}`}></div>`}
     </div>
+    <div class="memory thin" aria-hidden="true" title="What was predicted">${parts.map((part) => html`<div key=${part.runner.id} class=${`hue${part.hue}`} style=${width(part.predicted)}></div>`)}</div>
     <ul class="legend">
       ${parts.map((part) => html`<li key=${part.runner.id}><span class=${`swatch hue${part.hue}`}></span>${shortName(part.runner.model_name)}
-        <span class="muted figure">${part.known ? `${bytes(part.measured)} measured, ${bytes(part.predicted)} predicted` : `${bytes(part.predicted)} predicted`}</span></li>`)}
+        <span class="muted figure">${part.known ? `${bytes(part.counted)} measured, ${bytes(part.predicted)} predicted` : `${bytes(part.predicted)} predicted`}</span></li>`)}
       ${queued > 0 && html`<li><span class="swatch queued"></span>Queued <span class="muted figure">${bytes(queued)}</span></li>`}
       <li><span class="swatch"></span>Free <span class="muted figure">${bytes(free)}</span></li>
     </ul>
@@ -140,7 +139,7 @@ function UnderWay({ now }) {
       const [word, kind] = phase(request);
       return html`<li key=${request.request_id}>
         <${Badge} kind=${kind}>${word}<//><span class="grow">${shortName(request.model_name || request.model)}</span>
-        <span class="muted hide-small">${request.route}</span>${request.caller && html`<span class="muted hide-small">${request.caller}</span>`}
+        ${request.caller && html`<span class="muted hide-small">${request.caller}</span>`}
         <span class="figure">${seconds(request.duration)}</span>
         <${Action} kind="small" label=${`Cancel the request ${request.request_id}`} run=${async () => (await post(`engines/requests/${ref(request.request_id)}/cancel`), "The request is cancelled")}>Cancel<//>
       </li>`;

@@ -47,7 +47,7 @@ export function Plot({ title, lines, from, to, show }) {
   const values = lines.map((line) => line.points[points.indexOf(point)]?.[1]);
   const told = lines.map((line, i) => `${line.name} ${values[i] == null ? "none" : show(values[i])}`).join(", ");
   return html`<figure class="plot" ref=${box} style=${{ margin: 0 }}>
-    <figcaption class="row"><h3>${title}</h3><span class="legend figure">${lines.map((line, i) => html`<span key=${line.name}><span class=${`swatch hue${line.hue}`} style=${{ display: "inline-block" }}></span> ${line.name} <strong>${values[i] == null ? "–" : show(values[i])}</strong></span>`)}</span></figcaption>
+    <figcaption><h3>${title}</h3><span class="legend figure">${lines.map((line, i) => html`<span key=${line.name}><span class=${`swatch hue${line.hue}`} style=${{ display: "inline-block" }}></span> ${line.name} <strong>${values[i] == null ? "–" : show(values[i])}</strong></span>`)}</span></figcaption>
     <svg viewBox=${`0 0 ${width} ${HEIGHT}`} role="img" aria-label=${`${title} of the last hour. At ${clock(point[0] * 1000)}: ${told}. The scale ends at ${show(top)}.`}
       onPointerMove=${(event) => setAt(event.clientX - event.currentTarget.getBoundingClientRect().left)} onPointerLeave=${() => setAt(null)}>
       ${[0, top / 2, top].map((value) => html`<g key=${value}><line class="grid" x1=${LEFT} x2=${width - 4} y1=${y(value)} y2=${y(value)} /><text class="axis" x=${LEFT - 8} y=${y(value) + 4} text-anchor="end">${show(value)}</text></g>`)}

@@ -33,6 +33,7 @@ function Plots({ steps }) {
 function spans(request) {
   const { queued, loading, first_byte: first, duration } = request;
   const begun = queued + loading;
+  if (!request.status && !request.runner) return [["queued", duration]];
   if (first == null) return [["queued", queued], ["loading", loading], [request.status >= 400 ? "failed" : "first", Math.max(0, duration - begun)]];
   return [["queued", queued], ["loading", loading], ["first", Math.max(0, first - begun)], ["answer", Math.max(0, duration - first)]];
 }

@@ -109,7 +109,7 @@ export async function answer(talk, plain) {
         draw({ waiting: JSON.parse(data) });
         continue;
       }
-      if (data === "[DONE]") break;
+      if (data === "[DONE]") continue;
       const part = JSON.parse(data);
       if (event === "error" || part.error) throw new Error(part.error?.message || part.message || "The answer broke off.");
       if (part.usage) tokens = part.usage.completion_tokens;

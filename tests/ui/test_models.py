@@ -1,0 +1,105 @@
+"""The view Models, in a browser."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import expect
+
+from tests.api.conftest import StartDaemon
+from tests.pull.hub import Fault, Hub, Repository
+from tests.pull.models import gguf
+from tests.ui.conftest import OpenPage
+
+pytestmark = pytest.mark.engine
+
+NAME = "hf.co/Org/Tiny-GGUF"
+
+
+@pytest.fixture
+async def hub(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hub]:
+    async with Hub().running() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+        hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": gguf(3 << 20)})
+        yield hub
+
+
+async def test_a_pull_with_its_progress_and_a_cancel(start_daemon: StartDaemon, open_page: OpenPage, hub: Hub):
+    daemon = await start_daemon()
+    page = await open_page(daemon, "#/models")
+    await expect(page.get_by_text("No model is here")).to_be_visible()
+    await page.get_by_label("Name of the model").fill(NAME)
+    await page.get_by_role("button", name="Would it fit?").click()
+    await expect(page.get_by_text("It fits", exact=True)).to_be_visible()
+    hold = asyncio.Event()
+    hub.faults.append(Fault(hold=hold))
+    await page.get_by_role("button", name="Pull", exact=True).click()
+    bar = page.get_by_role("progressbar", name=f"Pull {NAME}")
+    await expect(bar).to_have_attribute("aria-valuenow", re.compile(r"\d"))
+    await expect(page.locator(".pull")).to_contain_text("of 3.00 MiB")
+    await page.get_by_role("button", name=f"Cancel: Pull {NAME}").click()
+    await expect(bar).to_have_count(0)
+    await expect(page.get_by_text("No model is here")).to_be_visible()
+    hold.set()
+    hub.faults.clear()
+    await page.get_by_label("Name of the model").fill(NAME)
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("article", name=NAME)).to_be_visible()
+
+
+async def test_a_pull_that_fails_says_why(start_daemon: StartDaemon, open_page: OpenPage, hub: Hub, watch):
+    watch.allowed = ["404"]
+    daemon = await start_daemon()
+    page = await open_page(daemon, "#/models")
+    await page.get_by_label("Name of the model").fill("hf.co/Org/Nothing")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".pull").get_by_role("alert")).to_be_visible()
+    await page.get_by_role("button", name="Dismiss").click()
+    await expect(page.locator(".pull")).to_have_count(0)
+
+
+async def test_settings_are_a_form_and_removing_says_what_goes(start_daemon: StartDaemon, open_page: OpenPage):
+    daemon = await start_daemon(models={"smol": 0})
+    page = await open_page(daemon, "#/models")
+    await page.get_by_role("button", name="Settings of smol").click()
+    form = page.get_by_role("dialog")
+    await form.get_by_label("context-size", exact=True).fill("1024")
+    await form.get_by_label("pin").select_option("on")
+    await form.get_by_label("runtime-flags").fill("--tokens\n3")
+    await form.get_by_label("budget").fill("7")
+    await form.get_by_role("button", name="Save").click()
+    await expect(form).to_have_count(0)
+    async with daemon.tcp.get("/engines/_configure?model=smol") as answer:
+        (shown,) = await answer.json()
+    flags = ["--tokens", "3"]
+    assert shown["config"] == {"context-size": 1024, "pin": True, "runtime-flags": flags, "fake": {"budget": 7}}
+    await page.get_by_role("button", name="Settings of smol").click()
+    await expect(form.get_by_label("context-size", exact=True)).to_have_value("1024")
+    await form.get_by_label("context-size", exact=True).fill("")  # the default again
+    await form.get_by_label("min-context-size").fill("64")
+    await form.get_by_role("button", name="Save").click()
+    await expect(form).to_have_count(0)
+    async with daemon.tcp.get("/engines/_configure?model=smol") as answer:
+        (shown,) = await answer.json()
+    assert shown["config"] == {"min-context-size": 64, "pin": True, "runtime-flags": flags, "fake": {"budget": 7}}
+    model = page.get_by_role("article", name="smol")
+    await model.get_by_role("button", name="Load").click()
+    await expect(model).to_contain_text("ready")
+    await model.get_by_role("button", name="Remove smol").click()
+    await expect(page.get_by_role("dialog")).to_contain_text("5.22 KiB of the disk come free")
+    await expect(page.get_by_role("dialog")).to_contain_text("It is loaded")
+    await page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    await expect(page.get_by_text("No model is here")).to_be_visible()
+
+
+async def test_a_wrong_setting_is_told_and_changes_nothing(start_daemon: StartDaemon, open_page: OpenPage, watch):
+    watch.allowed = ["400"]
+    daemon = await start_daemon(models={"smol": 0})
+    page = await open_page(daemon, "#/models")
+    await page.get_by_role("button", name="Settings of smol").click()
+    await page.get_by_label("runtime-flags").fill("--rm-rf")
+    await page.get_by_role("button", name="Save").click()
+    await expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("no knob")
+    async with daemon.tcp.get("/engines/_configure?model=smol") as answer:
+        assert (await answer.json())[0]["config"] == {}
