@@ -40,7 +40,8 @@ def wait_for(port: int) -> None:
             body = b'{"model": "bench", "messages": []}'
             headers = {"Content-Type": "application/json"}
             ask = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", body, headers)
-            return urllib.request.urlopen(ask, timeout=20).close()
+            urllib.request.urlopen(ask, timeout=20).close()
+            return
         except OSError:
             time.sleep(0.05)
     raise SystemExit("the daemon does not answer")

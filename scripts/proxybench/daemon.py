@@ -1,5 +1,7 @@
-"""The daemon with one model and a backend that runs the bench's engine: `daemon.py FOLDER ENGINE`. Prints its port."""
+"""The daemon with one model and a backend that runs the bench's engine: `daemon.py FOLDER ENGINE PORT`. It records
+requests if the environment has TELEMETRY."""
 
+import os
 import struct
 import sys
 from pathlib import Path
@@ -59,7 +61,8 @@ def smallest_gguf() -> bytes:
 def main(folder: Path, engine: str, port: str) -> None:
     environ = {f"MODELRUNNER_{name.upper()}": str(folder / name) for name in ("data_dir", "cache_dir", "runtime_dir")}
     locations = Locations.find(environ | {"MODELRUNNER_CONFIG": str(folder / "none.toml")})
-    settings = Settings.load(locations, listen=f"127.0.0.1:{port}", keep_alive="-1", max_queue=8192)
+    overrides = {"telemetry": True} if os.environ.get("TELEMETRY") else {}
+    settings = Settings.load(locations, listen=f"127.0.0.1:{port}", keep_alive="-1", max_queue=8192, **overrides)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.data_dir)
     file = store.partial / "bench.gguf"

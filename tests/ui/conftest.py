@@ -72,10 +72,13 @@ async def watch() -> AsyncIterator[Watch]:
 
 @pytest.fixture
 async def open_page(browser: Browser, watch: Watch) -> AsyncIterator[OpenPage]:
-    """`open_page(daemon, "#/models", scheme="dark", size=PHONE)` in a context of its own."""
+    """`open_page(daemon, "#/models", scheme="dark", size=PHONE)` in a context of its own; `script` runs
+    before the page's own ones."""
     contexts: list[BrowserContext] = []
 
-    async def open(daemon: Daemon, view: str = "", *, scheme: str = "light", size: dict[str, int] = DESK) -> Page:
+    async def open(
+        daemon: Daemon, view: str = "", *, scheme: str = "light", size: dict[str, int] = DESK, script: str = ""
+    ) -> Page:
         context = await browser.new_context(
             color_scheme=scheme,  # type: ignore[arg-type]
             viewport=size,  # type: ignore[arg-type]
@@ -83,6 +86,8 @@ async def open_page(browser: Browser, watch: Watch) -> AsyncIterator[OpenPage]:
         )
         contexts.append(context)
         page = await context.new_page()
+        if script:
+            await page.add_init_script(script)
         watch.follow(page, f"127.0.0.1:{daemon.port}")
         await page.goto(f"http://127.0.0.1:{daemon.port}/{view}")
         return page

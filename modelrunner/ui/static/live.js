@@ -7,14 +7,21 @@ const KEPT_EVENTS = 200;
 const KEPT_REQUESTS = 1000;
 const LONGEST_PAUSE = 10000; // ms
 
+// A value and those who show it. They are told once for each picture of the screen, however often it changes.
 export class Store {
   constructor(value) {
     this.value = value;
     this.listeners = new Set();
+    this.told = true;
   }
   set(change) {
     this.value = { ...this.value, ...change };
-    for (const listener of this.listeners) listener(this.value);
+    if (!this.told) return;
+    this.told = false;
+    requestAnimationFrame(() => {
+      this.told = true;
+      for (const listener of this.listeners) listener(this.value);
+    });
   }
 }
 
@@ -35,15 +42,20 @@ export const live = new Store({
 
 const tail = (list, count) => (list.length > count ? list.slice(-count) : list);
 
+// The tokens per second of each runner's last request.
+const speedsOf = (requests) => Object.fromEntries(requests.filter((each) => each.tokens_per_second).map((each) => [each.runner, each.tokens_per_second]));
+
 const handlers = {
-  now: (now) => live.set({ now, phase: "live", error: "" }),
+  now(now) {
+    if (!live.value.now && now.counted) get("engines/requests?limit=40").then((last) => live.set({ speeds: speedsOf(last.reverse()) }), () => {});
+    live.set({ now, phase: "live", error: "" });
+  },
   events(news) {
     const last = live.value.events.at(-1)?.id || 0;
     live.set({ events: tail([...live.value.events, ...news.filter((event) => event.id > last)], KEPT_EVENTS) });
   },
   requests({ ended, newest }) {
-    const speeds = { ...live.value.speeds };
-    for (const request of newest) if (request.tokens_per_second) speeds[request.runner] = request.tokens_per_second;
+    const speeds = { ...live.value.speeds, ...speedsOf(newest) };
     for (const runner of Object.keys(speeds)) {
       if (!live.value.now?.runners.some((each) => each.id === runner)) delete speeds[runner];
     }
