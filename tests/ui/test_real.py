@@ -17,7 +17,7 @@ pytestmark = pytest.mark.engine
 
 async def test_a_chat_with_a_real_model(daemon: Daemon, open_page: OpenPage) -> None:
     listen = (await asyncio.to_thread(daemon.get, "/version")).json()["listen"]
-    page = await open_page(SimpleNamespace(port=int(listen.rpartition(":")[2])), "#/chat")  # type: ignore[arg-type]
+    page = await open_page(SimpleNamespace(port=int(listen.rpartition(":")[2])), "#/chat")
     expect.set_options(timeout=HUNG * 1000)
     await page.get_by_label("Model", exact=True).select_option(SMOLLM2)
     await page.get_by_label("Message", exact=True).fill("What is the capital of France?")
