@@ -48,6 +48,7 @@ def parse() -> argparse.Namespace:
     answering.add_argument("--text", default="", help="the answer, instead of --tokens words")
     answering.add_argument("--reasoning", default="", metavar="TEXT", help="a thought before a streamed answer")
     answering.add_argument("--tool", default="", metavar="NAME", help="a call of this tool after a streamed answer")
+    answering.add_argument("--most-tokens", type=int, default=1 << 30)
     answering.add_argument("--rate", type=float, default=0.0, metavar="TOKENS/S", help="0: as fast as it can")
     answering.add_argument("--first-token-after", type=float, default=0.0, metavar="SECONDS")
     answering.add_argument("--token-gate", metavar="FILE", help="no second token before this file exists")
@@ -230,6 +231,8 @@ class Exchange:
         if self.path == "/v1/models":
             return self.send(200, {"object": "list", "data": [{"id": self.options.model, "object": "model"}]})
         request = json.loads(self.body or b"{}")
+        if wrong := self.wrong(request):
+            return self.send(400, {"error": {"message": f"wrong {wrong}", "code": 400}})
         if self.options.status and self.faulty:
             return self.send(self.options.status, {"error": {"message": "as you wished", "code": self.options.status}})
         self.fault("before-headers")
@@ -253,6 +256,13 @@ class Exchange:
                 self.send(200, {"object": "list", "model": self.options.model, "data": data, "usage": usage(1, 0)})
             case _:
                 self.send(404, {"error": {"message": f"no route {self.path}", "code": 404}})
+
+    def wrong(self, request: dict) -> str:
+        """The first field of a type that engines refuse, "" without one."""
+        kinds = {"max_tokens": int, "stream": bool, "stream_options": dict, "input": str | list}
+        found = (name for name, kind in kinds.items() if not isinstance(request.get(name), kind | None))
+        missing = self.path == "/v1/embeddings" and not isinstance(request.get("input"), str | list)
+        return next(found, "input" if missing else "")
 
     def complete(self, request: dict, *, chat: bool) -> None:
         count = len(self.engine.words) or request.get("max_tokens") or self.options.tokens
@@ -278,14 +288,14 @@ class Exchange:
         last = self.frame(chat, ".chunk", {"delta": {}} if chat else {"text": ""})
         last["choices"][0]["finish_reason"] = "stop"
         self.event(last)
-        if request.get("stream_options", {}).get("include_usage"):
+        if (request.get("stream_options") or {}).get("include_usage"):
             self.event({**last, "choices": [], "usage": usage(3, count)})
         self.event("[DONE]")
         self.connection.sendall(b"0\r\n\r\n")
 
     def send_message(self, request: dict) -> None:
         """Anthropic's form of an answer."""
-        count = request.get("max_tokens") or self.options.tokens
+        count = min(request.get("max_tokens") or self.options.tokens, self.options.most_tokens)
         message = {"id": "fake-1", "type": "message", "role": "assistant", "model": self.options.model}
         message |= {"content": [], "stop_reason": None, "stop_sequence": None}
         used = {"input_tokens": 3, "output_tokens": count}

@@ -1,6 +1,7 @@
 """The route of a stream that goes on in another connection than the one in which it was asked for."""
 
 from contextlib import aclosing
+from typing import Any
 
 from aiohttp import web
 
@@ -17,7 +18,7 @@ class StreamRoutes:
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/v1/streams/{id}", self.get)]
 
-    @documented({"text/event-stream": str, "application/x-ndjson": str}, query={"from": Count})
+    @documented({"text/event-stream": Any, "application/x-ndjson": str}, query={"from": Count})
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Goes on with a stream from the byte `from` of its body on, 0 by default, up to its end."""
         place = query_count(request, "from") or 0

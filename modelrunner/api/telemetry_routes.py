@@ -1,7 +1,7 @@
 """Metrics, the last requests, and usage."""
 
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -45,7 +45,7 @@ class TelemetryRoutes:
         body, content_type = await self._telemetry.exposition.render(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    @documented({"application/json": wire.Now, "text/event-stream": str}, query={})
+    @documented({"application/json": wire.Now, "text/event-stream": Any}, query={})
     async def now(self, request: web.Request) -> web.StreamResponse:
         """Shows runners, memory, and the requests that wait or are under way. As server-sent events where the client
         accepts `text/event-stream`: `now` with all of it whenever something changed, `events` and `requests` with lists
@@ -60,7 +60,7 @@ class TelemetryRoutes:
         return json_response(list(self._telemetry.history))
 
     @documented(
-        {"application/json": list[wire.RequestStatus], "text/event-stream": str},
+        {"application/json": list[wire.RequestStatus], "text/event-stream": Any},
         query={"model": str, "status": Count, "limit": Count},
     )
     async def requests(self, request: web.Request) -> web.StreamResponse:
