@@ -11,7 +11,7 @@ from modelrunner import wire
 from modelrunner.api import wireforms
 from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, query_count, read_json
-from modelrunner.api.middleware import key_name
+from modelrunner.api.middleware import owner_of
 from modelrunner.batches.batch import ENDPOINTS
 from modelrunner.batches.files import FileStore, UploadedFile
 from modelrunner.batches.store import BatchStore
@@ -66,7 +66,7 @@ class BatchRoutes:
                     purpose = (await part.read_chunk(64)).decode("utf-8", "replace")
                 elif part.name == "file" and made is None:
                     name = (part.filename or "file")[:255]
-                    made = await self._files.upload(_pieces(part), name, purpose or "batch", key_name(request))
+                    made = await self._files.upload(_pieces(part), name, purpose or "batch", owner_of(request))
         except BaseException as error:
             if made is not None:  # its client will never know its ID
                 await asyncio.shield(asyncio.to_thread(self._files.delete, made.id, made.owner))
@@ -83,7 +83,7 @@ class BatchRoutes:
     @documented(wire.ListPage[wire.FileStatus], query={"purpose": str, "order": str, **_PAGED})
     async def list_files(self, request: web.Request) -> web.Response:
         """Lists the files, the newest first."""
-        files = await asyncio.to_thread(self._files.all, key_name(request))
+        files = await asyncio.to_thread(self._files.all, owner_of(request))
         purpose = request.query.get("purpose")
         return _page(request, [wireforms.file(file) for file in files if purpose in (None, file.purpose)], 10_000)
 
@@ -109,7 +109,7 @@ class BatchRoutes:
     async def delete_file(self, request: web.Request) -> web.Response:
         """Removes a file."""
         id = request.match_info["id"]
-        await asyncio.to_thread(self._files.delete, id, key_name(request))
+        await asyncio.to_thread(self._files.delete, id, owner_of(request))
         return json_response(wire.DeletedObject(id, "file"))
 
     @documented(wire.BatchStatus, body=wire.BatchRequest, errors=(507,))
@@ -128,7 +128,7 @@ class BatchRoutes:
             wanted.completion_window,
             seconds,
             wanted.metadata or {},
-            key_name(request),
+            owner_of(request),
         )
         self._changed()
         return json_response(wireforms.batch(batch))
@@ -136,24 +136,24 @@ class BatchRoutes:
     @documented(wire.ListPage[wire.BatchStatus], query=_PAGED)
     async def list(self, request: web.Request) -> web.Response:
         """Lists the batches, the newest first."""
-        found = await asyncio.to_thread(self._batches.all, key_name(request))
+        found = await asyncio.to_thread(self._batches.all, owner_of(request))
         return _page(request, [wireforms.batch(batch) for batch in found], _PAGE)
 
     @documented(wire.BatchStatus)
     async def get(self, request: web.Request) -> web.Response:
         """Shows a batch."""
-        found = await asyncio.to_thread(self._batches.get, request.match_info["id"], key_name(request))
+        found = await asyncio.to_thread(self._batches.get, request.match_info["id"], owner_of(request))
         return json_response(wireforms.batch(found))
 
     @documented(wire.BatchStatus, errors=(409,))
     async def cancel(self, request: web.Request) -> web.Response:
         """Asks no further request of a batch."""
-        found = await asyncio.to_thread(self._batches.cancel, request.match_info["id"], key_name(request))
+        found = await asyncio.to_thread(self._batches.cancel, request.match_info["id"], owner_of(request))
         self._changed()
         return json_response(wireforms.batch(found))
 
     async def _file(self, request: web.Request) -> UploadedFile:
-        return await asyncio.to_thread(self._files.get, request.match_info["id"], key_name(request))
+        return await asyncio.to_thread(self._files.get, request.match_info["id"], owner_of(request))
 
 
 async def _pieces(part: BodyPartReader) -> AsyncIterator[bytes]:

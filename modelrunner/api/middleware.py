@@ -65,11 +65,11 @@ def is_local(request: web.BaseRequest) -> bool:
     return handed_over is not None and handed_over.local
 
 
-def key_name(request: web.BaseRequest) -> str:
-    """The name of the API key of the request, "" for the daemon's owner."""
+def owner_of(request: web.BaseRequest) -> str:
+    """The owner of what the request stores and sees: an `ApiKey.owner`, "" for the daemon's owner."""
     handed_over = _handed_over(request)
     key = handed_over.admitted.key if handed_over is not None else None
-    return key.key.name if key is not None else ""
+    return key.key.owner if key is not None else ""
 
 
 def error_response(error: ModelRunnerError, request: web.BaseRequest) -> web.Response:

@@ -7,7 +7,7 @@ from aiohttp import web
 from modelrunner import wire
 from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, query_count
-from modelrunner.api.middleware import key_name
+from modelrunner.api.middleware import owner_of
 from modelrunner.errors import BadRequest, NotImplementedHere
 from modelrunner.gateway.response_store import ResponseStore
 from modelrunner.openapi.bodies import ResponseAnswer
@@ -39,27 +39,27 @@ class ResponseRoutes:
         """Shows a stored response."""
         if request.query.get("stream") == "true":
             raise NotImplementedHere("a stored response is not streamed: leave `stream` out", param="stream")
-        return json_response((await self._responses.get(request.match_info["id"], key_name(request))).response)
+        return json_response((await self._responses.get(request.match_info["id"], owner_of(request))).response)
 
     @documented(wire.DeletedObject)
     async def delete(self, request: web.Request) -> web.Response:
         """Removes a stored response, and ends its work in the background."""
         id = request.match_info["id"]
-        await self._responses.delete(id, key_name(request))
+        await self._responses.delete(id, owner_of(request))
         return json_response(wire.DeletedObject(id, "response"))
 
     @documented(ResponseAnswer)
     async def cancel(self, request: web.Request) -> web.Response:
         """Ends the work of a response in the background."""
-        stored = await self._responses.get(request.match_info["id"], key_name(request))
+        stored = await self._responses.get(request.match_info["id"], owner_of(request))
         if not stored.response["background"]:
             raise BadRequest("only a response in the background can be cancelled", param="response_id")
-        return json_response((await self._responses.cancel(stored.id, key_name(request))).response)
+        return json_response((await self._responses.cancel(stored.id, owner_of(request))).response)
 
     @documented(wire.ListPage[dict[str, Any]], query={**_PAGED, "include": str, "include[]": str})
     async def input_items(self, request: web.Request) -> web.Response:
         """Lists the items that its request sent, the newest first unless `order` is asc; an ID is a place."""
-        stored = await self._responses.get(request.match_info["id"], key_name(request))
+        stored = await self._responses.get(request.match_info["id"], owner_of(request))
         items = [{"id": f"{stored.id}_{place}"} | item for place, item in enumerate(stored.input)]
         if request.query.get("order") != "asc":
             items.reverse()

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import query_count
-from modelrunner.api.middleware import key_name
+from modelrunner.api.middleware import owner_of
 from modelrunner.gateway.detours.streams import ResumableStreams
 
 
@@ -22,7 +22,7 @@ class StreamRoutes:
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Goes on with a stream from the byte `from` of its body on, 0 by default, up to its end."""
         place = query_count(request, "from") or 0
-        stream = self._streams.find(request.match_info["id"], key_name(request))
+        stream = self._streams.find(request.match_info["id"], owner_of(request))
         assert stream.head is not None
         status, headers, _ = stream.head
         response = web.StreamResponse(status=status)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO
@@ -12,7 +13,8 @@ import msgspec
 
 from modelrunner.database import Database
 from modelrunner.durable import discard, sync, temporary_name
-from modelrunner.errors import NotFound, PayloadTooLarge
+from modelrunner.errors import InsufficientDisk, NotFound, PayloadTooLarge
+from modelrunner.units import format_bytes
 
 LARGEST = 512 << 20
 """Bytes of one file."""
@@ -31,15 +33,18 @@ class UploadedFile(msgspec.Struct, frozen=True):
 
 
 class FileStore:
-    """`database` has the table of `SCHEMA`."""
+    """`database` has the table of `SCHEMA`. `limit` is the bytes of all files beyond which nothing more is uploaded."""
 
-    def __init__(self, folder: Path, database: Database) -> None:
+    def __init__(self, folder: Path, database: Database, limit: int) -> None:
+        self.limit = limit
         self._folder = folder
         self._database = database
 
     async def upload(self, pieces: AsyncIterable[bytes], filename: str, purpose: str, owner: str) -> UploadedFile:
-        """Keeps a file once it is complete. Raises `PayloadTooLarge`, `OSError`."""
+        """Keeps a file once it is complete. Raises `PayloadTooLarge`, `InsufficientDisk`,
+        `OSError`."""
         await asyncio.to_thread(self._folder.mkdir, mode=0o700, exist_ok=True)
+        kept = await asyncio.to_thread(self._kept)
         id = f"file-{token_hex(12)}"
         temporary, size = temporary_name(self._folder / id), 0
         try:
@@ -48,6 +53,11 @@ class FileStore:
                     size += len(piece)
                     if size > LARGEST:
                         raise PayloadTooLarge(f"a file may have {LARGEST} bytes")
+                    if kept + size > self.limit:
+                        raise InsufficientDisk(
+                            f"the files of batches may have {format_bytes(self.limit)} (files_limit), and those here "
+                            f"have {format_bytes(kept)}: delete some of them (DELETE /v1/files/ID)"
+                        )
                     await asyncio.to_thread(file.write, piece)
             return await asyncio.to_thread(self._keep, temporary, id, filename, purpose, owner)
         finally:
@@ -93,6 +103,15 @@ class FileStore:
         with self._database.transaction() as database:
             database.execute("delete from files where id = ?", (id,))
         discard(self._folder / id)
+
+    def _kept(self) -> int:
+        """Bytes of all files, those that are being uploaded included."""
+        total = 0
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # deleted meanwhile
+                    total += entry.stat().st_size
+        return total
 
     def _keep(self, temporary: Path, id: str, filename: str, purpose: str, owner: str) -> UploadedFile:
         """The content first: a kill in between leaves a file that no list names, never a name without its content."""

@@ -96,8 +96,12 @@ class BatchStore:
         return self._counted(batch)
 
     def unfinished(self) -> list[Batch]:
-        """The oldest first."""
-        return [batch for batch in reversed(self.all("")) if batch.status not in OVER]
+        """The oldest first. A batch has lines until it is over."""
+        with self._database.transaction() as database:
+            rows = database.execute(
+                "select about from batches where exists (select 1 from lines where batch = id) order by created, id"
+            ).fetchall()
+        return [self._counted(msgspec.json.decode(about, type=Batch)) for (about,) in rows]
 
     def models(self) -> list[str]:
         """The models of the lines that wait, in the order in which they are to be asked: by their oldest line."""
@@ -190,14 +194,14 @@ class BatchStore:
         return msgspec.structs.replace(batch, completed=completed, failed=failed)
 
 
-def open_store(state: Path) -> tuple[BatchStore, FileStore]:
-    """The stores of the daemon whose state lies in this folder."""
+def open_store(state: Path, files_limit: int) -> tuple[BatchStore, FileStore]:
+    """The stores of the daemon whose state lies in this folder. `files_limit` is as `FileStore.limit`."""
     from modelrunner.batches.files import SCHEMA as FILES
 
     database = Database(state / "batches.sqlite", SCHEMA + FILES)
     make_folder(folder := state / "files")
     sweep_temporaries(folder)
-    files = FileStore(folder, database)
+    files = FileStore(folder, database, files_limit)
     return BatchStore(database, files), files
 
 

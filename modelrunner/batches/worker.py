@@ -120,10 +120,11 @@ class BatchWorker:
         sink = _AnswerSink()
         key = None
         try:
-            key = self._pipeline.keys.holder(batch.owner) if self._pipeline.keys and batch.owner else None
+            key = self._pipeline.keys.owner(batch.owner) if self._pipeline.keys and batch.owner else None
             if batch.owner and key is None:
-                raise Unauthorized(f"the API key {batch.owner}, which made the batch, was revoked")
-            terms = Terms(route, None, None, batch.owner or "batch", True, False, False, key)
+                raise Unauthorized(f"the API key {batch.owner.partition('#')[0]}, which made the batch, was revoked")
+            caller = key.key.name if key is not None else "batch"
+            terms = Terms(route, None, None, caller, True, False, False, key)
             self._pipeline.buffer(len(line.body), len(line.body))
             try:
                 exchange = self._pipeline.exchange(terms, line.body, request_id, sink)

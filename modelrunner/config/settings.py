@@ -153,6 +153,7 @@ class Settings(BaseModel):
     wedge_limit: Seconds = 60.0
     drain_limit: Seconds = 30.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _by(lambda v: str(v).lower())] = "info"
+    files_limit: Annotated[Bytes, Field(gt=0)] = 16 << 30
     responses_limit: int = Field(default=1000, ge=1)
     responses_age: Seconds = 30 * 86400.0
     telemetry: bool = False

@@ -137,7 +137,7 @@ class Daemon:
         set_aliases(self._pipeline, parts.aliases, settings.aliases)
         self._pipeline.responses = self._responses
         self._streams = set_detours(settings, self._pipeline)
-        self._batches, self._files = open_store(settings.data_dir / "state")
+        self._batches, self._files = open_store(settings.data_dir / "state", settings.files_limit)
         self._batch_worker = BatchWorker(self._batches, self._pipeline)
         observers = self._pipeline.observers
         self._telemetry = Telemetry(

@@ -37,6 +37,11 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
         """The name of the API key, "" for the owner of the daemon."""
         return self.key.key.name if self.key is not None else ""
 
+    @property
+    def owner(self) -> str:
+        """The owner of what the request stores: an `ApiKey.owner`, "" for the owner of the daemon."""
+        return self.key.key.owner if self.key is not None else ""
+
 
 class Inference(msgspec.Struct, frozen=True, gc=False):
     """A request that was found good. `body` is the client's. `arrived` is in seconds of `perf_counter`; a request that

@@ -32,9 +32,11 @@ class Scope(StrEnum):
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     """A key without its text. `models` are patterns with `*` of model names, () for all. Limits are None where there is
     none: requests and tokens in any 60 seconds, and requests at the same time. `batch` requests let others go first.
-    `created` and `expires` are in Unix seconds."""
+    `created` and `expires` are in Unix seconds. `id` stays when the text changes; a later key of
+    the same name has another."""
 
     name: str
+    id: str = ""
     digest: str
     scopes: tuple[Scope, ...] = (Scope.INFERENCE,)
     models: tuple[str, ...] = ()
@@ -44,6 +46,11 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     batch: bool = False
     created: float = 0.0
     expires: float | None = None
+
+    @property
+    def owner(self) -> str:
+        """The owner of what the key stores; never "", which is the daemon's."""
+        return f"{self.name}#{self.id}"
 
 
 class KeyHolder:
@@ -128,8 +135,10 @@ class KeyRing:
     def __iter__(self) -> Iterator[ApiKey]:
         return iter([holder.key for holder in self._holders.values()])
 
-    def holder(self, name: str) -> KeyHolder | None:
-        return self._holders.get(name)
+    def owner(self, owner: str) -> KeyHolder | None:
+        """The key that stores as `owner`, None where it was revoked."""
+        found = self._holders.get(owner.partition("#")[0])
+        return found if found is not None and found.key.owner == owner else None
 
     def find(self, text: str) -> KeyHolder:
         """The key with this text, expired or not. Raises `Unauthorized`.
@@ -145,8 +154,8 @@ class KeyRing:
         return self._by_digest.get(_digest(text))
 
     def create(self, key: ApiKey) -> tuple[ApiKey, str]:
-        """Keeps a new key, whose `digest` and `created` are set here; returns it with its text, which is kept nowhere.
-        Blocks. Raises `BadRequest`, `Conflict`, `OSError`."""
+        """Keeps a new key, whose `digest`, `id` and `created` are set here; returns it with its text, which is
+        kept nowhere. Blocks. Raises `BadRequest`, `Conflict`, `OSError`."""
         if not _NAME.fullmatch(key.name):
             raise BadRequest(f"{key.name!r} is no name of a key: letters, digits, dots and dashes, at most 64")
         with self._changing:
@@ -154,7 +163,7 @@ class KeyRing:
                 raise Conflict(
                     f"there is a key {key.name} already: `modelrunner keys rotate {key.name}` gives it a new text"
                 )
-            return self._keep(key)
+            return self._keep(msgspec.structs.replace(key, id=secrets.token_hex(8)))
 
     def rotate(self, name: str) -> tuple[ApiKey, str]:
         """Gives a key a new text; the old one is refused from now on. Raises `KeyNotFound`, `OSError`."""

@@ -224,3 +224,40 @@ async def test_a_broken_form_keeps_nothing(start_daemon: StartDaemon, form: byte
         assert (await answer.json())["data"] == []
     folder = daemon.settings.data_dir / "state" / "files"
     assert not folder.exists() or not list(folder.iterdir())
+
+
+async def make_key(daemon: Daemon, path: str = "/keys", **fields: Any) -> str:
+    async with daemon.unix.post(path, json=fields or None) as answer:
+        text: str = (await answer.json())["text"]
+        return text
+
+
+async def test_a_key_made_anew_inherits_nothing(start_daemon: StartDaemon) -> None:
+    """A new text of the same key sees what the key made; a later key of its name does not."""
+    daemon = await start_daemon(models={"smol": 0})
+    async with client_of(daemon, await make_key(daemon, name="kim")) as client:
+        batch = await until(client, await begin(client, [line(0)]), is_over)
+        response = await client.responses.create(model="smol", input="hello")
+    async with client_of(daemon, await make_key(daemon, "/keys/kim/rotate")) as client:
+        assert [found.id for found in (await client.batches.list()).data] == [batch.id]
+        assert (await client.responses.retrieve(response.id)).id == response.id
+    async with daemon.unix.delete("/keys/kim") as answer:
+        assert answer.status == 200
+    async with client_of(daemon, await make_key(daemon, name="kim")) as client:
+        assert (await client.batches.list()).data == []
+        assert (await client.files.list()).data == []
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(response.id)
+    async with daemon.unix.get("/v1/batches") as answer:
+        assert [found["id"] for found in (await answer.json())["data"]] == [batch.id]
+
+
+async def test_files_have_a_limit_together(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0}, files_limit=1000)
+    async with client_of(daemon) as client:
+        first = await client.files.create(file=("a", b"x" * 900), purpose="batch")
+        with pytest.raises(openai.InternalServerError, match="files_limit") as full:
+            await client.files.create(file=("b", b"x" * 200), purpose="batch")
+        assert full.value.status_code == 507
+        await client.files.delete(first.id)
+        await client.files.create(file=("b", b"x" * 200), purpose="batch")

@@ -26,7 +26,7 @@ async def test_a_batch_that_ends_while_it_is_cancelled_keeps_its_answers(tmp_pat
         return 1.0
 
     database = Database(tmp_path / "batches.sqlite", SCHEMA + FILES)
-    files = FileStore(tmp_path / "files", database)
+    files = FileStore(tmp_path / "files", database, 1 << 30)
     store = BatchStore(database, files, clock)
 
     async def pieces() -> AsyncIterator[bytes]:

@@ -20,7 +20,7 @@ class Store(BatchStore):
     broken = ""
 
     def __init__(self, state: Path) -> None:
-        good, self.files = open_store(state)
+        good, self.files = open_store(state, 1 << 30)
         super().__init__(good._database, self.files)
         self.over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -58,7 +58,7 @@ async def test_a_fault_is_the_answer_of_its_line_and_a_batch_that_cannot_end_sto
 
 
 async def test_uploads_of_a_killed_daemon_are_removed(tmp_path: Path) -> None:
-    open_store(tmp_path)
+    open_store(tmp_path, 1 << 30)
     (left := tmp_path / "files" / ".file-1.0123456789abcdef.tmp").write_bytes(b"half a file")
-    open_store(tmp_path)
+    open_store(tmp_path, 1 << 30)
     assert not left.exists()

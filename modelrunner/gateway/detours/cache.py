@@ -77,7 +77,7 @@ class ResponseCache:
             return None
         terms = ask.terms
         digest = (
-            *(terms.route.pattern, terms.route.backend, terms.route.runner, terms.caller, terms.key_name),
+            *(terms.route.pattern, terms.route.backend, terms.route.runner, terms.caller, terms.owner),
             blake2b(ask.body, digest_size=32).digest(),
         )
         if (kept := self._find(digest, ask)) is not None:

@@ -117,7 +117,7 @@ class ResumableStreams:
             return None
         stream = ResumableStream(
             limit,
-            ask.terms.key_name,
+            ask.terms.owner,
             heard=lambda: self._keep(id),
             unheard=lambda: self._forget_later(id),
             ended=lambda: self._forget_later(id),

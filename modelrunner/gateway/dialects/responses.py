@@ -45,7 +45,7 @@ class Responses(OpenAI):
             if pipeline.responses is None:
                 raise NotFound("no response is stored here", param="previous_response_id")
             history = await pipeline.responses.before(
-                fields.previous_response_id, ask.terms.key_name, pipeline.limits.body
+                fields.previous_response_id, ask.terms.owner, pipeline.limits.body
             )
         prepared = PreparedFields(
             **msgspec.structs.asdict(fields),
@@ -53,7 +53,7 @@ class Responses(OpenAI):
             created=time.time(),
             history=history,
             kept=pipeline.responses if fields.store is not False else None,
-            owner=ask.terms.key_name,
+            owner=ask.terms.owner,
             size=len(ask.body),
         )
         asked = msgspec.structs.replace(ask, fields=prepared)
