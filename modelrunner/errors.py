@@ -252,6 +252,12 @@ class BackendFaulty(EngineFailed):
         super().__init__(f"backend {name} is faulty: its `{method}` {how}; update or remove that backend")
 
 
+class ToolServerFailed(ModelRunnerError):
+    """An MCP server could not be reached, ended, or took too long."""
+
+    status, code = 502, "tool_server_failed"
+
+
 class SourceFailed(ModelRunnerError):
     """A registry, index or hub could not be reached or answered nonsense."""
 

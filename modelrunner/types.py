@@ -106,6 +106,17 @@ class Alias:
 
 
 @dataclass(frozen=True, slots=True)
+class McpServer:
+    """A server of tools: a `command` that speaks over its stdin and stdout, with variables added to a scrubbed
+    environment, or a `url` that is asked with `headers`."""
+
+    command: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    url: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class RequiredMemory:
     """Bytes that a runner needs: main memory, and each device's memory in the engine's order. `shared` is the part of
     `ram` that is mapped model files, which all runners of one model share."""

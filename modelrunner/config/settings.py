@@ -1,6 +1,7 @@
 """The daemon's settings: one frozen value, built once. The command line wins over MODELRUNNER_* variables, these win
 over config.toml, and this over the defaults."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +13,7 @@ from modelrunner.config.locations import SOCKET_NAME, ConfigFile, ConfigurationE
 from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.errors import BadRequest
 from modelrunner.schema import nearest
-from modelrunner.types import Alias, AliasPolicy, KeepAlive
+from modelrunner.types import Alias, AliasPolicy, KeepAlive, McpServer
 from modelrunner.units import parse_bytes, parse_duration
 
 
@@ -65,6 +66,7 @@ def _model(value: Any) -> ModelConfiguration:
         raise PydanticCustomError("model_table", "{said}", {"said": error.message, "param": error.param}) from None
 
 
+_SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _FAMILIES = ("openai", "anthropic", "ollama", "cohere")
 
 
@@ -87,6 +89,38 @@ def _alias(value: Any) -> Alias:
     return Alias(tuple(models), AliasPolicy(policy), frozenset(families))
 
 
+def _mcp_server(value: Any) -> McpServer:
+    if isinstance(value, McpServer):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError("an MCP server is a table with a command or a url")
+    for name in value:
+        if name not in ("command", "env", "url", "headers"):
+            raise ValueError(f"unknown key {name!r}: an MCP server has command and env, or url and headers")
+    command, url = value.get("command", []), value.get("url", "")
+    command = [command] if isinstance(command, str) else command
+    if not isinstance(command, list) or not all(isinstance(word, str) and word for word in command):
+        raise ValueError("command is a list of a program and its arguments")
+    if (
+        not isinstance(url, str)
+        or bool(command) == bool(url)
+        or not (command or url.startswith(("http://", "https://")))
+    ):
+        raise ValueError("an MCP server has either a command, or a url that begins with http:// or https://")
+    for name in ("env", "headers"):
+        table = value.get(name, {})
+        if not isinstance(table, dict) or not all(isinstance(text, str) for text in table.values()):
+            raise ValueError(f"{name} is a table of texts")
+    return McpServer(tuple(command), value.get("env", {}), url, value.get("headers", {}))
+
+
+def _server_names(value: Mapping[str, McpServer]) -> Mapping[str, McpServer]:
+    for name in value:
+        if not _SERVER_NAME.fullmatch(name) or "__" in name:
+            raise ValueError(f"the name {name!r} of an MCP server has other characters than letters, digits, _ and -")
+    return value
+
+
 def _origin(value: str) -> str:
     if value not in ("*", "null") and "://" not in value:
         raise ValueError(f"{value!r} is no origin: write SCHEME://HOST[:PORT] such as http://localhost:*, null, or *")
@@ -95,6 +129,7 @@ def _origin(value: str) -> str:
 
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_list)]
 AliasTable = Annotated[Alias, BeforeValidator(_alias)]
+McpTable = Annotated[McpServer, BeforeValidator(_mcp_server)]
 ModelTable = Annotated[ModelConfiguration, BeforeValidator(_model)]
 
 
@@ -167,6 +202,9 @@ class Settings(BaseModel):
     streams_age: Seconds = 60.0
     llama_server: FilePath | None = None
     notify: NotifyTable = NotifyTable()
+    mcp: Annotated[Mapping[str, McpTable], AfterValidator(_server_names)] = Field(default_factory=dict)
+    tools_turns: int = Field(default=8, ge=1)
+    tools_time: Seconds = 120.0
     registries: Mapping[str, RegistryTable] = Field(default_factory=dict)
     models: Mapping[str, ModelTable] = Field(default_factory=dict)
     aliases: Mapping[str, AliasTable] = Field(default_factory=dict)

@@ -30,6 +30,7 @@ from modelrunner.api.residency_routes import ResidencyRoutes
 from modelrunner.api.response_routes import ResponseRoutes
 from modelrunner.api.stream_routes import StreamRoutes
 from modelrunner.api.telemetry_routes import TelemetryRoutes
+from modelrunner.api.tool_routes import ToolRoutes
 from modelrunner.api.ui_routes import UiRoutes
 from modelrunner.batches.store import open_store
 from modelrunner.batches.worker import BatchWorker
@@ -56,6 +57,7 @@ from modelrunner.telemetry import tracing
 from modelrunner.telemetry.accesslog import AccessLog
 from modelrunner.telemetry.hub import Telemetry
 from modelrunner.telemetry.notifier import NoticeRules, Notifier
+from modelrunner.tools.toolbox import Toolbox
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +138,9 @@ class Daemon:
         )
         set_aliases(self._pipeline, parts.aliases, settings.aliases)
         self._pipeline.responses = self._responses
+        self._toolbox = Toolbox(
+            settings.mcp, settings.runtime_folder(), settings.data_dir / "logs", settings.tools_time
+        )
         self._streams = set_detours(settings, self._pipeline)
         self._batches, self._files = open_store(settings.data_dir / "state", settings.files_limit)
         self._batch_worker = BatchWorker(self._batches, self._pipeline)
@@ -214,6 +219,7 @@ class Daemon:
         for lane in self._lanes:
             lane.drain()
         await self._parts.installer.close()
+        await self._toolbox.close()
         await self._runner.cleanup()
         self._pipeline.observers.flush()
         self._access_log.close()
@@ -243,6 +249,7 @@ class Daemon:
             OpenAIRoutes(),
             ResponseRoutes(self._responses),
             StreamRoutes(self._streams),
+            ToolRoutes(self._toolbox if self._settings.mcp else None),
             BatchRoutes(self._batches, self._files, self._batch_worker.look),
             KeyRoutes(parts.keys),
             OllamaRoutes(parts.library, parts.scheduler, parts.publisher),

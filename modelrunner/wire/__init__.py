@@ -5,3 +5,4 @@ from modelrunner.wire.daemon import *  # noqa: F403
 from modelrunner.wire.models import *  # noqa: F403
 from modelrunner.wire.openai import *  # noqa: F403
 from modelrunner.wire.runners import *  # noqa: F403
+from modelrunner.wire.tools import *  # noqa: F403

@@ -1,0 +1,112 @@
+"""A connection to one MCP server.
+
+Source of the protocol: https://modelcontextprotocol.io/specification, as the package `mcp` speaks it.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+import httpx2
+from mcp import Client
+from mcp.client import Transport
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+from mcp.types import jsonrpc_message_adapter
+
+from modelrunner.processes import process
+from modelrunner.types import McpServer, ProcessOptions
+
+_BRIDGE = Path(__file__).with_name("bridge.py")
+_LONGEST_LINE = 16 << 20
+_CONNECT = 30.0  # seconds
+_GRACE = 2.0  # seconds between asking a server to end and killing it
+
+
+@asynccontextmanager
+async def session(name: str, server: McpServer, folder: Path, logs: Path) -> AsyncGenerator[Client, None]:
+    """The client of a server. Its process, if it is one, and every process of that end with the block. Raises what the
+    start and the protocol raise."""
+    async with transport(name, server, folder, logs) as made, Client(made) as client:
+        yield client
+
+
+@asynccontextmanager
+async def transport(name: str, server: McpServer, folder: Path, logs: Path) -> AsyncGenerator[Transport, None]:
+    if server.command:
+        options = ProcessOptions(logs / f"mcp-{name}.log", stop_grace=_GRACE)
+        yield _stdio(server, folder / f"mcp-{name}.sock", options)
+        return
+    async with httpx2.AsyncClient(headers=dict(server.headers), timeout=_CONNECT) as http:
+        yield streamable_http_client(server.url, http_client=http)
+
+
+Streams = tuple[
+    anyio.streams.memory.MemoryObjectReceiveStream[SessionMessage | Exception],
+    anyio.streams.memory.MemoryObjectSendStream[SessionMessage],
+]
+
+
+@asynccontextmanager
+async def _stdio(server: McpServer, path: Path, options: ProcessOptions) -> AsyncGenerator[Streams, None]:
+    """Runs the server under a guardian, as an engine, with a socket for its stdin and stdout."""
+    async with _running(server.command, dict(server.environment), path, options) as (reader, writer):
+        put, messages = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        answers, taken = anyio.create_memory_object_stream[SessionMessage](0)
+
+        async def read() -> None:
+            async with put:
+                with suppress(OSError, ValueError, anyio.BrokenResourceError):
+                    while line := await reader.readline():
+                        await put.send(SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False)))
+
+        async def write() -> None:
+            with suppress(OSError):
+                async for message in taken:
+                    writer.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                    await writer.drain()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read)
+            tasks.start_soon(write)
+            try:
+                yield messages, answers
+            finally:
+                tasks.cancel_scope.cancel()
+                for stream in (put, messages, answers, taken):
+                    stream.close()
+
+
+@asynccontextmanager
+async def _running(
+    command: Sequence[str], environment: dict[str, str], path: Path, options: ProcessOptions
+) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter], None]:
+    accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+    path.unlink(missing_ok=True)
+    listener = await asyncio.start_unix_server(
+        lambda reader, writer: accepted.put_nowait((reader, writer)), path, limit=_LONGEST_LINE
+    )
+    argv = [sys.executable, "-I", "-S", str(_BRIDGE), str(path), *command]
+    env = process.scrubbed_environment() | environment
+    running = asyncio.create_task(process.run(argv, env=env, options=options), name=path.name)
+    accepting = asyncio.create_task(accepted.get())
+    writer: asyncio.StreamWriter | None = None
+    try:
+        await asyncio.wait((running, accepting), timeout=_CONNECT, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        if not accepting.done():
+            raise TimeoutError("the program did not begin")
+        reader, writer = accepting.result()
+        yield reader, writer
+    finally:
+        accepting.cancel()
+        listener.close()
+        path.unlink(missing_ok=True)
+        if writer is not None:
+            writer.close()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
