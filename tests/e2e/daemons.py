@@ -97,6 +97,14 @@ class Daemon:
         return psutil.Process(self.process.pid).children(recursive=True)
 
 
+def command_line(process: psutil.Process) -> str:
+    """Empty for a process that has ended, even if nobody has waited for it yet."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 def until(condition: Callable[[], Any]) -> Any:
     """The first true value of `condition`."""
     deadline = time.monotonic() + HUNG

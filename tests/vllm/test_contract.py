@@ -16,6 +16,7 @@ from modelrunner.errors import BackendExited, BackendUnavailable, BadRequest
 from modelrunner.testing import BackendContract, alive, running, tree
 from modelrunner.types import Bundle, Mode, RunSpec
 from modelrunner_vllm import VllmBackend
+from tests.e2e.daemons import command_line
 from tests.models.prepare import MINILM_SAFETENSORS
 from tests.waiting import HUNG
 
@@ -30,7 +31,7 @@ class TestVllm(BackendContract):
 
 
 def named(processes: list[psutil.Process], name: str) -> psutil.Process:
-    return next(process for process in processes if name in " ".join(process.cmdline()))
+    return next(process for process in processes if name in command_line(process))
 
 
 def left_in_shared_memory() -> list[str]:

@@ -16,6 +16,7 @@ from modelrunner.processes.process import scrubbed_environment
 from modelrunner.testing import running
 from modelrunner.types import RunSpec
 from modelrunner_vllm import VllmBackend
+from tests.e2e.daemons import command_line
 from tests.waiting import HUNG
 
 pytestmark = pytest.mark.engine
@@ -59,18 +60,11 @@ def cluster(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def _end(*marks: str) -> None:
     """Those whose command line has one of the marks, and the workers, which rename themselves: all are our orphans."""
     orphans = psutil.Process().children(recursive=True)
-    ours = [p for p in orphans if any(mark in " ".join(_cmdline(p)) for mark in (*marks, "ray::"))]
+    ours = [p for p in orphans if any(mark in command_line(p) for mark in (*marks, "ray::"))]
     for process in ours:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(ours, timeout=HUNG)
-
-
-def _cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
 
 
 async def test_the_address_and_the_sizes_reach_vllm(

@@ -17,7 +17,7 @@ from modelrunner.testing import alive
 from modelrunner_vllm import engines
 from modelrunner_vllm.environment import Scratch
 from tests.e2e.conftest import StartDaemon
-from tests.e2e.daemons import Daemon, until
+from tests.e2e.daemons import Daemon, command_line, until
 from tests.e2e.test_context import CONTEXT, all_end_well
 from tests.models.prepare import MINILM_SAFETENSORS, SMOLLM2, SMOLLM2_SAFETENSORS
 from tests.vllm.counters import counter, runner
@@ -253,7 +253,7 @@ def test_an_engine_that_loses_a_process_is_replaced(daemon: Daemon, name: str) -
     assert before
     lost = psutil.Process(runner(daemon)["pid"])
     tree = [lost, *lost.children(recursive=True)]
-    next(process for process in tree if name in " ".join(process.cmdline())).send_signal(signal.SIGKILL)
+    next(process for process in tree if name in command_line(process)).send_signal(signal.SIGKILL)
     until(lambda: not alive(tree))
     until(lambda: not before & shared_memory_of(daemon))
     assert "Paris" in chat(daemon, max_tokens=16).text
@@ -273,7 +273,7 @@ def test_nothing_outlives_a_killed_daemon(daemon: Daemon) -> None:
     before = shared_memory_of(daemon)
     assert before
     processes = daemon.descendants()
-    assert any("EngineCore" in " ".join(process.cmdline()) for process in processes)
+    assert any("EngineCore" in command_line(process) for process in processes)
     daemon.kill()
     until(lambda: not alive(processes))
     daemon.start()
