@@ -1,6 +1,15 @@
 """What a person or an index reads of the package, wherever it was installed from."""
 
+import tomllib
 from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from modelrunner import __version__
+
+ROOT = Path(__file__).parent.parent
 
 
 def test_the_license_and_the_machines_are_named() -> None:
@@ -10,3 +19,15 @@ def test_the_license_and_the_machines_are_named() -> None:
     assert "Apache License" in text.read_text()
     classifiers = package.metadata.get_all("Classifier") or []
     assert {"Operating System :: POSIX :: Linux", "Typing :: Typed"} <= set(classifiers)
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert distribution("modelrunner").version == __version__
+    assert "version" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dynamic"]
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "kubernetes/modelrunner.yaml"])
+def test_the_files_for_containers_are_yaml_and_say_that_they_are_untried(name: str) -> None:
+    text = (ROOT / "contrib" / name).read_text()
+    assert all(isinstance(document, dict) for document in yaml.safe_load_all(text))
+    assert text.startswith("# Untried")

