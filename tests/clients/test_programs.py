@@ -22,7 +22,7 @@ PARIS = "The capital of France is Paris."
 def installed(registry: str, name: str) -> Path:
     """The folder that scripts/install-clients made for a client. Skips the test without it."""
     lines = (line.split() for line in (PROGRAMS / "versions").read_text().splitlines())
-    version = next(version for *client, version in lines if client == [registry, name])
+    version = next(version for kind, client, version in lines if (kind, client.partition("[")[0]) == (registry, name))
     folder = Locations.find().cache / "clients" / f"{registry}-{name}-{version}"
     if not (folder / "ready").exists():
         pytest.skip(f"no {folder}: scripts/install-clients")
@@ -46,6 +46,19 @@ def test_langchain(base: str) -> None:
     assert found["structured"]["city"] in ("Paris", "Rome")
     assert found["embeddings"] == [384, 384]
     assert found["error"] == "NotFoundError"
+
+
+def test_litellm(daemon: Daemon, base: str) -> None:
+    found = run([installed("pypi", "litellm") / "bin" / "python", PROGRAMS / "litellm_client.py"], base)
+    assert PARIS in found["chat"]
+    assert PARIS in "".join(found["stream"])
+    assert len(found["stream"]) > 5
+    assert found["structured"]["city"] in ("Paris", "Rome")
+    assert found["tools"]
+    assert found["embeddings"] == [384, 384]
+    assert {SMOLLM2, MINILM} <= {model.removeprefix("openai/") for model in found["models"]}
+    assert found["error"] == "NotFoundError"
+    until(lambda: not any(runner["in_use"] for runner in daemon.runners()))
 
 
 @pytest.mark.parametrize(("name", "error"), [("openai", "NotFoundError"), ("ollama", "ResponseError 404")])

@@ -1,0 +1,71 @@
+"""Behaviours that users of docker/model-runner know, and faults of it that the daemon must not have. Most have their
+test where their part is tested:
+
+| behaviour, or fault that is absent | test |
+|---|---|
+| an unknown model, malformed JSON: 404 and 400 in one shape | test_control_plane.test_every_error_has_one_shape |
+| an unchanged model is not fetched again | pull/test_huggingface.test_an_unchanged_model_is_not_fetched_again |
+| OpenAI's list of models | test_control_plane.test_the_openai_list |
+| Responses: made, streamed, read, removed, refused | test_responses |
+| Ollama: chats, generations, tags, show | test_ollama |
+| pages that may ask, preflights | test_control_plane.test_allowed_pages_get_cors_headers_and_preflights |
+| images and the order of messages, Ollama | gateway/test_ollama.test_messages_with_calls_and_images |
+| `/v1/score` is taken for a backend "v1" | test_v1_is_no_backend |
+| parts of a tool call are sent as calls | gateway/test_ollama.test_calls_of_tools_are_put_together |
+| an empty prompt unloads the model | gateway/test_ollama.test_an_empty_request_loads_and_with_no_keep_alive_unloads |
+| a conversation loses the user's side | test_responses.test_a_conversation_replays_both_sides |
+| a refusal in a stream has status 200 | test_a_refused_stream_is_no_200 |
+| `http://localhost:*` is taken literally | gateway/test_access |
+| a load under way loses a configuration | test_configure.test_who_waits_for_a_load_gets_the_runner_that_replaces_it |
+| concurrent changes of the index lose entries | store/test_store.test_many_threads_change_it_at_once |
+| callers of one pull write the same file | pull/test_huggingface.test_twenty_pulls_are_one_download |
+| an unknown quantization becomes another | pull/test_huggingface.test_an_unknown_quantization_lists_what_there_is |
+| the last shard is taken for the first | store/test_store.test_shards_come_in_their_own_order |
+| metrics find no runner by its name | test_telemetry.test_metrics_of_the_engines_tell_their_runner |
+"""
+
+import asyncio
+
+import pytest
+
+from tests.api.conftest import StartDaemon
+
+CHAT = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def test_chats_on_a_cold_model_are_one_load(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+
+    async def ask() -> int:
+        async with daemon.tcp.post("/v1/chat/completions", json=CHAT) as answer:
+            await answer.read()
+            return answer.status
+
+    assert await asyncio.gather(*(ask() for _ in range(5))) == [200] * 5
+    assert daemon.backend.runs == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/engines/v1/rerank", "/rerank", "/v1/score", "/engines/v1/score"])
+async def test_v1_is_no_backend(start_daemon: StartDaemon, path: str) -> None:
+    """The model is what is missing, not a backend."""
+    daemon = await start_daemon()
+    async with daemon.tcp.post(path, json={"model": "nope", "query": "x", "documents": ["x"]}) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", CHAT), ("/v1/responses", {"model": "smol", "input": "hi"}), ("/api/chat", CHAT)],
+)
+async def test_a_refused_stream_is_no_200(start_daemon: StartDaemon, path: str, body: dict) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    daemon.backend.knobs = ("--status", "422")
+    async with daemon.tcp.post(path, json=body | {"stream": True}) as answer:
+        assert 400 <= answer.status < 500
+        assert answer.content_type == "application/json"
+
+
+async def test_no_messages_are_no_fault_of_the_daemon(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    async with daemon.tcp.post("/v1/chat/completions", json=CHAT | {"messages": []}) as answer:
+        assert answer.status != 500

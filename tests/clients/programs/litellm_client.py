@@ -1,0 +1,48 @@
+"""LiteLLM as a client: its `openai/` models with another base URL."""
+
+import json
+import sys
+
+import litellm
+
+base, chat_model, embedding_model = sys.argv[1:]
+here = {"api_base": f"{base}/v1", "api_key": "none", "max_retries": 0}
+schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+response_format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+tool = {"type": "function", "function": {"name": "sum", "parameters": {"type": "object", "properties": {}}}}
+messages = [
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "What is the capital of France?"},
+]
+ask = {"model": f"openai/{chat_model}", "messages": messages, "temperature": 0, **here}
+
+chat = litellm.completion(**ask)
+stream = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(**ask, stream=True)]
+structured = litellm.completion(**ask, response_format=response_format)
+tools = litellm.completion(**ask, tools=[tool], max_tokens=8)
+texts = ["a cat", "a dog"]
+vectors = litellm.embedding(model=f"openai/{embedding_model}", input=texts, encoding_format="float", **here)
+models = litellm.get_valid_models(
+    check_provider_endpoint=True, custom_llm_provider="openai", api_key="none", api_base=base
+)
+long = litellm.completion(**{**ask, "max_tokens": 4000}, stream=True)
+next(long)
+long.completion_stream.close()  # leaves the stream
+error = ""
+try:
+    litellm.completion(**{**ask, "model": "openai/nope"})
+except litellm.NotFoundError as refused:
+    error = type(refused).__name__
+print(
+    json.dumps(
+        {
+            "chat": chat.choices[0].message.content,
+            "stream": stream,
+            "structured": json.loads(structured.choices[0].message.content),
+            "tools": tools.choices[0].message.content,
+            "embeddings": [len(one["embedding"]) for one in vectors.data],
+            "models": models,
+            "error": error,
+        }
+    )
+)
