@@ -37,6 +37,7 @@ SECTIONS = {
     "Runners": {
         "ps": ("runner_commands:list_runners", "List the models that are loaded"),
         "unload": ("runner_commands:unload", "Stop models that are loaded"),
+        "mcp": ("mcp_commands:mcp", "Serve the models as tools of an MCP server"),
         "preload": ("residency_commands:preload", "Load models before a request needs them"),
         "pin": ("residency_commands:pin", "Never evict models to make room for others"),
         "unpin": ("residency_commands:unpin", "Evict pinned models again where room is needed"),

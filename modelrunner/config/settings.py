@@ -203,7 +203,6 @@ class Settings(BaseModel):
     llama_server: FilePath | None = None
     notify: NotifyTable = NotifyTable()
     mcp: Annotated[Mapping[str, McpTable], AfterValidator(_server_names)] = Field(default_factory=dict)
-    tools_turns: int = Field(default=8, ge=1)
     tools_time: Seconds = 120.0
     registries: Mapping[str, RegistryTable] = Field(default_factory=dict)
     models: Mapping[str, ModelTable] = Field(default_factory=dict)
