@@ -1,0 +1,71 @@
+"""Nothing that the daemon writes or tells has a prompt, a key or a token in it: whatever happens is let happen, with
+planted secrets, and then all of its output is searched."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.api.conftest import Daemon, StartDaemon
+
+PROMPT, IMAGE, TOKEN, WRONG_KEY = "planted-prompt", "planted-image", "planted-token", "mr-planted-wrong-key"
+TOLD = (
+    *("/metrics", "/engines/requests", "/engines/now", "/engines/history", "/engines/ps", "/usage", "/usage?by=key"),
+    *("/keys", "/logs", "/version", "/health", "/ready", "/models", "/engines/df", "/v1/models"),
+)
+
+
+def chat(model: str = "smol", **fields: Any) -> dict[str, Any]:
+    parts = [{"type": "text", "text": PROMPT}, {"type": "image_url", "image_url": {"url": f"data:x;base64,{IMAGE}"}}]
+    return {"model": model, "messages": [{"role": "user", "content": parts}], "user": PROMPT, **fields}
+
+
+async def ask(daemon: Daemon, path: str, body: Any, key: str = "") -> tuple[int, str]:
+    """Over TCP, where keys are needed."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with daemon.tcp.post(path, data=json.dumps(body) if isinstance(body, dict) else body, headers=headers) as got:
+        return got.status, await got.text()
+
+
+async def test_no_output_has_a_secret(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    daemon = await start_daemon(
+        models={"smol": 0, "other": 1}, access_log="json", log_level="debug", notify={"command": ["/bin/true"]}
+    )
+    async with daemon.unix.post("/keys", json={"name": "kim"}) as answer:
+        key = (await answer.json())["text"]
+    errors = []
+    for path, body, who in (
+        ("/v1/chat/completions", chat(), key),
+        ("/v1/chat/completions", chat(stream=True), key),
+        ("/v1/messages", chat(max_tokens=3), key),
+        ("/v1/chat/completions", chat(), WRONG_KEY),
+        ("/v1/chat/completions", chat("nothing"), key),
+        ("/v1/chat/completions", chat(temperature=PROMPT), key),
+        ("/v1/chat/completions", f'{{"model": "smol", "messages": [{{"{PROMPT}', key),
+        ("/v1/nowhere", chat(), key),
+    ):
+        status, text = await ask(daemon, path, body, who)
+        errors += [text] if status >= 400 else []
+    daemon.backend.knobs = ("--die", "after-headers")
+    async with daemon.unix.post("/engines/unload", json={"all": True}) as answer:
+        assert answer.status == 200
+    for _ in range(3):
+        errors.append((await ask(daemon, "/v1/chat/completions", chat(), key))[1])
+    pull = {"from": "127.0.0.1:9/planted/model", "bearer-token": TOKEN}
+    async with daemon.unix.post("/models/create", json=pull) as answer:
+        errors.append(await answer.text())
+    told = {path: await text_of(daemon, path) for path in TOLD}
+    files = {str(file): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert len(errors) >= 8
+    assert any("access.log" in name and b'"status":200' in data for name, data in files.items())
+    assert "ended" in told["/logs"]
+    for secret in (PROMPT, IMAGE, TOKEN, WRONG_KEY, key):
+        assert [name for name, text in told.items() if secret in text] == [], secret
+        assert [name for name, data in files.items() if secret.encode() in data] == [], secret
+        assert [text for text in errors if secret in text] == [], secret
+
+
+async def text_of(daemon: Daemon, path: str) -> str:
+    async with asyncio.timeout(30), daemon.unix.get(path) as answer:
+        assert answer.status in (200, 503), path
+        return await answer.text()
