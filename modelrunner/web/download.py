@@ -116,7 +116,7 @@ class _Download:
         single: bool,
     ) -> None:
         self._way, self._file, self._partial, self._transfers, self._advanced = way, file, partial, transfers, advanced
-        self._single = single
+        self._single, self._pausing = single, False
         self._host = urlsplit(file.url).netloc
         self._piece = min(max(file.size // _PIECES, _SHORTEST_PIECE), _LONGEST_PIECE)
         self._claimed: list[ByteRange] = []
@@ -162,7 +162,9 @@ class _Download:
                     self._single = True
                     await all_stopped(*self._helpers)
                     self._partial.restart()
+                self._pausing = True  # nor does any other connection ask meanwhile
                 await self._way.pause(asked if asked is not None else 2.0 ** max(0, failures - 1))
+                self._pausing = False
 
     async def _widen(self) -> None:
         """Opens further connections while the file comes slowly."""
@@ -172,7 +174,7 @@ class _Download:
             await asyncio.sleep(self._transfers.settle)
             here, now = self._partial.length, loop.time()
             rate, before, then = (here - before) / max(now - then, 1e-9), here, now
-            slow = rate < self._transfers.fast and self._transfers.rate is None
+            slow = rate < self._transfers.fast and self._transfers.rate is None and not self._pausing
             left = sum(end - start for start, end in self._free())
             if slow and not self._single and left >= self._piece and here and self._transfers.may_open(self._host):
                 task = asyncio.create_task(self._help())
@@ -183,7 +185,7 @@ class _Download:
         import httpx
 
         try:
-            while self._next() is not None and not self._single:
+            while self._next() is not None and not (self._single or self._pausing):
                 await self._attempt(helps=True)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, _AttemptFailed, SourceFailed, ModelNotFound):
             self._single = True  # the first connection finds out what is wrong
