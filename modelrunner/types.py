@@ -8,6 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
+from modelrunner.defaults import ModelDefaults
 from modelrunner.errors import BadRequest
 from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.units import format_bytes, format_duration, parse_duration
@@ -200,7 +201,7 @@ class Bundle:
     `capabilities` are some of `CAPABILITIES`, empty for a model that says nothing about itself. `brings_code` is True
     if an engine would have to run code of the model's own (`*.py`, `auto_map`). Such a model is in the store only if
     its owner trusted its code. `adapters` are those that were packaged with the model, or that its configuration names
-    instead."""
+    instead. `defaults` are for requests that leave them out."""
 
     model_id: str
     references: tuple[str, ...]
@@ -213,6 +214,7 @@ class Bundle:
     capabilities: frozenset[str]
     brings_code: bool = False
     adapters: tuple[Adapter, ...] = ()
+    defaults: ModelDefaults | None = None
 
     @property
     def name(self) -> str:

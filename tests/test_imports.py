@@ -15,7 +15,7 @@ PACKAGE = ROOT / "modelrunner"
 # The values, errors and helpers that everybody may use.
 SHARED = {
     *("modelrunner", "chattemplates", "concurrency", "database", "durable", "errors", "lora", "schema", "types"),
-    *("sandbox", "units"),
+    *("defaults", "modelfile", "sandbox", "units"),
 }
 # Part -> what else it may use, as docs/architecture.md draws it. A part is a subpackage or a module of the package.
 ALLOWED: dict[str, set[str]] = {
@@ -39,6 +39,8 @@ ALLOWED: dict[str, set[str]] = {
     "backend": set(),
     "batches": {"gateway", "http", "keys"},
     "chattemplates": set(),
+    "defaults": set(),
+    "modelfile": set(),
     "cli": {"config", "daemon", "oci", "wire"},
     "concurrency": set(),
     "config": set(),

@@ -22,6 +22,7 @@ from modelrunner.errors import BadRequest, Forbidden, ModelNotFound, NotImplemen
 from modelrunner.models.library import Library, PullOrder
 from modelrunner.models.pruning import Pruner, PruneRule
 from modelrunner.models.publishing import Publisher
+from modelrunner.models.recipes import Recipe
 from modelrunner.store import StoredModel
 from modelrunner.types import ModelFormat, ProgressReport
 from modelrunner.units import parse_age, parse_bytes
@@ -57,6 +58,8 @@ class ModelRoutes:
             web.get("/models", self.list_models),
             web.post("/models/create", self.create),
             web.post("/models/prune", self.prune),
+            web.get("/models/{ref:.+}/show", self.show),
+            web.post("/models/{ref:.+}/repackage", self.repackage),
             web.get("/models/{ref:.+}", self.get),
             web.delete("/models/{ref:.+}", self.delete),
             web.post("/models/{ref:.+}/tag", self.tag),
@@ -85,7 +88,7 @@ class ModelRoutes:
 
     @documented(PROGRESS, body=wire.PullRequest, errors=(409, 422, 501, 502, 504, 507))
     async def create(self, request: web.Request) -> web.StreamResponse:
-        """Pulls a model, or packages a file of this machine."""
+        """Pulls a model, packages a file of this machine, or makes a model of another one."""
         wanted = await read_json(request, wire.PullRequest)
         order = PullOrder(
             wanted.from_,
@@ -97,6 +100,14 @@ class ModelRoutes:
             chat_template=wanted.chat_template,
             lora=wanted.lora,
             verify_key=wanted.verify_key,
+            recipe=Recipe(
+                wanted.system,
+                wanted.template,
+                wanted.parameters,
+                tuple((message.role, message.content) for message in wanted.messages),
+                tuple(wanted.license),
+                wanted.context_size,
+            ),
         )
         if order.is_local and not is_local(request):
             raise Forbidden("a file of this machine is packaged only over the Unix socket", param="from")
@@ -180,6 +191,23 @@ class ModelRoutes:
             return wire.Progress("success", f"{name} is intact", model=name)
 
         return await stream_progress(request, verify, mode="verify")
+
+    @documented(wire.ModelShown, query={}, errors=(422,))
+    async def show(self, request: web.Request) -> web.Response:
+        """Shows a model's template, licences, and what it carries for requests."""
+        model, name = self._library.named(_before(request, "/show"))
+        details = await self._library.details(model.id)
+        return json_response(wireforms.details(name, model, details))
+
+    @documented(wire.Repackaged, body=wire.RepackageRequest, query={}, status=201, errors=(422, 507))
+    async def repackage(self, request: web.Request) -> web.Response:
+        """Makes a model of another one, with another context size."""
+        reference = _before(request, "/repackage")
+        wanted = await read_json(request, wire.RepackageRequest)
+        recipe = Recipe(context_size=wanted.context_size)
+        await self._library.make(PullOrder(reference, wanted.target, recipe=recipe), lambda step: None)
+        told = wire.Repackaged(f"{reference} is repackaged as {wanted.target}", reference, wanted.target)
+        return json_response(told, status=201)
 
     @documented(wire.Tagged, status=201, query={"repo": str, "tag": str}, errors=(409,))
     async def tag(self, request: web.Request) -> web.Response:

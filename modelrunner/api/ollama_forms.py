@@ -12,10 +12,15 @@ from typing import Any, ClassVar
 import msgspec
 
 from modelrunner.api.streaming import ProgressLines
+from modelrunner.api.wireforms import modelfile
+from modelrunner.defaults import NO_DEFAULTS, ModelDefaults
+from modelrunner.modelfile import Modelfile, parse, render
 from modelrunner.models.abilities import Abilities
+from modelrunner.models.recipes import Recipe
 from modelrunner.scheduler import RunnerView
 from modelrunner.store import StoredModel
-from modelrunner.wire import Progress
+from modelrunner.store.details import ModelDetails
+from modelrunner.wire import CarriedMessage, Progress
 
 API_VERSION = "0.13.5"
 """The version of Ollama whose API this is; clients ask for it before they use what an older one lacks."""
@@ -56,15 +61,32 @@ class OllamaCreateRequest(OllamaModelRequest, frozen=True, rename={"from_": "fro
     template: str | None = None
     system: str | None = None
     parameters: Mapping[str, Any] | None = None
-    messages: Sequence[Any] | None = None
-    license: Any = None
+    messages: Sequence[CarriedMessage] | None = None
+    license: str | Sequence[str] | None = None
     quantize: str | None = None
     modelfile: str | None = None
 
-    def changes(self) -> list[str]:
-        """The names of the fields that would make another model than the one it is made from."""
-        same = (*OllamaModelRequest.__struct_fields__, "from_")
-        return [name for name in self.__struct_fields__ if name not in same and getattr(self, name)]
+    def recipe(self) -> Recipe:
+        """What the model is to carry. Raises `BadRequest`."""
+        told = parse(self.modelfile) if self.modelfile else Modelfile("")
+        licences = [self.license] if isinstance(self.license, str) else list(self.license or ())
+        return Recipe(
+            told.system if self.system is None else self.system,
+            told.template if self.template is None else self.template,
+            {**told.parameters, **(self.parameters or {})},
+            [(message.role, message.content) for message in self.messages or ()] or told.messages,
+            [*told.licences, *licences],
+        )
+
+    @property
+    def base(self) -> str:
+        """The model that this one is made of."""
+        return self.from_ or (parse(self.modelfile).base if self.modelfile else "")
+
+    def unsupported(self) -> list[str]:
+        """The names of the fields that cannot be followed here."""
+        found = [name for name in ("files", "adapters", "quantize") if getattr(self, name)]
+        return found + (["modelfile"] if self.modelfile and parse(self.modelfile).adapters else [])
 
 
 class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +141,8 @@ class OllamaShown(msgspec.Struct, frozen=True, kw_only=True):
     modelfile: str
     parameters: str
     template: str
+    system: str
+    messages: list[CarriedMessage]
     license: str
     details: OllamaDetails
     model_info: dict[str, Any]
@@ -180,15 +204,20 @@ def running(view: RunnerView, model: StoredModel | None) -> OllamaRunner:
     )
 
 
-def shown(name: str, model: StoredModel, abilities: Abilities, template: str) -> OllamaShown:
-    """`POST /api/show`. `template` is the model's chat template, in Jinja."""
+def shown(name: str, model: StoredModel, abilities: Abilities, told: ModelDetails) -> OllamaShown:
+    """`POST /api/show`. Its template is in Jinja."""
     metadata = dict(model.config.get(model.format) or {})
-    window = f"num_ctx {abilities.window}" if abilities.window else ""
+    carried = told.defaults or NO_DEFAULTS
+    window = {"num_ctx": abilities.window} if abilities.window else {}
+    parameters = {**carried.parameters, **window}
+    lines = render(Modelfile("x", parameters=parameters)).replace("PARAMETER ", "").split("\n", 1)[1].rstrip()
     return OllamaShown(
-        modelfile=f"FROM {name}\n" + (f"PARAMETER {window}\n" if window else ""),
-        parameters=window,
-        template=template,
-        license=str(metadata.get("general.license", "")),
+        modelfile=modelfile(name, ModelDefaults(carried.system, carried.messages, parameters)),
+        parameters=lines,
+        template=told.template,
+        system=carried.system or "",
+        messages=[CarriedMessage(message.role, message.content) for message in carried.messages],
+        license="\n".join(told.licences) or str(metadata.get("general.license", "")),
         details=_details(model),
         model_info={"general.architecture": model.config.get("architecture", ""), **metadata},
         capabilities=capabilities(abilities),

@@ -78,8 +78,8 @@ class OllamaRoutes:
         reference = _reference(await read_json(request, OllamaModelRequest))
         model, name = self._library.named(reference)
         (abilities,) = await self._library.abilities([model])
-        template = await self._library.chat_template(model)
-        return json_response(ollama_forms.shown(name, model, abilities, template))
+        details = await self._library.details(model.id)
+        return json_response(ollama_forms.shown(name, model, abilities, details))
 
     @documented(_PROGRESS, body=OllamaModelRequest, errors=(409, 422, 501, 502, 504, 507))
     async def pull(self, request: web.Request) -> web.StreamResponse:
@@ -121,25 +121,28 @@ class OllamaRoutes:
         await self._library.remove(_reference(await read_json(request, OllamaModelRequest)))
         return web.Response()
 
-    @documented(_PROGRESS, body=OllamaCreateRequest, errors=(409, 501))
+    @documented(_PROGRESS, body=OllamaCreateRequest, errors=(409, 422, 501, 502, 504, 507))
     async def create(self, request: web.Request) -> web.StreamResponse:
-        """Gives a model that is here another name."""
+        """Makes a model of another one."""
         wanted = await read_json(request, OllamaCreateRequest)
-        name = _reference(wanted)
-        if changes := wanted.changes():
+        name, base = _reference(wanted), wanted.base
+        if unsupported := wanted.unsupported():
             raise NotImplementedHere(
-                f"a model cannot be made with {', '.join(changes)} here: package a file with `modelrunner package`, "
-                "and set how a model runs with `modelrunner configure`",
-                param=changes[0],
+                f"a model cannot be made with {', '.join(unsupported)} here: use `modelrunner package`, `modelrunner "
+                "create -f Modelfile` or `modelrunner quantize`",
+                param=unsupported[0],
             )
-        if not wanted.from_:
+        if not base:
             raise BadRequest("from names no model", param="from")
-        await self._library.tag(wanted.from_, name)
+        order = PullOrder(base, name, recipe=wanted.recipe())
+        if order.is_local:
+            raise Forbidden("a file of this machine is packaged with `modelrunner package`", param="from")
 
-        async def done(report: ProgressReport) -> Progress:
-            return Progress("success", f"{name} is here", model=name)
+        async def make(report: ProgressReport) -> Progress:
+            made = await self._library.make(order, report)
+            return Progress("success", f"{made} is here", model=made)
 
-        return await _streamed(request, wanted, done, mode="create")
+        return await _streamed(request, wanted, make, mode="create")
 
     @documented()
     async def has_blob(self, request: web.Request) -> web.Response:

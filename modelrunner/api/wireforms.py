@@ -10,8 +10,10 @@ import msgspec
 from modelrunner import wire
 from modelrunner.batches.batch import Batch, State
 from modelrunner.batches.files import UploadedFile
+from modelrunner.defaults import NO_DEFAULTS, ModelDefaults
 from modelrunner.gateway.observers import RequestRecord
 from modelrunner.keys.ring import ApiKey
+from modelrunner.modelfile import Modelfile, render
 from modelrunner.models.abilities import Abilities
 from modelrunner.models.configurator import ShownConfiguration
 from modelrunner.models.disk import DiskReport
@@ -22,6 +24,7 @@ from modelrunner.models.residency import ModelResidency
 from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler import EventRecord, Explanation, RunnerView, UnloadResult
 from modelrunner.store import RemoveResult, StoredModel
+from modelrunner.store.details import ModelDetails
 from modelrunner.telemetry.usage import UsageSum
 from modelrunner.types import FileProgress, RequiredMemory, RunningPull, WorkProgress
 
@@ -39,6 +42,30 @@ def model(found: StoredModel, abilities: Abilities) -> wire.Model:
         abilities.window,
         [wire.AppliedAdapter(adapter.name, adapter.scale, adapter.size) for adapter in abilities.adapters],
     )
+
+
+def details(name: str, found: StoredModel, told: ModelDetails) -> wire.ModelShown:
+    carried = told.defaults or NO_DEFAULTS
+    return wire.ModelShown(
+        found.id,
+        found.tags,
+        msgspec.Raw(found.config_data),
+        told.template,
+        told.template_digest,
+        list(told.licences),
+        carried.system,
+        [wire.CarriedMessage(message.role, message.content) for message in carried.messages],
+        dict(carried.parameters),
+        carried.context_size,
+        modelfile(name, carried),
+    )
+
+
+def modelfile(name: str, carried: ModelDefaults) -> str:
+    """The Modelfile of a model that carries this beside the model `name`."""
+    context = {"num_ctx": carried.context_size} if carried.context_size else {}
+    messages = tuple((message.role, message.content) for message in carried.messages)
+    return render(Modelfile(name, carried.system, parameters={**carried.parameters, **context}, messages=messages))
 
 
 def openai_model(name: str, found: StoredModel, abilities: Abilities) -> wire.OpenAIModel:

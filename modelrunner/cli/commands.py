@@ -27,7 +27,10 @@ SECTIONS = {
         "inspect": ("model_commands:inspect", "Show the details of a model"),
         "tag": ("model_commands:tag", "Give a model another name"),
         "rm": ("model_commands:remove", "Remove models"),
-        "package": ("model_commands:package", "Package a file or a folder as a model"),
+        "package": ("making_commands:package", "Package a file or a folder as a model"),
+        "create": ("making_commands:create", "Make a model with a Modelfile"),
+        "repackage": ("making_commands:repackage", "Make a model of another one"),
+        "show": ("making_commands:show", "Show what a model consists of"),
         "fit": ("diagnostic_commands:fit", "Check whether a model fits into memory and on the disk"),
         "import": ("import_commands:import_model", "Take a model that another program keeps on this machine"),
         "df": ("disk_commands:disk_usage", "Show how much disk models and engines use"),
@@ -83,7 +86,7 @@ FIRST = {
 }
 COMPLETING = "_MODELRUNNER_COMPLETE"
 """The environment variable by which a shell asks for completions (click's convention)."""
-ALIASES = {"ls": "list", "stop": "unload"}
+ALIASES = {"ls": "list", "stop": "unload", "cp": "tag"}
 
 _HOMES = {name: home for section in SECTIONS.values() for name, (home, _) in section.items()}
 

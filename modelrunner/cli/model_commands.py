@@ -4,12 +4,10 @@ from pathlib import Path
 
 import click
 
-from modelrunner import lora, wire
+from modelrunner import wire
 from modelrunner.cli import output
 from modelrunner.cli.client import Client, decode, path
-from modelrunner.cli.common_options import json_option, trust_option, with_client
-from modelrunner.cli.prepare import pull as pull_model
-from modelrunner.cli.prepare import pulled
+from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.progress import follow
 from modelrunner.cli.several import each
 from modelrunner.cli.times import ago
@@ -39,63 +37,6 @@ def push(client: Client, model: str, target: str | None, key: Path | None) -> No
         client.progress(path("models", model, "push"), wire.PushRequest(target, sign=signing)), f"push of {model}"
     )
     output.say(last.model or model)
-
-
-@click.command()
-@click.argument("name")
-@click.option("--gguf", "file", type=_FILE, help="A GGUF file, or one of several shards.")
-@click.option(
-    "--safetensors-dir",
-    "folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A folder with config.json, model.safetensors (or shards and their index) and the tokenizer's files.",
-)
-@click.option("--mmproj", type=_FILE, help="The projector of a GGUF model, with which it sees or hears.")
-@click.option("--chat-template", "template", type=_FILE, help="A chat template in Jinja, instead of the model's own.")
-@click.option(
-    "--lora",
-    "adapters",
-    multiple=True,
-    metavar="PATH[:SCALE]",
-    help="A LoRA adapter: a GGUF file for --gguf, a PEFT folder for --safetensors-dir. May be given several times.",
-)
-@trust_option
-@with_client()
-def package(
-    client: Client,
-    name: str,
-    file: Path | None,
-    folder: Path | None,
-    mmproj: Path | None,
-    template: Path | None,
-    adapters: tuple[str, ...],
-    trust: bool,
-) -> None:
-    """Package a file or a folder as a model.
-
-    The model gets the name NAME. The files are copied; symbolic links are followed.
-    """
-    source = file or folder
-    if source is None or (file and folder):
-        raise click.UsageError("give either --gguf or --safetensors-dir")
-    if mmproj and not file:
-        raise click.UsageError("--mmproj belongs to --gguf: a folder holds all of its model")
-    addresses = [place.absolute().as_uri() if place else None for place in (mmproj, template)]
-    made = pull_model(
-        client,
-        source.absolute().as_uri(),
-        name=name,
-        trust=trust,
-        mmproj=addresses[0],
-        chat_template=addresses[1],
-        lora=[_address(adapter) for adapter in adapters],
-    )
-    pulled(client, made)
-
-
-def _address(adapter: str) -> str:
-    place, scale = lora.split(adapter)
-    return f"{Path(place).expanduser().absolute().as_uri()}:{scale:g}"
 
 
 @click.command()

@@ -1,6 +1,5 @@
 """Prepares a model for requests: pulls it, installs its engine, and sets its configuration."""
 
-from collections.abc import Sequence
 from contextlib import suppress
 
 from modelrunner import wire
@@ -18,7 +17,7 @@ def prepare(client: Client, model: str, *, backend: str | None, context_size: in
     except ModelNotFound as missing:
         note(f"{model} is not here yet: pulling it")
         try:
-            model = pull(client, model)
+            model = pull(client, wire.PullRequest(model))
         except ModelNotFound as error:
             _, near, names = missing.message.partition("did you mean")
             raise ModelNotFound(f"{error.message}; {near}{names}" if near else error.message) from None
@@ -32,21 +31,10 @@ def prepare(client: Client, model: str, *, backend: str | None, context_size: in
     return model
 
 
-def pull(
-    client: Client,
-    source: str,
-    *,
-    name: str | None = None,
-    trust: bool = False,
-    verify: bool = False,
-    mmproj: str | None = None,
-    chat_template: str | None = None,
-    lora: Sequence[str] = (),
-    verify_key: str | None = None,
-    displays: Displays | None = None,
-) -> str:
-    """Downloads (or packages) with progress, on the `displays` that several pulls share; returns the model's name."""
-    wanted = wire.PullRequest(source, None, name, trust, verify, mmproj, chat_template, list(lora), verify_key)
+def pull(client: Client, wanted: wire.PullRequest, *, displays: Displays | None = None) -> str:
+    """Downloads, packages or makes a model with progress, on the `displays` that several pulls share; returns the
+    model's name."""
+    source, name = wanted.from_, wanted.name
     try:
         last = follow(client.progress("/models/create", wanted), f"the pull of {source}", displays=displays)
     except KeyboardInterrupt:

@@ -37,7 +37,11 @@ def pull(client: Client, models: tuple[str, ...], trust: bool, verify: bool, key
         names: dict[str, str] = {}
 
         def pull_one(model: str) -> None:
-            names[model] = pull_model(client, model, trust=trust, verify=verify, verify_key=signer, displays=displays)
+            names[model] = pull_model(
+                client,
+                wire.PullRequest(model, trust_remote_code=trust, verify=verify, verify_key=signer),
+                displays=displays,
+            )
 
         code = each(dict.fromkeys(models), pull_one, together=len(models) > 1)
     for model in dict.fromkeys(models):

@@ -44,7 +44,7 @@ from modelrunner.oci.push import Pusher
 from modelrunner.oci.registries import Registries, RegistryRules
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import Puller, Transfers
-from modelrunner.pull.file import FileSource, ImportSource
+from modelrunner.pull.file import FileSource, ImportSource, StoredSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.ociregistry import RegistrySource
 from modelrunner.pull.pypi import PypiSource
@@ -128,7 +128,14 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
     )
     registries = Registries(_rules(settings.registries))
     credentials = Credentials(logins_beside(settings.config))
-    sources = (PypiSource(), HuggingFaceSource(), FileSource(), ImportSource(), RegistrySource(registries, credentials))
+    sources = (
+        PypiSource(),
+        HuggingFaceSource(),
+        FileSource(),
+        StoredSource(store),
+        ImportSource(),
+        RegistrySource(registries, credentials),
+    )
     puller = Puller(store, sources, transfers=Transfers(rate=settings.download_rate))
     abilities = KnownAbilities(store, resolver, configurations)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from modelrunner.engine.connections import UpstreamConnection, build_request
 from modelrunner.errors import EngineProtocolError, ModelRunnerError
+from modelrunner.gateway.defaults import filled
 from modelrunner.gateway.dialects.dialect import Translation
 from modelrunner.gateway.interfaces import Inference, Sink
 from modelrunner.gateway.observers import Observers, RequestRecord, record_of
@@ -149,6 +150,8 @@ class Exchange(Unasked):
             self._answer_without_engine(self._dialect.loaded(ask))
             return
         path, body, self._translation = self._dialect.request(ask, runner)
+        if (defaults := runner.spec.bundle.defaults) is not None:
+            body = filled(path, body, defaults)
         if path not in runner.endpoints:
             check_endpoint(path, runner.endpoints, runner.key.backend)
         if not checked and (ask.fields.tools or ask.fields.dimensions or ask.fields.return_documents):

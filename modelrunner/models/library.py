@@ -5,7 +5,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import (
@@ -20,13 +20,14 @@ from modelrunner.errors import (
 )
 from modelrunner.models.abilities import Abilities, KnownAbilities
 from modelrunner.models.configurations import Configurations
+from modelrunner.models.recipes import Recipe
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import Puller, PullResult
-from modelrunner.pull.file import with_parts
+from modelrunner.pull.file import stored_source, with_parts
 from modelrunner.pull.loading import LoadOptions
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, RemoveResult, Store, StoredModel
-from modelrunner.store.describe import TEMPLATES
+from modelrunner.store.details import ModelDetails, details_of
 from modelrunner.store.layout import ModelArchive, archive_of
 from modelrunner.types import (
     FoundModel,
@@ -47,8 +48,9 @@ class PullOrder:
     model's new name, by default its reference. `token` goes to the source and nowhere else. `trust` accepts a model
     with code of its own, which its engine will run. `verify` reads every byte of a model that is here. `mmproj`,
     `chat_template` and the LoRA adapters `lora` are files, written as the source is, that become parts of a model of
-    this machine; a colon and a scale may follow an adapter. The public key `verify_key`, in PEM, must
-    have signed the model."""
+    this machine; a colon and a scale may follow an adapter. The public key `verify_key`, in PEM, must have
+    signed the model. With a `recipe` or further files, a source that is no file is a model that the new one is made
+    of: it is pulled if it is not here."""
 
     source: str
     name: str | None = None
@@ -59,25 +61,28 @@ class PullOrder:
     chat_template: str | None = None
     lora: Sequence[str] = ()
     verify_key: str | None = None
+    recipe: Recipe = field(default_factory=Recipe)
 
     @property
     def is_local(self) -> bool:
         """True for files of this machine."""
-        return bool(self._parts) or self.source.strip().lower().startswith(("file:", "import:"))
+        return bool(self._parts) or self._is_file
 
     @property
-    def text(self) -> str:
-        """The source and its further files, as `Puller.pull` takes them. Raises `BadRequest`."""
+    def derives(self) -> bool:
+        """True for a model that is made of another one."""
+        return not self._is_file and bool(self._parts or self.recipe)
+
+    @property
+    def _is_file(self) -> bool:
+        return self.source.strip().lower().startswith(("file:", "import:", "stored:"))
+
+    def text(self, base: str | None = None) -> str:
+        """The source, or the model `base` that is here, and the further files, as `Puller.pull` takes them. Raises
+        `BadRequest`."""
         if not self.source.strip():
             raise BadRequest("from names no model", param="from")
-        for name, _ in self._parts:
-            if not self.source.startswith("file:"):
-                raise BadRequest(
-                    f"{name} is packaged together with a file of this machine; a model from elsewhere is given a chat "
-                    "template or LoRA adapters with `modelrunner configure MODEL --chat-template FILE --lora PATH`",
-                    param=name,
-                )
-        return with_parts(self.source, self._parts)
+        return with_parts(self.source if base is None else stored_source(base), self._parts)
 
     @property
     def _parts(self) -> list[tuple[str, str]]:
@@ -130,17 +135,20 @@ class Library:
         `InvalidReference`."""
         return self._store.have(digest) is not None
 
-    async def chat_template(self, model: StoredModel) -> str:
-        """The model's own chat template, in Jinja; "" without one. Raises as `get`."""
-        metadata = (await asyncio.to_thread(self._store.bundle, model.id)).header.metadata
-        found = (text for key, text in metadata.items() if key.startswith(TEMPLATES) and isinstance(text, str))
-        return next(found, "")
+    async def details(self, reference: str) -> ModelDetails:
+        """The model's template, licences and defaults. Raises as `details_of`."""
+        return await asyncio.to_thread(details_of, self._store, reference)
 
     async def pull(self, order: PullOrder, report: ProgressReport) -> PullResult:
         """Downloads or packages a model; `report` is called from the event loop's thread. Raises what `Puller.pull`
         raises."""
-        text = order.text
+        text = order.text()
         events = self._scheduler.events
+        making = order.recipe.making(None) if order.recipe else None
+        if order.derives:
+            base = await self._base(order, report)
+            text = order.text(base)
+            making = order.recipe.making(await asyncio.to_thread(details_of, self._store, base))
         received: list[int] = []
 
         def reported(step: WorkProgress) -> None:
@@ -154,9 +162,10 @@ class Library:
                 reported,
                 token=order.token,
                 name=order.name,
-                trust=order.trust,
+                trust=order.trust or order.derives,
                 verify=order.verify,
-                verify_key=order.verify_key,
+                verify_key=None if order.derives else order.verify_key,
+                making=making,
             )
         except ModelRunnerError as error:
             events.emit("pull", model=order.name or order.source, reason=f"failed: {error}", downloaded=_span(received))
@@ -176,6 +185,25 @@ class Library:
     async def search(self, query: str, format: ModelFormat, limit: int) -> list[FoundModel]:
         """The models that hubs offer. Raises `SourceFailed`."""
         return await self._puller.search(query, format, limit)
+
+    async def make(self, order: PullOrder, report: ProgressReport) -> str:
+        """Makes a model of another one, and returns its name; one that carries nothing of its own is another name of
+        that one. Raises as `pull` and `tag`."""
+        if order.derives or order.is_local:
+            return (await self.pull(order, report)).name
+        base = await self._base(order, report)
+        await self.tag(base, order.name or "")
+        return order.name or ""
+
+    async def _base(self, order: PullOrder, report: ProgressReport) -> str:
+        """The ID of the model that a new one is made of. A model that carries code was trusted when it came here."""
+        if order.name is None:
+            raise BadRequest(f"give the model that is made of {order.source} a name", param="name")
+        if order.verify_key is None:
+            with contextlib.suppress(ModelNotFound):
+                return self._store.get(order.source).id
+        plain = PullOrder(order.source, token=order.token, trust=order.trust, verify_key=order.verify_key)
+        return (await self.pull(plain, report)).id
 
     def pulls(self) -> list[RunningPull]:
         """The pulls under way."""

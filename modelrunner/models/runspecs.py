@@ -99,6 +99,8 @@ def in_effect(backend: Backend, settings: ModelSettings, model_id: str, mode: Mo
 def _context_size(settings: ModelConfiguration, backend: Backend, bundle: Bundle) -> int:
     if settings.context_size == TRAINED and bundle.context_length is not None:
         return bundle.context_length
+    if settings.context_size is None and bundle.defaults and bundle.defaults.context_size:
+        return bundle.defaults.context_size
     if settings.context_size in (None, TRAINED):
         return backend.default_context_size(bundle)
     return settings.context_size

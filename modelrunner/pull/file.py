@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from modelrunner import lora
 from modelrunner.concurrency.threads import HASHING, in_thread
@@ -21,13 +21,14 @@ from modelrunner.lora import LoraPath
 from modelrunner.pull import linking
 from modelrunner.pull.selection import folder_files, with_shards
 from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way, require_space
-from modelrunner.store import adapters
+from modelrunner.store import Store, adapters
 from modelrunner.store.names import PROJECTOR, TEMPLATE, is_code
-from modelrunner.types import FileProgress, WorkProgress
+from modelrunner.types import FileProgress, ModelFormat, WorkProgress
 
 _MAGIC = b"GGUF"
 _PARTS = {"mmproj": PROJECTOR, "chat-template": TEMPLATE}
 _LORA = "lora"
+_STORED = "stored://"
 _STEP = 16 << 20
 # Kernel, file system or pair of file systems without copy_file_range.
 _NO_RANGE_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ETXTBSY}
@@ -44,7 +45,7 @@ class FileSource(Source):
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
         """Raises `ModelNotFound`, `BadRequest` for what is no regular file or may not be read, `InvalidModel` for a
         file that is no GGUF, `UnsupportedModel` for a folder with code in it, all before anything is copied."""
-        (original, parts, loras), folder, trust = _places(wanted.text), context.folder, wanted.trust
+        (source, parts, loras), folder, trust = _places(wanted.text), context.folder, wanted.trust
         loop = asyncio.get_running_loop()
 
         def copied(name: str, size: int, done: int, total: int) -> None:
@@ -53,8 +54,8 @@ class FileSource(Source):
 
         def work(stop: threading.Event) -> dict[str, Path]:
             with ExitStack() as stack:
-                whole = original.is_dir()
-                paths = (_in_folder(original, trust) if whole else _shards(original)) | parts
+                base, whole = self._base(source, trust)
+                paths = base | parts
                 for adapter in loras:
                     adapters.require(adapter.path, folder=whole)
                     paths |= adapter.files(folder=whole)
@@ -71,6 +72,12 @@ class FileSource(Source):
                 return {name: folder / name for name in paths}
 
         return FetchResult(await in_thread(work, HASHING))
+
+    def _base(self, source: str, trust: bool) -> tuple[dict[str, Path], bool]:
+        """The files of the model itself, and whether they are those of a folder."""
+        original = _path(source, "from")
+        whole = original.is_dir()
+        return (_in_folder(original, trust) if whole else _shards(original)), whole
 
     def _require_space(self, folder: Path, sizes: Iterable[int]) -> None:
         require_space(folder, sum(sizes))
@@ -97,6 +104,33 @@ class ImportSource(FileSource):
         return linking.take(descriptor, target) is linking.LinkKind.COPY
 
 
+class StoredSource(FileSource):
+    """`stored://REF`: a model that is here, for another one that is made of its files."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def claims(self, text: str) -> bool:
+        return text.startswith(_STORED)
+
+    async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
+        fetched = await super().fetch(wanted, context)
+        stored = {name: blob.digest.hex for name, blob in self._store.files(_stored(wanted.text)).items()}
+        return replace(fetched, stored={name: hex for name, hex in stored.items() if name not in fetched.files})
+
+    def _base(self, source: str, trust: bool) -> tuple[dict[str, Path], bool]:
+        return {}, self._store.get(_stored(source)).format == ModelFormat.SAFETENSORS
+
+
+def stored_source(reference: str) -> str:
+    """The text of a `StoredSource`."""
+    return f"{_STORED}{quote(reference, safe='')}"
+
+
+def _stored(text: str) -> str:
+    return unquote(text.removeprefix(_STORED).partition("?")[0])
+
+
 def with_parts(text: str, parts: Iterable[tuple[str, str]]) -> str:
     """The source `text` with further files of the model, which are written like it. Each of the `parts` is a name and a
     file: `mmproj` (a projector in GGUF), `chat-template` (Jinja), or `lora`, a LoRA adapter (`lora.py`) that may end
@@ -104,8 +138,9 @@ def with_parts(text: str, parts: Iterable[tuple[str, str]]) -> str:
     return f"{text}?{query}" if (query := urlencode(list(parts))) else text
 
 
-def _places(text: str) -> tuple[Path, dict[str, Path], list[LoraPath]]:
-    """The file or folder, the further files by their names in the bundle, and the adapters. Raises `BadRequest`."""
+def _places(text: str) -> tuple[str, dict[str, Path], list[LoraPath]]:
+    """The source without its further files, these by their names in the bundle, and the adapters. Raises
+    `BadRequest`."""
     source, mark, query = text.partition("?")
     try:
         given = parse_qsl(query, strict_parsing=True, errors="strict") if mark else []
@@ -115,7 +150,7 @@ def _places(text: str) -> tuple[Path, dict[str, Path], list[LoraPath]]:
     places = [lora.split(part) for name, part in given if name == _LORA]
     loras = [LoraPath(_path(place, _LORA), scale) for place, scale in places]
     lora.check(loras)
-    return _path(source, "from"), parts, loras
+    return source, parts, loras
 
 
 def _path(text: str, param: str) -> Path:

@@ -21,10 +21,11 @@ from modelrunner.errors import (
 from modelrunner.pull.archives import unpacked_files
 from modelrunner.pull.journal import Journal, JournalEntry
 from modelrunner.pull.shared import SharedDownloads
-from modelrunner.pull.source import Context, FetchResult, PullResult, PullSpec, Source
+from modelrunner.pull.source import Context, FetchResult, Making, PullResult, PullSpec, Source, make_way
 from modelrunner.store import Blob, Digest, Store
 from modelrunner.store.blobs import ReadProgress
 from modelrunner.store.files import size_of
+from modelrunner.store.names import TEMPLATE
 from modelrunner.types import ProgressReport, WorkProgress
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile
@@ -185,18 +186,30 @@ class PullJob:
                 raise SourceFailed(f"{name} of {wanted.text} was removed while the other files came; pull again")
             blobs[name] = blob
         reference = None if wanted.reference.digest else str(wanted.reference)
+        making = wanted.making or Making()
+        if making.template is not None:
+            blobs[TEMPLATE] = self._text(making.template)
         model = self._store.create(
             blobs,
             reference,
             trust=wanted.trust,
             manifest=fetched.manifest,
             unpacked=unpacked_files(fetched.unpacked, blobs) if fetched.manifest else None,
+            defaults=making.defaults,
+            licences=[self._text(text) for text in making.licences],
             progress=go_on,
         )
         if fetched.revision is not None:
             entry = JournalEntry(wanted.origin, model.id, fetched.revision, wanted.text, fetched.version)
             self._journal.record(wanted.reference, entry)
         return model.id
+
+    def _text(self, text: str) -> Blob:
+        """A file with this text."""
+        data = text.encode()
+        path = make_way(self.folder, f"text-{Digest.of(data).hex}")
+        path.write_bytes(data)
+        return self._store.ingest(path)
 
     def _verified(self, path: Path, sha256: str | None, go_on: ReadProgress) -> Blob:
         """The file, ready for the store. Another pull that downloaded it may have stored it meanwhile."""

@@ -30,7 +30,7 @@ from modelrunner.pull.loading import LoadOptions, load
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.rates import RateMeter
 from modelrunner.pull.shared import SharedDownloads
-from modelrunner.pull.source import Preview, PullResult, PullSpec, Source
+from modelrunner.pull.source import Making, Preview, PullResult, PullSpec, Source
 from modelrunner.store import Leftover, Reference, Store
 from modelrunner.store.references import unpasted
 from modelrunner.types import (
@@ -79,6 +79,7 @@ class Puller:
         trust: bool = False,
         verify: bool = False,
         verify_key: str | None = None,
+        making: Making | None = None,
     ) -> PullResult:
         """Brings the model `text` into the store under `name`, or under `text` itself. A model that is there, is not
         damaged and has not changed at its source is not fetched again; nor is one whose source cannot be asked.
@@ -87,8 +88,9 @@ class Puller:
         `progress` is called from the event loop's thread. A caller who asks for a model that is being pulled joins in;
         when the last caller is cancelled the download stops, and what has come stays for the next attempt. `token` goes
         to the source and nowhere else. A public key `verify_key`, in PEM, must have signed the model. `trust` takes a
-        model that carries code, which its engine will run. Raises `InvalidReference`, `ModelNotFound`, `SourceFailed`,
-        `UnsupportedModel`, `InvalidModel`, `UntrustedModel`, `InsufficientDisk`, `StorageFailed`."""
+        model that carries code, which its engine will run; `making` is what a packaged model carries. Raises
+        `InvalidReference`, `ModelNotFound`, `SourceFailed`, `UnsupportedModel`, `InvalidModel`, `UntrustedModel`,
+        `InsufficientDisk`, `StorageFailed`."""
         text = unpasted(text)
         source = self._source(text)
         if source.needs_name and name is None:
@@ -97,7 +99,7 @@ class Puller:
             raise BadRequest("only models in registries have signatures", param="verify-key")
         reference = Reference.parse(text) if name is None else Reference.parse_name(name)
         origin = text if source.needs_name else str(Reference.parse(text))
-        wanted = PullSpec(text, origin, reference, token, trust, verify, verify_key)
+        wanted = PullSpec(text, origin, reference, token, trust, verify, verify_key, making)
         while (running := self._running.get(wanted.key)) is not None:
             asked, work = running
             if not work.abandoned and (asked.verify or not verify):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from modelrunner.defaults import ModelDefaults
 from modelrunner.durable import discard
 from modelrunner.errors import InsufficientDisk, NotImplementedHere
 from modelrunner.store.references import Reference
@@ -21,10 +22,21 @@ _SPARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
+class Making:
+    """What a model is to carry beside its files: `template` is the text of a chat template in its own one's place, the
+    licences are texts."""
+
+    defaults: ModelDefaults | None = None
+    template: str | None = None
+    licences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PullSpec:
     """What a pull is to bring. `text` is as the caller wrote it, `origin` its normal form; `reference` is the name that
     the model gets. `token` goes to the source and nowhere else. `trust` takes a model that carries code. `verify` reads
-    every byte of a model that is here already. `verify_key`, in PEM, must have signed it."""
+    every byte of a model that is here already. `verify_key`, in PEM, must have signed it. `making` is for a model that
+    gets a manifest of ours."""
 
     text: str
     origin: str
@@ -33,11 +45,13 @@ class PullSpec:
     trust: bool = False
     verify: bool = False
     verify_key: str | None = None
+    making: Making | None = None
 
     @property
     def key(self) -> str:
         """Pulls with the same key can be one download."""
-        return f"{self.origin} {self.reference}{' trusted' if self.trust else ''} {self.verify_key or ''}".rstrip()
+        trusted = " trusted" if self.trust else ""
+        return f"{self.origin} {self.reference}{trusted} {self.verify_key or ''} {self.making or ''}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from modelrunner import durable
+from modelrunner.defaults import NO_DEFAULTS, ModelDefaults
 from modelrunner.errors import InvalidModel
 from modelrunner.store import adapters, formats
 from modelrunner.store.blobs import Blobs
@@ -132,7 +133,17 @@ class Bundles:
             capabilities=reader.capabilities(header, contents.files),
             brings_code=reader.brings_code(files),
             adapters=adapters.among(files),
+            defaults=_defaults(entry.config_data),
         )
+
+
+class _Carrier(msgspec.Struct):
+    defaults: ModelDefaults | None = None
+
+
+def _defaults(config: bytes) -> ModelDefaults | None:
+    found = msgspec.json.decode(config, type=_Carrier).defaults
+    return found if found != NO_DEFAULTS else None
 
 
 def _clear(path: Path) -> None:

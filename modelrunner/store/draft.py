@@ -8,6 +8,7 @@ from typing import Self
 import msgspec
 
 from modelrunner import durable
+from modelrunner.defaults import ModelDefaults
 from modelrunner.errors import InvalidModel
 from modelrunner.store import formats, manifests, safetensors_model
 from modelrunner.store.blobs import Blob
@@ -32,13 +33,22 @@ class Draft:
     unpacked: Sequence[UnpackedFile] | None = None
 
     @classmethod
-    def of(cls, files: Mapping[str, Blob], paths: Mapping[str, Path], trust: bool) -> Self:
+    def of(
+        cls,
+        files: Mapping[str, Blob],
+        paths: Mapping[str, Path],
+        trust: bool,
+        defaults: ModelDefaults | None = None,
+        licences: Sequence[Blob] = (),
+    ) -> Self:
         """A model that gets a manifest of ours. `files` and their `paths` are by the names that they came under. Raises
         `InvalidModel`, `UnsupportedModel`."""
         reading = _read(paths, trust)
+        carried = {manifests.DEFAULTS: msgspec.to_builtins(defaults)} if defaults is not None else {}
         stored = {name: StoredFile(files[given].digest, files[given].size) for name, given in reading.files.items()}
-        data = manifests.encode_config(reading.config, stored)
-        contents = Contents(StoredFile(Digest.of(data), len(data)), stored)
+        data = manifests.encode_config(reading.config | carried, stored)
+        others = tuple(StoredFile(licence.digest, licence.size) for licence in licences)
+        contents = Contents(StoredFile(Digest.of(data), len(data)), stored, others)
         manifest = manifests.encode(contents)
         return cls(Digest.of(manifest), contents, reading.header, published_config(data, contents), data, manifest)
 

@@ -12,12 +12,14 @@ from typing import Any, Literal
 import msgspec
 
 from modelrunner import lora
+from modelrunner.defaults import ModelDefaults
 from modelrunner.errors import InvalidModel, InvalidReference
 from modelrunner.store.digests import Digest
 from modelrunner.store.mediatypes import (
     CONFIG_TYPE,
     CONFIG_TYPES,
     FILE_PATHS,
+    LICENSE_TYPE,
     MANIFEST_TYPE,
     LayerKind,
     kind_of_file,
@@ -26,6 +28,8 @@ from modelrunner.store.mediatypes import (
 )
 from modelrunner.store.names import CONFIG, PROJECTOR, TEMPLATE, in_folder
 
+DEFAULTS = "defaults"
+"""The key of a configuration under which a model carries its `ModelDefaults`."""
 LARGEST = 4 << 20  # bytes of a manifest or a configuration
 MOST_LAYERS = 4096
 
@@ -112,20 +116,24 @@ def encode_config(config: dict[str, Any], files: dict[str, StoredFile]) -> bytes
 
 
 def decode_config(data: bytes) -> dict[str, Any]:
-    """A published configuration under docker's names. Raises `msgspec.ValidationError` or `msgspec.DecodeError`."""
+    """A published configuration under docker's names, with the model's `defaults` in our form. Raises
+    `msgspec.ValidationError` or `msgspec.DecodeError`."""
     config = msgspec.json.decode(data, type=_ConfigBlob).config
+    if DEFAULTS in config:
+        ModelDefaults.parse(config[DEFAULTS])
     if "paramSize" in config:  # ModelPack's word
         config.setdefault("parameters", config["paramSize"])
     return config
 
 
 def encode(contents: Contents) -> bytes:
-    """Equal contents give equal bytes, hence one model ID."""
+    """Equal contents give equal bytes, hence one model ID. The `others` are licences."""
     config = Descriptor(CONFIG_TYPE, str(contents.config.digest), contents.config.size)
     layers = [
         Descriptor(media_type_of(name), str(file.digest), file.size, {FILE_PATHS[0]: name})
         for name, file in contents.files.items()
     ]
+    layers += [Descriptor(LICENSE_TYPE, str(file.digest), file.size) for file in contents.others]
     return msgspec.json.encode(Manifest(schema_version=2, media_type=MANIFEST_TYPE, config=config, layers=layers))
 
 

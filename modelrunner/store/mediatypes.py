@@ -21,8 +21,11 @@ PROJECTOR_TYPE = f"{_DOCKER}mmproj"
 SAFETENSORS_TYPE = f"{_DOCKER}safetensors"
 FILE_TYPE = f"{_DOCKER}model.file"
 TEMPLATE_TYPE = f"{_DOCKER}chat.template.jinja"
+LICENSE_TYPE = f"{_DOCKER}license"
 FILE_PATHS = ("org.cncf.model.filepath", "org.cnai.model.filepath")
 """The annotations with the name of a layer's file, the one that we write first."""
+
+MODELPACK_DOC = "application/vnd.cncf.model.doc.v1"
 
 _MODELPACK = re.compile(
     r"application/vnd\.(?:cncf|cnai)\.model\.(?P<purpose>weight\.config|weight|doc|code|dataset)\.v1"

@@ -5,9 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
+from modelrunner.defaults import ModelDefaults
 from modelrunner.durable import discard, is_full, make_folder, read, translated, write
 from modelrunner.errors import Conflict, InvalidModel
 from modelrunner.store import startup, usage
@@ -114,6 +114,15 @@ class Store:
         size = self._blobs.size(wanted)
         return Blob(wanted, size, self._blobs.path(wanted)) if size is not None else None
 
+    def files(self, text: str) -> dict[str, Blob]:
+        """The model's files by their names in the bundle, for `create`. Raises as `get`, and `InvalidModel` for a file
+        that is missing or damaged."""
+        entry, _ = self._catalog.find(text)
+        found = {name: self.have(str(file.digest)) for name, file in entry.usable().files.items()}
+        if not all(found.values()):
+            raise InvalidModel(f"files of {text} are missing or damaged: pull it again")
+        return {name: blob for name, blob in found.items() if blob is not None}
+
     def manifest(self, text: str) -> bytes:
         """The model's manifest, byte for byte; its sha256 is the model's ID. Reads a file. Raises as `get`, and
         `StorageFailed`."""
@@ -153,20 +162,25 @@ class Store:
         trust: bool = False,
         manifest: bytes | None = None,
         unpacked: Sequence[UnpackedFile] | None = None,
+        defaults: ModelDefaults | None = None,
+        licences: Sequence[Blob] = (),
         progress: ReadProgress = ignore,
     ) -> StoredModel:
         """Makes a model of ingested files, or of those that `have` returned, and gives it the name `reference`, which
         another model that has it loses. The same files always make the same model. A `manifest` is kept byte for byte
         and its digest is the model's ID; then the files are all that it names, and those that were `unpacked` from its
-        archives, under any names. `progress` is called while files that are stored already are read, and not once
-        anything is changed. On any failure the files are where they were. Raises `InvalidModel` for files that
-        are not a model's, `UnsupportedModel` for one that carries code unless `trust` is set."""
+        archives, under any names. Without one, the model carries `defaults` and `licences`. `progress` is called while
+        files that are stored already are read, and not once anything is changed. On any failure the files are where
+        they were. Raises `InvalidModel` for files that are not a model's, `UnsupportedModel` for one that carries code
+        unless `trust` is set."""
         tag = Reference.parse_name(reference) if reference is not None else None
         paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
         with translated("storing the model", self.data):
-            make = Draft.of if manifest is None else partial(Draft.published, manifest, unpacked)
-            draft = make(files, paths, trust)
-            blobs = [blob for blob in files.values() if blob.digest in draft.contents.blobs]
+            if manifest is None:
+                draft = Draft.of(files, paths, trust, defaults, licences)
+            else:
+                draft = Draft.published(manifest, unpacked, files, paths, trust)
+            blobs = [blob for blob in (*files.values(), *licences) if blob.digest in draft.contents.blobs]
             intact = self._blobs.intact(blobs, progress)
             with self._lock:
                 usage.require_quota(self._catalog, self.quota, draft.contents.blobs)

@@ -1,6 +1,6 @@
 """Models on disk: the list, pulls, names, space, and whether a model would fit."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -68,14 +68,23 @@ class Model(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _PULL_NAMES = {"from_": "from", "bearer_token": "bearer-token", "trust_remote_code": "trust-remote-code"}
-_PULL_NAMES |= {"chat_template": "chat-template", "verify_key": "verify-key"}
+_PULL_NAMES |= {"chat_template": "chat-template", "verify_key": "verify-key", "context_size": "context-size"}
 
 
-class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknown_fields=True):
+class CarriedMessage(msgspec.Struct, frozen=True):
+    """`role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknown_fields=True, omit_defaults=True):
     """`POST /models/create`. `trust_remote_code` takes a model that carries code, code that its engine will run;
     `verify` reads every byte of a model that is here already. `mmproj`, `chat_template` and the LoRA adapters
     `lora` are files that are packaged with a model of this machine: `file:///path`, of an adapter `file:///path:SCALE`
-    too. `verify_key` is a public key in PEM that must have signed the model."""
+    too. `verify_key` is a public key in PEM that must have signed the model. The fields from `system` on are what the
+    new model carries, beside what the model `from` has; `template` is the text of a chat template in Jinja,
+    `parameters` are Ollama's options."""
 
     from_: str
     bearer_token: str | None = None
@@ -86,6 +95,43 @@ class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknow
     chat_template: str | None = None
     lora: list[str] = []
     verify_key: str | None = None
+    system: str | None = None
+    template: str | None = None
+    parameters: dict[str, Any] = {}
+    messages: list[CarriedMessage] = []
+    license: list[str] = []
+    context_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class RepackageRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /models/REF/repackage`. `target` is the new model's name; `context_size` is in tokens."""
+
+    target: str
+    context_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class Repackaged(msgspec.Struct, frozen=True):
+    message: str
+    source: str
+    target: str
+
+
+class ModelShown(msgspec.Struct, frozen=True):
+    """`GET /models/REF/show`. `template` is the chat template in Jinja and `template_digest` its sha256, "" without
+    one; the licences are texts. The fields from `system` on are what the model carries for requests that leave it out;
+    `parameters` are Ollama's options. `modelfile` is a text that `modelrunner create -f` takes."""
+
+    id: str
+    tags: list[str]
+    config: Any
+    template: str
+    template_digest: str
+    license: list[str]
+    system: str | None
+    messages: list[CarriedMessage]
+    parameters: dict[str, Any]
+    context_size: int | None
+    modelfile: str
 
 
 class Importable(msgspec.Struct, frozen=True):

@@ -67,6 +67,9 @@ async def test_the_models_that_are_here(client: Made) -> None:
     assert (await made.copy("smol", "team/mine")).status == "success"
     assert (await made.create("again", from_="smol")).status == "success"
     assert {model.model for model in (await made.list()).models} == {"smol", "team/mine", "again", "other"}
+    assert (await made.create("kind", from_="smol", system="be kind", parameters={"top_k": 3})).status == "success"
+    assert "PARAMETER top_k 3\n" in str((await made.show("kind")).modelfile)
+    await made.delete("kind")
     assert (await made.delete("team/mine")).status == "success"
     await made.delete("other")
     assert {model.model for model in (await made.list()).models} == {"smol", "again"}
@@ -126,7 +129,7 @@ async def test_errors_are_typed(client: Made, tmp_path: Path) -> None:
         assert unknown.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match="not here"):
         [part async for part in await made.chat("nope", HELLO, stream=True)]
-    for refused in (made.create("x", from_="smol", system="be kind"), made.create_blob(__file__)):
+    for refused in (made.create("x", from_="smol", quantize="q4_0"), made.create_blob(__file__)):
         with pytest.raises(ollama.ResponseError) as impossible:
             await refused
         assert impossible.value.status_code == 501

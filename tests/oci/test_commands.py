@@ -79,3 +79,20 @@ def test_a_model_goes_into_a_file_and_comes_back(environment: Environment, tmp_p
         command = (sys.executable, "-m", "modelrunner", "load", "--name", "again")
         loaded = subprocess.run(command, env=environment, stdin=standard, capture_output=True, text=True, check=True)
     assert loaded.stdout == "again\n"
+
+
+def test_a_model_is_made_with_a_modelfile(environment: Environment, tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(gguf(1 << 20))
+    (tmp_path / "LICENSE").write_text("MIT\n")
+    (tmp_path / "Modelfile").write_text('FROM x.gguf\nSYSTEM "Be kind."\nPARAMETER temperature 0.5\nLICENSE MIT')
+    assert run(environment, "create", "kind", "-f", str(tmp_path / "Modelfile"))[:2] == (0, "kind")
+    shown = run(environment, "show", "kind")[1]
+    assert [word for word in ("Be kind.", "0.5", "MIT") if word not in shown] == []
+    (tmp_path / "again").write_text(run(environment, "show", "--modelfile", "kind")[1])
+    assert run(environment, "create", "again", "-f", str(tmp_path / "again"))[:2] == (0, "again")
+    ids = [run(environment, "show", name)[1].split("tags")[0] for name in ("kind", "again")]
+    assert ids[0] == ids[1]
+    assert run(environment, "repackage", "kind", "short", "--context-size", "64")[:2] == (0, "short")
+    assert "64" in run(environment, "show", "short")[1]
+    assert run(environment, "cp", "short", "copied")[:2] == (0, "copied")
+    assert run(environment, "create", "x", "-f", str(tmp_path / "LICENSE"))[0] == 1

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from modelrunner.engine.runner import Runner
     from modelrunner.gateway.interfaces import Inference
 
-_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SLICE = 1 << 20  # bytes that one search covers: a search blocks every other thread
 _MODEL = b'"model"'
 _DIGITS_ONLY = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
@@ -89,9 +89,14 @@ class JsonDialect(JsonBodies):
             assembly = self.assembly()
         if not replaced:
             return path, ask.body, None
-        members = _MEMBERS.decode(ask.body)
-        members |= {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in replaced.items()}
-        return path, msgspec.json.encode(members) if len(ask.body) <= _SLICE else _joined(members), assembly
+        return path, with_members(MEMBERS.decode(ask.body), replaced), assembly
+
+
+def with_members(members: Mapping[str, msgspec.Raw], replaced: Mapping[str, Any]) -> bytes:
+    """The JSON object of these members, with some added or replaced."""
+    made = {**members, **{name: msgspec.Raw(msgspec.json.encode(value)) for name, value in replaced.items()}}
+    size = sum(memoryview(raw).nbytes for raw in made.values())
+    return msgspec.json.encode(made) if size <= _SLICE else _joined(made)
 
 
 def _joined(members: Mapping[str, msgspec.Raw]) -> bytes:

@@ -8,49 +8,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from modelrunner.defaults import SamplingOptions
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.dialects.dialect import Fields
-from modelrunner.schema import wrong_field
 from modelrunner.types import KeepAlive
 
 _ABSENT = msgspec.Raw()
-_SAME = (
-    *("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "repeat_last_n", "repeat_penalty"),
-    *("presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta"),
-)
 _IMAGE_TYPES = {"iVBORw0KGgo": "png", "R0lGOD": "gif", "UklGR": "webp", "/9j/": "jpeg"}  # as their base64 begins
-
-
-class OllamaOptions(msgspec.Struct, gc=False):
-    """The sampling options. Those of a load (`num_ctx`, `num_gpu`, ...) are the model's configuration here."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    repeat_last_n: int | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
-    num_predict: int | None = None
-    num_keep: int | None = None
-
-    def mapped(self) -> dict[str, Any]:
-        """As llama.cpp and vLLM name them. A negative `num_predict` sets no limit."""
-        found = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
-        if self.repeat_penalty is not None:
-            found["repetition_penalty"] = self.repeat_penalty  # vLLM's name
-        if self.num_keep is not None:
-            found["n_keep"] = self.num_keep
-        if self.num_predict is not None and self.num_predict >= 0:
-            found["max_tokens"] = self.num_predict
-        return found
 
 
 class EmptyFields(Fields, frozen=True, gc=False):
@@ -93,7 +57,7 @@ class OllamaFields(EmptyFields, frozen=True, gc=False):
 
     def sampling(self) -> dict[str, Any]:
         """Raises `BadRequest` for an option of a wrong type."""
-        found = mapped_options(self.options)
+        found = SamplingOptions.of(self.options, "options").mapped()
         if self.format == "json":
             found["response_format"] = {"type": "json_object"}
         elif isinstance(self.format, dict):
@@ -189,20 +153,9 @@ class EmbedFields(EmptyFields, frozen=True, gc=False):
         return [f"options.{name}" for name in self.options or {}]
 
 
-def mapped_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Raises `BadRequest` for an option of a wrong type."""
-    try:
-        return msgspec.convert(options or {}, OllamaOptions).mapped()
-    except msgspec.ValidationError as error:
-        wrong = wrong_field(error)
-        raise BadRequest(
-            f"options.{wrong.message}", param=f"options.{wrong.param}" if wrong.param else "options"
-        ) from None
-
-
 def ignored_options(options: Mapping[str, Any] | None) -> list[str]:
-    """The names of those that are no `OllamaOptions`."""
-    known = OllamaOptions.__struct_fields__
+    """The names of those that are no `SamplingOptions`."""
+    known = SamplingOptions.__struct_fields__
     return [f"options.{name}" for name, value in (options or {}).items() if name not in known and value is not None]
 
 

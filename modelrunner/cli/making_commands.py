@@ -1,0 +1,194 @@
+"""The commands that make models, and show what they are made of."""
+
+from pathlib import Path
+
+import click
+
+from modelrunner import lora, modelfile, wire
+from modelrunner.cli import output
+from modelrunner.cli.client import Client, decode, path
+from modelrunner.cli.common_options import json_option, trust_option, with_client
+from modelrunner.cli.prepare import pull, pulled
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_context_option = click.option(
+    "--context-size", type=click.IntRange(1), help="The context size that the model asks for, in tokens."
+)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--gguf", "file", type=_FILE, help="A GGUF file, or one of several shards.")
+@click.option(
+    "--safetensors-dir",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder with config.json, model.safetensors (or shards and their index) and the tokenizer's files.",
+)
+@click.option("--mmproj", type=_FILE, help="The projector of a GGUF model, with which it sees or hears.")
+@click.option("--chat-template", "template", type=_FILE, help="A chat template in Jinja, instead of the model's own.")
+@click.option(
+    "--lora",
+    "adapters",
+    multiple=True,
+    metavar="PATH[:SCALE]",
+    help="A LoRA adapter: a GGUF file for --gguf, a PEFT folder for --safetensors-dir. May be given several times.",
+)
+@click.option(
+    "--license", "licences", type=_FILE, multiple=True, help="The text of a licence. May be given several times."
+)
+@_context_option
+@trust_option
+@with_client()
+def package(
+    client: Client,
+    name: str,
+    file: Path | None,
+    folder: Path | None,
+    mmproj: Path | None,
+    template: Path | None,
+    adapters: tuple[str, ...],
+    licences: tuple[Path, ...],
+    context_size: int | None,
+    trust: bool,
+) -> None:
+    """Package a file or a folder as a model.
+
+    The model gets the name NAME. The files are copied; symbolic links are followed.
+    """
+    source = file or folder
+    if source is None or (file and folder):
+        raise click.UsageError("give either --gguf or --safetensors-dir")
+    if mmproj and not file:
+        raise click.UsageError("--mmproj belongs to --gguf: a folder holds all of its model")
+    addresses = [place.absolute().as_uri() if place else None for place in (mmproj, template)]
+    wanted = wire.PullRequest(
+        source.absolute().as_uri(),
+        name=name,
+        trust_remote_code=trust,
+        mmproj=addresses[0],
+        chat_template=addresses[1],
+        lora=[_address(adapter) for adapter in adapters],
+        license=[_text(file) for file in licences],
+        context_size=context_size,
+    )
+    pulled(client, pull(client, wanted))
+
+
+def _address(adapter: str) -> str:
+    place, scale = lora.split(adapter)
+    return f"{Path(place).expanduser().absolute().as_uri()}:{scale:g}"
+
+
+def _text(file: Path) -> str:
+    return file.read_text("utf-8", "replace")
+
+
+@click.command()
+@click.argument("name")
+@click.option("-f", "--file", "file", type=_FILE, default=Path("Modelfile"), help="By default ./Modelfile.")
+@trust_option
+@with_client()
+def create(client: Client, name: str, file: Path, trust: bool) -> None:
+    """Make a model with a Modelfile.
+
+    FROM names a model, which is pulled if it is not here, a GGUF file or a folder; SYSTEM, PARAMETER, TEMPLATE (in
+    Jinja), ADAPTER, LICENSE and MESSAGE say what the model carries beside it.
+    """
+    told = modelfile.parse(_text(file))
+    wanted = wire.PullRequest(
+        _base(told.base, file.parent),
+        name=name,
+        trust_remote_code=trust,
+        system=told.system,
+        template=told.template,
+        parameters=told.parameters,
+        messages=[wire.CarriedMessage(role, content) for role, content in told.messages],
+        license=list(told.licences),
+        lora=[_address(str(file.parent / Path(adapter).expanduser())) for adapter in told.adapters],
+    )
+    pulled(client, pull(client, wanted))
+
+
+def _base(text: str, folder: Path) -> str:
+    """A path is one that begins as a path, or that names something beside the Modelfile."""
+    place = folder / Path(text).expanduser()
+    is_path = text.startswith(("./", "../", "/", "~")) or text in (".", "..") or place.exists()
+    return place.absolute().as_uri() if is_path else text
+
+
+@click.command()
+@click.argument("model")
+@click.argument("name")
+@_context_option
+@click.option("--system", help="The system prompt for requests that have none.")
+@click.option("--chat-template", "template", type=_FILE, help="A chat template in Jinja.")
+@click.option("--license", "licences", type=_FILE, multiple=True, help="The text of a licence.")
+@click.option("--lora", "adapters", multiple=True, metavar="PATH[:SCALE]", help="A LoRA adapter, as of `package`.")
+@with_client()
+def repackage(
+    client: Client,
+    model: str,
+    name: str,
+    context_size: int | None,
+    system: str | None,
+    template: Path | None,
+    licences: tuple[Path, ...],
+    adapters: tuple[str, ...],
+) -> None:
+    """Make a model of another one.
+
+    The files that both have are stored once.
+    """
+    wanted = wire.PullRequest(
+        model,
+        name=name,
+        system=system,
+        template=_text(template) if template else None,
+        license=[_text(file) for file in licences],
+        lora=[_address(adapter) for adapter in adapters],
+        context_size=context_size,
+    )
+    if wanted == wire.PullRequest(model, name=name):
+        raise click.UsageError("say what is to be different; `modelrunner tag` gives a model another name")
+    pulled(client, pull(client, wanted))
+
+
+@click.command()
+@click.argument("model")
+@click.option("--template", "part", flag_value="template", help="Print only the chat template.")
+@click.option("--license", "part", flag_value="license", help="Print only the licences.")
+@click.option("--modelfile", "part", flag_value="modelfile", help="Print a Modelfile for `modelrunner create`.")
+@json_option
+@with_client()
+def show(client: Client, model: str, part: str | None, as_json: bool) -> None:
+    """Show what a model consists of.
+
+    That is metadata, chat template, licences, and what it carries for requests that leave it out.
+    """
+    raw = client.fetch("GET", path("models", model, "show"))
+    found = decode(raw, wire.ModelShown)
+    if as_json:
+        output.json(raw)
+    elif part == "license":
+        output.say("\n".join(found.license))
+    elif part is not None:
+        output.say(str(getattr(found, part)))
+    else:
+        values = {key: value for key, value in found.config.items() if not isinstance(value, dict | list)}
+        metadata: dict[str, object] = next(
+            (value for key, value in found.config.items() if key in ("gguf", "safetensors")), {}
+        )
+        simple = [("id", found.id), ("tags", ", ".join(found.tags))]
+        simple += [(key.replace("_", " "), str(value)) for key, value in sorted(values.items())]
+        simple += [(key, str(value)) for key, value in sorted(metadata.items())]
+        simple += [(f"parameter {key}", str(value)) for key, value in found.parameters.items()]
+        simple += [("carried context size", str(found.context_size))] if found.context_size else []
+        simple += [("system", found.system)] if found.system else []
+        simple += [(f"message of {message.role}", message.content) for message in found.messages]
+        simple += [("template", found.template_digest)] if found.template else []
+        simple += [("license", text.strip().partition("\n")[0]) for text in found.license]
+        output.fields(simple)
+        if found.template:
+            output.say("")
+            output.say(found.template)

@@ -1,0 +1,121 @@
+"""What a model carries for requests that leave it out: a system prompt, messages, sampling options and a context size.
+It is a part of the model's published configuration, under the key `defaults`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from modelrunner.errors import BadRequest
+from modelrunner.schema import wrong_field
+
+_SAME = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "repeat_last_n", "repeat_penalty"),
+    *("presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta"),
+)
+_Text = Annotated[str, msgspec.Meta(max_length=1 << 17)]
+MOST_MESSAGES = 256
+
+
+class SamplingOptions(msgspec.Struct, gc=False, omit_defaults=True):
+    """Sampling options as Ollama names them
+    (https://github.com/ollama/ollama/blob/main/docs/modelfile.mdx#valid-parameters-and-values). Those of a load
+    (`num_gpu`, `num_thread`, ...) are the model's configuration here."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    repeat_last_n: int | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    num_predict: int | None = None
+    num_keep: int | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any] | None, param: str) -> "SamplingOptions":
+        """Unknown options are left out. Raises `BadRequest` for one of a wrong type; `param` is the field that holds
+        them."""
+        try:
+            return msgspec.convert(options or {}, cls)
+        except msgspec.ValidationError as error:
+            wrong = wrong_field(error)
+            name = f"{param}.{wrong.param}" if wrong.param else param
+            raise BadRequest(f"{param}.{wrong.message}", param=name) from None
+
+    def mapped(self) -> dict[str, Any]:
+        """As llama.cpp and vLLM name them. A negative `num_predict` sets no limit."""
+        found = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
+        if self.repeat_penalty is not None:
+            found["repetition_penalty"] = self.repeat_penalty  # vLLM's name
+        if self.num_keep is not None:
+            found["n_keep"] = self.num_keep
+        if self.num_predict is not None and self.num_predict >= 0:
+            found["max_tokens"] = self.num_predict
+        return found
+
+
+class DefaultMessage(msgspec.Struct, frozen=True):
+    """A message that every conversation begins with."""
+
+    role: Literal["system", "user", "assistant"]
+    content: _Text
+
+
+class ModelDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`context_size` is in tokens of one sequence."""
+
+    system: _Text | None = None
+    messages: Annotated[tuple[DefaultMessage, ...], msgspec.Meta(max_length=MOST_MESSAGES)] = ()
+    parameters: Mapping[str, Any] = {}
+    context_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+    @classmethod
+    def parse(cls, value: Any) -> "ModelDefaults | None":
+        """From decoded JSON; None for nothing that would be applied. Raises `msgspec.ValidationError`."""
+        found = msgspec.convert(value, cls)
+        msgspec.convert(found.parameters, SamplingOptions)
+        return found if found != NO_DEFAULTS else None
+
+    @property
+    def sampling(self) -> SamplingOptions:
+        return msgspec.convert(self.parameters, SamplingOptions)
+
+    def over(self, under: "ModelDefaults | None") -> "ModelDefaults":
+        """These, and those of `under` for what is not given here; the parameters one by one."""
+        if under is None:
+            return self
+        return ModelDefaults(
+            under.system if self.system is None else self.system,
+            self.messages or under.messages,
+            {**under.parameters, **self.parameters},
+            self.context_size or under.context_size,
+        )
+
+
+NO_DEFAULTS = ModelDefaults()
+
+
+def split_parameters(parameters: Mapping[str, Any], param: str = "parameters") -> tuple[dict[str, Any], int | None]:
+    """The sampling options among a model's parameters, and its context size (`num_ctx`). Raises `BadRequest` for one
+    that no model carries."""
+    known = SamplingOptions.__struct_fields__
+    for name in parameters:
+        if name not in (*known, "num_ctx"):
+            raise BadRequest(
+                f"a model carries no parameter {name!r}: it has {', '.join(known)} and num_ctx; what belongs to this "
+                "machine is set with `modelrunner configure`",
+                param=f"{param}.{name}",
+            )
+    context = parameters.get("num_ctx")
+    if context is not None and (type(context) is not int or context < 1):
+        raise BadRequest(f"{param}.num_ctx is a number of tokens, not {context!r}", param=f"{param}.num_ctx")
+    sampling = SamplingOptions.of({name: value for name, value in parameters.items() if name != "num_ctx"}, param)
+    return msgspec.to_builtins(sampling), context

@@ -1,0 +1,155 @@
+"""Modelfiles, as `modelrunner create -f` takes them: Ollama's form
+(https://github.com/ollama/ollama/blob/main/docs/modelfile.mdx), with chat templates in Jinja."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from modelrunner.defaults import SamplingOptions
+from modelrunner.errors import BadRequest
+
+_QUOTES = '"""'
+_ROLES = ("system", "user", "assistant")
+_ONCE = ("FROM", "SYSTEM", "TEMPLATE")
+_KNOWN = (*_ONCE, "PARAMETER", "ADAPTER", "LICENSE", "MESSAGE")
+# What Jinja never has between its braces: Go's `{{ .Prompt }}`, `{{ $x }}`, `{{- if ...}}`, `{{ end }}`.
+_GO = re.compile(r"\{\{-?\s*(?:[.$]|(?:if|range|with|else|end)\b)")
+_KINDS = {**SamplingOptions.__annotations__, "num_ctx": "int | None"}
+
+
+@dataclass(frozen=True, slots=True)
+class Modelfile:
+    """`base` is a model or a path; `parameters` are Ollama's options, `num_ctx` among them; `messages` are roles and
+    contents. A `system` of "" takes the base's system prompt away."""
+
+    base: str
+    system: str | None = None
+    template: str | None = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+    adapters: tuple[str, ...] = ()
+    licences: tuple[str, ...] = ()
+    messages: tuple[tuple[str, str], ...] = ()
+
+
+def parse(text: str) -> Modelfile:
+    """Raises `BadRequest` that names the line."""
+    made = Modelfile("")
+    seen: set[str] = set()
+    for line, word, value in _instructions(text):
+        if word in _ONCE and word in seen:
+            raise BadRequest(f"line {line}: {word} is given twice")
+        seen.add(word)
+        if not value and word != "SYSTEM":
+            raise BadRequest(f"line {line}: {word} is given nothing")
+        match word:
+            case "FROM":
+                made = replace(made, base=value)
+            case "SYSTEM":
+                made = replace(made, system=value)
+            case "TEMPLATE":
+                made = replace(made, template=_jinja(value, f"line {line}: "))
+            case "ADAPTER":
+                made = replace(made, adapters=(*made.adapters, value))
+            case "LICENSE":
+                made = replace(made, licences=(*made.licences, value))
+            case "MESSAGE":
+                role, content = _two(value, line, word)
+                if role not in _ROLES:
+                    raise BadRequest(f"line {line}: a message is of {', '.join(_ROLES)}, not of {role[:40]!r}")
+                made = replace(made, messages=(*made.messages, (role, content)))
+            case "PARAMETER":
+                made = replace(made, parameters=_with(made.parameters, *_two(value, line, word), line))
+    if not made.base:
+        raise BadRequest("the Modelfile has no FROM: it names the model or the file to begin with")
+    return made
+
+
+def check_template(text: str) -> str:
+    """Returns the template. Raises `BadRequest` for one of Go's."""
+    return _jinja(text, "")
+
+
+def render(modelfile: Modelfile) -> str:
+    """A text that `parse` reads as this again, unless a value holds three quotation marks."""
+    lines = [("FROM", modelfile.base)]
+    for name, value in modelfile.parameters.items():
+        lines += [("PARAMETER", f"{name} {_written(one)}") for one in (value if isinstance(value, list) else [value])]
+    single = {"TEMPLATE": modelfile.template, "SYSTEM": modelfile.system}
+    lines += [(word, _quoted(value)) for word, value in single.items() if value is not None]
+    lines += [("ADAPTER", path) for path in modelfile.adapters]
+    lines += [("MESSAGE", f"{role} {_quoted(content)}") for role, content in modelfile.messages]
+    lines += [("LICENSE", _quoted(licence)) for licence in modelfile.licences]
+    return "".join(f"{word} {value}\n" for word, value in lines)
+
+
+def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yields the line, the instruction in capitals and its value without quotation marks."""
+    lines = text.splitlines()
+    number = 0
+    while number < len(lines):
+        line, number = lines[number], number + 1
+        begun = number
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        word, value = [*line.split(None, 1), ""][:2]
+        word = word.upper()
+        if word not in _KNOWN:
+            raise BadRequest(f"line {begun}: unknown instruction {word[:40]!r}; there are {', '.join(_KNOWN)}")
+        before, opened, rest = value.partition(_QUOTES)
+        if opened and _QUOTES not in rest:  # up to the line that ends them
+            pieces = [rest]
+            while number < len(lines):
+                pieces.append(lines[number])
+                number += 1
+                if _QUOTES in pieces[-1]:
+                    break
+            else:
+                raise BadRequest(f"line {begun}: three quotation marks are opened and not closed")
+            rest = "\n".join(pieces)
+        if opened:
+            inside, _, after = rest.partition(_QUOTES)
+            if after.strip():
+                raise BadRequest(f"line {number}: there is {after.strip()[:40]!r} after three quotation marks")
+            yield begun, word, before + inside
+        else:
+            yield begun, word, _unquoted(value.strip())
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) >= 2 and value[0] == value[-1] == '"' else value
+
+
+def _two(value: str, line: int, word: str) -> tuple[str, str]:
+    first, _, rest = value.partition(" ")
+    if not rest.strip():
+        raise BadRequest(f"line {line}: {word} needs a name and a value")
+    return first.lower(), rest if word == "MESSAGE" and "\n" in rest else _unquoted(rest.strip())
+
+
+def _with(parameters: dict[str, Any], name: str, text: str, line: int) -> dict[str, Any]:
+    kind = str(_KINDS.get(name, ""))
+    if name == "stop":
+        return parameters | {name: [*parameters.get(name, []), text]}
+    try:
+        return parameters | {name: float(text) if "float" in kind else int(text)}
+    except ValueError:
+        raise BadRequest(f"line {line}: the parameter {name[:40]} is a number, not {text[:40]!r}") from None
+
+
+def _jinja(text: str, where: str) -> str:
+    if _GO.search(text):
+        raise BadRequest(
+            f"{where}the template is in Go's language, as Ollama has it; engines here take Jinja. Leave it out to use "
+            "the model's own template",
+            param="template",
+        )
+    return text
+
+
+def _written(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _quoted(text: str) -> str:
+    return f"{_QUOTES}{text}{_QUOTES}"
