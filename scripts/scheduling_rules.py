@@ -73,10 +73,10 @@ RULES = {
     "without turns of models": Rules(plan=_OldestRequestFirst),
     "without idle first": Rules(plan=_plan(_BusyOrIdle)),
     "batches as all others": Rules(Policy(ageing=0.0)),
-    "without spare leases": Rules(capacity=lambda parallel: parallel),
     "without a queue": Rules(capacity=lambda parallel: 1 << 30),
 }
 DROPPED = {
+    "spare leases": Rules(capacity=lambda parallel: parallel + max(1, parallel // 4)),
     "most recently used": Rules(plan=_plan(_MostRecentlyUsed)),
     "fixed order": Rules(plan=_plan(_FixedOrder)),
     "load / idle time": Rules(plan=_plan(_CheapestFirst)),

@@ -16,7 +16,6 @@ from typing import Any, assert_never
 
 from modelrunner.scheduler.fairness import note_turn
 from modelrunner.scheduler.plan import Plan
-from modelrunner.scheduler.slots import capacity
 from modelrunner.scheduler.state import (
     Forget,
     Grant,
@@ -109,7 +108,7 @@ class Rules:
 
     policy: Policy = field(default_factory=Policy)
     plan: type[Plan] = Plan
-    capacity: Callable[[int], int] = capacity
+    capacity: Callable[[int], int] = lambda parallel: parallel
 
 
 class Simulation:

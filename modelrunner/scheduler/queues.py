@@ -12,12 +12,6 @@ if TYPE_CHECKING:
     from modelrunner.scheduler.slots import Lease, Target
 
 
-def is_full(waiting: int, in_use: int, parallel: int, max_queue: int) -> bool:
-    """True if a model's queue is full. Requests beyond the engine's `parallel` sequences wait too, inside the
-    engine."""
-    return waiting + max(0, in_use - parallel) >= max_queue
-
-
 @dataclass(eq=False, slots=True)
 class Ticket:
     """A request in the queue. `granted` ends with its lease or its error."""

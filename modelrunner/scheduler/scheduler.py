@@ -14,7 +14,7 @@ from modelrunner.scheduler.diagnostics import Diagnostics
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.ledger import Account, Ledger
 from modelrunner.scheduler.memory import MemoryProbe, Probe
-from modelrunner.scheduler.queues import Ticket, is_full
+from modelrunner.scheduler.queues import Ticket
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.runnerfactory import MakeRunner, Measure
 from modelrunner.scheduler.slots import Lease, RunnerSlot, Target
@@ -238,8 +238,7 @@ class Scheduler:
         if self._reconciler.closing:
             raise failures.shutting_down()
         slot, queue = self._slots.get(target.key), self._queues.get(target.key)
-        in_use, waiting = slot.leases if slot else 0, len(queue.tickets) if queue else 0
-        if is_full(waiting, in_use, target.spec.parallel, self._max_queue):
+        if (len(queue.tickets) if queue else 0) >= self._max_queue:
             # A place is free as soon as one of the sequences is done.
             pause = slot.held / target.spec.parallel if slot and slot.held is not None else _RETRY_AFTER
             raise QueueFull(

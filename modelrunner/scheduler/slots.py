@@ -45,13 +45,6 @@ _KEPT_PHASES = 16
 _MEASURED_AGE = 30.0  # seconds between two measurements of a runner in use
 
 
-def capacity(parallel: int) -> int:
-    """How many leases a runner gives out at once: one for each of the engine's `parallel` sequences, and a quarter
-    more, so that a sequence which ends finds the next request inside the engine. All other requests wait in the
-    scheduler's queue, where they take turns, leave at no cost, and do not prolong a drain."""
-    return parallel + max(1, parallel // 4)
-
-
 class RunnerSlot:
     """One runner from its start until its process is gone, with what only the scheduler knows about it. Others read the
     attributes; only the methods change them.
@@ -68,7 +61,7 @@ class RunnerSlot:
         self.runner = runner
         self.target = target
         self.variant, self.number = variant, number
-        self.capacity = capacity(variant.spec.parallel)
+        self.capacity = variant.spec.parallel
         self.estimated = self.memory = memory
         self.measured: RequiredMemory | None = None
         self.measured_at = float("-inf")  # since it was used

@@ -38,7 +38,7 @@ def gate(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def daemon(start_daemon: StartDaemon, gate: Path, tmp_path: Path) -> Daemon:
-    """Its engine has one sequence, so its runner gives out two leases."""
+    """Its engine has one sequence, so its runner gives out one lease."""
     data = tmp_path / "data_dir"
     data.mkdir()
     ranks = {"bert.pooling_type": 4}
@@ -115,13 +115,13 @@ async def _has_leases(daemon: Daemon, count: int) -> bool:
 
 
 async def test_the_next_request_queues_until_a_place_is_free(daemon: Daemon, gate: Path, tmp_path: Path) -> None:
-    await send_and_leave(daemon, tmp_path, 2)
-    await until(lambda: _says(daemon, "/engines/why?model=smol", "2 of them"))
-    third = asyncio.create_task(post(daemon))
+    await send_and_leave(daemon, tmp_path, 1)
+    await until(lambda: _says(daemon, "/engines/why?model=smol", "clients have left"))
+    second = asyncio.create_task(post(daemon))
     await until(lambda: _queues(daemon, 1))
-    assert (await runner(daemon))["leases"] == 2
+    assert (await runner(daemon))["leases"] == 1
     gate.touch()
-    assert await third == 200
+    assert await second == 200
 
 
 async def post(daemon: Daemon) -> int:
@@ -136,8 +136,8 @@ async def _queues(daemon: Daemon, count: int) -> bool:
 
 async def test_nobody_waits_for_them_when_the_model_is_unloaded(daemon: Daemon, tmp_path: Path) -> None:
     """Unloading waits for requests, for as long as `drain_limit`, and reports a runner that is still there."""
-    await send_and_leave(daemon, tmp_path, 2)
-    await until(lambda: _says(daemon, "/engines/why?model=smol", "2 of them"))
+    await send_and_leave(daemon, tmp_path, 1)
+    await until(lambda: _says(daemon, "/engines/why?model=smol", "clients have left"))
     async with daemon.unix.post("/engines/unload", json={"models": ["smol"]}) as answer:
         told = await answer.json()
     assert told["unloaded_runners"] == 1, told
@@ -149,8 +149,8 @@ async def test_an_engine_that_hangs_with_them_is_replaced(
 ) -> None:
     daemon = await start_daemon(models={"smol": 0}, wedge_limit=0.5)
     daemon.backend.knobs = ("--hold", str(gate), "--record", str(tmp_path / "record"))
-    await send_and_leave(daemon, tmp_path, 2)
-    await until(lambda: _says(daemon, "/engines/why?model=smol", "2 of them"))
+    await send_and_leave(daemon, tmp_path, 1)
+    await until(lambda: _says(daemon, "/engines/why?model=smol", "clients have left"))
     daemon.backend.knobs = ()
     os.kill((await runner(daemon))["pid"], signal.SIGSTOP)
     async with asyncio.timeout(HUNG):

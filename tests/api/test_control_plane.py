@@ -67,7 +67,7 @@ async def test_a_wrong_body_names_the_field(start_daemon: StartDaemon, body: str
 FAULTS: list[tuple[str, str, str | None, tuple[int, str]]] = [
     ("GET", "/nowhere", None, (404, "route_not_found")),
     ("GET", "/props", None, (404, "route_not_found")),
-    ("GET", "/models/search", None, (404, "route_not_found")),
+    ("GET", "/models/search", None, (400, "bad_request")),
     ("GET", "/models/create", None, (404, "route_not_found")),
     ("DELETE", "/models/purge", None, (404, "route_not_found")),
     ("GET", "/models/search:latest", None, (404, "model_not_found")),

@@ -289,7 +289,7 @@ class World:
         return next(r for key, r in self.running.items() if key.model_id == name)
 
 
-def target(name: str, *, keep_alive: float = 300.0, pinned: bool = False, parallel: int = 1) -> Target:
+def target(name: str, *, keep_alive: float = 300.0, pinned: bool = False, parallel: int = 2) -> Target:
     header = ModelHeader({}, ())
     place = Path("/nowhere")
     bundle = Bundle(name, (name,), ModelFormat.GGUF, place, {}, header, 0, None, frozenset())

@@ -12,7 +12,6 @@ from modelrunner.errors import (
     TimedOut,
 )
 from modelrunner.scheduler.failures import REMEMBERED, after, is_past
-from modelrunner.scheduler.queues import is_full
 from modelrunner.scheduler.state import (
     Failure,
     Forget,
@@ -367,12 +366,3 @@ def test_closing_refuses_stops_and_drains() -> None:
 
 def test_closing_takes_no_drain_back() -> None:
     assert decide(slot("a", 6, Phase.DRAINING, leases=1, drain=Reason.ROOM), closing=True) == []
-
-
-# The question asked before queueing
-
-
-def test_requests_that_wait_inside_the_engine_count_as_waiting() -> None:
-    assert not is_full(waiting=0, in_use=4, parallel=4, max_queue=1)
-    assert is_full(waiting=0, in_use=5, parallel=4, max_queue=1)
-    assert is_full(waiting=1, in_use=0, parallel=4, max_queue=1)

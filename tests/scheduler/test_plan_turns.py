@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from modelrunner.scheduler.fairness import in_line, in_turn, note_turn, urgent
-from modelrunner.scheduler.slots import capacity
 from modelrunner.scheduler.state import (
     Grant,
     Group,
@@ -35,11 +34,6 @@ def line(*groups: Group, served: dict[tuple[str, bool], float] | None = None) ->
 
 
 # Among those who wait for one runner
-
-
-@pytest.mark.parametrize(("parallel", "leases"), [(1, 2), (4, 5), (8, 10), (256, 320)])
-def test_an_engine_gets_a_quarter_more_than_it_works_on(parallel: int, leases: int) -> None:
-    assert capacity(parallel) == leases
 
 
 def test_a_runner_gives_out_no_more_leases_than_it_has_left() -> None:

@@ -209,21 +209,22 @@ async def test_the_queue_of_a_model_is_bounded_and_its_own() -> None:
 
 
 @virtual
-async def test_requests_inside_the_engine_are_bounded_too_and_the_pause_is_measured() -> None:
+async def test_an_engine_gets_a_request_for_each_sequence_and_the_pause_is_measured() -> None:
     world = World(10, {"a": Engine(6)})
     scheduler = world.scheduler(max_queue=2)
     with await scheduler.acquire(target("a", parallel=2)):
         await asyncio.sleep(12.0)
-    leases = [await scheduler.acquire(target("a", parallel=2)) for _ in range(3)]
-    assert scheduler.warm(target("a", parallel=2)) is None, "two in the engine and one that is next"
-    fourth = asyncio.create_task(scheduler.acquire(target("a", parallel=2)))
+    leases = [await scheduler.acquire(target("a", parallel=2)) for _ in range(2)]
+    assert scheduler.warm(target("a", parallel=2)) is None
+    waiting = [asyncio.create_task(scheduler.acquire(target("a", parallel=2))) for _ in range(2)]
     await settle()
     with pytest.raises(QueueFull) as caught:
         await scheduler.acquire(target("a", parallel=2))
     assert caught.value.retry_after == pytest.approx(6.0)
     assert caught.value.message.startswith("2 requests wait for a, as many as `max_queue` allows")
     leases.pop().release()
-    (await fourth).release()
+    for ticket in waiting:
+        (await ticket).release()
     (await scheduler.acquire(target("a", parallel=2))).release()
     await scheduler.close(0)
 
@@ -359,7 +360,7 @@ async def test_the_estimate_is_asked_for_once_however_many_wait() -> None:
     world = World(10, {"a": Engine(6)})
     scheduler = world.scheduler()
     for _ in range(3):
-        for lease in await asyncio.gather(*(scheduler.acquire(target("a", parallel=4)) for _ in range(5))):
+        for lease in await asyncio.gather(*(scheduler.acquire(target("a", parallel=4)) for _ in range(4))):
             lease.release()
         await scheduler.unload(all=True)
     assert world.backend.estimates == 3
