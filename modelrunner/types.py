@@ -44,6 +44,9 @@ class Endpoint:
         return f"unix://{self.path}" if self.path else f"http://{self.host}:{self.port}"
 
 
+_CENTURY = 100 * 365 * 86400.0  # seconds: later moments are no date that can be told
+
+
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
     """How long an unleased runner stays, in seconds; `math.inf` for as long as there is room. 0 unloads after the
@@ -53,7 +56,8 @@ class KeepAlive:
 
     @classmethod
     def parse(cls, value: str | int | float) -> Self:
-        """Parses a Go duration, or a number of seconds (a JSON number). Raises `BadRequest`."""
+        """Parses a Go duration, or a number of seconds (a JSON number); a century or more means never. Raises
+        `BadRequest`."""
         match value:
             case bool():
                 raise BadRequest("keep_alive is a duration or a number of seconds, not a boolean", param="keep_alive")
@@ -67,7 +71,7 @@ class KeepAlive:
                 raise BadRequest("keep_alive is a duration or a number of seconds", param="keep_alive")
         if math.isnan(seconds):
             raise BadRequest("keep_alive is not a number", param="keep_alive")
-        return cls(math.inf if seconds < 0 else seconds)
+        return cls(seconds if 0 <= seconds < _CENTURY else math.inf)
 
     def __str__(self) -> str:
         return "-1" if math.isinf(self.seconds) else format_duration(self.seconds)

@@ -199,7 +199,7 @@ class ModelRoutes:
         details = await self._library.details(model.id)
         return json_response(wireforms.details(name, model, details))
 
-    @documented(wire.Repackaged, body=wire.RepackageRequest, query={}, status=201, errors=(422, 507))
+    @documented(wire.Repackaged, body=wire.RepackageRequest, query={}, status=201, errors=(422, 502, 504, 507))
     async def repackage(self, request: web.Request) -> web.Response:
         """Makes a model of another one, with another context size."""
         reference = _before(request, "/repackage")

@@ -69,3 +69,13 @@ async def test_no_messages_are_no_fault_of_the_daemon(start_daemon: StartDaemon)
     daemon = await start_daemon(models={"smol": 0})
     async with daemon.tcp.post("/v1/chat/completions", json=CHAT | {"messages": []}) as answer:
         assert answer.status != 500
+
+
+async def test_a_keep_alive_beyond_all_dates_is_never(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    async with daemon.tcp.post("/v1/chat/completions", json=CHAT | {"keep_alive": 1e200}) as answer:
+        assert answer.status == 200
+        await answer.read()
+    for path in ("/engines/ps", "/engines/now", "/api/ps"):
+        async with daemon.tcp.get(path) as answer:
+            assert answer.status == 200, path
