@@ -26,10 +26,49 @@ class Tokens(msgspec.Struct, frozen=True, gc=False):
 NONE = Tokens()
 
 
+class _Details(msgspec.Struct):
+    cached_tokens: int = 0
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Timings(msgspec.Struct, frozen=True):
+    """What llama.cpp adds."""
+
+    cache_n: int = 0
+    draft_n: int = 0
+
+
+class _Counted(msgspec.Struct, gc=False):
+    """The end of an event or a body of OpenAI's, from its `usage` on."""
+
+    usage: _Usage
+    timings: _Timings = _Timings()
+
+
+_USUAL = msgspec.json.Decoder(_Counted)
+
+
 def tokens_of(tail: bytes, size: int) -> Tokens:
     """Reads the `usage` of OpenAI's and Anthropic's answers, else the `timings` of llama.cpp (its tools/server/README,
     "timings"), from the last bytes of an answer of `size` bytes, perhaps in chunks. For a stream without them, as it is
     when its client left, the tokens of the answer are estimated: engines send an event for each."""
+    start = tail.rfind(b'"usage":{"')
+    if start >= 0:
+        end = tail.find(b"\n", start)
+        try:
+            counted = _USUAL.decode(b"{" + (tail[start:] if end < 0 else tail[start:end]))
+        except msgspec.DecodeError:
+            pass  # another family's, or chunks that end in it
+        else:
+            usage, timings = counted.usage, counted.timings
+            details = usage.prompt_tokens_details
+            cached = details.cached_tokens if details is not None else timings.cache_n
+            return Tokens(usage.prompt_tokens, usage.completion_tokens, cached, timings.draft_n)
     if b"\r\n" in tail:
         tail = _CHUNK_FRAMING.sub(b"", tail)
     starts = [at for at in (tail.rfind(b'"usage"'), tail.rfind(b'"timings"')) if at >= 0]

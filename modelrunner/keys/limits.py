@@ -8,6 +8,7 @@ to a connection that was closed goes to the next one that comes: many clients op
 import math
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from time import monotonic
 
 WINDOW = 60.0
@@ -33,8 +34,12 @@ class RequestLimit:
         """Admits a request: returns None, or the seconds after which this client is to come again. `client` is any
         number that distinguishes the connections of one key."""
         now = self._clock()
-        while self._admitted and self._admitted[0] <= now - WINDOW:
-            self._admitted.popleft()
+        admitted = self._admitted
+        while admitted and admitted[0] <= now - WINDOW:
+            admitted.popleft()
+        if not self._promised and len(admitted) < self.limit:
+            admitted.append(now)
+            return None
         while self._promised and (first := next(iter(self._promised.items())))[1] + GRACE < now:
             del self._promised[first[0]]  # nobody came
         free = self.limit - len(self._admitted)
@@ -61,8 +66,12 @@ class RequestLimit:
     def _promise(self, client: int, now: float) -> float:
         """Returns the seconds until a slot is free that was promised to nobody else."""
         self._promised.pop(client, None)
-        taken = [*self._admitted, *(due + GRACE for due in self._promised.values())]
-        due = max(now + GRACE, taken[-self.limit] + WINDOW if len(taken) >= self.limit else now)
+        over = len(self._admitted) + len(self._promised) - self.limit
+        due = now + GRACE
+        if 0 <= over < len(self._admitted):
+            due = max(due, self._admitted[over] + WINDOW)
+        elif over >= 0:
+            due = max(due, next(islice(self._promised.values(), over - len(self._admitted), None)) + GRACE + WINDOW)
         if len(self._promised) < _MOST_PROMISES:
             self._promised[client] = due
         return due - now

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from modelrunner.gateway.observers import RequestRecord
-from modelrunner.gateway.tokens import NONE
 from modelrunner.scheduler import EventRecord
 
 BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0)
@@ -29,6 +28,10 @@ _HISTOGRAMS = (
 _OF_RUNNERS = frozenset(("load", "ready", "sleep", "wake", "evict", "stop", "crash"))
 
 
+Labels = tuple[str, str, str, int, str, str, str]
+"""Family, model ("" where no runner served it), backend, status, error, key, caller."""
+
+
 class Histogram:
     """Observations in buckets with the upper bounds `bounds`, in seconds."""
 
@@ -39,9 +42,11 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, values: Sequence[float]) -> None:
+        counts, bounds = self.counts, self.bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self.total += sum(values)
 
     def buckets(self) -> list[tuple[str, float]]:
         """Returns (upper bound, observations up to it), the last bound being +Inf."""
@@ -60,29 +65,35 @@ class RequestCounters:
         self._tokens: dict[str, list[int]] = {}
         self._times: dict[tuple[str, str], tuple[Histogram, ...]] = {}
 
-    def add(self, record: RequestRecord) -> None:
-        model = record.model_name or _UNKNOWN
-        backend = record.backend if record.model_name else _UNKNOWN
-        series = record.family, model, backend, record.status, record.error, record.key
-        self._requests[series] = self._requests.get(series, 0) + 1
-        if not record.model_name:
+    def add(self, labels: Labels, records: Sequence[RequestRecord]) -> None:
+        """Counts requests with these labels."""
+        family, model, backend, status, error, key, _ = labels
+        if not model:
+            model = backend = _UNKNOWN
+        series = family, model, backend, status, error, key
+        self._requests[series] = self._requests.get(series, 0) + len(records)
+        if model is _UNKNOWN:
             return
-        times = self._times.get((record.family, model))
+        times = self._times.get((family, model))
         if times is None:
-            times = self._times[record.family, model] = tuple([Histogram(bounds) for _, _, bounds in _HISTOGRAMS])
+            times = self._times[family, model] = tuple([Histogram(bounds) for _, _, bounds in _HISTOGRAMS])
         queue, load, first, each, whole = times
-        queue.observe(record.queued)
-        load.observe(record.loading)
-        whole.observe(record.duration)
-        tokens = record.tokens
-        if record.first_byte is not None:
-            first.observe(record.first_byte)
-            if tokens.answer > 1:
-                each.observe((record.duration - record.first_byte) / (tokens.answer - 1))
-        if tokens is not NONE:
-            sums = self._tokens.get(model)
-            if sums is None:
-                sums = self._tokens[model] = [0, 0, 0, 0]
+        queue.observe([record.queued for record in records])
+        load.observe([record.loading for record in records])
+        whole.observe([record.duration for record in records])
+        began = [record for record in records if record.first_byte is not None]
+        first.observe([record.first_byte for record in began])  # type: ignore[misc]  # they have one
+        each.observe(
+            [
+                (record.duration - record.first_byte) / (record.tokens.answer - 1)  # type: ignore[operator]
+                for record in began
+                if record.tokens.answer > 1
+            ]
+        )
+        sums = self._tokens.get(model)
+        if sums is None:
+            sums = self._tokens[model] = [0, 0, 0, 0]
+        for tokens in [record.tokens for record in records]:
             sums[0] += tokens.prompt
             sums[1] += tokens.answer
             sums[2] += tokens.cached
@@ -122,7 +133,7 @@ class EventCounters:
             self._crashes[event.model, event.details.get("code", _UNKNOWN)] += 1
         self._downloaded += event.details.get("downloaded", 0)
         if event.event == "ready" and (seconds := event.details.get("seconds")) is not None:
-            self._loads.setdefault(event.model, Histogram(BUCKETS)).observe(seconds)
+            self._loads.setdefault(event.model, Histogram(BUCKETS)).observe([seconds])
 
     def families(self) -> Iterator[Metric]:
         events = CounterMetricFamily(

@@ -6,7 +6,7 @@ from pathlib import Path
 from modelrunner.gateway.interfaces import UnderWay
 from modelrunner.gateway.observers import RequestRecord
 from modelrunner.scheduler import Scheduler
-from modelrunner.telemetry.counters import EventCounters, RequestCounters
+from modelrunner.telemetry.counters import EventCounters, Labels, RequestCounters
 from modelrunner.telemetry.exposition import Exposition
 from modelrunner.telemetry.history import History
 from modelrunner.telemetry.recent import RecentRequests
@@ -34,12 +34,19 @@ class Telemetry:
         self.flush = flush
 
     def finished(self, records: Sequence[RequestRecord]) -> None:
-        add = self._counters.add
-        for record in records:
-            add(record)
+        groups: dict[Labels, list[RequestRecord]] = {}
+        for one in records:
+            labels = one.family, one.model_name, one.backend, one.status, one.error, one.key, one.caller
+            if labels in groups:
+                groups[labels].append(one)
+            else:
+                groups[labels] = [one]
+        for labels, alike in groups.items():
+            self._counters.add(labels, alike)
+            if alike[0].model_name:
+                self.usage.add(alike[0].caller, alike[0].model_name, alike)
         self.recent.extend(records)
         self.history.take(records)
-        self.usage.take(records)
 
     async def count_events(self) -> None:
         """Counts the scheduler's events until it closes. A burst that is too long for the feed costs its events."""

@@ -58,18 +58,17 @@ class Usage:
         self._new: dict[tuple[str, str, str], list[float]] = {}
         self._failing = False
 
-    def take(self, records: Sequence[RequestRecord]) -> None:
+    def add(self, caller: str, model: str, records: Sequence[RequestRecord]) -> None:
+        """Adds the caller's requests that the model answered."""
         day = time.strftime("%Y-%m-%d", time.gmtime(self._wall()))
-        for record in records:
-            if record.model_name:
-                key = day, record.caller, record.model_name
-                if len(self._new) >= _MOST_KEPT and key not in self._new:
-                    key = day, _OTHERS, record.model_name
-                sums = self._new.setdefault(key, [0, 0, 0, 0.0])
-                sums[0] += 1
-                sums[1] += record.tokens.prompt
-                sums[2] += record.tokens.answer
-                sums[3] += max(0.0, record.duration - record.queued - record.loading)
+        key = day, caller, model
+        if len(self._new) >= _MOST_KEPT and key not in self._new:
+            key = day, _OTHERS, model
+        sums = self._new.setdefault(key, [0, 0, 0, 0.0])
+        sums[0] += len(records)
+        sums[1] += sum([record.tokens.prompt for record in records])
+        sums[2] += sum([record.tokens.answer for record in records])
+        sums[3] += sum([max(0.0, record.duration - record.queued - record.loading) for record in records])
 
     async def run(self) -> None:
         """Writes until it is cancelled."""

@@ -18,27 +18,17 @@ class Wall:
         return self.now
 
 
-def record(
-    model: str = "ai/m", caller: str = "", tokens: Tokens = NONE, duration: float = 2.0, queued: float = 0.5
-) -> RequestRecord:
-    return RequestRecord(
-        *("id", "openai", "/v1/chat/completions", 200),
-        model_name=model,
-        caller=caller,
-        duration=duration,
-        queued=queued,
-        tokens=tokens,
-    )
+def record(tokens: Tokens = NONE) -> RequestRecord:
+    return RequestRecord("id", "openai", "/v1/chat/completions", 200, duration=2.0, queued=0.5, tokens=tokens)
 
 
 async def test_sums_by_model_caller_and_day(tmp_path: Path) -> None:
     wall = Wall()
     usage = Usage(tmp_path / "usage.sqlite", wall)
-    usage.take([record("a", "kim", Tokens(10, 5))])
+    usage.add("kim", "a", [record(Tokens(10, 5))])
     wall.now += DAY
-    usage.take([record("a", "lee", Tokens(20, 7))])
-    usage.take([record("b", "lee", Tokens(1, 1))])
-    usage.take([record("", tokens=Tokens(99, 99))])  # no engine answered it
+    usage.add("lee", "a", [record(Tokens(20, 7))])
+    usage.add("lee", "b", [record(Tokens(1, 1))])
     month = timedelta(days=30)
     assert await usage.sums(Grouping.MODEL, month) == [UsageSum("a", 2, 30, 12, 3.0), UsageSum("b", 1, 1, 1, 1.5)]
     assert await usage.sums(Grouping.KEY, month) == [UsageSum("lee", 2, 21, 8, 3.0), UsageSum("kim", 1, 10, 5, 1.5)]
@@ -48,10 +38,10 @@ async def test_sums_by_model_caller_and_day(tmp_path: Path) -> None:
 
 async def test_it_survives_a_new_daemon(tmp_path: Path) -> None:
     first = Usage(tmp_path / "usage.sqlite", Wall())
-    first.take([record(tokens=Tokens(10, 5))])
+    first.add("", "ai/m", [record(Tokens(10, 5))])
     await first.flush()
     second = Usage(tmp_path / "usage.sqlite", Wall())
-    second.take([record(tokens=Tokens(1, 1))])
+    second.add("", "ai/m", [record(Tokens(1, 1))])
     assert await second.sums(Grouping.MODEL, timedelta(days=1)) == [UsageSum("ai/m", 2, 11, 6, 3.0)]
 
 
@@ -59,7 +49,7 @@ async def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "usage.sqlite"
     path.write_bytes(b"not a database, and longer than its header would be" * 40)
     usage = Usage(path, Wall())
-    usage.take([record(tokens=Tokens(1, 1))])
+    usage.add("", "ai/m", [record(Tokens(1, 1))])
     assert len(await usage.sums(Grouping.MODEL, timedelta(days=1))) == 1
     [aside] = tmp_path.glob("usage.sqlite.corrupt-*")
     assert aside.read_bytes().startswith(b"not a database")
@@ -68,9 +58,9 @@ async def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
 async def test_a_disk_that_refuses_loses_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "later"
     usage = Usage(folder / "usage.sqlite", Wall())
-    usage.take([record(tokens=Tokens(1, 1))])
+    usage.add("", "ai/m", [record(Tokens(1, 1))])
     await usage.flush()
-    usage.take([record(tokens=Tokens(2, 2))])
+    usage.add("", "ai/m", [record(Tokens(2, 2))])
     await usage.flush()
     folder.mkdir()
     assert await usage.sums(Grouping.MODEL, timedelta(days=1)) == [UsageSum("ai/m", 2, 3, 3, 3.0)]
@@ -81,7 +71,7 @@ async def test_the_oldest_days_go_when_it_is_full(tmp_path: Path) -> None:
     usage = Usage(tmp_path / "usage.sqlite", wall, largest)
     for day in range(40):
         for number in range(50):
-            usage.take([record(f"ai/model-{number:040}", tokens=Tokens(1, 1))])
+            usage.add("", f"ai/model-{number:040}", [record(Tokens(1, 1))])
         await usage.flush()
         wall.now = NOON + (day + 1) * DAY
     wall.now -= DAY
@@ -96,11 +86,11 @@ async def test_damage_behind_the_first_page_is_set_aside(tmp_path: Path) -> None
     path = tmp_path / "usage.sqlite"
     usage = Usage(path, Wall())
     for number in range(500):
-        usage.take([record(f"model-{number}", tokens=Tokens(1, 1))])
+        usage.add("", f"model-{number}", [record(Tokens(1, 1))])
     await usage.flush()
     whole = path.read_bytes()
     path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
-    usage.take([record(tokens=Tokens(1, 1))])
+    usage.add("", "ai/m", [record(Tokens(1, 1))])
     await usage.flush()
     assert [each.requests for each in await usage.sums(Grouping.DAY, timedelta(days=1))] == [1]
     [aside] = tmp_path.glob("usage.sqlite.corrupt-*")
