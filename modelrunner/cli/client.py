@@ -5,9 +5,12 @@ Ctrl-C interrupts. Every exchange has a connection of its own, so no connection 
 stop the work."""
 
 import http.client
+import re
 import socket
+import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -26,6 +29,7 @@ from modelrunner.errors import (
 
 CONNECT_TIMEOUT = 5.0
 CALL_TIMEOUT = 30.0
+_FINGERPRINT = re.compile("[0-9a-f]{64}")
 
 T = TypeVar("T")
 
@@ -52,6 +56,25 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+class _TlsConnection(http.client.HTTPSConnection):
+    """`fingerprint` in hex, in lower case; "" asks for a certificate that this machine trusts."""
+
+    def __init__(self, host: str, port: int | None, fingerprint: str) -> None:
+        context = ssl.create_default_context()
+        if fingerprint:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        super().__init__(host, port, timeout=CONNECT_TIMEOUT, context=context)
+        self._fingerprint = fingerprint
+
+    def connect(self) -> None:
+        """Raises `SSLError` for a certificate that is not the wanted one; nothing was sent then."""
+        super().connect()
+        certificate = self.sock.getpeercert(binary_form=True) or b""
+        if self._fingerprint and sha256(certificate).hexdigest() != self._fingerprint:
+            self.close()
+            raise ssl.SSLError(f"its certificate has the fingerprint {sha256(certificate).hexdigest()}")
+
+
 class RawBody(NamedTuple):
     """A body that is not JSON; `length` is in bytes, None if it is unknown: then the body goes in chunks."""
 
@@ -61,7 +84,8 @@ class RawBody(NamedTuple):
 
 
 class Client:
-    """One daemon, at `unix:///path` or `http[s]://host[:port]`. Raises `BadRequest` for another kind of address.
+    """One daemon, at `unix:///path` or `http[s]://host[:port]`. `https://host:port#FINGERPRINT` is the one whose
+    certificate has this SHA-256 fingerprint, whoever signed it. Raises `BadRequest` for another kind of address.
 
     The methods raise `DaemonUnreachable`, the error that the daemon sent (`NotFound` for every 404, otherwise the base
     class, with the daemon's message), `TimedOut`, or `AnswerBroken`.
@@ -77,6 +101,9 @@ class Client:
             )
         except ValueError:  # a port that is no number
             known = False
+        self._fingerprint = self._url.fragment.replace(":", "").lower()
+        if self._fingerprint and not (self._url.scheme == "https" and _FINGERPRINT.fullmatch(self._fingerprint)):
+            raise BadRequest(f"{host!r} ends in no SHA-256 fingerprint of a certificate: 64 hex digits after the `#`")
         if not known:
             raise BadRequest(f"{host!r} is no address of a daemon: write unix:///path or http://host:port")
 
@@ -164,7 +191,7 @@ class Client:
             case "unix":
                 made = _UnixConnection(self._url.path)
             case "https":
-                made = http.client.HTTPSConnection(self._url.hostname or "", self._url.port, timeout=CONNECT_TIMEOUT)
+                made = _TlsConnection(self._url.hostname or "", self._url.port, self._fingerprint)
             case _:
                 made = http.client.HTTPConnection(self._url.hostname or "", self._url.port, timeout=CONNECT_TIMEOUT)
         try:

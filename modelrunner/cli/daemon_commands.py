@@ -95,14 +95,15 @@ def logs(client: Client, name: str | None, follow: bool, lines: str | None) -> N
 @click.command()
 @click.option("--listen", metavar="HOST:PORT", help="The TCP address; empty for none.")
 @click.option("--socket", metavar="PATH", help="The Unix socket.")
-def serve(listen: str | None, socket: str | None) -> None:
+@click.option("--tls", type=click.Choice(["off", "self-signed"]), help="TLS on TCP, with a certificate made here.")
+def serve(listen: str | None, socket: str | None, tls: str | None) -> None:
     """Run the daemon in the foreground."""
     from modelrunner.config.locations import Locations
     from modelrunner.config.settings import Settings
     from modelrunner.daemon.app import run
 
-    settings = Settings.load(Locations.find(), listen=listen, socket=os.path.abspath(socket) if socket else None)
-    run(settings)
+    socket = os.path.abspath(socket) if socket else None
+    run(Settings.load(Locations.find(), listen=listen, socket=socket, tls=tls))
 
 
 @click.command()

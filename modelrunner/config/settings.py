@@ -172,6 +172,9 @@ class Settings(BaseModel):
     config: Path
     listen: str = "127.0.0.1:12434"
     socket: Path
+    tls: Literal["off", "self-signed"] = "off"
+    tls_certificate: FilePath | None = None
+    tls_key: FilePath | None = None
     origins: Origins = ()
     hosts: Words = ()
     memory_budget: Annotated[Bytes, Field(gt=0)] | None = None

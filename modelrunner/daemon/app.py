@@ -38,6 +38,7 @@ from modelrunner.concurrency.threads import Pool
 from modelrunner.config.locations import default_runtimes
 from modelrunner.config.settings import Settings
 from modelrunner.daemon import instance, logs
+from modelrunner.daemon.certificates import Certificate, self_signed
 from modelrunner.daemon.doorway import Doorway, open_port
 from modelrunner.daemon.handedover import handed_over
 from modelrunner.daemon.parts import Parts, build, make_reloader, set_aliases, set_detours
@@ -98,13 +99,14 @@ async def serve(
             if tcp := open_port(settings.listen, wanted=settings.is_given("listen"), beyond_loopback=bool(keys)):
                 sockets.enter_context(tcp)
                 keys.needed = not ip_address(tcp.getsockname()[0]).is_loopback
+            certificate = await asyncio.to_thread(_certificate, settings) if tcp else None
             ready_made = handed_over()
             path = Path(ready_made.getsockname()) if ready_made else settings.socket_path()
             unix = instance.UnixListener(path, ready_made)
-            addresses = Addresses(path, instance.address(tcp), settings.data_dir)
+            addresses = Addresses(path, instance.address(tcp, tls=certificate is not None), settings.data_dir)
             doorway = sockets.enter_context(closing(Doorway(unix, addresses, settings.socket_path, announce)))
             parts = await asyncio.to_thread(build, settings, registry, keys)
-            server = Daemon(settings, parts, doorway, tcp)
+            server = Daemon(settings, parts, doorway, tcp, certificate)
             with server.lifecycle.on_signals(last=last):
                 await server.start()
                 try:
@@ -118,14 +120,33 @@ async def serve(
                 addresses.socket.parent.rmdir()
 
 
-class Daemon:
-    """The parts and the two listeners, from `start` to `stop`. `tcp` is None where there is only the Unix socket."""
+def _certificate(settings: Settings) -> Certificate | None:
+    """Raises `ConfigurationError`."""
+    if settings.tls_certificate is not None:
+        return Certificate(settings.tls_certificate, settings.tls_key or settings.tls_certificate)
+    if settings.tls == "self-signed":
+        names = [host for host in settings.hosts if host.isascii() and ":" not in host]
+        return self_signed(settings.data_dir / "tls", names)
+    return None
 
-    def __init__(self, settings: Settings, parts: Parts, doorway: Doorway, tcp: socket.socket | None) -> None:
+
+class Daemon:
+    """The parts and the two listeners, from `start` to `stop`. `tcp` is None where there is only the Unix socket;
+    with a `certificate` it speaks TLS."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        parts: Parts,
+        doorway: Doorway,
+        tcp: socket.socket | None,
+        certificate: Certificate | None,
+    ) -> None:
         self._settings = settings
         self._parts = parts
         self._doorway = doorway
         self._tcp = tcp
+        self._certificate = certificate
         self.lifecycle = instance.Lifecycle()
         port = tcp.getsockname()[1] if tcp else 0
         access = Access(host_names(port, settings.hosts), settings.origins)
@@ -170,12 +191,19 @@ class Daemon:
         assert self._runner.server is not None
         fallback = connections(self._runner.server, self._pipeline.limits)
         loop = asyncio.get_running_loop()
-        self._lanes = [protocol.FastLane(self._pipeline, fallback, local=local) for local in (True, False)]
+        certificate = self._certificate
+        tls = certificate.current if certificate is not None else None
+        self._lanes = [
+            protocol.FastLane(self._pipeline, fallback, local=True),
+            protocol.FastLane(self._pipeline, fallback, local=False, tls=tls),
+        ]
         if self._tcp:
             self._tcp_server = await loop.create_server(self._lanes[1], sock=self._tcp, backlog=instance.BACKLOG)
         await self._doorway.open(self._serve_unix)
         where = self._doorway.addresses
         log.info("modelrunner %s serves unix://%s %s", __version__, where.socket, where.listen)
+        if certificate is not None:
+            log.info("the TLS certificate has the SHA-256 fingerprint %s", certificate.fingerprint)
         parts = self._parts
         dry_runs = DryRuns(parts.store, parts.resolver, parts.scheduler)
         self._background = [
@@ -189,6 +217,8 @@ class Daemon:
             *([asyncio.create_task(self._notifier().run(), name="notify")] if self._notifies else []),
             asyncio.create_task(self._doorway.watch(self._serve_unix), name="doorway"),
         ]
+        if certificate is not None:
+            self._background.append(asyncio.create_task(certificate.watch(), name="certificate"))
 
     @property
     def _notifies(self) -> bool:

@@ -273,12 +273,12 @@ def bind_tcp(listen: str, *, beyond_loopback: bool = False) -> socket.socket | N
     return listener
 
 
-def address(listener: socket.socket | None) -> str:
+def address(listener: socket.socket | None, *, tls: bool = False) -> str:
     """Returns the address in a client's form, `http://127.0.0.1:12434`; "" without a listener."""
     if listener is None:
         return ""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _parse_address(listen: str, beyond_loopback: bool) -> tuple[str, int]:

@@ -54,7 +54,8 @@ class Access:
     def _allows(self, origin: str, host: str | None, local: bool) -> bool:
         if self._origins.fullmatch(origin):
             return True
-        return not local and host is not None and origin == f"http://{host.lower()}"  # the daemon's own pages
+        scheme, _, page = origin.partition("://")  # the daemon's own pages
+        return not local and host is not None and page == host.lower() and scheme in ("http", "https")
 
 
 def _matching(patterns: Iterable[str]) -> re.Pattern[str]:
@@ -84,6 +85,6 @@ def host_names(port: int, hosts: Iterable[str]) -> list[str]:
     """Returns the allowed values of a Host header for a listener on `port`: the loopback names and `hosts`, each with
     its own port or with this one."""
     named = [host if _has_port(host) else f"{host}:{port}" for host in (*LOOPBACK_NAMES, *hosts)]
-    if port == 80:  # a client omits the default port
-        named += [host.removesuffix(":80") for host in named]
+    if port in (80, 443):  # a client omits the default port
+        named += [host.removesuffix(f":{port}") for host in named]
     return named

@@ -8,20 +8,30 @@ from modelrunner.gateway.admission import Admission
 from modelrunner.gateway.connection import ClientConnection
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.http.listener import Listener
+from modelrunner.http.tls import ContextOf, TlsConnection
 
 
 class FastLane:
     """The protocol factory of a listening socket. `fallback` makes an aiohttp protocol for one request that is not
-    inference; `local` is True for the Unix socket."""
+    inference; `local` is True for the Unix socket. With `tls`, clients speak TLS, in its newest context."""
 
-    def __init__(self, pipeline: Pipeline, fallback: Callable[[], asyncio.Protocol], *, local: bool) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        fallback: Callable[[], asyncio.Protocol],
+        *,
+        local: bool,
+        tls: ContextOf | None = None,
+    ) -> None:
         self.pipeline = pipeline
         self.fallback = fallback
         self.listener = Listener(pipeline.limits, local=local)
         self.admission = Admission(pipeline, local=local)
+        self._tls = tls
 
     def __call__(self) -> asyncio.Protocol:
-        return ClientConnection(self.pipeline, self.listener, self.admission, self.fallback)
+        connection = ClientConnection(self.pipeline, self.listener, self.admission, self.fallback)
+        return TlsConnection(self._tls, connection) if self._tls is not None else connection
 
     def drain(self) -> None:
         """Closes every connection as soon as it has nothing under way."""

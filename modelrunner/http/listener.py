@@ -150,4 +150,4 @@ def sever(transport: asyncio.Transport) -> None:
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-    transport.close()
+    transport.get_extra_info("bare", transport).close()

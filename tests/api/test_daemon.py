@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import pytest
 from modelrunner.config.locations import ConfigurationError
 from modelrunner.daemon import instance
 from modelrunner.daemon.instance import AlreadyRunning, UnixListener
+from tests.api.conftest import StartDaemon
 from tests.waiting import HUNG
 
 
@@ -166,3 +168,14 @@ async def test_the_second_request_to_stop_does_not_wait() -> None:
             assert not lifecycle.hurry.is_set()
             os.kill(os.getpid(), signal.SIGTERM)
             await lifecycle.hurry.wait()
+
+
+async def test_tls_on_tcp(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0}, tls="self-signed")
+    trust = ssl.create_default_context(cafile=str(daemon.settings.data_dir / "tls" / "certificate.pem"))
+    for path in ("/health", "/v1/models"):
+        async with daemon.tcp.get(path, ssl=trust) as answer:
+            assert answer.status == 200
+    body = {"model": "smol", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    async with daemon.tcp.post("/v1/chat/completions", json=body, ssl=trust) as answer:
+        assert (await answer.text()).endswith("data: [DONE]\n\n")

@@ -12,10 +12,14 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
     return {"uvloop": uvloop.new_event_loop}
 
 
-@pytest.fixture(params=["fast", "aiohttp"])
-def kind(request: pytest.FixtureRequest) -> str:
-    """The lane under test."""
-    return str(request.param)
+_OVER_TLS = ("test_dialects", "test_engine_faults", "test_lanes", "test_limits", "test_observers", "test_terms")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`kind` is the lane under test: inference; inference after something else on the same connection; over TLS."""
+    if "kind" in metafunc.fixturenames:
+        over_tls = metafunc.module.__name__.rpartition(".")[2] in _OVER_TLS
+        metafunc.parametrize("kind", ["fast", "aiohttp", "tls"] if over_tls else ["fast", "aiohttp"])
 
 
 @pytest.fixture

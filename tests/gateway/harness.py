@@ -1,6 +1,7 @@
 """A proxy that listens as the daemon does, and a client that speaks raw bytes and reads answers strictly (h11)."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from modelrunner.api.middleware import connections, envelope, finish_head
+from modelrunner.daemon.certificates import self_signed
 from modelrunner.gateway.access import Access, host_names
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.gateway.protocol import FastLane
@@ -149,7 +151,10 @@ class Proxy:
     async def connect(self, *, tcp: bool = False) -> Client:
         """On the kind of lane under test: for aiohttp's, the connection first asks for something that is not
         inference."""
-        if tcp:
+        if self.kind == "tls":
+            trust = ssl.create_default_context(cafile=str(self.path.parent / "certificate.pem"))
+            client = Client(*await asyncio.open_connection("127.0.0.1", self.port, ssl=trust))
+        elif tcp:
             client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
         else:
             client = Client(*await asyncio.open_unix_connection(str(self.path)))
@@ -225,7 +230,7 @@ async def proxy(
         listening = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
         port = listening.sockets[0].getsockname()[1]
         listening.close()
-        access = Access(host_names(port, ()), origins)
+        access = Access(host_names(port, ("test:*", "x:*") if kind == "tls" else ()), origins)
         pipeline = Pipeline(FakeResolver(), scheduler, access, limits or only())  # type: ignore[arg-type]
         app = web.Application(middlewares=[envelope(lambda: False)])
         app.on_response_prepare.append(finish_head)
@@ -236,7 +241,11 @@ async def proxy(
         await served.setup()
         assert served.server is not None
         fallback = connections(served.server, pipeline.limits)
-        lanes = {name: FastLane(pipeline, fallback, local=name == "unix") for name in ("unix", "tcp")}
+        tls = self_signed(folder, ()).current if kind == "tls" else None
+        lanes = {
+            "unix": FastLane(pipeline, fallback, local=True),
+            "tcp": FastLane(pipeline, fallback, local=False, tls=tls),
+        }
         servers = [
             await loop.create_unix_server(lanes["unix"], str(folder / "proxy.sock")),
             await loop.create_server(lanes["tcp"], "127.0.0.1", port),

@@ -100,7 +100,8 @@ async def test_damage_behind_the_first_page_is_set_aside(tmp_path: Path) -> None
 async def test_callers_without_end_are_added_up_together(tmp_path: Path) -> None:
     """While the disk takes nothing, memory is bounded, and no request is lost."""
     usage = Usage(tmp_path / "usage.sqlite", Wall())
-    usage.take([record(caller=str(number)) for number in range(10_500)])
+    for number in range(10_500):
+        usage.add(str(number), "ai/m", [record()])
     sums = await usage.sums(Grouping.KEY, timedelta(days=1))
     assert len(sums) == 10_001
     assert sums[0] == UsageSum("(others)", 500, 0, 0, 750.0)
