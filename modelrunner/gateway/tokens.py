@@ -26,17 +26,17 @@ class Tokens(msgspec.Struct, frozen=True, gc=False):
 NONE = Tokens()
 
 
-class _Details(msgspec.Struct):
+class _PromptDetails(msgspec.Struct):
     cached_tokens: int = 0
 
 
-class _Usage(msgspec.Struct, gc=False):
+class _OpenAIUsage(msgspec.Struct, gc=False):
     prompt_tokens: int
     completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
+    prompt_tokens_details: _PromptDetails | None = None
 
 
-class _Timings(msgspec.Struct, frozen=True):
+class _LlamaTimings(msgspec.Struct, frozen=True):
     """What llama.cpp adds."""
 
     cache_n: int = 0
@@ -46,8 +46,8 @@ class _Timings(msgspec.Struct, frozen=True):
 class _Counted(msgspec.Struct, gc=False):
     """The end of an event or a body of OpenAI's, from its `usage` on."""
 
-    usage: _Usage
-    timings: _Timings = _Timings()
+    usage: _OpenAIUsage
+    timings: _LlamaTimings = _LlamaTimings()
 
 
 _USUAL = msgspec.json.Decoder(_Counted)
