@@ -56,7 +56,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-class _TlsConnection(http.client.HTTPSConnection):
+class _PinnedConnection(http.client.HTTPSConnection):
     """`fingerprint` in hex, in lower case; "" asks for a certificate that this machine trusts."""
 
     def __init__(self, host: str, port: int | None, fingerprint: str) -> None:
@@ -191,7 +191,7 @@ class Client:
             case "unix":
                 made = _UnixConnection(self._url.path)
             case "https":
-                made = _TlsConnection(self._url.hostname or "", self._url.port, self._fingerprint)
+                made = _PinnedConnection(self._url.hostname or "", self._url.port, self._fingerprint)
             case _:
                 made = http.client.HTTPConnection(self._url.hostname or "", self._url.port, timeout=CONNECT_TIMEOUT)
         try:
