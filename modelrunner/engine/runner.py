@@ -107,7 +107,7 @@ class Runner:
         Raises `CancelledError` when stopped, `EngineFailed` when the engine ends by itself, or owes answers and shows
         no sign of life for `wedge_limit` seconds (0: for ever), `TimedOut` when it made no progress for `stall_limit`
         seconds while starting, `BackendUnavailable` when it could not be executed. Nothing
-        of it is left by then, the file of its socket included.
+        of it is left by then, its folder included.
         """
         self._changed = changed
         self.started = self._clock()

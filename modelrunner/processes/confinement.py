@@ -150,13 +150,26 @@ def _program_files(program: str, env: Mapping[str, str]) -> Iterable[Path]:
     library of the Python that it was made from."""
     if (found := shutil.which(program, path=env.get("PATH"))) is None:
         return
-    for path in dict.fromkeys((Path(os.path.abspath(found)), Path(found).resolve())):
+    paths = [Path(os.path.abspath(found)), Path(found).resolve()]
+    if home := _home_of(paths[0].parent.parent):
+        yield paths[0].parent.parent
+        paths.append(home / "python")
+    for path in dict.fromkeys(paths):
         prefix = path.parent.parent
         yield from (path.parent, prefix / "lib", prefix / "lib64")
-        if (prefix / "pyvenv.cfg").exists():
-            yield prefix
     for name in ("LD_LIBRARY_PATH", "PYTHONPATH"):
         yield from (Path(folder) for folder in env.get(name, "").split(os.pathsep) if os.path.isabs(folder))
+
+
+def _home_of(environment: Path) -> Path | None:
+    """Returns the folder with the program of the Python that a virtual environment was made from, which a copied program
+    does not show (`pyvenv.cfg`, PEP 405); None for another folder."""
+    try:
+        lines = (environment / "pyvenv.cfg").read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    settings = {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
+    return Path(settings["home"]) if os.path.isabs(settings.get("home", "")) else None
 
 
 def _with_temporary_folder(env: Mapping[str, str], permissions: Permissions) -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.api.conftest import Daemon, StartDaemon
+from tests.waiting import HUNG
 
 PROMPT, IMAGE, TOKEN, WRONG_KEY = "planted-prompt", "planted-image", "planted-token", "mr-planted-wrong-key"
 TOLD = (
@@ -66,6 +67,6 @@ async def test_no_output_has_a_secret(start_daemon: StartDaemon, tmp_path: Path)
 
 
 async def text_of(daemon: Daemon, path: str) -> str:
-    async with asyncio.timeout(30), daemon.unix.get(path) as answer:
+    async with asyncio.timeout(HUNG), daemon.unix.get(path) as answer:
         assert answer.status in (200, 503), path
         return await answer.text()

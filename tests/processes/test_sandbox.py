@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,13 @@ async def test_the_rules_of_every_version_are_accepted(ground, monkeypatch, abi:
     with pytest.raises(BackendExited) as ended:
         await process.run(["/bin/true"], env={}, options=options)
     assert ended.value.returncode == 0
+
+
+async def test_a_python_that_was_copied_into_its_environment_finds_its_library(ground, tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", symlinks=False)
+    observer = Observer()
+    options = ProcessOptions(ground.log, observer, permissions=ground.permissions)
+    with pytest.raises(BackendExited) as ended:
+        argv = [str(tmp_path / "env/bin/python"), "-c", "import json; print('found')"]
+        await process.run(argv, env=process.scrubbed_environment(), options=options, permissions=Permissions())
+    assert (ended.value.returncode, observer.lines) == (0, ["found"])
