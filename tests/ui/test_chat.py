@@ -1,5 +1,6 @@
 """The view Chat, in a browser."""
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -9,6 +10,7 @@ from playwright.async_api import Page, expect
 
 from tests.api.conftest import StartDaemon
 from tests.ui.conftest import PHONE, TALKS, OpenPage, Watch
+from tests.waiting import HUNG
 
 pytestmark = pytest.mark.engine
 
@@ -34,12 +36,19 @@ HOSTILE = """<img src=x onerror="document.title='owned'"> <script>document.title
 
 async def say(page: Page, text: str) -> None:
     await page.get_by_label("Message", exact=True).fill(text)
+    await expect(page.get_by_role("button", name="Send")).to_be_enabled()  # the list of models is here
     await page.keyboard.press("Enter")
 
 
-def asked(record: Path) -> list[dict]:
-    """The bodies that the engine got."""
-    return [json.loads(json.loads(line)["body"]) for line in record.read_text().splitlines() if "body" in line]
+async def asked(record: Path, count: int) -> list[dict]:
+    """The bodies that the engine got, once there are so many."""
+    async with asyncio.timeout(HUNG):
+        while True:
+            lines = [json.loads(line) for line in record.read_text().splitlines()]
+            bodies = [json.loads(line["body"]) for line in lines if "body" in line]
+            if len(bodies) >= count:
+                return bodies
+            await asyncio.sleep(0.01)
 
 
 async def test_a_conversation(start_daemon: StartDaemon, open_page: OpenPage, tmp_path: Path):
@@ -75,13 +84,12 @@ async def test_a_conversation(start_daemon: StartDaemon, open_page: OpenPage, tm
     await page.get_by_label("temperature").fill("0.5")
     await page.get_by_role("button", name="Save").click()
     # again, and edited
-    async with page.expect_request_finished(lambda request: "completions" in request.url):
-        await page.get_by_role("button", name="Ask again").click()
+    await page.get_by_role("button", name="Ask again").click()
+    await asked(record, 2)
     await page.get_by_role("button", name="Edit the message").click()
-    async with page.expect_request_finished(lambda request: "completions" in request.url):
-        await say(page, "Write more code")
-    await expect(page.locator(".message.assistant")).to_have_count(1)
-    first, again, edited = asked(record)
+    await say(page, "Write more code")
+    first, again, edited = await asked(record, 3)
+    await expect(page.get_by_text("first token")).to_be_visible()
     assert "temperature" not in first
     assert again["temperature"] == 0.5
     assert [message["content"] for message in edited["messages"]] == ["Be brief.", "Write more code"]

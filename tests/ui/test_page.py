@@ -162,6 +162,7 @@ async def test_login_with_a_key_and_logout(start_daemon: StartDaemon, open_page:
     await expect(page.get_by_role("alert")).to_contain_text("Log in with a key that has this scope")
     await show(page, daemon, "chat")
     await page.get_by_label("Message", exact=True).fill("Hello")
+    await expect(page.get_by_role("button", name="Send")).to_be_enabled()
     await page.keyboard.press("Enter")
     await expect(page.get_by_text("first token")).to_be_visible()
 

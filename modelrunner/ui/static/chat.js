@@ -20,7 +20,7 @@ const readImage = (file) => new Promise((resolve, reject) => {
 
 function Waiting({ waiting }) {
   const { stage, position, expected_seconds: left, waited } = waiting;
-  const parts = [stage ? `Its model: ${stage}` : "Waiting for the first token", position > 1 && `place ${position} in line`, left > 0 && `about ${seconds(left)} left`].filter(Boolean);
+  const parts = [stage ? `Its model: ${stage}` : "Waiting for the answer", position > 1 && `place ${position} in line`, left > 0 && `about ${seconds(left)} left`].filter(Boolean);
   return html`<div class="waiting-line" role="status"><${Bar} part=${left != null && left + waited > 0 ? waited / (waited + left) : null} label="Waiting for the model" /><p class="figure">${parts.join(" · ")}</p></div>`;
 }
 
