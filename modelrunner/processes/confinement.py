@@ -162,8 +162,8 @@ def _program_files(program: str, env: Mapping[str, str]) -> Iterable[Path]:
 
 
 def _home_of(environment: Path) -> Path | None:
-    """Returns the folder with the program of the Python that a virtual environment was made from, which a copied program
-    does not show (`pyvenv.cfg`, PEP 405); None for another folder."""
+    """Returns the folder with the program of the Python that a virtual environment was made from, which a copied
+    program does not show (`pyvenv.cfg`, PEP 405); None for another folder."""
     try:
         lines = (environment / "pyvenv.cfg").read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):

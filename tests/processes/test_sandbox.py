@@ -163,7 +163,7 @@ async def test_a_python_that_was_copied_into_its_environment_finds_its_library(g
     venv.create(tmp_path / "env", symlinks=False)
     observer = Observer()
     options = ProcessOptions(ground.log, observer, permissions=ground.permissions)
+    argv = [str(tmp_path / "env/bin/python"), "-c", "import json; print('found')"]
     with pytest.raises(BackendExited) as ended:
-        argv = [str(tmp_path / "env/bin/python"), "-c", "import json; print('found')"]
         await process.run(argv, env=process.scrubbed_environment(), options=options, permissions=Permissions())
     assert (ended.value.returncode, observer.lines) == (0, ["found"])
