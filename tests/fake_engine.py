@@ -265,7 +265,7 @@ class Exchange:
         return next(found, "input" if missing else "")
 
     def complete(self, request: dict, *, chat: bool) -> None:
-        count = len(self.engine.words) or request.get("max_tokens") or self.options.tokens
+        count = len(self.engine.words) or self.tokens(request)
         if request.get("stream"):
             return self.stream(request, count, chat)
         words = [self.word(number) for number in range(count)]
@@ -295,7 +295,7 @@ class Exchange:
 
     def send_message(self, request: dict) -> None:
         """Anthropic's form of an answer."""
-        count = min(request.get("max_tokens") or self.options.tokens, self.options.most_tokens)
+        count = self.tokens(request)
         message = {"id": "fake-1", "type": "message", "role": "assistant", "model": self.options.model}
         message |= {"content": [], "stop_reason": None, "stop_sequence": None}
         used = {"input_tokens": 3, "output_tokens": count}
@@ -318,6 +318,10 @@ class Exchange:
     def named_event(self, kind: str, **fields: object) -> None:
         payload = f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
         self.connection.sendall(b"%x\r\n%s\r\n" % (len(payload), payload))
+
+    def tokens(self, request: dict) -> int:
+        wanted: int = request.get("max_tokens") or self.options.tokens
+        return min(wanted, int(self.options.most_tokens))
 
     def word(self, number: int) -> str:
         """Sends the next token, after the time it takes. Ends the work if the client has left."""
