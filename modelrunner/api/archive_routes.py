@@ -24,7 +24,7 @@ class ArchiveRoutes:
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/models/{ref:.+}/export", self.export), web.post("/models/load", self.load)]
 
-    @documented({_TYPES[0]: bytes}, query={})
+    @documented({_TYPES[0]: bytes}, query={}, errors=(422,))
     async def export(self, request: web.Request) -> web.StreamResponse:
         """Sends a model as a tar archive. An answer that ends before its length is none: a file was removed or damaged
         meanwhile."""
@@ -46,7 +46,8 @@ class ArchiveRoutes:
 
     @documented(PROGRESS, body=dict.fromkeys(_TYPES, bytes), query={"name": str, "trust": bool}, errors=(409, 422, 507))
     async def load(self, request: web.Request) -> web.StreamResponse:
-        """Takes the models of such an archive."""
+        """Takes the models of a tar archive, as `GET /models/REF/export` sends it. `name` is another name for its one
+        model; `trust` takes models that carry code, over the Unix socket only."""
         if request.content_type not in _TYPES:  # which a web page sends only after a preflight
             raise UnsupportedMediaType(f"send the archive with Content-Type: {_TYPES[0]}")
         name, trust = request.query.get("name"), query_flag(request, "trust")

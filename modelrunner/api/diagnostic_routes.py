@@ -34,7 +34,7 @@ class DiagnosticRoutes:
             web.get("/models/{ref:.+}/fit", self.fit),
         ]
 
-    @documented({"text/event-stream": Any}, query={"model": str, "since": EventId})
+    @documented({"text/event-stream": Any}, query={"model": str, "since": EventId}, errors=(422,))
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Sends events from now on; from `Last-Event-ID` or `?since=ID` on where one is given, 0 for all that are kept;
         with `?model=` those of one model."""

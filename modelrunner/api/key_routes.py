@@ -67,7 +67,7 @@ class KeyRoutes:
         made, text = await asyncio.to_thread(self._keys.rotate, request.match_info["name"])
         return json_response(wire.KeyCreated(wireforms.key(made), text))
 
-    @documented(wire.KeyRevoked)
+    @documented(wire.KeyRevoked, errors=(409,))
     async def revoke(self, request: web.Request) -> web.Response:
         """Revokes an API key."""
         name = request.match_info["name"]

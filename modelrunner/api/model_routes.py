@@ -75,7 +75,7 @@ class ModelRoutes:
         abilities = await self._library.abilities(models)
         return json_response([wireforms.model(*found) for found in zip(models, abilities, strict=True)])
 
-    @documented(wire.Model, query={"remote": bool}, errors=(501,))
+    @documented(wire.Model, query={"remote": bool}, errors=(422, 501))
     async def get(self, request: web.Request) -> web.Response:
         """Shows a model."""
         reference = _reference(request)
@@ -120,7 +120,7 @@ class ModelRoutes:
 
         return await stream_progress(request, pull, mode="pull")
 
-    @documented(list[wire.Update], query={"model": str})
+    @documented(list[wire.Update], query={"model": str}, errors=(422,))
     async def updates(self, request: web.Request) -> web.Response:
         """Asks whether the sources of a model, or of all that were pulled, have newer ones."""
         found = await self._library.updates(request.query.get("model"))
@@ -209,7 +209,7 @@ class ModelRoutes:
         told = wire.Repackaged(f"{reference} is repackaged as {wanted.target}", reference, wanted.target)
         return json_response(told, status=201)
 
-    @documented(wire.Tagged, status=201, query={"repo": str, "tag": str}, errors=(409,))
+    @documented(wire.Tagged, status=201, query={"repo": str, "tag": str}, errors=(409, 422))
     async def tag(self, request: web.Request) -> web.Response:
         """Gives a model another name."""
         reference = _before(request, "/tag")
@@ -231,7 +231,7 @@ class ModelRoutes:
         ]
         return json_response(wire.OpenAIModels(data))
 
-    @documented(wire.OpenAIModel)
+    @documented(wire.OpenAIModel, errors=(422,))
     async def get_openai(self, request: web.Request) -> web.Response:
         """Shows a model, as OpenAI's list does."""
         model, name = self._library.named(reference_in_path(request, "/v1/models/"))

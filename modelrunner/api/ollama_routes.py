@@ -72,7 +72,7 @@ class OllamaRoutes:
         views = [view for view in self._scheduler.runners() if view.state in ("ready", "sleeping", "draining")]
         return json_response(OllamaRunners([ollama_forms.running(view, models.get(view.model_id)) for view in views]))
 
-    @documented(OllamaShown, body=OllamaModelRequest)
+    @documented(OllamaShown, body=OllamaModelRequest, errors=(422,))
     async def show(self, request: web.Request) -> web.Response:
         """Shows a model."""
         reference = _reference(await read_json(request, OllamaModelRequest))
@@ -108,7 +108,7 @@ class OllamaRoutes:
 
         return await _streamed(request, wanted, push, mode="push")
 
-    @documented(body=OllamaCopyRequest, errors=(409,))
+    @documented(body=OllamaCopyRequest, errors=(409, 422))
     async def copy(self, request: web.Request) -> web.Response:
         """Gives a model another name."""
         wanted = await read_json(request, OllamaCopyRequest)

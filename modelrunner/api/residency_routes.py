@@ -36,7 +36,7 @@ class ResidencyRoutes:
 
         return await stream_progress(request, load, mode="preload")
 
-    @documented(wire.ModelState, body=wire.ModelName)
+    @documented(wire.ModelState, body=wire.ModelName, errors=(422,))
     async def pin(self, request: web.Request) -> web.Response:
         """Says whether a model may be evicted: not while it is pinned."""
         model, pin = (await read_json(request, wire.ModelName)).model, request.match_info["action"] == "pin"

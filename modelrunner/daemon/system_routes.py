@@ -99,7 +99,7 @@ class SystemRoutes:
             )
         )
 
-    @documented({"text/plain": str}, query={"runner": str, "model": str, "follow": bool, "lines": Count})
+    @documented({"text/plain": str}, query={"runner": str, "model": str, "follow": bool, "lines": Count}, errors=(422,))
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """Sends an engine's log with `?runner=ID` or `?model=REF`, else the daemon's. `?lines=N` sends its last N lines
         only, `?follow` continues as the log grows."""
