@@ -29,6 +29,9 @@ async def test_every_answer_is_as_described(start_daemon: StartDaemon, tmp_path:
     async with daemon.tcp.get("/openapi.json") as answer:
         document = await answer.json()
     name_the_model(document)
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            del operation["responses"]["500"]
     (tmp_path / "openapi.json").write_text(json.dumps(document))
     daemon.backend.knobs = ("--most-tokens", "8")
     done = await asyncio.create_subprocess_exec(
