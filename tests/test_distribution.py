@@ -1,13 +1,16 @@
 """What a person or an index reads of the package, wherever it was installed from."""
 
+import re
 import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
 
+import click
 import pytest
 import yaml  # type: ignore[import-untyped]
 
 from modelrunner import __version__
+from modelrunner.cli.commands import cli
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,6 +27,17 @@ def test_the_license_and_the_machines_are_named() -> None:
 def test_the_version_stands_in_one_place() -> None:
     assert distribution("modelrunner").version == __version__
     assert "version" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dynamic"]
+
+
+def test_every_command_that_a_text_names_is_there() -> None:
+    """In code, a text may be broken within the name of a command: the quotation marks between are left out."""
+    folders = [ROOT / name for name in ("modelrunner", "backends", "docs", "contrib")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".md", ".js", ".html")]
+    texts = {path: re.sub(r'"\n\s*f?"', "", path.read_text()) for path in [ROOT / "README.md", *files]}
+    named = {(word, path.name) for path, text in texts.items() for word in re.findall(r"`modelrunner ([a-z-]+)", text)}
+    assert len(named) > 50
+    with click.Context(cli) as context:
+        assert {(word, file) for word, file in named if not (word[0] == "-" or cli.get_command(context, word))} == set()
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "kubernetes/modelrunner.yaml"])

@@ -128,8 +128,8 @@ class OllamaRoutes:
         name, base = _reference(wanted), wanted.base
         if unsupported := wanted.unsupported():
             raise NotImplementedHere(
-                f"a model cannot be made with {', '.join(unsupported)} here: use `modelrunner package`, `modelrunner "
-                "create -f Modelfile` or `modelrunner quantize`",
+                f"a model cannot be made with {', '.join(unsupported)} here: use `modelrunner package` for files and "
+                "`modelrunner create -f Modelfile` for adapters, and pull a model that is quantized as it should be",
                 param=unsupported[0],
             )
         if not base:
