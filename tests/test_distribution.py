@@ -11,6 +11,7 @@ import yaml  # type: ignore[import-untyped]
 
 from modelrunner import __version__
 from modelrunner.cli.commands import cli
+from modelrunner.modelfile import parse
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,6 +39,19 @@ def test_every_command_that_a_text_names_is_there() -> None:
     assert len(named) > 50
     with click.Context(cli) as context:
         assert {(word, file) for word, file in named if not (word[0] == "-" or cli.get_command(context, word))} == set()
+
+
+def test_the_modelfile_in_the_documentation_is_read_as_it_is_meant() -> None:
+    blocks = (ROOT / "docs" / "models.md").read_text().split("```")[1::2]
+    [text] = [block for block in blocks if block.startswith("\n") and "FROM " in block]
+    made = parse(text)
+    assert (made.base, made.system, made.adapters) == ("smollm2", "You are Mario.", ("./style.gguf",))
+    assert made.parameters == {"temperature": 0.2, "stop": ["END", "STOP"]}
+    assert made.messages == (("user", "Who are you?"), ("assistant", "It's me!"))
+    assert made.template is not None
+    assert made.template.endswith("{% endfor %}")
+    assert len(made.licences) == 1
+    assert not [value for value in (made.base, made.system, *made.adapters, *made.licences) if "#" in str(value)]
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "kubernetes/modelrunner.yaml"])
