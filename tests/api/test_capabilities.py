@@ -77,6 +77,13 @@ async def test_a_model_is_packaged_with_a_projector_and_a_template(start_daemon:
         assert "seeing is here" in await answer.text()
     seeing = (await ask(daemon, "GET", "/v1/models/seeing"))[1]
     assert seeing["capabilities"] == ["chat", "completion", "tools", "vision", "reasoning"]
-    for name, value in parts.items():
-        status, fault = await ask(daemon, "POST", "/models/create", json={"from": "pypi:x", name: value})
-        assert (status, fault["error"]["param"]) == (400, name)
+    async with daemon.unix.post("/models/create", json={"from": model.as_uri(), "name": "plain"}) as answer:
+        assert "plain is here" in await answer.text()
+    gained = {"mmproj": ["completion", "vision"], "chat-template": ["chat", "completion", "tools", "reasoning"]}
+    for name, value in parts.items():  # each alone, for a new model that is made of one that is here
+        wanted = {"from": "plain", name: value}
+        async with daemon.unix.post("/models/create", json=wanted) as answer:
+            assert (answer.status, (await answer.json())["error"]["param"]) == (400, "name")
+        async with daemon.unix.post("/models/create", json={**wanted, "name": f"with-{name}"}) as answer:
+            assert f"with-{name} is here" in await answer.text()
+        assert (await ask(daemon, "GET", f"/v1/models/with-{name}"))[1]["capabilities"] == gained[name]
