@@ -13,6 +13,8 @@ from modelrunner.http.listener import peer_of
 log = logging.getLogger(__name__)
 
 _RECORD = 1 << 16  # bytes that one read asks for
+_HELLO = 1 << 16  # bytes of an unfinished handshake: as many as of a head
+_REPLIES = 1 << 16  # bytes of TLS's own for a client that reads nothing
 _HANDSHAKE = b"\x16"  # the type of a client's first record: RFC 8446, 5.1
 _NO_TLS = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: 38\r\n\r\n"
@@ -31,7 +33,10 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context().wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._socket: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made
-        self._begun = self._shaken = self._ended = self._closed = False
+        self._begun = self._shaken = self._ends = self._ended = self._closed = False
+        self._received = 0  # bytes before the end of the handshake
+        self._full = False  # True while the client reads no more
+        self._replies = 0  # bytes of alerts and handshakes meanwhile
         self._early: list[bytes] = []  # written before the end of the handshake
 
     # asyncio.Protocol: the socket's side
@@ -53,25 +58,41 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
                 self._shake()
             self._read()
         except ssl.SSLWantReadError:
-            self._flush()
+            self._received += 0 if self._shaken else len(data)
+            if self._received > _HELLO:
+                self._fail("the handshake is too large")
         except ssl.SSLError as error:
-            log.debug("TLS with %s failed: %s", peer_of(self._socket), error)
-            self._flush()  # an alert tells the client why
-            self._socket.close()
-        else:
-            self._flush()
+            self._fail(error)
+        if self._full:
+            self._replies += self._outgoing.pending
+            if self._replies > _REPLIES:
+                self.abort()
+        self._flush()
 
     def eof_received(self) -> bool:
         return bool(self._inner.eof_received())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._inner.connection_lost(exc)
+        inner, self._inner = (
+            self._inner,
+            asyncio.Protocol(),
+        )  # no cycle: OpenSSL's buffers end now, not when Python looks
+        inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
+        self._full, self._replies = True, 0
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
+        self._full = False
         self._inner.resume_writing()
+
+    def _fail(self, error: object) -> None:
+        log.debug("TLS with %s failed: %s", peer_of(self._socket), error)
+        self._inner.eof_received()  # nothing more can be understood
+        self._flush()  # an alert tells the client why
+        self._closed = True
+        self._socket.close()
 
     def _refuse(self) -> None:
         log.warning("%s spoke to the TLS port without TLS", peer_of(self._socket))
@@ -85,6 +106,8 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         early, self._early = self._early, []
         for data in early:
             self._encrypt(data)
+        if self._ends:
+            self.write_eof()
 
     def _read(self) -> None:
         """Hands on what the socket's bytes hold. Raises `SSLWantReadError` in the middle of a record."""
@@ -133,7 +156,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
 
     def write_eof(self) -> None:
         if not self._shaken:  # nothing can be said yet
-            self.close()
+            self._ends = True
             return
         self._say_goodbye()
         self._socket.write_eof()

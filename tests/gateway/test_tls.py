@@ -1,19 +1,30 @@
 """TLS on the TCP listener, where it differs from TCP alone."""
 
 import asyncio
+import gc
+import hmac
+import itertools
 import os
+import socket
 import ssl
+import tempfile
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from modelrunner.cli.client import Client
 from modelrunner.config.locations import ConfigurationError
 from modelrunner.daemon.certificates import Certificate, self_signed
 from modelrunner.errors import BadRequest, DaemonUnreachable
+from modelrunner.http.tls import TlsConnection
 from tests.gateway.fakes import SSE, Call, event, until
-from tests.gateway.harness import proxy, request
+from tests.gateway.harness import Proxy, only, proxy, request
+from tests.waiting import HUNG
 
 
 async def test_who_speaks_plain_http_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -118,3 +129,114 @@ async def test_the_command_line_pins_a_certificate(folder: Path) -> None:
     for bad in (f"{address}#12", f"http://127.0.0.1:1#{wanted}"):
         with pytest.raises(BadRequest, match="fingerprint"):
             Client(bad)
+
+
+async def test_who_is_refused_costs_no_more_than_the_answer(folder: Path) -> None:
+    """Also the clients that never end their handshake, and without a look of the garbage collector."""
+    limits = only(per_peer=2)
+    async with proxy(folder, "tls", Call.left, limits=limits) as served:
+        for _ in range(2):
+            await (await served.connect()).send(request(Host=served.host()))
+        await served.engine.until(lambda e: len(e.received) == 2)
+        made = connections_of(served)
+        gc.collect()
+        gc.disable()
+        try:
+            held = []
+            for _ in range(100):
+                reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+                writer.write(b"\x16\x03\x01\x02\x00\x01")
+                held.append((reader, writer))
+            await until(lambda: len(made) == 2 + 100)
+            await until(lambda: len([one for one in made if one() is not None]) <= 2 + 32)
+            for _, writer in held:
+                writer.close()
+            refused = await served.connect()
+            answer = await refused.answer()
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            assert await refused.closed() == b""
+            await until(lambda: len([one for one in made if one() is not None]) == 2)
+        finally:
+            gc.enable()
+
+
+async def test_a_handshake_has_the_size_of_a_head(folder: Path) -> None:
+    async with proxy(folder, "tls") as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        hello = b"\x01" + (130_000).to_bytes(3, "big") + bytes(130_000)
+        for at in range(0, 96_000, 16_000):
+            writer.write(b"\x16\x03\x01" + (16_000).to_bytes(2, "big") + hello[at : at + 16_000])
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        await until(lambda: len(served.lanes["tcp"].listener) == 0)
+        writer.close()
+
+
+async def test_alerts_that_nobody_reads_are_bounded(folder: Path) -> None:
+    """A client asks for handshakes without end; each is refused with an alert, and none is read."""
+    async with proxy(folder, "tls") as served:
+        sock, hello = await asyncio.to_thread(shaken, served.port)
+        _, writer = await asyncio.open_connection(sock=sock, limit=1)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        with pytest.raises(ConnectionError):  # noqa: PT012
+            async with asyncio.timeout(HUNG):
+                while True:
+                    writer.write(b"".join(hello() for _ in range(100)))
+                    await writer.drain()
+        await until(lambda: len(served.lanes["tcp"].listener) == 0)
+
+
+def shaken(port: int) -> tuple[socket.socket, Callable[[], bytes]]:
+    """Returns a connection with TLS 1.2, and a function that makes a further record with its first message: Python's
+    ssl module asks for no second handshake, so the records are made here (RFC 5246, 6.3; RFC 5288, 3)."""
+    with tempfile.NamedTemporaryFile("r") as keys:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
+        context.keylog_filename = keys.name
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context.wrap_bio(incoming, outgoing)
+        sock = socket.create_connection(("127.0.0.1", port))
+        sent = received = b""
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                data = outgoing.read()
+                sent += data
+                sock.sendall(data)
+                data = sock.recv(1 << 16)
+                received += data
+                incoming.write(data)
+        master = bytes.fromhex(keys.read().split()[-1])
+    hello = sent[5 : 5 + int.from_bytes(sent[3:5], "big")]
+    label = b"key expansion" + received[11:43] + hello[6:38]
+    seed, block = label, b""
+    while len(block) < 40:
+        seed = hmac.digest(master, seed, "sha256")
+        block += hmac.digest(master, seed + label, "sha256")
+    cipher, numbers = AESGCM(block[:16]), itertools.count(1)
+
+    def record() -> bytes:
+        number = next(numbers).to_bytes(8, "big")
+        head = b"\x16\x03\x03"
+        sealed = cipher.encrypt(block[32:36] + number, hello, number + head + len(hello).to_bytes(2, "big"))
+        return head + (8 + len(sealed)).to_bytes(2, "big") + number + sealed
+
+    return sock, record
+
+
+def connections_of(served: Proxy) -> list["weakref.ref[TlsConnection]"]:
+    """Adds up the connections that the listener has, and will have."""
+    listener, made = served.lanes["tcp"].listener, []
+    made += [weakref.ref(connection._transport) for connection in listener._connections]  # type: ignore[attr-defined]
+    enter = listener.enter
+
+    def entered(connection: Any) -> bool:
+        made.append(weakref.ref(connection._transport))
+        return enter(connection)
+
+    listener.enter = entered  # type: ignore[method-assign]
+    return made
