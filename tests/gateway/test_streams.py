@@ -87,3 +87,25 @@ async def test_streams_together_are_bounded(folder: Path, kind: str, monkeypatch
             assert answer.complete
         assert "x-modelrunner-stream" in (await served.ask(asked("r3"))).headers
         made.close()
+
+
+async def test_a_client_that_took_no_more_does_not_hold_the_engine(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE)
+        for _ in range(8000):
+            await call.send(chunk(PIECE))
+        await call.send(b"0\r\n\r\n")
+
+    async with proxy(folder, kind, script) as served:
+        made = kept(served, 1 << 20)
+        client = await served.connect()
+        await client.send(asked("r"))
+        await client.head()
+        stream = made.find("r", "")
+        await until(lambda: any(stream._relays.values()))  # it reads nothing, and its connection is full
+        async with aclosing(stream.read(stream.end)) as pieces:
+            async for _ in pieces:
+                pass
+        assert stream.complete
+        assert stream.end == 8000 * len(PIECE)
+        made.close()

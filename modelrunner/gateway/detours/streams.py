@@ -44,6 +44,20 @@ class ResumableStream(Recording):
         """Bytes of the stream so far."""
         return self.start + len(self.data)
 
+    def pause(self, relay: Relay) -> None:
+        self._relays[relay] = self._held = True
+        self.work.pause()
+
+    def resume(self, relay: Relay) -> None:
+        self._relays[relay] = False
+        self._bound()
+
+    def leave(self, relay: Relay) -> None:
+        self._relays.pop(relay, None)
+        self._bound()
+        if not self._relays:
+            self._unheard()
+
     def keep(self, data: bytes) -> None:
         self.data += data
         self._bound()
@@ -81,13 +95,13 @@ class ResumableStream(Recording):
                     self._unheard()
 
     def _bound(self) -> None:
-        """Drops what is too much and was taken, and pauses the engine while that is not enough."""
+        """Drops what is too much and was taken, and pauses the engine while too much is left or the client is slow."""
         taken = self.end if self._relays else self._taken if self._reader is not None else self.start
         extra = len(self.data) - self._limit
         dropped = max(0, min(extra, taken - self.start))
         del self.data[:dropped]
         self.start += dropped
-        if (extra > dropped) is self._held or self.over:
+        if (extra > dropped or any(self._relays.values())) is self._held or self.over:
             return
         self._held = not self._held
         self.work.pause() if self._held else self.work.resume()
