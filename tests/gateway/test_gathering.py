@@ -27,6 +27,7 @@ class Engine:
     def __init__(self) -> None:
         self.inputs: list[Any] = []
         self.reversed = False
+        self.details: dict[str, Any] = {}
         self.gate: asyncio.Event | None = None
         self.left = 0
 
@@ -46,7 +47,7 @@ class Engine:
             return await self._send(call, 400, {"error": {"message": "a bad text", "code": 400}})
         data: list[Any] = [{"object": "embedding", "index": i, "embedding": [len(one)]} for i, one in enumerate(texts)]
         words = sum(len(one.split()) + 1 if isinstance(one, str) else len(one) for one in texts)
-        usage = {"prompt_tokens": words, "total_tokens": words}
+        usage = {"prompt_tokens": words, "total_tokens": words, **self.details}
         made = {"object": "list", "model": "m", "data": data[::-1] if self.reversed else data, "usage": usage}
         return await self._send(call, 200, made)
 
@@ -84,6 +85,18 @@ async def test_tokens_are_gathered_too(folder: Path) -> None:
         answers = await together(served, ask([1, 2, 3]), ask([[4]]))
         assert sorted(engine.inputs[0]) == [[1, 2, 3], [4]]
         assert [answer.json()["usage"]["prompt_tokens"] for answer in answers] == [3, 1]
+
+
+async def test_usage_may_say_more_than_numbers(folder: Path) -> None:
+    """As vLLM's does."""
+    engine = Engine()
+    engine.details = {"completion_tokens": 0, "prompt_tokens_details": None}
+    async with proxy(folder, "fast", engine) as served:
+        answers = await together(served, ask("a"), ask("two words"))
+        assert len(engine.inputs) == 1
+        assert [answer.json()["usage"] for answer in answers] == [
+            {"prompt_tokens": words, "total_tokens": words, **engine.details} for words in (2, 3)
+        ]
 
 
 async def test_the_error_of_one_is_not_the_others(folder: Path, kind: str) -> None:

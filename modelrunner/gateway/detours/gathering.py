@@ -34,7 +34,7 @@ _Shape = tuple[object, ...]
 
 class _GatheredAnswer(msgspec.Struct):
     data: list[Members]
-    usage: dict[str, int] | None = None
+    usage: dict[str, Any] | None = None
 
 
 class _Tokenized(msgspec.Struct):
@@ -194,11 +194,12 @@ class _Gathering:
         vectors = {msgspec.json.decode(one.get("index", b"0"), type=int): one for one in found.data}
         if vectors.keys() != set(range(len(self._asked))):
             raise EngineProtocolError("the engine has not answered each of the texts")
-        shares = {name: split(amount, counts) for name, amount in (found.usage or {}).items()}
+        whole_usage = found.usage or {}
+        shares = {name: split(amount, counts) for name, amount in whole_usage.items() if type(amount) is int}
         answers = []
         for place in range(len(self._asked)):
             vector: dict[str, Any] = {**vectors[place], "index": 0}
-            usage = {name: each[place] for name, each in shares.items()}
+            usage = whole_usage | {name: each[place] for name, each in shares.items()}
             body = msgspec.json.encode({**whole, "data": [vector], **({"usage": usage} if usage else {})})
             answers.append((body, usage.get("prompt_tokens", 0)))
         return answers
