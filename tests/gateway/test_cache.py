@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from modelrunner.gateway.detours.cache import ResponseCache
-from modelrunner.types import RunnerKey
+from modelrunner.types import Alias, Mode, RunnerKey
 from tests.gateway.fakes import SSE, Call, event, until
 from tests.gateway.harness import CHAT, Answer, Proxy, proxy, request
+from tests.gateway.test_observers import Notes
 
 
 class Engine:
@@ -90,6 +91,8 @@ async def test_an_identical_request_is_answered_from_memory(folder: Path, kind: 
         ({"temperature": 0.5, "seed": 3}, True),
         ({"temperature": 0.5, "seed": -1}, False),
         ({"temperature": "0"}, False),
+        ({"temperature": None, "seed": 0xFFFFFFFF}, False),  # llama.cpp's random seed
+        ({"temperature": None, "options": {"seed": 1}}, False),
     ],
 )
 async def test_only_what_is_determined_is_shared(folder: Path, more: dict[str, Any], shared: bool) -> None:
@@ -105,6 +108,8 @@ async def test_ollamas_options_count(folder: Path) -> None:
         data = ask(path="/api/chat", temperature=None, options={"seed": 1}, stream=True)
         assert (await served.ask(data)).headers["x-modelrunner-cache"] == "miss"
         data = ask(path="/api/chat", temperature=None, options={"seed": -1}, stream=True)
+        assert "x-modelrunner-cache" not in (await served.ask(data)).headers
+        data = ask(path="/api/chat", temperature=0, stream=True)
         assert "x-modelrunner-cache" not in (await served.ask(data)).headers
 
 
@@ -215,3 +220,64 @@ async def test_an_error_is_that_of_the_first_alone(folder: Path, kind: str) -> N
         assert engine.calls == 3
         for answer in answers:
             assert answer.error["message"]
+
+
+async def test_every_answer_is_recorded_with_its_model(folder: Path) -> None:
+    engine = Engine(held=True)
+    async with proxy(folder, "fast", engine) as served:
+        cached(served)
+        notes = Notes(served.pipeline.observers)
+        first, second = [await served.connect() for _ in range(2)]
+        for client in (first, second):
+            await client.send(ask())
+        await until(lambda: len(served.pipeline.running) == 2 and engine.calls == 1)
+        engine.gate.set()
+        told_of = [told(await client.answer()) for client in (first, second)]
+        assert {*told_of, told(await served.ask(ask()))} == {"miss", "shared", "hit"}
+        assert [(record.model_name, record.backend) for record in notes.records] == [("ai/m", "fake")] * 3
+
+
+async def test_signs_of_life_are_for_those_who_wait(folder: Path) -> None:
+    async with proxy(folder, "fast", engine := Engine()) as served:
+        cached(served)
+        served.scheduler.is_warm = False
+        first, second = [await served.connect() for _ in range(2)]
+        await first.send(ask(stream=True, head={"X-Progress": "events"}))
+        await second.send(ask(stream=True))
+        answer = await first.head()
+        assert b"modelrunner.progress" in await first.more(answer)
+        await until(lambda: served.scheduler.waiting == 2)
+        served.scheduler.gate.set()
+        while await first.more(answer):
+            pass
+        assert b"modelrunner.progress" not in (await second.answer()).body
+        for _ in range(2):
+            again = await served.ask(ask(stream=True, head={"X-Progress": "events"}))
+            assert b"modelrunner.progress" not in again.body.partition(b"begun")[2]
+        served.scheduler.is_warm = True
+        for _ in range(2):
+            again = await served.ask(ask(stream=True, head={"X-Progress": "events"}))
+            assert b"modelrunner.progress" not in again.body
+        assert told(again) == "hit"
+        assert engine.calls == 5
+
+
+class Aliases:
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    def find(self, family: str, name: str) -> Alias | None:
+        return Alias((self.model,)) if name == "alias" else None
+
+    async def choose(self, alias: Alias, backend: str | None, mode: Mode) -> str:
+        return alias.models[0]
+
+
+async def test_an_alias_that_means_another_model_now(folder: Path) -> None:
+    async with proxy(folder, "fast", engine := Engine()) as served:
+        cached(served)
+        served.pipeline.aliases = Aliases("m")
+        assert [told(await served.ask(ask(model="alias"))) for _ in range(2)] == ["miss", "hit"]
+        served.pipeline.aliases = Aliases("other")
+        assert told(await served.ask(ask(model="alias"))) == "miss"
+        assert engine.calls == 2

@@ -10,12 +10,12 @@ import msgspec
 
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.detours.recording import Recording
-from modelrunner.gateway.detours.relay import Relay
+from modelrunner.gateway.detours.relay import Relay, served_by
 from modelrunner.gateway.exchange import Exchange
 from modelrunner.gateway.interfaces import Inference, Sink
 from modelrunner.http.answers import Header
 from modelrunner.scheduler import Target
-from modelrunner.types import RunnerKey
+from modelrunner.types import Alias, RunnerKey
 
 if TYPE_CHECKING:
     from modelrunner.gateway.pipeline import Pipeline
@@ -24,7 +24,8 @@ _HEADER = b"X-Modelrunner-Cache"
 _SHARE = 8  # an answer may have this part of the memory
 _OVERHEAD = 1024  # bytes of an answer beside its body, about
 
-RequestDigest = tuple[str, str | None, str | None, str, str, bytes]
+_RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's LLAMA_DEFAULT_SEED
+RequestDigest = tuple[str, str | None, str | None, str, str, bool, Alias | None, bytes]
 
 
 class _Sampling(msgspec.Struct, gc=False):
@@ -33,24 +34,26 @@ class _Sampling(msgspec.Struct, gc=False):
 
     def is_determined(self) -> bool:
         """A negative seed stands for a random one."""
-        return self.temperature == 0 or (self.seed is not None and self.seed >= 0)
+        return self.temperature == 0 or (self.seed is not None and 0 <= self.seed != _RANDOM_SEED)
 
 
-class _Sampled(_Sampling):
-    options: _Sampling | None = None  # Ollama's
+class _OllamaSampling(msgspec.Struct, gc=False):
+    options: _Sampling | None = None
 
 
-_decoder = msgspec.json.Decoder(_Sampled)
+_decoder = msgspec.json.Decoder(_Sampling)
+_ollama_decoder = msgspec.json.Decoder(_OllamaSampling)
 
 
 class _CachedAnswer(NamedTuple):
-    """An answer of the runner `key` to the model name `model`."""
+    """An answer of the runner `key` to the model name `model`; `served` is as a `Relay`'s."""
 
     headers: tuple[Header, ...]
     length: int | None
     body: bytes
     model: str
     key: RunnerKey
+    served: tuple[str, str]
     made: float
 
     @property
@@ -73,11 +76,12 @@ class ResponseCache:
         self._running: dict[RequestDigest, Recording] = {}
 
     def take(self, ask: Inference, sink: Sink) -> Relay | None:
-        if ask.only_loads or ask.fields.prepares or not _is_determined(ask.body):
+        if ask.only_loads or ask.fields.prepares or not _is_determined(ask):
             return None
         terms = ask.terms
         digest = (
             *(terms.route.pattern, terms.route.backend, terms.route.runner, terms.caller, terms.owner),
+            *(terms.progress, ask.alias),
             blake2b(ask.body, digest_size=32).digest(),
         )
         if (kept := self._find(digest, ask)) is not None:
@@ -108,8 +112,11 @@ class ResponseCache:
         head, lease = recording.head, exchange.lease
         if not recording.complete or recording.start or head is None or head[0] != 200 or lease is None:
             return
+        if exchange.ask.fields.stream and lease.waited:
+            return  # its stream may begin with signs of life
+        runner, model = lease.runner, exchange.ask.fields.model
         kept = _CachedAnswer(
-            *(head[1], head[2], bytes(recording.data), exchange.ask.fields.model, lease.runner.key, self._clock())
+            *(head[1], head[2], bytes(recording.data), model, runner.key, served_by(runner), self._clock())
         )
         self._forget(digest)
         self._kept[digest] = kept
@@ -158,6 +165,7 @@ class _RememberedAnswer:
         self._kept = kept
 
     def begin(self, relay: Relay) -> None:
+        relay.served = self._kept.served
         relay.respond(200, self._kept.headers, self._kept.length, self._kept.body)
         relay.finish()
 
@@ -168,12 +176,16 @@ class _RememberedAnswer:
     def leave(self, relay: Relay) -> None: ...
 
 
-def _is_determined(body: bytes) -> bool:
+def _is_determined(ask: Inference) -> bool:
     """True if the request asks for the most probable tokens, or names a seed."""
+    body, found = ask.body, None
     if b'"temperature"' not in body and b'"seed"' not in body:
         return False
     try:
-        found = _decoder.decode(body)
+        if ask.terms.route.dialect.name == "ollama":
+            found = _ollama_decoder.decode(body).options
+        else:
+            found = _decoder.decode(body)
     except msgspec.MsgspecError:
         return False
-    return found.is_determined() or (found.options is not None and found.options.is_determined())
+    return found is not None and found.is_determined()

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from modelrunner.gateway.detours.relay import Relay
-from modelrunner.gateway.interfaces import UnderWay
+from modelrunner.gateway.detours.relay import Relay, served_by
+from modelrunner.gateway.exchange import Exchange
 from modelrunner.http.answers import Header
 
 
@@ -17,7 +17,7 @@ class Recording:
     takes_chunks = False
 
     def __init__(self, limit: int, *, unheard: Callable[[], None], ended: Callable[[], None]) -> None:
-        self.work: UnderWay
+        self.work: Exchange
         self.head: tuple[int, tuple[Header, ...], int | None] | None = None
         self.data = bytearray()
         self.start = 0
@@ -88,6 +88,9 @@ class Recording:
 
     def _end(self, tell: list[Callable[[], None]]) -> None:
         self.over = True
+        if self.work.lease is not None:
+            for relay in self._relays:
+                relay.served = served_by(self.work.lease.runner)
         self._relays = {}
         self._ended()
         for end in tell:

@@ -3,6 +3,9 @@
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
+from modelrunner.engine.runner import Runner
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.exchange import Exchange
 from modelrunner.gateway.interfaces import Inference, Sink
@@ -14,6 +17,11 @@ from modelrunner.scheduler import Lease
 
 if TYPE_CHECKING:
     from modelrunner.gateway.pipeline import Pipeline
+
+
+def served_by(runner: Runner) -> tuple[str, str]:
+    """The names of the runner's model and backend."""
+    return runner.spec.bundle.name, runner.key.backend
 
 
 class AnswerSource(Protocol):
@@ -33,7 +41,7 @@ class AnswerSource(Protocol):
 class Relay:
     """As an `Exchange`, with an answer from `source`. `headers` are added to the answer's. With `counted`, the request
     is counted and recorded here; without, by the exchange that the source makes for it. `lease` and `tokens` are those
-    of the record."""
+    of the record; `served` has, without a lease of its own, the model's name and the backend's."""
 
     def __init__(
         self,
@@ -56,6 +64,7 @@ class Relay:
         self._status = 0
         self._framing = self._over = False
         self.lease: Lease | None = None
+        self.served = ("", "")
         self.tokens: Tokens = NONE
 
     def start(self) -> None:
@@ -94,7 +103,10 @@ class Relay:
 
     def record(self) -> RequestRecord:
         error = self._error.code if self._error is not None else ""
-        return record_of(self.ask, self.lease, self._status, error, 0.0, 0, self.tokens)
+        record = record_of(self.ask, self.lease, self._status, error, 0.0, 0, self.tokens)
+        if self.lease is None and self.served[0]:
+            return msgspec.structs.replace(record, model_name=self.served[0], backend=self.served[1])
+        return record
 
     def go_alone(self) -> None:
         """The source has no answer: the request goes on as any other."""
