@@ -71,3 +71,15 @@ async def test_a_remembered_head_does_not_let_a_body_grow_too_large(folder: Path
         limit = served.pipeline.limits.body
         head = f"POST {CHAT} HTTP/1.1\r\nHost: test\r\nContent-Length: {limit + 1}\r\n\r\n"
         assert (await client.ask(head.encode())).status == 413
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/api/chat", "/v1/responses"])
+async def test_fields_with_our_prefix_are_refused_by_name(folder: Path, path: str) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": '"modelrunner_tools":'}], "input": "x"}
+    async with proxy(folder, "fast") as served:
+        answer = await served.ask(request(path, body | {"max_tokens": 1, "modelrunner_tools": ["a"]}))
+        assert answer.status == 400
+        assert b"modelrunner_tools" in answer.body
+        assert not served.engine.received
+        if path == CHAT:  # in a text, or deeper, it is no field of ours
+            assert (await served.ask(request(path, body | {"metadata": {"modelrunner_tools": 1}}))).status == 200

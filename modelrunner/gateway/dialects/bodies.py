@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SLICE = 1 << 20  # bytes that one search covers: a search blocks every other thread
 _MODEL = b'"model"'
+_OURS = b'"modelrunner_'
 _DIGITS_ONLY = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
 _LONGEST_NUMBER = b"0" * 309  # the digits of the largest double
 _NUMBER_OR_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"|([0-9]{309})', re.DOTALL)
@@ -59,6 +60,8 @@ class JsonBodies(Dialect):
             b"\\" in body and any(b"\\u006" in piece for piece in ((body,) if small else _slices(body, 5)))
         ):
             _check_one_model(body)
+        if _OURS in body if small else any(_OURS in piece for piece in _slices(body, len(_OURS))):
+            _check_ours(body)
         return fields
 
 
@@ -138,6 +141,14 @@ def _check_one_model(body: bytes) -> None:
     keys = [key for key in _top_level_keys(body) if key == b'"model"' or (b"\\" in key and _unescaped(key) == "model")]
     if keys != [b'"model"']:
         raise BadRequest("`model` must be given once, and written plainly", param="model")
+
+
+def _check_ours(body: bytes) -> None:
+    """The prefix is for fields of this daemon, and there are none yet: an engine would ignore them without a word."""
+    for key in _top_level_keys(body):
+        if key.startswith(_OURS):
+            name = _unescaped(key)[:64]
+            raise BadRequest(f"there is no field `{name}`: nothing in this version reads it", param=name)
 
 
 def _unescaped(key: bytes) -> str:
