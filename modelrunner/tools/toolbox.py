@@ -103,8 +103,9 @@ class Toolbox:
         if connection is None or connection.task.done():
             connection = self._connections[name] = _OpenServer(name, self._servers[name], self._folder, self._logs)
         try:
-            return await asyncio.shield(connection.client)
-        except ModelRunnerError as error:
+            async with asyncio.timeout(self._seconds):
+                return await asyncio.shield(connection.client)
+        except (ModelRunnerError, TimeoutError) as error:
             if isinstance(error, NotImplementedHere):
                 raise
             raise await self._failed(name, error) from None

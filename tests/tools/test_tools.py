@@ -116,6 +116,15 @@ async def test_a_call_that_takes_too_long(start_daemon: StartDaemon) -> None:
     await until(lambda: not psutil.pid_exists(pid))
 
 
+async def test_a_server_that_never_speaks(start_daemon: StartDaemon) -> None:
+    mute = {"command": [sys.executable, "-c", "import time; time.sleep(600)"]}
+    daemon = await start_daemon(mcp={"mute": mute}, tools_time=1.0)
+    async with daemon.tcp.get("/v1/tools") as answer:
+        assert "took more than" in (await answer.json())["errors"]["mute"]
+    status, told = await call(daemon, "mute__x")
+    assert (status, told["error"]["code"]) == (502, "tool_server_failed")
+
+
 async def test_servers_that_do_not_work_are_named(start_daemon: StartDaemon) -> None:
     bad = {"gone": {"command": ["/no/such/program"]}, "dead": {"command": [sys.executable, "-c", "pass"]}}
     daemon = await start_daemon(mcp={"local": STDIO, **bad})
