@@ -7,7 +7,9 @@ failures follow RFC 9110, sections 14 and 15.5.17.
 
 import asyncio
 import re
+import threading
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -87,15 +89,19 @@ class Downloader:
         are the limits that this download shares with others. Raises `SourceFailed`, `ModelNotFound`, and `OSError` for
         `path`."""
         for again in (False, True):  # a partial file with wrong bytes, or a flipped bit: download again from the start
-            partial = await in_thread(lambda _: PartialFile(path, file))
+            # A call in a thread that is cancelled has no result, though it may have opened the file.
+            opening = asyncio.create_task(in_thread(lambda _: PartialFile(path, file)))
             try:
+                await settled(opening)
+                partial = opening.result()
                 await in_thread(partial.read_through)
                 # A server that lies about ranges is asked for none in the second round.
                 single = again or not file.digest
                 await _Download(self, file, partial, transfers or Transfers(), advanced, single=single).run()
                 await in_thread(partial.finish)
             finally:
-                await in_thread(lambda _, partial=partial: partial.close())  # type: ignore[misc]
+                if not opening.exception():
+                    await settled(asyncio.create_task(in_thread(_close(opening.result()))))
             if file.digest in ("", partial.digest):
                 return
             path.unlink()
@@ -187,7 +193,7 @@ class _Download:
         try:
             while self._next() is not None and not (self._single or self._pausing):
                 await self._attempt(helps=True)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, _AttemptFailed, SourceFailed, ModelNotFound):
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError, _AttemptFailed, SourceFailed, ModelNotFound):
             self._single = True  # the first connection finds out what is wrong
 
     def _free(self) -> list[ByteRange]:
@@ -213,7 +219,7 @@ class _Download:
     async def _attempt(self, *, helps: bool = False) -> None:
         """Brings the next piece, and those behind it as long as nobody else does."""
         async with self._transfers.connection(self._host):
-            if (claim := self._next()) is None:
+            if (helps and (self._single or self._pausing)) or (claim := self._next()) is None:
                 return
             self._claimed.append(claim)
             try:
@@ -264,27 +270,28 @@ class _Download:
             writing = asyncio.create_task(in_thread(lambda stop: self._partial.write(offset, full, stop)))
 
         try:
-            async for data in body_of(response):
-                end = claim.end
-                if position + len(data) >= end and not bounded:
-                    end = self._grow(claim, position + len(data))
-                taken = data if position + len(data) <= end else data[: end - position]
-                if taken:
-                    pending.append(taken)
-                position += len(taken)
-                unmarked += len(taken)
-                if unmarked >= _SLOWEST:
-                    await self._transfers.paced(unmarked)
-                    arrived()
-                    unmarked = 0
-                idle = writing is None or writing.done()
-                waiting = position - written
-                if (waiting >= _CHUNK and idle) or waiting >= _MOST_PENDING:
-                    await flush()
-                if position >= end:
-                    break
-            else:
-                cut = True
+            async with aclosing(body_of(response)) as body:
+                async for data in body:
+                    end = claim.end
+                    if position + len(data) >= end and not bounded:
+                        end = self._grow(claim, position + len(data))
+                    taken = data if position + len(data) <= end else data[: end - position]
+                    if taken:
+                        pending.append(taken)
+                    position += len(taken)
+                    unmarked += len(taken)
+                    if unmarked >= _SLOWEST:
+                        await self._transfers.paced(unmarked)
+                        arrived()
+                        unmarked = 0
+                    idle = writing is None or writing.done()
+                    waiting = position - written
+                    if (waiting >= _CHUNK and idle) or waiting >= _MOST_PENDING:
+                        await flush()
+                    if position >= end:
+                        break
+                else:
+                    cut = True
             if pending:
                 await flush()
         finally:
@@ -292,7 +299,9 @@ class _Download:
                 await settled(writing)
                 writing.result()
             if pending:
-                self._partial.write(written, pending)
+                last = asyncio.create_task(in_thread(lambda stop: self._partial.write(written, pending, stop)))
+                await settled(last)
+                last.result()
             self._advanced(self._partial.length)
         if cut:
             raise _AttemptFailed(f"it ended after {self._partial.length} of {self._file.size} bytes")
@@ -305,6 +314,10 @@ class _Download:
             own = ByteRange(own.start, more.end)
             self._claimed.append(own)
         return own.end
+
+
+def _close(partial: PartialFile) -> Callable[[threading.Event], None]:
+    return lambda _: partial.close()
 
 
 def _continues(response: "httpx.Response", offset: int, file: RemoteFile) -> bool:

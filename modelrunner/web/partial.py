@@ -119,15 +119,17 @@ class PartialFile:
         """Writes `pieces`, one behind the other, which lie within the file. Bytes that follow the hashed beginning are
         hashed at once."""
         count = sum(map(len, pieces))
+        if not self._has_block and offset > self._beginning:
+            self._save()  # a file without a block counts as a beginning, as long as it is
         self._put(offset, pieces)
         with self._lock:
             self._ranges = _with(self._ranges, ByteRange(offset, offset + count))
-            scattered = len(self._ranges) > 1 or self._ranges[0].start > 0
             self._unsaved += count
-            if scattered and (not self._has_block or self._unsaved >= max(_LEAST_SAVED, self._file.size // 64)):
-                self._save()
+            due = self._has_block and self._unsaved >= max(_LEAST_SAVED, self._file.size // 64)
             follows = offset == self._hashed and not self._hashing
             self._hashing |= follows
+        if due:
+            self._save()
         if follows:
             for piece in pieces:
                 self._hash.update(piece)
@@ -151,10 +153,11 @@ class PartialFile:
         self.read_through(stop)
         if not stop.is_set():
             os.ftruncate(self._descriptor, self._file.size)
+            self._has_block = False
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # a full disk: what has come since the last time comes again
-            if self._has_block and self.gaps():
+            if self._has_block:
                 self._save()
         os.close(self._descriptor)
 
@@ -175,11 +178,15 @@ class PartialFile:
             offset += total
 
     def _save(self) -> None:
-        """After the bytes, so that a killed daemon finds no range that did not come."""
-        content = msgspec.json.encode([edge for known in self._ranges[:_MOST_RANGES] for edge in known])
+        """After the bytes, so that neither a killed daemon nor a power cut leaves a range that did not come. Of two
+        threads the one with the older ranges may be the last: bytes then come again."""
+        with self._lock:
+            content = msgspec.json.encode([edge for known in self._ranges[:_MOST_RANGES] for edge in known])
+            self._unsaved = 0
+        getattr(os, "fdatasync", os.fsync)(self._descriptor)  # macOS has only the latter
         block = _MAGIC + hashlib.sha256(content).hexdigest().encode() + content
         os.pwrite(self._descriptor, block.ljust(_BLOCK), self._file.size)
-        self._has_block, self._unsaved = True, 0
+        self._has_block = True
 
 
 def _found(path: Path, size: int) -> list[ByteRange]:

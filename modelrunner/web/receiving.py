@@ -1,6 +1,6 @@
 """The body of an answer, in large pieces."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, cast
 
@@ -11,7 +11,7 @@ _MOST = 1 << 20  # bytes of a piece
 _WORTHWHILE = 4 << 20  # bytes for which a connection is given away
 
 
-async def body_of(response: "httpx.Response") -> AsyncIterator[bytes]:
+async def body_of(response: "httpx.Response") -> AsyncGenerator[bytes, None]:
     """The bytes as they are sent. Raises `httpx.HTTPError`.
 
     The long body of an answer in HTTP/1.1 with a Content-Length is read from the connection itself, by httpx's

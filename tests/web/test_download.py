@@ -224,3 +224,233 @@ async def test_an_error_in_a_further_connection_is_the_first_ones_to_judge(tmp_p
         with pytest.raises(SourceFailed, match="answered 500"):
             await Downloader(client, {}, pause=at_once).fetch(file, tmp_path / "x", lambda _: None, eager())
     assert asked == 5
+
+
+@pytest.mark.parametrize("announced", ["old", "new"])
+async def test_a_file_that_changes_between_ranges_is_never_a_mixture(hub: Hub, tmp_path: Path, announced: str) -> None:
+    """One size, other bytes: ranges of both come, and only the digest tells."""
+    other = random.Random(2).randbytes(SIZE)
+    expected = {"old": DATA, "new": other}[announced]
+    served, hold = {"now": DATA}, asyncio.Event()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked = _asked(request)
+        data, served["now"] = served["now"], other
+        headers = {"Content-Range": f"bytes {asked.start}-{asked.end - 1}/{SIZE}", "ETag": sha256(data)}
+        body = _held(data[asked.start : asked.end], hold if data is DATA else None)
+        partly = "Range" in request.headers
+        return httpx.Response(206 if partly else 200, headers=headers if partly else {}, content=body)
+
+    def advanced(current: int) -> None:
+        if current >= SIZE * 0.6:
+            hold.set()
+
+    file = RemoteFile("x", "https://93.184.216.34/x", SIZE, sha256(expected))
+    async with new_client(file.url, transport=httpx.MockTransport(answer)) as client, asyncio.timeout(HUNG):
+        fetching = Downloader(client, {}, pause=at_once).fetch(file, tmp_path / "x", advanced, eager())
+        if announced == "new":
+            await fetching
+            assert (tmp_path / "x").read_bytes() == other
+        else:  # it will not come again
+            with pytest.raises(SourceFailed, match="damaged twice"):
+                await fetching
+            assert not (tmp_path / "x").exists()
+
+
+def _asked(request: httpx.Request) -> ByteRange:
+    start, _, end = request.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+    return ByteRange(int(start), int(end) + 1 if end else SIZE)
+
+
+async def _held(data: bytes, hold: asyncio.Event | None) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), 1 << 20):
+        if hold is not None and start >= len(data) // 2:
+            await hold.wait()
+        yield data[start : start + (1 << 20)]
+
+
+@pytest.mark.parametrize("liar", ["more", "fewer", "elsewhere", "backwards", "no range", "unknown size"])
+async def test_an_answer_that_is_not_the_range_asked_for(tmp_path: Path, liar: str) -> None:
+    """Every answer to a range lies in its way; a whole file comes as it is."""
+    first, most = [True], [0]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        start, end = _asked(request)
+        if "Range" not in request.headers:
+            body = DATA[: 5 << 20] if first[0] else DATA
+            first[0] = False
+            return httpx.Response(200, content=_held(body, None))
+        told = f"bytes {start}-{end - 1}/{SIZE}"
+        match liar:
+            case "more":
+                body = DATA[start : end + (1 << 20)] + b"x" * (1 << 20)
+            case "fewer":
+                body = DATA[start : start + (end - start) // 2 + (1 << 20)]
+            case "elsewhere":
+                told, body = f"bytes {start + 7}-{end - 1}/{SIZE}", DATA[start + 7 : end]
+            case "backwards":
+                told, body = f"bytes {start}-{max(start - 9, 0)}/{SIZE}", DATA[start:end]
+            case "no range":
+                told, body = "", DATA[start:end]
+            case _:
+                told, body = f"bytes {start}-{end - 1}/*", DATA[start:end]
+        return httpx.Response(206, headers={"Content-Range": told} if told else {}, content=_held(body, None))
+
+    def advanced(current: int) -> None:
+        most[0] = max(most[0], current)
+
+    file = RemoteFile("x", "https://93.184.216.34/x", SIZE, sha256(DATA))
+    async with new_client(file.url, transport=httpx.MockTransport(answer)) as client, asyncio.timeout(HUNG):
+        await Downloader(client, {}, pause=at_once).fetch(file, tmp_path / "x", advanced, eager())
+    assert (tmp_path / "x").read_bytes() == DATA
+    assert most == [SIZE]
+
+
+async def test_no_connection_is_opened_while_the_server_asks_for_a_pause(tmp_path: Path) -> None:
+    asked, during = [0], []
+    transfers = Transfers(fast=0.0, settle=0.0)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked[0] += 1
+        start, end = _asked(request)
+        if asked[0] == 1:
+            return httpx.Response(200, content=_held(DATA[: 4 << 20], None))
+        if asked[0] == 2:
+            transfers.fast = float("inf")  # from here on a further one would be welcome
+            return httpx.Response(429, headers={"Retry-After": "7"})
+        told = f"bytes {start}-{end - 1}/{SIZE}"
+        return httpx.Response(206, headers={"Content-Range": told}, content=_held(DATA[start:end], None))
+
+    async def pause(seconds: float) -> None:
+        before = asked[0]
+        for _ in range(200 if seconds == 7 else 0):  # as many chances to open one
+            await asyncio.sleep(0)
+        during.append((seconds, asked[0] - before))
+
+    file = RemoteFile("x", "https://93.184.216.34/x", SIZE, sha256(DATA))
+    async with new_client(file.url, transport=httpx.MockTransport(answer)) as client, asyncio.timeout(HUNG):
+        await Downloader(client, {}, pause=pause).fetch(file, tmp_path / "x", lambda _: None, transfers)
+    assert (tmp_path / "x").read_bytes() == DATA
+    assert (7.0, 0) in during
+
+
+@pytest.mark.parametrize("moment", ["opening", "closing"])
+async def test_a_download_that_is_cancelled_while_threads_are_busy_leaves_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The thread is in the middle of it, or has not begun, when the download is cancelled."""
+    reached, go_on = asyncio.Event(), threading.Event()
+    loop, opened, closed = asyncio.get_running_loop(), [], []
+    real_open, real_close = PartialFile.__init__, PartialFile.close
+
+    def held() -> None:
+        loop.call_soon_threadsafe(reached.set)
+        assert go_on.wait(HUNG)
+
+    def opening(self: PartialFile, path: Path, file: RemoteFile) -> None:
+        real_open(self, path, file)
+        opened.append(self)
+        if moment == "opening":
+            held()
+
+    def closing(self: PartialFile) -> None:
+        if moment == "closing":
+            held()
+        real_close(self)
+        closed.append(self)
+
+    monkeypatch.setattr(PartialFile, "__init__", opening)
+    monkeypatch.setattr(PartialFile, "close", closing)
+    file = RemoteFile("x", "https://93.184.216.34/x", 4, sha256(b"GGUF"))
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=b"GGUF"))
+    async with new_client(file.url, transport=transport) as client, asyncio.timeout(HUNG):
+        task = asyncio.create_task(Downloader(client, {}).fetch(file, tmp_path / "x", lambda _: None))
+        await reached.wait()
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.wait([task])
+    assert task.cancelled()
+    assert opened == closed != []
+
+
+async def test_no_stream_is_left_to_the_garbage_collector(hub: Hub, tmp_path: Path) -> None:
+    """Python would close it in a task of its own, some time later."""
+    left: list[str] = []
+    usual = sys.get_asyncgen_hooks()
+
+    def dropped(generator: object) -> None:
+        left.append(getattr(generator, "__qualname__", ""))
+        if usual.finalizer is not None:
+            usual.finalizer(generator)  # type: ignore[arg-type]
+
+    half = asyncio.Event()
+    sys.set_asyncgen_hooks(finalizer=dropped)
+    try:
+        await fetch(hub, tmp_path / "x")
+        for fault in (Fault(cut=9 << 20), Fault(hold=asyncio.Event())):
+            hub.faults.append(fault)
+        task = asyncio.create_task(fetch(hub, tmp_path / "y", advanced=lambda n: half.set() if n > SIZE / 3 else None))
+        await half.wait()
+        task.cancel()
+        await asyncio.wait([task])
+    finally:
+        sys.set_asyncgen_hooks(*usual)
+    assert "body_of" not in left  # httpx has some of its own
+
+
+def test_a_kill_or_a_power_cut_at_any_moment_leaves_only_ranges_that_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each call of the system, the file is read as the next daemon would read it: what it counts as here is what
+    came, and, where a list says so, was on the disk before the list was written."""
+    size = 12 << 20
+    data = random.Random(4).randbytes(size)
+    file, path = RemoteFile("x", "https://x.example/", size, sha256(data)), tmp_path / "x"
+    synced, looks = [b""], [0]
+
+    def looked(call: Callable[..., int]) -> Callable[..., int]:
+        def wrapped(*arguments: object) -> int:
+            result = call(*arguments)
+            if call.__name__ == "fdatasync":
+                synced[0] = path.read_bytes()[:size]
+            looks[0] += 1
+            other = tmp_path / "other"
+            other.write_bytes(path.read_bytes())
+            found = PartialFile(other, file)
+            here, start = [], 0
+            for gap in [*found.gaps(), ByteRange(size, size)]:
+                here.append(ByteRange(start, gap.start))
+                start = gap.end
+            os.close(found._descriptor)
+            for known in here:
+                assert path.read_bytes()[known.start : known.end] == data[known.start : known.end]
+                if path.stat().st_size > size:
+                    assert synced[0][known.start : known.end] == data[known.start : known.end]
+            return result
+
+        return wrapped
+
+    for name in ("pwritev", "pwrite", "fdatasync"):
+        monkeypatch.setattr(os, name, looked(getattr(os, name)))
+    partial = PartialFile(path, file)
+    parts = [ByteRange(start, start + (1 << 19)) for start in range(0, size, 1 << 19)]
+    for start, end in (*parts[:3], *random.Random(5).sample(parts[3:], len(parts) - 4)):
+        partial.write(start, [data[start:end]])
+    monkeypatch.undo()
+    assert looks[0] > len(parts)
+    assert received(path, size) > size // 2
+    partial.close()
+
+
+def test_what_follows_when_the_gaps_are_closed_is_listed_too(tmp_path: Path) -> None:
+    size, step = 32 << 20, 1 << 20
+    file, path = RemoteFile("x", "https://x.example/", size, sha256(b"")), tmp_path / "x"
+    partial = PartialFile(path, file)
+    partial.write(step, [bytes(step)])
+    for start in (0, *range(2 * step, 20 * step, step)):
+        partial.write(start, [bytes(step)])
+    assert received(path, size) >= 19 * step  # of a killed daemon
+    partial.close()
+    assert received(path, size) == 20 * step
