@@ -167,7 +167,7 @@ async def test_a_body_that_ends_with_the_connection_is_put_into_chunks(socket_pa
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "whole"),
+    ("media_type", "body", "whole"),
     [
         (b"application/json", b'{"a":[1,"]}\\"{"]}', True),
         (b"application/json; charset=utf-8", b'{"a":[1,"]}\\"{"]', False),
@@ -183,10 +183,10 @@ async def test_a_body_that_ends_with_the_connection_is_put_into_chunks(socket_pa
 )
 @pytest.mark.parametrize("step", [1, 3, 1000])
 async def test_a_body_without_a_frame_must_end_of_itself(
-    socket_path: Path, kind: bytes, body: bytes, whole: bool, step: int
+    socket_path: Path, media_type: bytes, body: bytes, whole: bool, step: int
 ) -> None:
     pieces = [body[at : at + step] for at in range(0, len(body), step)]
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\n\r\n" % kind
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\n\r\n" % media_type
     async with scripted_engine(socket_path, script_of(head, *pieces, close=True)) as engine:
         recorder = await exchange(UpstreamPool(engine.endpoint), decoded=True)
         assert recorder.body == body
