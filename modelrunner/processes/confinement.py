@@ -145,11 +145,13 @@ def _rules(program: str, env: Mapping[str, str], permissions: Permissions, abi: 
     return [(os.fsencode(path), right & known) for path, right in rights]
 
 
-def _program_files(program: str, env: Mapping[str, str]) -> Iterable[Path]:
-    """Yields the program, the folders with its libraries and, for an interpreter of a virtual environment, that and the
-    library of the Python that it was made from."""
+def _program_files(program: str, env: Mapping[str, str], scripts: int = 4) -> Iterable[Path]:
+    """Yields the program, the folders with its libraries, for an interpreter of a virtual environment that and the
+    library of the Python that it was made from, and for a script the same of its interpreter."""
     if (found := shutil.which(program, path=env.get("PATH"))) is None:
         return
+    if scripts and (interpreter := _interpreter(found)):  # Linux follows four
+        yield from _program_files(interpreter, env, scripts - 1)
     paths = [Path(os.path.abspath(found)), Path(found).resolve()]
     if home := _home_of(paths[0].parent.parent):
         yield paths[0].parent.parent
@@ -159,6 +161,18 @@ def _program_files(program: str, env: Mapping[str, str]) -> Iterable[Path]:
         yield from (path.parent, prefix / "lib", prefix / "lib64")
     for name in ("LD_LIBRARY_PATH", "PYTHONPATH"):
         yield from (Path(folder) for folder in env.get(name, "").split(os.pathsep) if os.path.isabs(folder))
+
+
+def _interpreter(program: str) -> str | None:
+    """Returns the program that the first line of a script names (execve(2)), without `env`; None for no script."""
+    try:
+        with open(program, "rb") as file:
+            line = file.readline(256)
+    except OSError:
+        return None
+    words = os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
+    words = words[1:] if words and Path(words[0]).name == "env" else words
+    return words[0] if words else None
 
 
 def _home_of(environment: Path) -> Path | None:

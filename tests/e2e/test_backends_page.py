@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,14 +16,14 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "backends.md"
 FILE = re.compile(r"^```(?:toml|python)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # The engine of the page: it takes the arguments of the page, and is the tests' engine beneath.
-TINY_SERVER = """#!/bin/sh
-while [ $# -gt 0 ]; do
-  case "$1" in
-    --host) host=$2 ;; --port) port=$2 ;; --model) model=$2 ;; --context) ;; *) exit 2 ;;
-  esac
-  shift 2
-done
-exec {python} -I -S {engine} --host "$host" --port "$port" --model "$model"
+TINY_SERVER = """#!{python} -IS
+import pathlib, runpy, sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
+assert given.keys() == {{"--host", "--port", "--model", "--context"}}, given
+del given["--context"]
+engine = pathlib.Path(__file__).with_name("engine.py")
+sys.argv = [str(engine), *(word for option in given.items() for word in option)]
+runpy.run_path(str(engine), run_name="__main__")
 """
 
 
@@ -36,7 +37,8 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     for name, text in files.items():
         (folder / name).write_text(text)
     server = programs / "tiny-server"
-    server.write_text(TINY_SERVER.format(python=sys.executable, engine=FAKE_ENGINE))
+    server.write_text(TINY_SERVER.format(python=sys.executable))
+    shutil.copy(FAKE_ENGINE, programs / "engine.py")
     server.chmod(0o755)
     (tmp_path / "small.gguf").write_bytes(gguf())
 

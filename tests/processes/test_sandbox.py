@@ -159,11 +159,18 @@ async def test_the_rules_of_every_version_are_accepted(ground, monkeypatch, abi:
     assert ended.value.returncode == 0
 
 
-async def test_a_python_that_was_copied_into_its_environment_finds_its_library(ground, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_script", [False, True])
+async def test_a_python_that_was_copied_into_its_environment_finds_its_library(
+    ground, tmp_path: Path, by_script: bool
+) -> None:
     venv.create(tmp_path / "env", symlinks=False)
+    python, work, tool = tmp_path / "env/bin/python", "import json; print('found')", tmp_path / "tools/tool"
+    tool.parent.mkdir()
+    tool.write_text(f"#!{python}\n{work}\n")
+    tool.chmod(0o755)
     observer = Observer()
     options = ProcessOptions(ground.log, observer, permissions=ground.permissions)
-    argv = [str(tmp_path / "env/bin/python"), "-c", "import json; print('found')"]
+    argv = [str(tool)] if by_script else [str(python), "-c", work]
     with pytest.raises(BackendExited) as ended:
         await process.run(argv, env=process.scrubbed_environment(), options=options, permissions=Permissions())
     assert (ended.value.returncode, observer.lines) == (0, ["found"])
