@@ -80,10 +80,14 @@ class BackendRegistry:
     def choose(self, bundle: Bundle) -> Backend:
         """Returns the backend for a model without a configured one: the one chosen before, as long as it is installed
         and accepts the model; else, in this order, an installed backend, the higher priority, one of modelrunner's own,
-        the first name. Raises `UnsupportedModel`, or the `BackendUnavailable` of the only candidate."""
+        the first name. Raises `UnsupportedModel`, or the `BackendUnavailable` of the only candidate.
+
+        The one chosen before is asked first, so that a newcomer which keeps its caller waiting holds no present model
+        up."""
         unfit: ModelRunnerError | None = None
         ranked: list[tuple[bool, float, bool, Backend]] = []
-        for backend in sorted(self, key=lambda backend: backend.name):
+        chosen = self._chosen.get(bundle.model_id)
+        for backend in sorted(self, key=lambda backend: (backend.name != chosen, backend.name)):
             if bundle.format in backend.formats:
                 try:
                     priority = backend.priority(bundle)
@@ -91,12 +95,12 @@ class BackendRegistry:
                     unfit = unfit or error
                     continue
                 installed = backend.status().state is BackendState.RUNNING
-                if installed and self._chosen.get(bundle.model_id) == backend.name:
+                if installed and backend.name == chosen:
                     return backend
                 ranked.append((not installed, -priority, backend.name not in self._own, backend))
         if not ranked:
             raise unfit or UnsupportedModel(f"no backend here runs models in the {bundle.format} format")
-        missing, _, _, best = min(ranked, key=lambda rank: rank[:3])
+        missing, _, _, best = min(ranked, key=lambda rank: (*rank[:3], rank[3].name))
         if not missing:
             self._remember(bundle.model_id, best.name)
         return best

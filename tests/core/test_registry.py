@@ -96,6 +96,19 @@ def test_one_more_backend_changes_no_existing_model(tmp_path: Path) -> None:
     assert registry(better).choose(old) is better
 
 
+def test_a_newcomer_is_not_asked_about_a_model_that_has_its_backend(tmp_path: Path) -> None:
+    """It may keep its caller waiting."""
+
+    class Newcomer(Better):
+        def priority(self, bundle: Bundle) -> float:
+            raise AssertionError("asked")
+
+    model, plain = bundle(ModelFormat.GGUF), Plain(context())
+    file = JsonFile(tmp_path / "chosen.json", dict[str, str])
+    BackendRegistry({"plain": plain}, chosen=file).choose(model)
+    assert BackendRegistry({"better": Newcomer(context()), "plain": plain}, chosen=file).choose(model) is plain
+
+
 def test_ties_go_to_what_is_installed_then_to_ours_then_by_name() -> None:
     plain, better, absent = Plain(context()), Better(context()), Absent(context())
     absent.rank, better.rank = 3.0, plain.rank

@@ -15,10 +15,14 @@ released = threading.Event()
 class Rogue(FakeBackend):
     """Breaks its contract in the way of `fault`."""
 
-    name = "rogue"
+    name = "a-rogue"  # before all others in every order
     fault = ""
 
     def priority(self, bundle: Bundle) -> float:
+        if self.fault == "priority raises":
+            raise RuntimeError("no rank today")
+        if self.fault == "priority blocks":
+            released.wait(5 * HUNG)
         return -1.0
 
     def status(self) -> BackendStatus:
@@ -49,5 +53,8 @@ class Rogue(FakeBackend):
 
 
 FAULTS = [
-    *("status raises", "status blocks", "disk usage raises", "nothing", "negative", "a float", "hangs", "blocks"),
+    *("priority raises", "priority blocks", "status raises", "status blocks", "disk usage raises"),
+    *("nothing", "negative", "a float", "hangs", "blocks"),
 ]
+HARMLESS_FOR_RUNS = {"priority raises", "priority blocks", "disk usage raises"}
+"""Those that a request which names the backend does not meet."""

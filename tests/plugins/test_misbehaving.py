@@ -4,31 +4,15 @@ those who ask for the plug-in's models are told its name."""
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
 
-from modelrunner.daemon.app import serve
-from modelrunner.plugins.isolation import IsolatedBackend
-from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.store import Store
 from tests.api.conftest import make_settings
 from tests.fakes import FakeBackend
-from tests.plugins.rogue import FAULTS, Rogue, released
+from tests.plugins.beside import Daemon, beside
+from tests.plugins.rogue import FAULTS, HARMLESS_FOR_RUNS
 from tests.store.samples import add_model
-from tests.waiting import HUNG
-
-
-class Daemon:
-    def __init__(self, session: aiohttp.ClientSession, rogue: Rogue) -> None:
-        self.session = session
-        self.rogue = rogue
-
-    async def chat(self, backend: str, model: str) -> tuple[int, Any]:
-        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-        async with self.session.post(f"/engines/{backend}/v1/chat/completions", json=body) as answer:
-            return answer.status, await answer.json()
 
 
 @pytest.fixture
@@ -36,42 +20,29 @@ async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
     settings = make_settings(tmp_path, listen="")
     settings.data_dir.mkdir()
     store = Store(settings.data_dir)
-    add_model(store, "good", 0)
-    add_model(store, "bad", 1)
-    rogue = Rogue(tmp_path)
-    good = IsolatedBackend(FakeBackend(tmp_path), answer_limit=HUNG, work_limit=HUNG)
-    backends = {"fake": good, "rogue": IsolatedBackend(rogue, answer_limit=1.0, work_limit=1.0)}
-    ready = asyncio.Event()
-    serving = asyncio.create_task(serve(settings, ready=ready.set, registry=BackendRegistry(backends)))
-    await ready.wait()
-    path = str(settings.runtime_dir / "modelrunner.sock")
-    released.clear()
-    async with aiohttp.ClientSession("http://localhost", connector=aiohttp.UnixConnector(path)) as session:
-        yield Daemon(session, rogue)
-        released.set()
-        async with session.post("/shutdown") as answer:
-            assert answer.status == 202
-    await serving
-    for backend in backends.values():
-        backend.close(patience=HUNG)
+    for seed, name in enumerate(("good", "bad", "new")):
+        add_model(store, name, seed)
+    async with beside(FakeBackend(tmp_path), settings, limit=1.0) as daemon:
+        yield daemon
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_no_request_of_another_backend_is_lost_or_waits_for_it(daemon: Daemon, fault: str) -> None:
     """While the plug-in keeps its caller waiting, the other backend answers one request after the other."""
-    assert (await daemon.chat("fake", "good"))[0] == 200
+    assert (await daemon.chat("/v1", "good"))[0] == 200
     daemon.rogue.fault = fault
-    asked = asyncio.create_task(daemon.chat("rogue", "bad"))
+    asked = asyncio.create_task(daemon.chat("/engines/a-rogue/v1", "bad"))
     answered = 0
     while not asked.done() or answered < 5:
-        assert (await daemon.chat("fake", "good"))[0] == 200
+        assert (await daemon.chat("/v1", "good"))[0] == 200
         answered += 1
     status, answer = await asked
-    if fault == "disk usage raises":
+    if fault in HARMLESS_FOR_RUNS:
         assert status == 200
     else:
         assert status in (412, 502)
         assert "rogue" in answer["error"]["message"]
+    assert (await daemon.chat("/v1", "new"))[0] == 200  # one whose backend is yet to be chosen
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -84,4 +55,4 @@ async def test_commands_that_look_at_all_backends_go_on(daemon: Daemon, fault: s
         statuses = await answer.json()
     assert statuses["fake"].startswith("Running")
     if fault.startswith("status"):
-        assert "rogue" in statuses["rogue"]
+        assert "rogue" in statuses["a-rogue"]
