@@ -15,7 +15,7 @@ ModelRunnerError 500
 ├── EngineFailed 502 ── BackendExited ── OutOfMemory; EngineProtocolError; BackendFaulty
 ├── SourceFailed 502           a registry or hub did not answer as it should
 ├── Unavailable 503 ── ShuttingDown, BackingOff; RequestCancelled 503
-├── TimedOut 504
+├── TimedOut 504 ── RequestTooLong
 ├── InsufficientMemory 507, InsufficientDisk 507
 ├── StorageFailed 500          the disk failed, or the data is of a newer version
 └── DaemonUnreachable, AnswerBroken           the client's own: nothing came back, or not to its end
@@ -150,7 +150,7 @@ class HeadersTooLarge(ModelRunnerError):
 
 
 class RateLimited(ModelRunnerError):
-    """An API key has used up a limit."""
+    """An API key, or an address, has used up a limit."""
 
     status, code, type = 429, "rate_limited", "rate_limit_error"
 
@@ -296,6 +296,12 @@ class TimedOut(ModelRunnerError):
     """A load or a wait in the queue passed its limit."""
 
     status, code = 504, "timed_out"
+
+
+class RequestTooLong(TimedOut):
+    """The engine worked longer on a request than the API key or the model allows."""
+
+    code, permanent = "request_too_long", True
 
 
 class InsufficientMemory(ModelRunnerError):

@@ -88,6 +88,30 @@ def _duration(text: str) -> float:
         ) from None
 
 
+class RequestLimits(NamedTuple):
+    """The most that one request may take: `seconds` of its engine's work, `tokens` that the engine generates; None for
+    no limit."""
+
+    seconds: float | None = None
+    tokens: int | None = None
+
+    @classmethod
+    def of(cls, seconds: float | None, tokens: int | None) -> "RequestLimits":
+        """Without limits it is `NO_LIMITS` itself."""
+        return NO_LIMITS if seconds is None and tokens is None else cls(seconds, tokens)
+
+    def least(self, other: "RequestLimits") -> "RequestLimits":
+        """Returns the smaller of each."""
+        if self is NO_LIMITS or other is NO_LIMITS:
+            return other if self is NO_LIMITS else self
+        seconds = [one for one in (self.seconds, other.seconds) if one is not None]
+        tokens = [one for one in (self.tokens, other.tokens) if one is not None]
+        return RequestLimits(min(seconds, default=None), min(tokens, default=None))
+
+
+NO_LIMITS = RequestLimits()
+
+
 class AliasPolicy(StrEnum):
     """Which of an alias's models answers: the first that is here; the first that is loaded, or fits in the memory that
     is free now; or the first that is loaded. Without such a one, the first that is here."""

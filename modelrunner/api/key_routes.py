@@ -55,6 +55,8 @@ class KeyRoutes:
                 requests_per_minute=wanted.requests_per_minute,
                 tokens_per_minute=wanted.tokens_per_minute,
                 concurrency=wanted.concurrency,
+                max_tokens=wanted.max_tokens,
+                max_seconds=wanted.max_seconds,
                 batch=wanted.priority == "batch",
                 expires=expires,
             ),

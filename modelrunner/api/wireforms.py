@@ -218,6 +218,8 @@ def key(found: ApiKey) -> wire.KeyStatus:
         found.requests_per_minute,
         found.tokens_per_minute,
         found.concurrency,
+        found.max_tokens,
+        found.max_seconds,
         "batch" if found.batch else "normal",
         _time(found.created),
         _time(found.expires) if found.expires is not None else None,

@@ -132,8 +132,7 @@ class BatchWorker:
                 self._pipeline.unbuffer(len(line.body))
                 raise
         except ModelRunnerError as error:
-            if key is not None:
-                key.leave(id(sink))
+            self._pipeline.left(key, "", id(sink))
             if error.status in _AGAIN and self._may_try_again(line):
                 await asyncio.sleep(error.retry_after or _PAUSE)
                 return None
@@ -145,8 +144,7 @@ class BatchWorker:
             exchange.cancel()
             raise
         finally:
-            if key is not None:
-                key.leave(id(sink))
+            self._pipeline.left(key, "", id(sink))
         if sink.status in _AGAIN and not sink.is_final and self._may_try_again(line):
             await asyncio.sleep(sink.retry_after or _PAUSE)
             return None

@@ -13,7 +13,7 @@ from modelrunner.cli.client import Client, decode, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.config.modelconfig import MEANINGS
 
-_NUMBERS = ("context_size", "min_context_size", "parallel", "gpu_layers", "draft_tokens")
+_NUMBERS = ("context_size", "min_context_size", "parallel", "gpu_layers", "draft_tokens", "max_tokens")
 # Where a value goes whose option is not called as the field is; a dot leads into a table.
 _FIELDS = {
     "keep_alive": "keep_alive",
@@ -38,6 +38,8 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 @click.option("--parallel", metavar="N", help=MEANINGS["parallel"])
 @click.option("--gpu-layers", metavar="N", help=MEANINGS["gpu-layers"])
 @click.option("--keep-alive", metavar="DURATION", help=MEANINGS["keep_alive"])
+@click.option("--max-tokens", metavar="N", help=MEANINGS["max-tokens"])
+@click.option("--max-seconds", metavar="N", help=MEANINGS["max-seconds"])
 @click.option("--runtime-flags", metavar="FLAGS", help="Flags of the engine, as one argument; or give them after --.")
 @click.option("--backend", metavar="NAME", help=MEANINGS["backend"])
 @click.option(
@@ -174,7 +176,7 @@ def _value(name: str, text: str) -> Any:
         if text.lower() not in _WORDS:
             raise click.UsageError(f"--{name} is on, off, or default")
         return _WORDS[text.lower()]
-    return _json(text) if name == "draft_min_acceptance" else text
+    return _json(text) if name in ("draft_min_acceptance", "max_seconds") else text
 
 
 def _absolute(adapter: str) -> str:

@@ -28,6 +28,8 @@ def keys() -> None:
 @click.option("--model", "models", metavar="PATTERN", multiple=True, help="Only these models, such as ai/*.")
 @click.option("--requests-per-minute", type=click.IntRange(1), metavar="N", help="In any 60 seconds.")
 @click.option("--tokens-per-minute", type=click.IntRange(1), metavar="N", help="Of prompts and answers.")
+@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Generated for one request.")
+@click.option("--max-seconds", type=click.FloatRange(0, min_open=True), metavar="N", help="Of work on one request.")
 @click.option("--concurrency", type=click.IntRange(1), metavar="N", help="Requests at the same time.")
 @click.option(
     "--priority", type=click.Choice(["normal", "batch"]), default="normal", help="batch: let others go first."
@@ -42,6 +44,8 @@ def create(
     models: tuple[str, ...],
     requests_per_minute: int | None,
     tokens_per_minute: int | None,
+    max_tokens: int | None,
+    max_seconds: float | None,
     concurrency: int | None,
     priority: str,
     expires: str | None,
@@ -58,6 +62,8 @@ def create(
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
         "concurrency": concurrency,
+        "max_tokens": max_tokens,
+        "max_seconds": max_seconds,
         "priority": priority,
         "expires": expires,
     }
@@ -108,12 +114,14 @@ def _row(key: wire.KeyStatus) -> tuple[str, ...]:
         (key.requests_per_minute, "requests/min"),
         (key.tokens_per_minute, "tokens/min"),
         (key.concurrency, "at once"),
+        (key.max_tokens, "tokens each"),
+        (key.max_seconds, "s each"),
     )
     return (
         key.name,
         ",".join(key.scopes),
         ",".join(key.models) or "all",
-        ", ".join(f"{count} {unit}" for count, unit in limits if count) or "none",
+        ", ".join(f"{count:g} {unit}" for count, unit in limits if count) or "none",
         key.priority,
         "expired" if key.expired else until(key.expires) if key.expires else "never",
     )

@@ -16,7 +16,7 @@ MAX_PARALLEL = 256
 Count = Annotated[int, msgspec.Meta(ge=1)]
 TRAINED = -1  # as a context size: what the model was trained for
 # Fields that only the daemon uses: a change of them never needs another process.
-_NOT_THE_ENGINES = {"keep_alive": None, "pin": None, "preload": None}
+_NOT_THE_ENGINES = dict.fromkeys(("keep_alive", "pin", "preload", "max_tokens", "max_seconds"))
 _RAW_FLAGS = "raw-runtime-flags"  # one text of shell words, kept as runtime-flags
 
 
@@ -37,7 +37,8 @@ class ModelConfiguration(
     rename=lambda name: name if name == "keep_alive" else name.replace("_", "-"),
 ):
     """None: not set. Context sizes are in tokens of one sequence, `TRAINED` for what the model was trained for;
-    `gpu_layers` is how many layers go to devices; `keep_alive` is a Go duration or "-1". `chat_template` is the text of
+    `gpu_layers` is how many layers go to devices; `keep_alive` is a Go duration or "-1"; `max_tokens` and `max_seconds`
+    are the limits of one request. `chat_template` is the text of
     a Jinja template, `lora` are LoRA adapters of this machine as `PATH[:SCALE]` (`modelrunner.lora`), in place of those
     that were packaged with the model. `options` are the backends' own tables by `table_name`, checked by their
     `options_model`."""
@@ -51,6 +52,8 @@ class ModelConfiguration(
     runtime_flags: tuple[str, ...] | None = None
     pin: bool | None = None
     preload: bool | None = None
+    max_tokens: Count | None = None
+    max_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
     speculative: Speculative | None = None
     chat_template: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     lora: tuple[str, ...] | None = None
@@ -131,6 +134,8 @@ MEANINGS = {
     "runtime-flags": "Flags of the engine.",
     "pin": "Never evict it for another model.",
     "preload": "Load it when the daemon starts.",
+    "max-tokens": "The most tokens that one request may generate.",
+    "max-seconds": "The most seconds that the engine may work on one request.",
     "speculative": "A small model proposes tokens, and the model checks them.",
     "chat-template": "A chat template in Jinja, instead of the model's own; for tools, or roles.",
     "lora": "LoRA adapters on the daemon's machine, as PATH or PATH:SCALE.",

@@ -184,6 +184,9 @@ class Settings(BaseModel):
     keep_alive: KeepAliveSetting = KeepAlive(300.0)
     max_queue: int = Field(default=512, ge=1)
     max_wait: Seconds = 600.0
+    address_requests_per_minute: int | None = Field(default=None, ge=1)
+    address_tokens_per_minute: int | None = Field(default=None, ge=1)
+    address_concurrency: int | None = Field(default=None, ge=1)
     body_limit: Bytes = 32 << 20
     total_body_limit: Bytes = 512 << 20
     stop_grace: Seconds = 10.0

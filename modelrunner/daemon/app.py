@@ -41,7 +41,7 @@ from modelrunner.daemon import instance, logs
 from modelrunner.daemon.certificates import Certificate, self_signed
 from modelrunner.daemon.doorway import Doorway, open_port
 from modelrunner.daemon.handedover import handed_over
-from modelrunner.daemon.parts import Parts, build, make_reloader, set_aliases, set_detours
+from modelrunner.daemon.parts import Parts, address_rates, build, make_reloader, set_aliases, set_detours
 from modelrunner.daemon.system_routes import Addresses, SystemRoutes
 from modelrunner.gateway import protocol
 from modelrunner.gateway.access import Access, host_names
@@ -154,6 +154,7 @@ class Daemon:
         limits = Limits.within(descriptors, body=settings.body_limit, total_body=settings.total_body_limit)
         parts.keys.watchers.append(access.renew)
         self._pipeline = Pipeline(parts.on_demand, parts.scheduler, access, limits, parts.keys)
+        self._pipeline.addresses.set_rates(address_rates(dict(settings)))
         self._responses = ResponseStore(
             settings.data_dir / "state" / "responses.sqlite", limit=settings.responses_limit, age=settings.responses_age
         )

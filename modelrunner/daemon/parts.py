@@ -16,6 +16,7 @@ from modelrunner.gateway.detours.cache import ResponseCache
 from modelrunner.gateway.detours.gathering import EmbeddingGatherer
 from modelrunner.gateway.detours.streams import ResumableStreams
 from modelrunner.gateway.pipeline import Pipeline
+from modelrunner.keys.allowances import Rates
 from modelrunner.keys.ring import KeyRing
 from modelrunner.models.abilities import KnownAbilities
 from modelrunner.models.aliases import Aliases
@@ -229,6 +230,11 @@ def set_detours(settings: Settings, pipeline: Pipeline) -> ResumableStreams:
     return streams
 
 
+def address_rates(values: Mapping[str, Any]) -> Rates:
+    """What each client address may use, from the settings by name."""
+    return Rates(*(values[f"address_{name}"] for name in Rates._fields))
+
+
 def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_log: AccessLog, port: int) -> Reloader:
     """Makes the reloader, with a setter for each setting that can change while the daemon runs."""
     scheduler, access = parts.scheduler, pipeline.access
@@ -244,6 +250,10 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_l
         **dict.fromkeys(
             ("memory_budget", "memory_reserve"),
             lambda s: parts.probe.set_limits(s["memory_budget"], s["memory_reserve"]),
+        ),
+        **dict.fromkeys(
+            [f"address_{name}" for name in Rates._fields],
+            lambda s: pipeline.addresses.set_rates(address_rates(s)),
         ),
         **dict.fromkeys(
             ("max_queue", "max_wait"),

@@ -76,8 +76,7 @@ class ClientConnection(Answers):
     def connection_lost(self, exc: Exception | None) -> None:
         self._listener.leave(self)
         self._leave()
-        if self._admitted is not None and self._admitted.key is not None:
-            self._admitted.key.leave(id(self))
+        self._pipeline.left(self._admitted.key if self._admitted is not None else None, self.peer, id(self))
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -245,7 +244,7 @@ class ClientConnection(Answers):
         try:
             if isinstance(found, Exception):
                 raise found
-            exchange = self._pipeline.exchange(terms, body, ask_id, self, found)
+            exchange = self._pipeline.exchange(terms, body, ask_id, self, found, peer=self.peer)
         except Exception as raised:
             error = raised if isinstance(raised, ModelRunnerError) else fault(ask_id)
             self._pipeline.unbuffer(len(body))

@@ -31,7 +31,6 @@ from modelrunner.gateway.tracecontext import begun
 from modelrunner.gateway.waiting import SignsOfLife, Unasked, fault
 from modelrunner.http.answers import Header
 from modelrunner.http.responses import TAIL
-from modelrunner.keys.ring import KeyHolder
 from modelrunner.scheduler import Lease
 
 if TYPE_CHECKING:
@@ -81,7 +80,8 @@ class Exchange(Unasked):
         self._passed = False  # the engine's answer began to go to the client
         self._retried = self._over = False
         self._asked_at, self._first_byte, self._status = 0.0, 0.0, 0
-        self._is_told = ask.terms.key is not None or pipeline.observers.active
+        self._time_limit = None
+        self._is_told = bool(ask.counted) or pipeline.observers.active
         self._trace = begun(ask.terms.traceparent) if pipeline.tracing else None
         self._received: tuple[int, bytes] = (0, b"")  # as of `UpstreamConnection`, once the answer is over
         self.on_data: Callable[[bytes], object] = sink.write
@@ -152,6 +152,7 @@ class Exchange(Unasked):
         path, body, self._translation = self._dialect.request(ask, runner)
         if (defaults := runner.spec.bundle.defaults) is not None:
             body = filled(path, body, defaults)
+        body = self._limited(lease, path, body)
         if path not in runner.endpoints:
             check_endpoint(path, runner.endpoints, runner.key.backend)
         if not checked and (ask.fields.tools or ask.fields.dimensions or ask.fields.return_documents):
@@ -312,6 +313,8 @@ class Exchange(Unasked):
             self._task.cancel()
         if self._end_turn is not None:
             self._end_turn()
+        if self._time_limit is not None:
+            self._time_limit.cancel()
         if self.lease is not None:
             if self._upstream is not None:
                 self.lease.abandon(self._upstream)
@@ -320,11 +323,11 @@ class Exchange(Unasked):
         self._pipeline.running.discard(self)
         self._pipeline.buffered -= len(self.ask.body)
         if self._is_told:
-            self._tell(self._pipeline.observers, self.ask.terms.key)
+            self._tell(self._pipeline.observers)
 
-    def _tell(self, observers: Observers, key: KeyHolder | None) -> None:
+    def _tell(self, observers: Observers) -> None:
         record = self.record()
-        if key is not None:
-            key.end(record.tokens.prompt + record.tokens.answer)
+        for allowance in self.ask.counted:
+            allowance.end(record.tokens.prompt + record.tokens.answer)
         if observers.active:
             observers.tell(record)

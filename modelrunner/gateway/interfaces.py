@@ -8,6 +8,7 @@ from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.routes import Route
 from modelrunner.http.answers import Header
+from modelrunner.keys.allowances import Allowance
 from modelrunner.keys.ring import KeyHolder
 from modelrunner.types import Alias, KeepAlive
 
@@ -45,8 +46,8 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
 
 class Inference(msgspec.Struct, frozen=True, gc=False):
     """A request that was found good. `body` is the client's. `arrived` is in seconds of `perf_counter`; a request that
-    `only_loads` is answered as soon as its model is loaded. `alias` is what the client's `model` means, until a model
-    is chosen; `chosen` is then its name."""
+    `only_loads` is answered as soon as its model is loaded. `counted` are the allowances that count it until it ends.
+    `alias` is what the client's `model` means, until a model is chosen; `chosen` is then its name."""
 
     terms: Terms
     fields: Fields
@@ -55,6 +56,7 @@ class Inference(msgspec.Struct, frozen=True, gc=False):
     request_id: str
     arrived: float
     only_loads: bool = False
+    counted: tuple[Allowance, ...] = ()
     alias: Alias | None = None
     chosen: str = ""
 

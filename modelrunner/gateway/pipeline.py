@@ -30,7 +30,8 @@ from modelrunner.gateway.response_store import ResponseStore
 from modelrunner.gateway.routes import Route, check_endpoint, dialect_of
 from modelrunner.http.answers import Header
 from modelrunner.http.limits import Limits
-from modelrunner.keys.ring import KeyHolder, KeyRing
+from modelrunner.keys.allowances import AddressAllowances, Allowance, begin_all
+from modelrunner.keys.ring import KeyHolder, KeyRing, Scope
 from modelrunner.scheduler import Lease, Scheduler, Target
 from modelrunner.types import Alias, KeepAlive, Mode
 
@@ -78,10 +79,11 @@ class AliasChooser(Protocol):
 
 
 class Pipeline:
-    """`keys` are the API keys, None where there can be none. `running` are the requests under way, `buffered` the bytes
-    of their bodies. `observers` are told of every request; with `tracing`, each request gets a trace. Each of `detours`
-    is asked for a request before it gets an exchange, each of `streams` before them for one that asks to be resumable.
-    `responses` keeps those of the Responses API, `aliases` are the names that stand for models; either may be None."""
+    """`keys` are the API keys, None where there can be none; `addresses` are what the clients' addresses may use.
+    `running` are the requests under way, `buffered` the bytes of their bodies. `observers` are told of every request;
+    with `tracing`, each request gets a trace. Each of `detours` is asked for a request before it gets an exchange, each
+    of `streams` before them for one that asks to be resumable. `responses` keeps those of the Responses API, `aliases`
+    are the names that stand for models; either may be None."""
 
     def __init__(
         self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits, keys: KeyRing | None = None
@@ -93,6 +95,7 @@ class Pipeline:
         self.aliases: AliasChooser | None = None
         self.responses: ResponseStore | None = None
         self.keys = keys
+        self.addresses = AddressAllowances()
         self.observers = Observers()
         self.tracing = False
         self.quarantine = Quarantine()
@@ -171,26 +174,45 @@ class Pipeline:
         sink: Sink,
         fields: Fields | None = None,
         *,
-        admitted: bool = False,
+        peer: str = "",
+        goes_on: Inference | None = None,
     ) -> UnderWay:
         """Makes an exchange, or what takes its place, which the caller starts. `fields` are those of the body, if it
-        was decoded already. The body counts as buffered until the exchange is over. An `admitted` one goes on with a
-        request that its API key has counted already. Raises `BadRequest`, and what its API key refuses."""
+        was decoded already. The body counts as buffered until the exchange is over. `peer` is the client's address.
+        One that `goes_on` with a request was counted with it. Raises `BadRequest`, `RateLimited`, and what its API key
+        refuses."""
         arrived = perf_counter()
         fields = fields or terms.route.dialect.read(body)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
         only_loads = terms.preload or fields.only_loads
         alias = self.aliases.find(terms.route.dialect.name, fields.model) if self.aliases is not None else None
-        if terms.key is not None:
-            terms.key.go_on() if admitted else terms.key.begin(id(sink))
-        ask = Inference(terms, fields, keep, body, request_id, arrived, only_loads, alias)
-        if (terms.resumable or self.detours) and not admitted:
+        counted = self._counted(terms.key, peer, id(sink)) if goes_on is None else goes_on.counted
+        if goes_on is not None:
+            for allowance in counted:
+                allowance.go_on()
+        ask = Inference(terms, fields, keep, body, request_id, arrived, only_loads, counted, alias)
+        if (terms.resumable or self.detours) and goes_on is None:
             for detour in (*self.streams, *self.detours) if terms.resumable else self.detours:
                 if (work := detour.take(ask, sink)) is not None:
                     return work
         exchange = Exchange(self, ask, sink)
         self.running.add(exchange)
         return exchange
+
+    def _counted(self, key: KeyHolder | None, peer: str, client: int) -> tuple[Allowance, ...]:
+        """Counts a request in. Raises `Unauthorized`, `Forbidden`, `RateLimited`."""
+        if key is not None:
+            key.check(Scope.INFERENCE)
+        address = self.addresses.of(peer)
+        counted = (*((address,) if address is not None else ()), *((key.allowance,) if key is not None else ()))
+        begin_all(counted, client)
+        return counted
+
+    def left(self, key: KeyHolder | None, peer: str, client: int) -> None:
+        """A connection is closed; `client` is the number that its requests had."""
+        self.addresses.leave(peer, client)
+        if key is not None:
+            key.allowance.leave(client)
 
     def refusal(self, error: ModelRunnerError, request_id: str, path: str) -> tuple[tuple[Header, ...], bytes]:
         """Returns headers and body of the answer to a request that gets no exchange, in the shape of the path's

@@ -7,10 +7,11 @@ from collections.abc import Callable, Coroutine
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from modelrunner.errors import ModelRunnerError
+from modelrunner.errors import ModelRunnerError, RequestTooLong
 from modelrunner.gateway.dialects.dialect import JSON, Dialect
 from modelrunner.gateway.interfaces import Inference, Sink
 from modelrunner.gateway.render import chunk
+from modelrunner.gateway.tokenlimit import with_most_tokens
 from modelrunner.http.answers import Header
 from modelrunner.scheduler import Lease
 
@@ -60,11 +61,12 @@ class SignsOfLife:
 class Unasked(ABC):
     """The half of an exchange in which its engine was not asked yet, with the work that waits in a task."""
 
-    __slots__ = ("_dialect", "_over", "_pipeline", "_responded", "_sink", "_task", "ask")
+    __slots__ = ("_dialect", "_over", "_pipeline", "_responded", "_sink", "_task", "_time_limit", "ask")
     _pipeline: "Pipeline"
     _dialect: Dialect
     _sink: Sink
     _task: asyncio.Task[None] | None
+    _time_limit: asyncio.TimerHandle | None
     _over: bool
     _responded: bool
     ask: Inference
@@ -91,6 +93,16 @@ class Unasked(ABC):
         else:
             self.ask = prepared
             self.start()
+
+    def _limited(self, lease: Lease, path: str, body: bytes) -> bytes:
+        """The engine's body within the limits of the model and of the API key; their time begins with the first call.
+        Raises `BadRequest`."""
+        key = self.ask.terms.key
+        limits = lease.limits if key is None else lease.limits.least(key.limits)
+        if limits.seconds is not None and self._time_limit is None:
+            error = RequestTooLong(f"the engine has worked {limits.seconds:g} s on this request: its limit")
+            self._time_limit = asyncio.get_running_loop().call_later(limits.seconds, self._refuse, error)
+        return body if limits.tokens is None else with_most_tokens(path, body, limits.tokens)
 
     def _answer_without_engine(self, data: bytes) -> None:
         self._respond(200, (JSON, *self._own_headers()), len(data), data)

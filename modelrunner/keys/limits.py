@@ -32,7 +32,7 @@ class RequestLimit:
 
     def admit(self, client: int) -> float | None:
         """Admits a request: returns None, or the seconds after which this client is to come again. `client` is any
-        number that distinguishes the connections of one key."""
+        number that distinguishes connections."""
         now = self._clock()
         admitted = self._admitted
         while admitted and admitted[0] <= now - WINDOW:
@@ -53,6 +53,17 @@ class RequestLimit:
             self._admitted.append(now)
             return None
         return self._promise(client, now)
+
+    def take_back(self) -> None:
+        """Undoes the admission before."""
+        self._admitted.pop()
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing of the past counts any more."""
+        now = self._clock()
+        counts = self._admitted and self._admitted[-1] > now - WINDOW
+        return not counts and all(due + GRACE < now for due in self._promised.values())
 
     def leave(self, client: int) -> None:
         """Frees the promise to a client that is gone for whoever comes next."""
@@ -91,6 +102,11 @@ class TokenLimit:
         if tokens:
             self._spent.append((self._clock(), tokens))
             self._sum += tokens
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing of the past counts any more."""
+        return not self._spent or self._spent[-1][0] <= self._clock() - WINDOW
 
     def wait(self) -> float | None:
         """Returns None while tokens are left, else the seconds until some are."""

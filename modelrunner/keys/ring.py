@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from modelrunner.durable import JsonFile
-from modelrunner.errors import BadRequest, Conflict, Forbidden, KeyNotFound, RateLimited, Unauthorized
-from modelrunner.keys.limits import RequestLimit, TokenLimit
+from modelrunner.errors import BadRequest, Conflict, Forbidden, KeyNotFound, Unauthorized
+from modelrunner.keys.allowances import Allowance, Rates
+from modelrunner.types import RequestLimits
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PREFIX = "mr-"
-_BUSY_PAUSE = 1.0  # seconds, for Retry-After where a key has as many requests under way as it may
 
 
 class Scope(StrEnum):
@@ -31,9 +31,9 @@ class Scope(StrEnum):
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     """A key without its text. `models` are patterns with `*` of model names, () for all. Limits are None where there is
-    none: requests and tokens in any 60 seconds, and requests at the same time. `batch` requests let others go first.
-    `created` and `expires` are in Unix seconds. `id` stays when the text changes; a later key of
-    the same name has another."""
+    none: requests and tokens in any 60 seconds, requests at the same time, and what one request may take
+    (`RequestLimits`). `batch` requests let others go first. `created` and `expires` are in Unix seconds. `id` stays
+    when the text changes; a later key of the same name has another."""
 
     name: str
     id: str = ""
@@ -43,6 +43,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrency: int | None = None
+    max_tokens: int | None = None
+    max_seconds: float | None = None
     batch: bool = False
     created: float = 0.0
     expires: float | None = None
@@ -54,14 +56,14 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyHolder:
-    """A key in use: its limits, and what it has under way."""
+    """A key in use, with what it may still use, and what one request of it may take."""
 
     def __init__(self, key: ApiKey, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self.key = key
         self._wall = wall
-        self._requests = RequestLimit(key.requests_per_minute, clock) if key.requests_per_minute else None
-        self._tokens = TokenLimit(key.tokens_per_minute, clock) if key.tokens_per_minute else None
-        self.running = 0
+        rates = Rates(key.requests_per_minute, key.tokens_per_minute, key.concurrency)
+        self.allowance = Allowance(f"the key {key.name}", rates, clock)
+        self.limits = RequestLimits.of(key.max_seconds, key.max_tokens)
 
     def check(self, scope: Scope) -> None:
         """Raises `Unauthorized` once the key has expired, and `Forbidden` for a scope that it lacks."""
@@ -75,38 +77,6 @@ class KeyHolder:
         patterns = self.key.models
         if patterns and not any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
             raise Forbidden(f"the key {self.key.name} may not use {names[0]}; it may use {', '.join(patterns)}")
-
-    def begin(self, client: int) -> None:
-        """Counts an inference request in; `end` counts it out. `client` distinguishes the key's connections. Raises
-        `RateLimited`, `Unauthorized`, `Forbidden`."""
-        self.check(Scope.INFERENCE)
-        key = self.key
-        if key.concurrency is not None and self.running >= key.concurrency:
-            raise RateLimited(
-                f"the key {key.name} may have {key.concurrency} requests under way at once", retry_after=_BUSY_PAUSE
-            )
-        if self._tokens is not None and (wait := self._tokens.wait()) is not None:
-            raise RateLimited(f"the key {key.name} may use {key.tokens_per_minute} tokens a minute", retry_after=wait)
-        if self._requests is not None and (wait := self._requests.admit(client)) is not None:
-            raise RateLimited(
-                f"the key {key.name} may send {key.requests_per_minute} requests a minute", retry_after=wait
-            )
-        self.running += 1
-
-    def go_on(self) -> None:
-        """Counts in the rest of a request that `begin` has let in; `end` counts it out."""
-        self.running += 1
-
-    def end(self, tokens: int) -> None:
-        """Counts a request out that cost so many tokens, those of its prompt included."""
-        self.running -= 1
-        if self._tokens is not None:
-            self._tokens.spend(tokens)
-
-    def leave(self, client: int) -> None:
-        """The connection `client` is closed: the slot that it was promised is for the next one that comes."""
-        if self._requests is not None:
-            self._requests.leave(client)
 
 
 class KeyRing:

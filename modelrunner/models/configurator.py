@@ -157,7 +157,6 @@ class Configurator:
 
 
 def retain(scheduler: Scheduler, resolver: Resolver, settings: ModelSettings, model_id: str) -> None:
-    """Applies the settings that never need another load (keep-alive, pin) to the model's present runners."""
+    """Applies the settings that never need another load to the model's present runners."""
     for mode in scheduler.modes(model_id):
-        configuration = settings.of(model_id, mode)
-        scheduler.retain(model_id, mode, resolver.keep_alive(configuration), pinned=bool(configuration.pin))
+        scheduler.retain(model_id, mode, resolver.retained(settings.of(model_id, mode)))

@@ -21,9 +21,9 @@ from modelrunner.errors import (
 from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.runspecs import RunSpecs, in_effect
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import Target
+from modelrunner.scheduler import RetainedSettings, Target
 from modelrunner.store import Store
-from modelrunner.types import Bundle, KeepAlive, Mode, RunnerKey
+from modelrunner.types import Bundle, KeepAlive, Mode, RequestLimits, RunnerKey
 
 _MOST_REMEMBERED = 4096
 _INSTALLING_RETRY = 10.0  # seconds, for Retry-After
@@ -103,8 +103,11 @@ class Resolver:
         self._keep_alive = keep_alive
         self.forget()
 
-    def keep_alive(self, settings: ModelConfiguration) -> KeepAlive:
-        return KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
+    def retained(self, settings: ModelConfiguration) -> RetainedSettings:
+        """Returns the settings that hold without another load."""
+        keep_alive = KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
+        limits = RequestLimits.of(settings.max_seconds, settings.max_tokens)
+        return RetainedSettings(keep_alive, bool(settings.pin), limits)
 
     def backend_of(self, name: str | None, bundle: Bundle, mode: Mode | None = None) -> Backend:
         """Returns the named backend, else the configured backend, else the best for the bundle's format. Raises
@@ -148,7 +151,7 @@ class Resolver:
         configuration = in_effect(backend, settings, bundle.model_id, mode)
         key = RunnerKey(backend.name, bundle.model_id, mode, posted.revision)
         spec = self._specs.make(backend, bundle, configuration, key)
-        return Target(key, spec, self.keep_alive(configuration), bool(configuration.pin))
+        return Target(key, spec, *self.retained(configuration))
 
     def _resolved(self, backend: str | None, model: str, mode: Mode) -> Target:
         """Resolves, in any thread, and remembers the target unless something was changed meanwhile."""

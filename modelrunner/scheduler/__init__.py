@@ -5,8 +5,9 @@ from modelrunner.scheduler.ledger import Ledger
 from modelrunner.scheduler.memory import MemoryProbe, Probe
 from modelrunner.scheduler.runnerfactory import MakeRunner, RunnerFactory
 from modelrunner.scheduler.scheduler import Scheduler
-from modelrunner.scheduler.slots import Lease, Target
+from modelrunner.scheduler.slots import Lease
 from modelrunner.scheduler.state import Phase
+from modelrunner.scheduler.target import RetainedSettings, Target
 from modelrunner.scheduler.views import KeptRunner, RunnerView, SchedulerHealth, UnloadResult
 from modelrunner.scheduler.why import Explanation, Figures, FitForecast, Fitting, Obstacle
 
@@ -24,6 +25,7 @@ __all__ = [
     "Obstacle",
     "Phase",
     "Probe",
+    "RetainedSettings",
     "RunnerFactory",
     "RunnerView",
     "Scheduler",

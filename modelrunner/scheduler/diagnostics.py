@@ -11,8 +11,8 @@ from modelrunner.scheduler import failures, why
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.queues import Queue
 from modelrunner.scheduler.reconciler import Reconciler
-from modelrunner.scheduler.slots import Target
 from modelrunner.scheduler.state import Group, Phase
+from modelrunner.scheduler.target import Target
 from modelrunner.scheduler.why import Explanation, FitForecast, Obstacle
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 

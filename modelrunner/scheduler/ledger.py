@@ -18,8 +18,9 @@ from modelrunner.plugins.isolation import asked
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler.memory import Probe
 from modelrunner.scheduler.runnerfactory import Measure
-from modelrunner.scheduler.slots import RunnerSlot, Target
+from modelrunner.scheduler.slots import RunnerSlot
 from modelrunner.scheduler.state import Phase
+from modelrunner.scheduler.target import Target
 from modelrunner.types import RequiredMemory, RunSpec, Variant
 
 _FORMAT: Final = 2

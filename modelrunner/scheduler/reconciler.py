@@ -17,7 +17,7 @@ from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.queues import Queue, Queues, Ticket
 from modelrunner.scheduler.runnerfactory import MakeRunner
 from modelrunner.scheduler.sleeping import Sleeping
-from modelrunner.scheduler.slots import Lease, RunnerSlot, Slots, Target
+from modelrunner.scheduler.slots import Lease, RunnerSlot, Slots
 from modelrunner.scheduler.state import (
     Action,
     Failure,
@@ -36,6 +36,7 @@ from modelrunner.scheduler.state import (
     Wake,
     WakeAt,
 )
+from modelrunner.scheduler.target import Target
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
 
 log = logging.getLogger(__name__)

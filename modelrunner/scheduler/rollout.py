@@ -5,14 +5,14 @@ the newer one. Only `retire`, the end of a restart, drains a loaded runner.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from modelrunner.scheduler.allocation import Allocation, covers
 from modelrunner.scheduler.queues import Queue
 from modelrunner.scheduler.reconciler import Reconciler
-from modelrunner.scheduler.slots import RunnerSlot, Target
+from modelrunner.scheduler.slots import RunnerSlot
 from modelrunner.scheduler.state import Reason
-from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey
+from modelrunner.scheduler.target import RetainedSettings, Target
+from modelrunner.types import Mode, RequiredMemory, RunnerKey
 
 
 def fits_beside(reconciler: Reconciler, target: Target, need: RequiredMemory) -> bool:
@@ -31,14 +31,14 @@ def retire(reconciler: Reconciler, target: Target) -> None:
     reconciler.changed()
 
 
-def retain(reconciler: Reconciler, model_id: str, mode: Mode, keep_alive: KeepAlive, pinned: bool) -> None:
+def retain(reconciler: Reconciler, model_id: str, mode: Mode, settings: RetainedSettings) -> None:
     """Changes the settings of the model's runners in that mode, and of those that requests wait for."""
     for slot in reconciler.slots.values():
         if (slot.target.key.model_id, slot.target.key.mode) == (model_id, mode):
-            slot.retain(keep_alive, pinned=pinned)
+            slot.retain(settings)
     for key, queue in reconciler.queues.items():
         if (key.model_id, key.mode) == (model_id, mode):
-            queue.target = replace(queue.target, keep_alive=keep_alive, pinned=pinned)
+            queue.target = settings.applied(queue.target)
     reconciler.changed()
 
 

@@ -17,8 +17,9 @@ from modelrunner.scheduler.memory import MemoryProbe, Probe
 from modelrunner.scheduler.queues import Ticket
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.runnerfactory import MakeRunner, Measure
-from modelrunner.scheduler.slots import Lease, RunnerSlot, Target
+from modelrunner.scheduler.slots import Lease, RunnerSlot
 from modelrunner.scheduler.state import Phase, Policy, Reason
+from modelrunner.scheduler.target import RetainedSettings, Target
 from modelrunner.types import KeepAlive, Mode, RequiredMemory
 
 log = logging.getLogger(__name__)
@@ -181,10 +182,10 @@ class Scheduler:
         loads. Takes a second. Raises what the backend raises."""
         await self._account.ask(target, self._reconciler.budget())
 
-    def retain(self, model_id: str, mode: Mode, keep_alive: KeepAlive, *, pinned: bool) -> None:
-        """Changes the keep-alive and the pin of the model's present runners in that mode. A keep-alive that the last
-        request asked for stays. Later loads take both from their target."""
-        rollout.retain(self._reconciler, model_id, mode, keep_alive, pinned)
+    def retain(self, model_id: str, mode: Mode, settings: RetainedSettings) -> None:
+        """Changes the settings of the model's present runners in that mode. A keep-alive that the last request asked
+        for stays. Later loads take them from their target."""
+        rollout.retain(self._reconciler, model_id, mode, settings)
 
     async def pause(self, model_id: str) -> None:
         """Ends the model's runners after their last request, and waits for that at most `drain_limit`. The model's

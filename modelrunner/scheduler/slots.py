@@ -3,33 +3,17 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from modelrunner.engine.connections import UpstreamConnection
 from modelrunner.scheduler.eventloop import Alarm
 from modelrunner.scheduler.queues import Queues
 from modelrunner.scheduler.state import Phase, Reason, Slot
-from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, RunSpec, Variant
+from modelrunner.scheduler.target import RetainedSettings, Target
+from modelrunner.types import KeepAlive, RequestLimits, RequiredMemory, RunnerKey, Variant
 
 if TYPE_CHECKING:
     from modelrunner.engine.runner import Runner
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The runner that a request wants: its key, how to start it, and the model's own settings."""
-
-    key: RunnerKey
-    spec: RunSpec
-    keep_alive: KeepAlive
-    pinned: bool = False
-
-    @property
-    def name(self) -> str:
-        """The model's name in messages."""
-        return self.spec.bundle.name
-
 
 # The allowed changes of a slot's phase. A sleeping runner is woken by way of STARTING. DRAINING again gives the drain
 # another reason. A runner that has begun to end does not come back.
@@ -149,11 +133,11 @@ class RunnerSlot:
         """Sets the memory that counts from now on, and what was measured."""
         self.memory, self.measured = memory, measured
 
-    def retain(self, keep_alive: KeepAlive, *, pinned: bool) -> None:
+    def retain(self, settings: RetainedSettings) -> None:
         """Gives the runner new settings. A keep-alive that the last request asked for stays."""
         if self.keep_alive == self.target.keep_alive:
-            self.keep_alive = keep_alive
-        self.target = replace(self.target, keep_alive=keep_alive, pinned=pinned)
+            self.keep_alive = settings.keep_alive
+        self.target = settings.applied(self.target)
 
     def view(self) -> Slot:
         """The slot as a plan sees it."""
@@ -260,6 +244,11 @@ class Lease:
         self.slot, self.keep_alive, self.taken, self.batch = slot, keep_alive, now, batch
         self._owner: Slots | None = owner
         slot.lend(self)
+
+    @property
+    def limits(self) -> RequestLimits:
+        """What one request of the model may take, as it is set now."""
+        return self.slot.target.limits
 
     def release(self) -> None:
         """Gives the runner back; its keep-alive is from now on the one of this request. Safe to call again."""

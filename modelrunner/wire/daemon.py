@@ -120,6 +120,8 @@ class KeyStatus(msgspec.Struct, frozen=True):
     requests_per_minute: int | None
     tokens_per_minute: int | None
     concurrency: int | None
+    max_tokens: int | None
+    max_seconds: float | None
     priority: Literal["normal", "batch"]
     created: str
     expires: str | None
@@ -127,7 +129,8 @@ class KeyStatus(msgspec.Struct, frozen=True):
 
 
 class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /keys`. `expires` is an age such as `30d`, null for never."""
+    """`POST /keys`. `expires` is an age such as `30d`, null for never. `max_tokens` and `max_seconds` limit what one
+    request may generate, and how long its engine works on it."""
 
     name: str
     scopes: list[str] = msgspec.field(default_factory=lambda: ["inference"])
@@ -135,6 +138,8 @@ class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
     tokens_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
     concurrency: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
     priority: Literal["normal", "batch"] = "normal"
     expires: str | None = None
 

@@ -1,6 +1,7 @@
 """API keys through HTTP: who gets in where."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -11,7 +12,7 @@ from modelrunner.keys.ring import Scope
 from tests.api.conftest import Daemon, StartDaemon
 
 CHAT = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
-FAMILIES = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT,
     "/v1/messages": {**CHAT, "max_tokens": 4},
     "/api/chat": {**CHAT, "stream": False},
@@ -99,6 +100,62 @@ async def test_tokens_are_counted_by_the_engine(start_daemon: StartDaemon) -> No
     key = await make_key(daemon, tokens_per_minute=20)
     statuses = [(await call(daemon, "POST", "/v1/chat/completions", key, CHAT))[0] for _ in range(3)]
     assert statuses == [200, 200, 429]  # 3 of the prompt and 8 of the answer each
+
+
+async def test_what_one_request_of_a_key_may_take(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    key = await make_key(daemon, max_tokens=3, max_seconds=600)
+    for path, body in FAMILIES.items():
+        status, told = await call(daemon, "POST", path, key, {**body, "max_tokens": 7})
+        assert (status, "1 2 3 4" in str(told)) == (200, False), told
+    _, told = await call(daemon, "POST", "/v1/chat/completions", key, CHAT)
+    assert told["usage"]["completion_tokens"] == 3
+    async with daemon.unix.get("/keys") as answer:
+        [listed] = await answer.json()
+    assert (listed["max_tokens"], listed["max_seconds"]) == (3, 600)
+    slow = await make_key(daemon, name="slow", max_seconds=0.2)
+    daemon.backend.knobs = ("--rate=5", "--tokens=100000")
+    async with daemon.unix.post("/engines/unload", json={"all": True}) as answer:
+        assert answer.status == 200
+    status, told = await call(daemon, "POST", "/v1/chat/completions", slow, CHAT)
+    assert (status, told["error"]["code"]) == (504, "request_too_long")
+
+
+async def test_what_one_request_of_a_model_may_take(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    assert (await call(daemon, "POST", "/v1/chat/completions", body=CHAT))[1]["usage"]["completion_tokens"] == 8
+    runners = await call(daemon, "GET", "/engines/ps")
+    async with daemon.unix.post("/engines/_configure", json={"model": "smol", "max-tokens": 2}) as answer:
+        assert answer.status == 202, await answer.text()
+    assert (await call(daemon, "POST", "/v1/chat/completions", body=CHAT))[1]["usage"]["completion_tokens"] == 2
+    assert (await call(daemon, "GET", "/engines/ps"))[1][0]["pid"] == runners[1][0]["pid"]
+    for wrong in ({"max-tokens": 0}, {"max-seconds": 0}, {"max-seconds": "x"}):
+        async with daemon.unix.post("/engines/_configure", json={"model": "smol", **wrong}) as answer:
+            assert answer.status == 400
+
+
+async def test_limits_of_an_address(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """They hold for the clients of TCP, with a key or without, and a reload forgets nothing."""
+    file = tmp_path / "config.toml"
+    file.write_text("address_requests_per_minute = 5")
+    daemon = await start_daemon(models={"smol": 0})
+    asked = [call(daemon, "POST", "/v1/chat/completions", "", CHAT) for _ in range(20)]
+    statuses = [status for status, _ in await asyncio.gather(*asked)]
+    assert sorted(statuses) == [200] * 5 + [429] * 15
+    _, told = await call(daemon, "POST", "/v1/chat/completions", "", CHAT)
+    assert told["error"]["message"] == "the address 127.0.0.1 may send 5 requests a minute"
+    for text in ("address_requests_per_minute = 5\nkeep_alive = '9m'", "address_requests_per_minute = 4"):
+        file.write_text(text)
+        async with daemon.unix.post("/engines/reload") as answer:
+            assert [change["effect"] for change in (await answer.json())["changes"]] == ["holds at once"] * (
+                2 if "4" in text else 1
+            )
+        assert (await call(daemon, "POST", "/v1/chat/completions", "", CHAT))[0] == 429
+    async with daemon.unix.post("/v1/chat/completions", json=CHAT) as answer:
+        assert answer.status == 200
+    key = await make_key(daemon)
+    assert (await call(daemon, "POST", "/v1/chat/completions", key, CHAT))[0] == 429
+    assert (await call(daemon, "GET", "/v1/models", key))[0] == 200
 
 
 async def test_usage_by_key(start_daemon: StartDaemon) -> None:

@@ -12,7 +12,10 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
     return {"uvloop": uvloop.new_event_loop}
 
 
-_OVER_TLS = ("test_dialects", "test_engine_faults", "test_lanes", "test_limits", "test_observers", "test_terms")
+_OVER_TLS = (
+    *("test_dialects", "test_engine_faults", "test_lanes", "test_limits", "test_observers", "test_request_limits"),
+    "test_terms",
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -12,7 +12,7 @@ from modelrunner.backend import Backend
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamConnection, UpstreamPool
 from modelrunner.errors import BadRequest, EngineFailed, Misdirected, ModelNotFound, ModelRunnerError, RunnerNotFound
-from modelrunner.types import Endpoint, KeepAlive, Mode, RunnerKey
+from modelrunner.types import NO_LIMITS, Endpoint, KeepAlive, Mode, RunnerKey
 from tests.waiting import HUNG
 
 FAKE_ENDPOINTS = Backend.endpoints | {"/v1/messages"}
@@ -191,6 +191,7 @@ class FakeLease:
     def __init__(self, scheduler: "FakeScheduler", runner: FakeRunner, waited: float = 0.0) -> None:
         self.runner, self.waited, self.loaded = runner, waited, waited / 2
         self.variant = scheduler.variant
+        self.limits = scheduler.limits
         self._scheduler = scheduler
         self._held = True
         scheduler.leases += 1
@@ -216,12 +217,14 @@ class FakeLease:
 class FakeScheduler:
     """Grants `runner` at once if `is_warm`, else when `gate` opens. `refusal` is raised instead of a grant. `leases`
     are those held now; `granted` counts them all; `waiting` those that stand at the gate;
-    `asked` has the caller and the priority of each that stood there, `unloaded` the models. Leases are of `variant`."""
+    `asked` has the caller and the priority of each that stood there, `unloaded` the models. Leases are of `variant`,
+    their model has `limits`."""
 
     def __init__(self, runner: FakeRunner) -> None:
         self.runner = runner
         self.is_warm = True
         self.variant = ""
+        self.limits = NO_LIMITS
         self.gate = asyncio.Event()
         self.refusal: ModelRunnerError | None = None
         self.leases = self.granted = self.waiting = 0

@@ -79,7 +79,7 @@ def test_limits(file: Path) -> None:
     clock = FakeClock(0.0)
     ring = KeyRing(file, clock=clock)
     _, text = ring.create(ApiKey(name="kim", digest="", requests_per_minute=3, tokens_per_minute=10, concurrency=2))
-    kim = ring.find(text)
+    kim = ring.find(text).allowance
     kim.begin(1)
     kim.begin(2)
     with pytest.raises(RateLimited, match="at once"):
@@ -92,7 +92,7 @@ def test_limits(file: Path) -> None:
     assert refused.value.retry_after == pytest.approx(60)
     _, text = ring.rotate("kim")
     with pytest.raises(RateLimited):
-        ring.find(text).begin(5)
+        ring.find(text).allowance.begin(5)
     clock.advance(70)
     kim.end(10)
     with pytest.raises(RateLimited, match="10 tokens a minute"):

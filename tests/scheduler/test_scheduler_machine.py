@@ -17,7 +17,7 @@ from modelrunner.errors import (
     TimedOut,
     Unavailable,
 )
-from modelrunner.scheduler import Lease
+from modelrunner.scheduler import Lease, RetainedSettings
 from modelrunner.types import KeepAlive, Mode
 from tests.scheduler.fakes import Engine, VirtualLoop, World, settle, target
 
@@ -119,7 +119,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(name=names, pinned=st.booleans())
     def somebody_pins_or_unpins(self, name: str, pinned: bool) -> None:
-        self.run(self.call(lambda: self.scheduler.retain(name, Mode.COMPLETION, KeepAlive(9.0), pinned=pinned)))
+        self.run(
+            self.call(lambda: self.scheduler.retain(name, Mode.COMPLETION, RetainedSettings(KeepAlive(9.0), pinned)))
+        )
         self.collect()
 
     @rule(seconds=st.floats(0.05, 20.0))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modelrunner.errors import EngineFailed
-from modelrunner.scheduler import Explanation, Figures, Scheduler
+from modelrunner.scheduler import Explanation, Figures, RetainedSettings, Scheduler
 from modelrunner.types import KeepAlive, Mode, RequiredMemory
 from tests.scheduler.fakes import Engine, VirtualLoop, World, settle, target, virtual
 
@@ -108,7 +108,7 @@ async def test_a_pin_is_named_as_what_is_in_the_way() -> None:
     assert (told.waiting_for, told.victims) == ("pin", [])
     assert "pinned" in told.reason
     assert (await scheduler.diagnostics.fit(target("b"))).fits == "never"
-    scheduler.retain("a", Mode.COMPLETION, KeepAlive(300.0), pinned=False)
+    scheduler.retain("a", Mode.COMPLETION, RetainedSettings(KeepAlive(300.0)))
     assert (await why(scheduler, "b")).victims == ["a"]
     await scheduler.close(0)
 

@@ -63,6 +63,8 @@ class EmbeddingGatherer:
             members = _members.decode(ask.body)
             text = _one_text(members.pop("input"))
             if terms.key is not None:
+                if terms.key.limits.seconds is not None:
+                    return None  # its time is its own
                 terms.key.check_model(target.name, *target.spec.bundle.references)
         except (KeyError, msgspec.MsgspecError, ModelRunnerError):
             return None
@@ -125,7 +127,7 @@ class _Gathering:
         # The API key has counted each of the requests, and may ask the model.
         terms = msgspec.structs.replace(ask.terms, key=None)
         together = msgspec.structs.replace(
-            ask, terms=terms, body=body, request_id=new_request_id(), arrived=perf_counter()
+            ask, terms=terms, counted=(), body=body, request_id=new_request_id(), arrived=perf_counter()
         )
         self._pipeline.buffered += len(body)
         self._exchange = _Together(self._pipeline, together, self)

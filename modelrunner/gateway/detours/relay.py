@@ -162,7 +162,7 @@ class Relay:
             return
         self._pipeline.running.discard(self)
         self._pipeline.unbuffer(len(self.ask.body))
-        if self.ask.terms.key is not None:
-            self.ask.terms.key.end(self.tokens.prompt + self.tokens.answer)
+        for allowance in self.ask.counted:
+            allowance.end(self.tokens.prompt + self.tokens.answer)
         if self._pipeline.observers.active:
             self._pipeline.observers.tell(self.record())

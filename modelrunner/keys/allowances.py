@@ -1,0 +1,141 @@
+"""What an API key, or the clients at one address, may use together."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address, ip_network
+from time import monotonic
+from typing import NamedTuple
+
+from modelrunner.errors import RateLimited
+from modelrunner.keys.limits import RequestLimit, TokenLimit
+
+_BUSY_PAUSE = 1.0  # seconds, for Retry-After where as many requests are under way as may be
+_FEW = 1024  # addresses that are kept without a look for those that are gone
+
+
+class Rates(NamedTuple):
+    """Requests and tokens in any 60 seconds, and requests at the same time; None for no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+
+
+class Allowance:
+    """Counts requests against `rates`. `who` begins the messages, such as "the key kim". `clock` is in seconds."""
+
+    def __init__(self, who: str, rates: Rates, clock: Callable[[], float] = monotonic) -> None:
+        self._who = who
+        self._requests = RequestLimit(0, clock)
+        self._tokens = TokenLimit(0, clock)
+        self.rates = rates
+        self.running = 0
+
+    @property
+    def rates(self) -> Rates:
+        return self._rates
+
+    @rates.setter
+    def rates(self, rates: Rates) -> None:
+        """What was counted against a limit stays counted when the limit changes."""
+        self._rates = rates
+        self._requests.limit, self._tokens.limit = rates.requests_per_minute or 0, rates.tokens_per_minute or 0
+
+    @property
+    def is_idle(self) -> bool:
+        """True if a new allowance would decide just the same."""
+        return self.running == 0 and self._requests.is_idle and self._tokens.is_idle
+
+    def begin(self, client: int) -> None:
+        """Counts a request in; `end` counts it out. `client` distinguishes connections. Raises `RateLimited`."""
+        most_requests, most_tokens, most_running = self._rates
+        if most_running is not None and self.running >= most_running:
+            raise RateLimited(
+                f"{self._who} may have {most_running} requests under way at once", retry_after=_BUSY_PAUSE
+            )
+        if most_tokens is not None and (wait := self._tokens.wait()) is not None:
+            raise RateLimited(f"{self._who} may use {most_tokens} tokens a minute", retry_after=wait)
+        if most_requests is not None and (wait := self._requests.admit(client)) is not None:
+            raise RateLimited(f"{self._who} may send {most_requests} requests a minute", retry_after=wait)
+        self.running += 1
+
+    def take_back(self) -> None:
+        """Undoes the `begin` before: the request was refused elsewhere."""
+        self.running -= 1
+        if self._rates.requests_per_minute is not None:
+            self._requests.take_back()
+
+    def go_on(self) -> None:
+        """Counts in the rest of a request that `begin` has let in; `end` counts it out."""
+        self.running += 1
+
+    def end(self, tokens: int) -> None:
+        """Counts a request out that cost so many tokens, those of its prompt included."""
+        self.running -= 1
+        if self._rates.tokens_per_minute is not None:
+            self._tokens.spend(tokens)
+
+    def leave(self, client: int) -> None:
+        """The connection `client` is closed: the slot that it was promised is for the next one that comes."""
+        self._requests.leave(client)
+
+
+def begin_all(allowances: Sequence[Allowance], client: int) -> None:
+    """Counts a request in at all of them, or at none. Raises `RateLimited`."""
+    for place, allowance in enumerate(allowances):
+        try:
+            allowance.begin(client)
+        except RateLimited:
+            for earlier in allowances[:place]:
+                earlier.take_back()
+            raise
+
+
+class AddressAllowances:
+    """The allowance of each client address, all with the same `rates`; of IPv6, a /64 counts as one address, since a
+    site hands out its own (RFC 4291, 2.5.4). Those that are idle are forgotten."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._rates = Rates()
+        self._found: dict[str, Allowance] = {}
+        self._look_at = _FEW
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def set_rates(self, rates: Rates) -> None:
+        self._rates = rates
+        for allowance in self._found.values():
+            allowance.rates = rates
+
+    def of(self, peer: str) -> Allowance | None:
+        """Returns what the client at this address may use; None without limits, or for "" (the Unix socket)."""
+        if not peer or self._rates == (None, None, None):
+            return None
+        address = _counted_as(peer)
+        found = self._found.get(address)
+        if found is None:
+            if len(self._found) >= self._look_at:
+                self._found = {one: allowance for one, allowance in self._found.items() if not allowance.is_idle}
+                self._look_at = max(_FEW, 2 * len(self._found))
+            found = self._found[address] = Allowance(f"the address {address}", self._rates, self._clock)
+        return found
+
+    def leave(self, peer: str, client: int) -> None:
+        """The connection `client` from this address is closed."""
+        if self._found and (allowance := self._found.get(_counted_as(peer))) is not None:
+            allowance.leave(client)
+
+
+@lru_cache(maxsize=1024)
+def _counted_as(peer: str) -> str:
+    """The address, or the network that counts as one; of an IPv4 address on an IPv6 socket, the IPv4 address."""
+    if not peer:
+        return ""
+    address = ip_address(peer)
+    if not isinstance(address, IPv6Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ip_network((address.packed, 64), strict=False))

@@ -1,0 +1,33 @@
+"""What a request wants of the scheduler."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from modelrunner.types import NO_LIMITS, KeepAlive, RequestLimits, RunnerKey, RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The runner that a request wants: its key, how to start it, and the model's own settings."""
+
+    key: RunnerKey
+    spec: RunSpec
+    keep_alive: KeepAlive
+    pinned: bool = False
+    limits: RequestLimits = NO_LIMITS
+
+    @property
+    def name(self) -> str:
+        """The model's name in messages."""
+        return self.spec.bundle.name
+
+
+class RetainedSettings(NamedTuple):
+    """The settings of a model that hold without another load."""
+
+    keep_alive: KeepAlive
+    pinned: bool = False
+    limits: RequestLimits = NO_LIMITS
+
+    def applied(self, target: Target) -> Target:
+        return replace(target, keep_alive=self.keep_alive, pinned=self.pinned, limits=self.limits)

@@ -1,0 +1,140 @@
+"""What one request may take: its tokens are limited on the way to the engine, and its time ends it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelrunner.errors import BadRequest
+from modelrunner.gateway.tokenlimit import with_most_tokens
+from modelrunner.types import NO_LIMITS, RequestLimits
+from tests.gateway.fakes import SSE, Call, event
+from tests.gateway.harness import CHAT, proxy, request
+
+CHATS = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("given", "limits"),
+    [
+        ({}, {"max_tokens": 10}),
+        ({"max_tokens": 4}, {"max_tokens": 4}),
+        ({"max_tokens": 400}, {"max_tokens": 10}),
+        ({"max_tokens": None}, {"max_tokens": 10}),
+        ({"max_tokens": "400"}, {"max_tokens": 10}),
+        ({"max_tokens": True}, {"max_tokens": 10}),
+        ({"max_tokens": 4e9}, {"max_tokens": 10}),
+        ({"max_completion_tokens": 5}, {"max_tokens": 5, "max_completion_tokens": 5}),
+        ({"max_completion_tokens": 500}, {"max_tokens": 10, "max_completion_tokens": 10}),
+        ({"n_predict": -1, "max_tokens": 7}, {"n_predict": 10, "max_tokens": 7}),
+        ({"n": 3}, {"max_tokens": 3}),
+        ({"n": 2, "n_cmpl": 5, "max_tokens": 9}, {"max_tokens": 2}),
+        ({"prompt": "abc"}, {"max_tokens": 10}),
+        ({"prompt": [1, 2, 3]}, {"max_tokens": 10}),
+        ({"prompt": ["a", "b"], "n": 2}, {"max_tokens": 2}),
+        ({"prompt": []}, {"max_tokens": 10}),
+    ],
+)
+def test_all_answers_together_have_at_most_the_limit(given: dict[str, Any], limits: dict[str, int]) -> None:
+    made = json.loads(with_most_tokens("/v1/completions", json.dumps({"model": "m", **given}).encode(), 10))
+    assert made == {"model": "m", **given, **limits}
+
+
+def test_the_last_of_two_counts_and_an_escaped_name_is_the_name() -> None:
+    body = b'{"model": "m", "max_tokens": 3, "max_tokens": 900, "n\\u005fpredict": 900}'
+    assert json.loads(with_most_tokens(CHATS, body, 10)) == {"model": "m", "max_tokens": 10, "n_predict": 10}
+
+
+@pytest.mark.parametrize("given", [{"n": 11}, {"n": 2.0}, {"n": "2"}, {"prompt": ["a"] * 11}])
+def test_more_answers_than_tokens_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest):
+        with_most_tokens("/v1/completions", json.dumps({"model": "m", **given}).encode(), 10)
+
+
+def test_what_generates_nothing_is_left_alone() -> None:
+    body = b'{"model": "m", "input": "a"}'
+    assert with_most_tokens("/v1/embeddings", body, 10) is body
+
+
+def test_the_smaller_limit_of_each_holds() -> None:
+    key, model = RequestLimits(5.0, None), RequestLimits(9.0, 100)
+    assert key.least(model) == model.least(key) == RequestLimits(5.0, 100)
+    assert key.least(NO_LIMITS) is NO_LIMITS.least(key) is key
+    assert RequestLimits.of(None, None) is NO_LIMITS
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": []}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/messages", {"messages": [], "max_tokens": 900}),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 900}),
+        ("/api/generate", {"prompt": "a", "options": {"num_predict": 900}}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+async def test_each_family_asks_its_engine_for_no_more(folder: Path, path: str, body: dict[str, Any]) -> None:
+    async with proxy(folder, "fast") as served:
+        served.scheduler.limits = RequestLimits(tokens=10)
+        await served.ask(request(path, {"model": "m", **body}))
+        assert json.loads(served.engine.received[0].body)["max_tokens"] == 10
+
+
+async def silent(call: Call) -> None:
+    await call.left()
+
+
+async def talking(call: Call) -> None:
+    await call.send(SSE + event('{"choices":[]}'))
+    await call.left()
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/api/chat"])
+async def test_a_request_that_takes_too_long_is_refused_and_its_engine_stops(folder: Path, path: str) -> None:
+    async with proxy(folder, "fast", silent) as served:
+        served.scheduler.limits = RequestLimits(seconds=0.01)
+        body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 5, "stream": False}
+        answer = await served.ask(request(path, body))
+        assert answer.status == 504
+        assert answer.headers["x-should-retry"] == "false"
+        assert b"0.01 s" in answer.body
+        if path == CHAT:
+            assert answer.error["code"] == "request_too_long"
+        await served.engine.until(lambda engine: engine.open == 0)
+
+
+async def test_a_stream_that_takes_too_long_ends_with_an_error(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind, talking) as served:
+        served.scheduler.limits = RequestLimits(seconds=0.05)
+        answer = await served.ask(request(stream=True))
+        assert answer.status == 200
+        assert b"event: error" in answer.body
+        assert b"request_too_long" in answer.body
+        assert not answer.complete
+        await served.engine.until(lambda engine: engine.open == 0)
+
+
+async def test_an_answer_in_time_is_whole(folder: Path) -> None:
+    async with proxy(folder, "fast") as served:
+        served.scheduler.limits = RequestLimits(seconds=3600)
+        client = await served.connect()
+        assert [(await client.ask()).complete for _ in range(2)] == [True, True]
+
+
+async def test_the_wait_for_a_runner_does_not_count(folder: Path) -> None:
+    async with proxy(folder, "fast") as served:
+        served.scheduler.limits = RequestLimits(seconds=0.001)
+        served.scheduler.is_warm = False
+        client = await served.connect()
+        await client.send(request(X_Progress="events", stream=True))
+        answer = await client.head()
+        while await client.more(answer) and b"progress" not in answer.body:
+            pass
+        assert b"request_too_long" not in answer.body
+        served.scheduler.limits = NO_LIMITS
+        served.scheduler.gate.set()
+        while await client.more(answer):
+            pass
+        assert answer.complete
