@@ -23,7 +23,7 @@ from modelrunner.pull.selection import choose, folder_files
 from modelrunner.store.gguf import read_header
 from modelrunner.store.references import DEFAULT_TAG, Reference
 from modelrunner.types import FoundModel, ModelFormat, ModelHeader
-from modelrunner.web.download import refused
+from modelrunner.web.attempt import refused
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import HubAnswer, ask, new_client, retry_after
 
