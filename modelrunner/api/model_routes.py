@@ -18,11 +18,12 @@ from modelrunner.api.messages import (
 )
 from modelrunner.api.middleware import is_local
 from modelrunner.api.streaming import stream_progress
-from modelrunner.errors import BadRequest, Forbidden, ModelNotFound, NotImplementedHere, RouteNotFound
+from modelrunner.errors import BadRequest, Forbidden, ModelNotFound, RouteNotFound
 from modelrunner.models.library import Library, PullOrder
 from modelrunner.models.pruning import Pruner, PruneRule
 from modelrunner.models.publishing import Publisher
 from modelrunner.models.recipes import Recipe
+from modelrunner.models.remote import RemoteModels
 from modelrunner.store import StoredModel
 from modelrunner.types import ModelFormat, ProgressReport
 from modelrunner.units import parse_age, parse_bytes
@@ -35,8 +36,9 @@ _WORDS = frozenset({"create", "load", "prune", "purge", "search"})
 
 
 class ModelRoutes:
-    def __init__(self, library: Library, publisher: Publisher, pruner: Pruner) -> None:
+    def __init__(self, library: Library, remote: RemoteModels, publisher: Publisher, pruner: Pruner) -> None:
         self._library = library
+        self._remote = remote
         self._publisher = publisher
         self._pruner = pruner
 
@@ -75,12 +77,12 @@ class ModelRoutes:
         abilities = await self._library.abilities(models)
         return json_response([wireforms.model(*found) for found in zip(models, abilities, strict=True)])
 
-    @documented(wire.Model, query={"remote": bool}, errors=(422, 501))
+    @documented(wire.Model, query={"remote": bool}, errors=(422, 501, 502))
     async def get(self, request: web.Request) -> web.Response:
-        """Shows a model."""
+        """Shows a model; with `remote` the one at its source, which is not pulled."""
         reference = _reference(request)
         if query_flag(request, "remote"):
-            raise NotImplementedHere("a model can be shown here once it was pulled: leave `remote` out", param="remote")
+            return json_response(wireforms.remote_model(await self._remote.get(reference)))
         model = self._library.get(reference)
         (abilities,) = await self._library.abilities([model])
         origins = [wire.Origin(each.name, each.source, each.version) for each in self._library.origins(model)]
@@ -192,10 +194,13 @@ class ModelRoutes:
 
         return await stream_progress(request, verify, mode="verify")
 
-    @documented(wire.ModelShown, query={}, errors=(422,))
+    @documented(wire.ModelShown, query={"remote": bool}, errors=(422, 501, 502))
     async def show(self, request: web.Request) -> web.Response:
-        """Shows a model's template, licences, and what it carries for requests."""
-        model, name = self._library.named(_before(request, "/show"))
+        """Shows a model's template, licences, and what it carries for requests; with `remote` those at its source."""
+        reference = _before(request, "/show")
+        if query_flag(request, "remote"):
+            return json_response(wireforms.remote_details(await self._remote.get(reference)))
+        model, name = self._library.named(reference)
         details = await self._library.details(model.id)
         return json_response(wireforms.details(name, model, details))
 

@@ -20,13 +20,14 @@ from modelrunner.models.disk import DiskReport
 from modelrunner.models.explain import FitReport
 from modelrunner.models.pruning import PrunedThing
 from modelrunner.models.reload import SettingChange
+from modelrunner.models.remote import RemoteModel
 from modelrunner.models.residency import ModelResidency
 from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler import EventRecord, Explanation, RunnerView, UnloadResult
 from modelrunner.store import RemoveResult, StoredModel
 from modelrunner.store.details import ModelDetails
 from modelrunner.telemetry.usage import UsageSum
-from modelrunner.types import FileProgress, RequiredMemory, RunningPull, WorkProgress
+from modelrunner.types import CAPABILITIES, FileProgress, RequiredMemory, RunningPull, WorkProgress
 
 _LONGEST_CHANGE = 200  # characters of one value
 
@@ -58,6 +59,33 @@ def details(name: str, found: StoredModel, told: ModelDetails) -> wire.ModelShow
         dict(carried.parameters),
         carried.context_size,
         modelfile(name, carried),
+    )
+
+
+def remote_model(found: RemoteModel) -> wire.Model:
+    """Its ID is known only where the source has one."""
+    id = found.version if found.version.startswith("sha256:") else ""
+    order = [capability for capability in CAPABILITIES if capability in found.capabilities]
+    return wire.Model(id, [found.name], 0, found.config, "", order, found.config.get("context_size"))
+
+
+def remote_details(found: RemoteModel) -> wire.ModelShown:
+    told, model = found.details, remote_model(found)
+    carried = told.defaults or NO_DEFAULTS
+    return wire.ModelShown(
+        model.id,
+        model.tags,
+        found.config,
+        told.template,
+        told.template_digest,
+        list(told.licences),
+        carried.system,
+        [wire.CarriedMessage(message.role, message.content) for message in carried.messages],
+        dict(carried.parameters),
+        carried.context_size,
+        modelfile(found.name, carried),
+        found.version,
+        dict(found.files),
     )
 
 

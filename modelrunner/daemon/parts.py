@@ -34,6 +34,7 @@ from modelrunner.models.preload import Preloader
 from modelrunner.models.pruning import Pruner
 from modelrunner.models.publishing import Publisher
 from modelrunner.models.reload import FileSettings, Reloader, Setter, check_tables
+from modelrunner.models.remote import RemoteModels
 from modelrunner.models.residency import Residency
 from modelrunner.models.resolve import Resolver
 from modelrunner.models.runspecs import RunSpecs
@@ -45,8 +46,10 @@ from modelrunner.oci.push import Pusher
 from modelrunner.oci.registries import Registries, RegistryRules
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import Puller, Transfers
+from modelrunner.pull.address import AddressSource
 from modelrunner.pull.file import FileSource, ImportSource, StoredSource
 from modelrunner.pull.huggingface import HuggingFaceSource
+from modelrunner.pull.modelscope import ModelScopeSource
 from modelrunner.pull.ociregistry import RegistrySource
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
@@ -73,6 +76,7 @@ class Parts:
     foreign: ForeignStores
     configurator: Configurator
     residency: Residency
+    remote: RemoteModels
     explainer: Explainer
     disk: DiskMeter
     statuses: Statuses
@@ -132,6 +136,8 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
     sources = (
         PypiSource(),
         HuggingFaceSource(),
+        ModelScopeSource(),
+        AddressSource(),
         FileSource(),
         StoredSource(store),
         ImportSource(),
@@ -165,6 +171,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         pruner=Pruner(store, library, scheduler, resolver, last_used),
         configurator=configurator,
         residency=Residency(store, scheduler, registry, configurator),
+        remote=RemoteModels(puller),
         explainer=Explainer(store, configurations, resolver, scheduler, puller),
         disk=DiskMeter(store, registry, state, last_used),
         statuses=Statuses(registry),

@@ -5,7 +5,14 @@ import contextlib
 import shutil
 from dataclasses import dataclass, replace
 
-from modelrunner.errors import BackendUnavailable, BadRequest, ModelNotFound, ModelRunnerError, Unavailable
+from modelrunner.errors import (
+    BackendUnavailable,
+    BadRequest,
+    InvalidReference,
+    ModelNotFound,
+    ModelRunnerError,
+    Unavailable,
+)
 from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.resolve import Resolver, main_mode
 from modelrunner.pull import Preview, Puller
@@ -63,14 +70,15 @@ class Explainer:
         free = (await asyncio.to_thread(shutil.disk_usage, self._store.data)).free
         try:
             return FitReport(await self._scheduler.diagnostics.fit(await self._target(reference, None)), 0, free)
-        except ModelNotFound:
+        except (ModelNotFound, InvalidReference):  # an address of a file is no reference
             preview = await self._puller.preview(reference)
             return FitReport(await self._fit_unseen(reference, preview), preview.size, free)
 
     async def _fit_unseen(self, reference: str, preview: Preview) -> FitForecast:
         if preview.bundle is not None:
             with contextlib.suppress(ModelRunnerError):  # no engine for it is installed
-                settings = self._configurations.settings.for_absent(Reference.parse(reference), preview.bundle.model_id)
+                name = Reference.parse(preview.bundle.name)
+                settings = self._configurations.settings.for_absent(name, preview.bundle.model_id)
                 target = await asyncio.to_thread(self._target_of, preview.bundle, settings)
                 return await self._scheduler.diagnostics.fit(target)
         found = self._scheduler.diagnostics.fit_bytes(reference, preview.size)

@@ -13,10 +13,8 @@ from modelrunner.oci.upload import Upload
 from modelrunner.store import Blob, Digest, Reference, Store
 from modelrunner.store.manifests import StoredFile, parse
 from modelrunner.store.mediatypes import MANIFEST_TYPE
-from modelrunner.store.references import HUB, PYPI
+from modelrunner.store.references import NO_REGISTRIES
 from modelrunner.types import FileProgress, ProgressReport, WorkProgress
-
-_NO_REGISTRIES = (HUB, PYPI)
 
 
 class Pusher:
@@ -78,7 +76,7 @@ class Pusher:
             model = self._store.get(text)
             names = sorted(map(Reference.parse, model.tags), key=lambda name: name.short != text)
         for name in names:
-            if name.host not in _NO_REGISTRIES:
+            if name.host not in NO_REGISTRIES:
                 return name
         raise BadRequest(f"{text} has no name at a registry: write `modelrunner push {text} HOST/NAME`", param="to")
 

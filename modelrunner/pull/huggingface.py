@@ -1,119 +1,144 @@
-"""`hf.co/ORG/REPO[:QUANT][@REVISION]`: models in GGUF, or in safetensors where there is no GGUF, from the Hugging
-Face hub or from the hub that HF_ENDPOINT names.
+"""`hf.co/ORG/REPO[:QUANT][@REVISION]`: models on the Hugging Face hub, or on the hub that HF_ENDPOINT names, by its API
+(https://huggingface.co/docs/hub/api). One request lists the files with their sizes and digests.
 
-huggingface_hub's downloads are not used: they can neither be stopped nor resumed by the next call.
+The settings are huggingface_hub's (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE). The requests are our own: its
+client follows redirects to any address and has no limit for a whole answer, and its downloads can neither be stopped
+nor resumed by the next call.
 """
 
-import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any, ClassVar
+from urllib.parse import quote, urlencode
 
-from modelrunner.concurrency.threads import in_thread
-from modelrunner.pull.fetching import fetch_files
-from modelrunner.pull.hub import Hub
-from modelrunner.pull.source import (
-    Context,
-    FetchResult,
-    Preview,
-    PullSpec,
-    Source,
-)
-from modelrunner.store import gguf_model
-from modelrunner.store.names import WEIGHTS
-from modelrunner.store.references import Reference
-from modelrunner.store.safetensors_model import require_no_code
-from modelrunner.types import Bundle, FoundModel, ModelFormat, ModelHeader, WorkProgress
-from modelrunner.web.download import Downloader
+import msgspec
+
+from modelrunner.errors import SourceFailed
+from modelrunner.pull.hub import FileSize, Hub, Listing, RepositoryName, chosen_files
+from modelrunner.pull.hubsource import HubSource
+from modelrunner.types import FoundModel, ModelFormat
 from modelrunner.web.partial import RemoteFile
-from modelrunner.web.session import LOOK_UP_LIMIT
+from modelrunner.web.session import ask
 
-if TYPE_CHECKING:
-    import httpx
+_DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,96}/[A-Za-z0-9._-]{1,96}")
+_LICENCE = re.compile(r"license:([A-Za-z0-9.+-]{1,64})")
 
-_CLAIMED = re.compile(r"(?:hf\.co|(?:www\.)?huggingface\.co)/", re.I)
+
+class _LfsFile(msgspec.Struct, frozen=True):
+    """A file that git keeps elsewhere (LFS)."""
+
+    sha256: str
+    size: FileSize
 
 
-class HuggingFaceSource(Source):
-    """`endpoint` None is huggingface_hub's own (HF_ENDPOINT). `pause` waits between attempts; `look_up_limit` is in
-    seconds and `patience` is the downloader's."""
+class _Sibling(msgspec.Struct, frozen=True, rename={"name": "rfilename", "blob": "blobId"}):
+    name: str
+    size: FileSize | None = None
+    blob: str | None = None
+    lfs: _LfsFile | None = None
 
-    def __init__(
-        self,
-        endpoint: str | None = None,
-        *,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        transport: "httpx.AsyncBaseTransport | None" = None,
-        look_up_limit: float = LOOK_UP_LIMIT,
-        patience: float = 60.0,
-    ) -> None:
-        self._endpoint = endpoint
-        self._pause = pause
-        self._transport = transport
-        self._look_up_limit = look_up_limit
-        self._patience = patience
 
-    def claims(self, text: str) -> bool:
-        return _CLAIMED.match(text) is not None
+class _SearchResult(msgspec.Struct, frozen=True, rename={"task": "pipeline_tag"}):
+    id: str
+    downloads: int = 0
+    likes: int = 0
+    task: str | None = None
+    gated: bool | str = False
 
-    async def revision(self, wanted: PullSpec) -> str | None:
-        async with await self._hub(wanted.token) as hub:
-            return (await hub.list(wanted.text, trust=wanted.trust)).revision
 
-    async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
-        async with await self._hub(token) as hub:
-            listing = await hub.list(text, trust=True)  # a model that is only looked at runs nothing
-            file = listing.files.get("model.gguf")
-            if file is None or len(listing.files) > 1:  # shards and projectors have headers of their own
-                return Preview(listing.size)
-            header = await hub.header(file, folder / "header.gguf")
-            return Preview(listing.size, _bundle(text, file, header, folder) if header else None)
+class _Repository(msgspec.Struct, frozen=True):
+    sha: str
+    siblings: list[_Sibling]
+    tags: Any = None
+
+    @property
+    def licence(self) -> str:
+        tags = self.tags if isinstance(self.tags, list) else []
+        found = (_LICENCE.fullmatch(tag) for tag in tags if isinstance(tag, str))
+        return next((match[1] for match in found if match), "")
+
+
+class HuggingFaceHub(Hub):
+    variable: ClassVar[str] = "HF_TOKEN"
+
+    def usual_endpoint(self) -> str:
+        from huggingface_hub import constants
+
+        return constants.ENDPOINT
+
+    def usual_token(self) -> str | None:
+        """huggingface_hub's own headers are not taken: making them asks the hub a question by its own client."""
+        from huggingface_hub import constants, get_token
+
+        return None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+
+    async def list(self, text: str, *, trust: bool) -> Listing:
+        repository = RepositoryName.parse(text)
+        if _offline():
+            raise SourceFailed(f"{repository} cannot be looked up: HF_HUB_OFFLINE is set")
+        at = f"/revision/{quote(repository.revision, safe='')}" if repository.revision else ""
+        answer = await self.get(f"{self.endpoint}/api/models/{repository.path}{at}?blobs=true")
+        self.require_found(answer, f"{repository}@{repository.revision}" if at else str(repository))
+        try:
+            found = msgspec.json.decode(answer.body, type=_Repository)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise SourceFailed(f"{repository}: the hub's answer is no list of files; look at HF_ENDPOINT") from None
+        siblings = {sibling.name: sibling for sibling in found.siblings}
+        chosen = chosen_files(list(siblings), repository, trust=trust)
+        if not _COMMIT.fullmatch(found.sha):
+            raise SourceFailed(f"{repository}: the hub names no commit; look at HF_ENDPOINT")
+        files = {name: await self._file(repository, found.sha, siblings[path]) for name, path in chosen.items()}
+        return Listing(files, found.sha, found.licence)
 
     async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[FoundModel]:
-        async with await self._hub(None) as hub:
-            return await hub.search(query, format, limit)
+        """The models that match `query`, the most downloaded first."""
+        if _offline():
+            raise SourceFailed("the hub cannot be searched: HF_HUB_OFFLINE is set")
+        asked = {"search": query, "filter": str(format), "sort": "downloads", "direction": "-1", "limit": str(limit)}
+        answer = await self.get(f"{self.endpoint}/api/models?{urlencode(asked)}")
+        self.require_found(answer, "the search")
+        try:
+            found = msgspec.json.decode(answer.body, type=list[_SearchResult])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise SourceFailed("the hub's answer is no list of models; look at HF_ENDPOINT") from None
+        return [
+            FoundModel(f"hf.co/{each.id}", each.downloads, each.likes, each.task or "", bool(each.gated))
+            for each in found[:limit]
+            if _NAME.fullmatch(each.id)
+        ]
 
-    async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
-        context.report(WorkProgress(f"Looking up {wanted.text}", "resolving"))
-        async with await self._hub(wanted.token) as hub:
-            listing = await hub.list(wanted.text, trust=wanted.trust)
-            stored = {
-                name: file.sha256
-                for name, file in listing.files.items()
-                if file.sha256 is not None and await context.stored(file.sha256)
-            }
-            wanting = {name: file for name, file in listing.files.items() if name not in stored}
-            paths = {name: context.partial(file) for name, file in wanting.items()}
-
-            async def check() -> None:  # the small files are here by now
-                small = {name: path for name, path in paths.items() if path.is_file()}
-                if not wanted.trust:
-                    await in_thread(lambda _: require_no_code(small))
-
-            downloader = Downloader(hub.client, hub.headers, pause=self._pause, patience=self._patience)
-            for name in await fetch_files(
-                wanting, context, downloader, late=lambda name: name.endswith(WEIGHTS), check=check
-            ):
-                del paths[name]
-                stored[name] = listing.digests[name]
-            return FetchResult(paths, listing.digests, stored, listing.revision, version=listing.commit)
-
-    async def _hub(self, token: str | None) -> "Hub":
-        return await in_thread(lambda _: Hub(self._endpoint, token, self._transport, self._look_up_limit))
+    async def _file(self, repository: RepositoryName, commit: str, sibling: _Sibling) -> RemoteFile:
+        url = f"{self.endpoint}/{repository.path}/resolve/{quote(commit, safe='')}/{quote(sibling.name)}"
+        if sibling.lfs is not None:
+            size, digest = sibling.lfs.size, sibling.lfs.sha256
+        elif sibling.size is not None and sibling.blob is not None:
+            size, digest = sibling.size, sibling.blob
+        else:  # a hub that knows nothing of `blobs=true`
+            answer = await ask(
+                self.client, url, self.headers, limit=0, method="HEAD", redirects=False, seconds=self._limit
+            )
+            if answer.status not in (301, 302, 303, 307, 308):
+                self.require_found(answer, str(repository))
+            length = answer.headers.get("x-linked-size") or answer.headers.get("content-length") or ""
+            size = int(length) if re.fullmatch("[0-9]{1,17}", length) else -1
+            digest = (answer.headers.get("x-linked-etag") or answer.headers.get("etag") or "").strip('"')
+        if size < 0 or not _DIGEST.fullmatch(digest):
+            raise SourceFailed(
+                f"{repository}: the hub gives no size and digest for {sibling.name}, so it cannot be verified"
+            )
+        return RemoteFile(sibling.name, url, size, digest)
 
 
-def _bundle(text: str, file: RemoteFile, header: ModelHeader, folder: Path) -> Bundle:
-    """The bundle of a model that is one file. Its ID is none of the store's."""
-    names = ("model.gguf",)
-    return Bundle(
-        model_id=f"sha256:{file.digest:0<64}",
-        references=(Reference.parse(text).short,),
-        format=ModelFormat.GGUF,
-        directory=folder,
-        files={name: folder / name for name in names},
-        header=header,
-        size=file.size,
-        context_length=gguf_model.context_length(header),
-        capabilities=gguf_model.capabilities(header, names),
-    )
+def _offline() -> bool:
+    from huggingface_hub import constants
+
+    return constants.HF_HUB_OFFLINE
+
+
+class HuggingFaceSource(HubSource):
+    """Its endpoint is by default huggingface_hub's own (HF_ENDPOINT)."""
+
+    hosts = ("hf.co", "huggingface.co", "www.huggingface.co")
+    hub = HuggingFaceHub

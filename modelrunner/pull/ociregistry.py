@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
+from modelrunner import chattemplates
 from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound, SourceFailed, UntrustedModel
 from modelrunner.oci import imageindex, signatures
@@ -17,16 +20,21 @@ from modelrunner.oci.registries import Registries
 from modelrunner.oci.repository import INDEX_TYPES, Manner, RemoteManifest, RemoteRepository
 from modelrunner.pull.archives import unpack_layers
 from modelrunner.pull.fetching import fetch_files
+from modelrunner.pull.remoteheader import preview_gguf
 from modelrunner.pull.source import Context, FetchResult, Preview, PullSpec, Source
 from modelrunner.store import Digest
-from modelrunner.store.manifests import LARGEST, Manifest, StoredFile, archives, parse
+from modelrunner.store.details import LARGEST_LICENCE
+from modelrunner.store.manifests import LARGEST, Descriptor, Manifest, StoredFile, archives, decode_config, parse
+from modelrunner.store.mediatypes import LICENSE_TYPE, LayerKind, layer_of
 from modelrunner.store.names import in_folder
-from modelrunner.store.references import HUB, PYPI, Reference
+from modelrunner.store.references import NO_REGISTRIES, Reference
 from modelrunner.store.safetensors_model import require_no_code
 from modelrunner.types import WorkProgress
+from modelrunner.web.session import HubAnswer
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+_MOST_LICENCES = 8
 _SMALL = 16 << 20  # bytes of a file that may say that the model carries code
 
 
@@ -55,7 +63,7 @@ class RegistrySource(Source):
     def claims(self, text: str) -> bool:
         """Any reference that is no other source's: ask it last."""
         try:
-            return Reference.parse(text).host not in (HUB, PYPI)
+            return Reference.parse(text).host not in NO_REGISTRIES
         except InvalidReference:
             return False
 
@@ -67,7 +75,7 @@ class RegistrySource(Source):
 
     async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
         async def look_up(repository: RemoteRepository, reference: Reference) -> Preview:
-            return Preview(sum(file.size for file in (await _find(repository, reference)).files))
+            return await _preview(repository, reference, folder)
 
         return await self._asked(text, token, look_up)
 
@@ -157,6 +165,44 @@ async def _find(repository: RemoteRepository, reference: Reference) -> _Found:
     if parsed.config.size > LARGEST:
         raise InvalidModel(f"its configuration has {parsed.config.size} bytes")
     return _Found(manifest, parsed, revision)
+
+
+async def _preview(repository: RemoteRepository, reference: Reference, folder: Path) -> Preview:
+    """Reads the configuration, the licences, a template and, of a model that is one GGUF file, its header."""
+    found = await _find(repository, reference)
+    layers = found.parsed.layers
+    kinds = [layer_of(layer.media_type, layer.path).kind for layer in layers]
+    template = next((layer for layer, kind in zip(layers, kinds, strict=True) if kind is LayerKind.TEMPLATE), None)
+    bundle = None
+    if [kind for kind in kinds if kind not in (LayerKind.TEMPLATE, LayerKind.OTHER)] == [LayerKind.GGUF]:
+        file = repository.remote_file(layers[kinds.index(LayerKind.GGUF)].stored())
+
+        async def part(range: str, limit: int) -> HubAnswer:
+            return await repository.request("GET", file.url, {"Range": range}, limit=limit)
+
+        bundle = await preview_gguf(file, part, reference.short, folder)
+    try:
+        config = decode_config(await repository.blob(found.parsed.config.stored(), LARGEST))
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise InvalidModel(f"its configuration is not one that is understood here ({error})") from None
+    licences = [layer for layer in layers if layer.media_type == LICENSE_TYPE][:_MOST_LICENCES]
+    return Preview(
+        sum(file.size for file in found.files),
+        bundle,
+        files={layer.path or f"{layer.media_type} {layer.digest[:19]}": layer.size for layer in layers},
+        version=str(found.manifest.digest),
+        format=str(config.get("format", "")),
+        config=config,
+        template=await _text(repository, template, chattemplates.LARGEST) if template else "",
+        licences=tuple([await _text(repository, layer, LARGEST_LICENCE) for layer in licences]),
+    )
+
+
+async def _text(repository: RemoteRepository, layer: Descriptor, limit: int) -> str:
+    """A small file, "" for one of more than `limit` bytes."""
+    if layer.size > limit:
+        return ""
+    return (await repository.blob(layer.stored(), limit)).decode("utf-8", "replace")
 
 
 def _named(parsed: Manifest, paths: Mapping[Digest, Path], stored: Mapping[Digest, Path | None]) -> dict[str, Path]:

@@ -97,9 +97,8 @@ class Puller:
             raise BadRequest(f"give the model from {text} a name", param="name")
         if verify_key is not None and not source.signs:
             raise BadRequest("only models in registries have signatures", param="verify-key")
-        reference = Reference.parse(text) if name is None else Reference.parse_name(name)
-        origin = text if source.needs_name else str(Reference.parse(text))
-        wanted = PullSpec(text, origin, reference, token, trust, verify, verify_key, making)
+        reference = source.name(text) if name is None else Reference.parse_name(name)
+        wanted = PullSpec(text, source.normal(text), reference, token, trust, verify, verify_key, making)
         while (running := self._running.get(wanted.key)) is not None:
             asked, work = running
             if not work.abandoned and (asked.verify or not verify):
@@ -133,6 +132,11 @@ class Puller:
         finally:
             await in_thread(lambda _: discard(folder))
             self._busy.discard(folder)
+
+    def name(self, text: str) -> Reference:
+        """The name that a pull of `text` gives if it is told none. Raises `InvalidReference`, `ModelNotFound`."""
+        text = unpasted(text)
+        return self._source(text).name(text)
 
     async def preview(self, text: str, *, token: str | None = None) -> Preview:
         """What a pull of `text` would bring, learned without bringing it. Raises as `pull`, and `NotImplementedHere`

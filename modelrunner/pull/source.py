@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from modelrunner.defaults import ModelDefaults
 from modelrunner.durable import discard
@@ -92,10 +92,19 @@ class FetchResult:
 @dataclass(frozen=True, slots=True)
 class Preview:
     """What is known of a model before it is pulled: `size`, the bytes that a pull would download, and the `bundle` that
-    would come of it, without its files, if the source lets a part of a file be read."""
+    would come of it, without its files, if the source lets a part of a file be read. `files` are the sizes by the names
+    at the source, which may be hostile; `version` is that of `FetchResult`. `format` is "" where it is unknown;
+    `config` holds what the source itself says under the names of `GET /models`. `template` is a chat template that is
+    a file of its own; the licences are texts or their names."""
 
     size: int
     bundle: Bundle | None = None
+    files: Mapping[str, int] = field(default_factory=dict)
+    version: str = ""
+    format: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    template: str = ""
+    licences: tuple[str, ...] = ()
 
 
 class Context:
@@ -138,6 +147,14 @@ class Source(ABC):
     @abstractmethod
     def claims(self, text: str) -> bool:
         """True if `text` is written in this source's way (`pypi:...`), even if it then turns out to be wrong."""
+
+    def name(self, text: str) -> Reference:
+        """The name that the model gets if the caller gives none. Raises `InvalidReference`."""
+        return Reference.parse(text)
+
+    def normal(self, text: str) -> str:
+        """The normal form of `text`. Raises `InvalidReference`."""
+        return text if self.needs_name else str(Reference.parse(text))
 
     @abstractmethod
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:

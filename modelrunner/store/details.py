@@ -11,7 +11,7 @@ from modelrunner.store.manifests import parse
 from modelrunner.store.mediatypes import LICENSE_TYPE, MODELPACK_DOC
 from modelrunner.store.store import Store
 
-_LARGEST_LICENCE = 1 << 20  # bytes
+LARGEST_LICENCE = 1 << 20  # bytes
 _LICENCE_NAMES = ("license", "licence", "copying")
 
 
@@ -47,6 +47,6 @@ def _licences(store: Store, text: str) -> list[str]:
             if blob is None:
                 raise InvalidModel(f"its licence {layer.digest} is missing or damaged: pull the model again")
             with durable.translated("reading a licence", store.data):
-                if blob.size <= _LARGEST_LICENCE:
+                if blob.size <= LARGEST_LICENCE:
                     found.append(durable.read(blob.path).decode("utf-8", "replace"))
     return found

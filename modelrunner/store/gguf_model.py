@@ -1,6 +1,6 @@
 """A model in GGUF: which of its files is what, and what their headers say about it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from modelrunner.store import adapters, describe, gguf
 from modelrunner.store.describe import TEMPLATES, Reading, integer
 from modelrunner.store.ggml import FILE_TYPES
 from modelrunner.store.names import PROJECTOR, TEMPLATE
-from modelrunner.types import ModelFormat, ModelHeader
+from modelrunner.types import ModelFormat, ModelHeader, Tensor
 
 # Encoders of llama.cpp (llama-arch.cpp): they have no language head, or are trained for embeddings only.
 _ENCODERS = frozenset(
@@ -45,15 +45,20 @@ def read(paths: Mapping[str, Path]) -> Reading:
         files[TEMPLATE] = TEMPLATE
     adapters.check(adapters.among({name: paths[name] for name in loras}), header)
     files |= {name: name for name in loras}
-    config = describe.configuration(
+    size = sum(paths[given].stat().st_size for given in files.values())
+    return Reading(files, header, configuration(header, weights, size))
+
+
+def configuration(header: ModelHeader, weights: Sequence[Tensor], size: int) -> dict[str, Any]:
+    """As `describe.configuration`."""
+    return describe.configuration(
         ModelFormat.GGUF,
         header,
         weights=weights,
         quantization=FILE_TYPES.get(integer(header, "general.file_type", -1)) or describe.main_type(weights),
-        size=sum(paths[given].stat().st_size for given in files.values()),
+        size=size,
         context_length=context_length(header),
     )
-    return Reading(files, header, config)
 
 
 def context_length(header: ModelHeader) -> int | None:

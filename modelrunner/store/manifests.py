@@ -159,7 +159,10 @@ def archives(manifest: Manifest) -> dict[Digest, str]:
     for layer in manifest.layers:
         kind, packed = layer_of(layer.media_type, layer.path)
         if packed == "zstd":
-            raise InvalidModel("it holds an archive that is compressed with zstd, which is not read here")
+            raise InvalidModel(
+                f"its layer {layer.media_type} is compressed with zstd, which is not read here: publish it as tar or"
+                " tar+gzip"
+            )
         if kind is LayerKind.ARCHIVE:
             found[layer.stored().digest] = packed
     return found

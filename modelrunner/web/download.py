@@ -29,8 +29,8 @@ _LONGEST_PAUSE = 60.0
 
 
 class Downloader:
-    """Fetches `RemoteFile`s into partial files. `headers`, `renew` and `patience` are those of `SourceAccess`; `pause` waits
-    between attempts. Five attempts in a row that bring less than 1 MiB end the download."""
+    """Fetches `RemoteFile`s into partial files. `headers`, `renew` and `patience` are those of `SourceAccess`; `pause`
+    waits between attempts. Five attempts in a row that bring less than 1 MiB end the download."""
 
     def __init__(
         self,

@@ -119,7 +119,9 @@ class Repackaged(msgspec.Struct, frozen=True):
 class ModelShown(msgspec.Struct, frozen=True):
     """`GET /models/REF/show`. `template` is the chat template in Jinja and `template_digest` its sha256, "" without
     one; the licences are texts. The fields from `system` on are what the model carries for requests that leave it out;
-    `parameters` are Ollama's options. `modelfile` is a text that `modelrunner create -f` takes."""
+    `parameters` are Ollama's options. `modelfile` is a text that `modelrunner create -f` takes. With `remote=true` the
+    model is at its source: `version` is its commit, branch or digest there, and `files` are the sizes (bytes) by the
+    names there; what a source does not say without a download is left out of `config`."""
 
     id: str
     tags: list[str]
@@ -132,6 +134,8 @@ class ModelShown(msgspec.Struct, frozen=True):
     parameters: dict[str, Any]
     context_size: int | None
     modelfile: str
+    version: str = ""
+    files: dict[str, int] = {}
 
 
 class Importable(msgspec.Struct, frozen=True):

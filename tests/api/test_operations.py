@@ -100,8 +100,6 @@ async def test_what_a_route_does_not_know_is_refused_by_its_name(
             assert (status, fault["error"]["param"]) == (400, name)
             assert repr(name) in fault["error"]["message"]
             assert meant in fault["error"]["message"]
-    status, fault = await ask(daemon, "GET", "/models/smol?remote=true")
-    assert (status, fault["error"]["param"]) == (501, "remote")
 
 
 async def test_a_damaged_model_is_listed_and_can_be_removed(start_daemon: StartDaemon, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from aiohttp import web
@@ -11,7 +12,7 @@ from aiohttp import web
 from modelrunner.concurrency import threads
 from modelrunner.concurrency.threads import HASHING
 from tests.api.conftest import Daemon, StartDaemon
-from tests.pull.hub import Fault, Hub, Repository
+from tests.pull.hub import Fault, Hub, Repository, sha256
 from tests.pull.models import gguf
 from tests.waiting import HUNG
 
@@ -182,3 +183,40 @@ async def test_where_a_model_is_from_and_whether_it_is_the_newest(start_daemon: 
     for query in ("", "?q=", "?q=x&format=onnx", "?q=x&limit=many", "?q=" + "x" * 500):
         async with daemon.tcp.get(f"/models/search{query}") as answer:
             assert answer.status == 400
+
+
+async def test_a_model_is_shown_at_its_source_and_not_pulled(start_daemon: StartDaemon, hub: Hub) -> None:
+    repository = hub.repositories["Org/Tiny-GGUF"]
+    repository.tags = ["gguf", "license:apache-2.0"]
+    daemon = await start_daemon(models={"smol": 0})
+    async with daemon.tcp.get(f"/models/{NAME}/show?remote=true") as answer:
+        shown = await answer.json()
+    assert (shown["tags"], shown["version"]) == (["hf.co/org/tiny-gguf"], repository.commit)
+    assert (shown["license"], list(shown["files"])) == (["apache-2.0"], ["tiny-Q4_K_M.gguf"])
+    assert (shown["config"]["format"], shown["config"]["architecture"]) == ("gguf", "llama")
+    async with daemon.tcp.get(f"/models/{NAME}?remote=true") as answer:
+        model = await answer.json()
+    assert (model["id"], model["tags"], model["config"]) == ("", shown["tags"], shown["config"])
+    address = quote(f"{hub.endpoint}/Org/Tiny-GGUF/resolve/main/tiny-Q4_K_M.gguf#sha256={'0' * 64}", safe="")
+    async with daemon.tcp.get(f"/models/{address}/show?remote=true") as answer:
+        assert list((await answer.json())["files"]) == ["tiny-Q4_K_M.gguf"]
+    async with daemon.tcp.get(f"/models/{address}/fit") as answer:
+        assert (await answer.json())["disk"]["needed"] == len(repository.files["tiny-Q4_K_M.gguf"])
+    for name, status in (
+        ("hf.co/Org/Nothing", 404),
+        ("https%3A%2F%2Fx.example%2Fm.gguf", 400),
+        ("file:%2F%2F%2Fx", 400),
+    ):
+        async with daemon.tcp.get(f"/models/{name}/show?remote=true") as answer:
+            assert answer.status == status, await answer.text()
+    async with daemon.tcp.get("/models") as answer:
+        assert [found["tags"] for found in await answer.json()] == [["smol"]]
+
+
+async def test_a_file_at_an_address_is_pulled_by_its_digest(start_daemon: StartDaemon, hub: Hub) -> None:
+    data = hub.repositories["Org/Tiny-GGUF"].files["tiny-Q4_K_M.gguf"]
+    address = f"{hub.endpoint}/Org/Tiny-GGUF/resolve/main/tiny-Q4_K_M.gguf"
+    daemon = await start_daemon()
+    assert (await create(daemon, {"from": address}))["error"]["code"] == "invalid_reference"
+    told = await create(daemon, {"from": f"{address}#sha256={sha256(data)}", "name": "mine"})
+    assert (told["type"], told["model"]) == ("success", "mine")

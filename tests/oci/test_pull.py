@@ -15,7 +15,7 @@ from modelrunner.oci.credentials import Credential
 from modelrunner.oci.login import check
 from modelrunner.oci.registries import RegistryRules
 from modelrunner.store import Store
-from tests.oci.artifacts import CNCF, DOCKER, NOTHING, V1, docker_config, index, published
+from tests.oci.artifacts import CNCF, DOCKER, NOTHING, PATH, V1, V2, docker_config, index, published
 from tests.oci.conftest import Machine
 from tests.oci.registry import HTPASSWD, Artifact, Registry, artifact, publish, serving
 from tests.pull.models import gguf
@@ -78,7 +78,7 @@ async def test_what_is_no_model(registry: Registry, machine: Machine) -> None:
     with pytest.raises(InvalidModel, match="unknown media type"):
         await machine.puller.pull(publish(registry, "library/image", "latest", image), ignore)
     packed = artifact({}, f"{CNCF}config.v1+json", [(f"{CNCF}weight.v1.tar+zstd", b"x", NOTHING)])
-    with pytest.raises(InvalidModel, match="zstd"):
+    with pytest.raises(InvalidModel, match=r"weight\.v1\.tar\+zstd is compressed with zstd"):
         await machine.puller.pull(publish(registry, "library/packed", "latest", packed), ignore)
     assert list(machine.store.partial.iterdir()) == []
 
@@ -219,3 +219,27 @@ async def test_dockers_own_logins_and_helpers_are_used(machine: Machine) -> None
     with pytest.raises(SourceFailed, match="whose name is none"):
         await machine.credentials.find("odd.example")
     assert "hidden" not in repr(await machine.credentials.find("helped.example"))
+
+
+async def test_a_model_is_shown_without_a_pull(registry: Registry, machine: Machine) -> None:
+    """Its configuration, licence and template, and the header of its one GGUF file, through a range."""
+    licence, template = (f"{DOCKER}license", b"Apache License\n", NOTHING), b"{{ messages }}"
+    weights = gguf(9 << 20)
+    layers = [
+        (f"{DOCKER}gguf.v3", weights, {PATH: "model.gguf"}),
+        (f"{DOCKER}chat.template.jinja", template, NOTHING),
+        licence,
+    ]
+    model = artifact(docker_config("gguf", layers), V2, layers)
+    name = publish(registry, "shown/model", "v1", model)
+    preview = await machine.puller.preview(name)
+    assert preview.bundle is not None
+    assert (preview.bundle.header.architecture, preview.bundle.name) == ("llama", name)
+    assert (preview.version, preview.template, preview.licences) == (model.id, "{{ messages }}", ("Apache License\n",))
+    assert (preview.files["model.gguf"], preview.config["parameters"]) == (len(weights), "1.10 B")
+    assert not machine.store.list()
+    for kind in ("docker v0.1, shards, projector, template and adapter", "docker v0.1, safetensors with an archive"):
+        other = published()[kind][0]
+        folder = await machine.puller.preview(publish(registry, "shown/other", "v1", other))
+        assert (folder.bundle, folder.version) == (None, other.id)
+        assert sum(folder.files.values()) < folder.size  # the configuration counts too

@@ -41,13 +41,15 @@ class Fault:
 
 @dataclass(slots=True)
 class Repository:
-    """`declared` replaces the size that the hub gives for a file. `branches` are other revisions, by their names."""
+    """`declared` replaces the size that the hub gives for a file; `tags` are the hub's words about it. `branches` are
+    other revisions, by their names."""
 
     files: dict[str, bytes]
     token: str | None = None
     gated: bool = False
     declared: dict[str, int] = field(default_factory=dict)
     branches: dict[str, "Repository"] = field(default_factory=dict)
+    tags: list[str] = field(default_factory=list)
 
     @property
     def commit(self) -> str:
@@ -88,7 +90,7 @@ class Hub:
         hub.router.add_get("/api/models/{repository:[^/]+/[^/]+}/revision/{revision}", self._info)
         hub.router.add_get("/{repository:[^/]+/[^/]+}/resolve/{revision}/{path:.+}", self._resolve)
         cdn.router.add_get("/{digest}", self._content, allow_head=False)
-        async with _serving(hub) as self.endpoint, _serving(cdn) as self._cdn:
+        async with serving(hub) as self.endpoint, serving(cdn) as self._cdn:
             yield self
 
     @property
@@ -132,7 +134,8 @@ class Hub:
         if self.listing is not None:
             return await self.listing(request)
         siblings = [self._sibling(repository, path) for path in repository.files]
-        return web.json_response({"id": name, "modelId": name, "sha": repository.commit, "siblings": siblings})
+        told = {"id": name, "sha": repository.commit, "siblings": siblings, "tags": repository.tags}
+        return web.json_response(told)
 
     def _sibling(self, repository: Repository, path: str) -> dict[str, object]:
         if not self.knows_blobs:
@@ -225,7 +228,7 @@ def _status(status: int, retry_after: str | None = None) -> web.HTTPException:
 
 
 @contextlib.asynccontextmanager
-async def _serving(app: web.Application) -> AsyncIterator[str]:
+async def serving(app: web.Application) -> AsyncIterator[str]:
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:

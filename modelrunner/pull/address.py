@@ -1,0 +1,186 @@
+"""`https://HOST/PATH.gguf#sha256=HEX`: a GGUF file at an address, whose sha256 the person gives (the fragment is that
+of PEP 503).
+
+Nothing but the digest says what the file is to be, so an address without one is refused.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from urllib.parse import unquote, urlsplit
+
+from modelrunner import __version__
+from modelrunner.concurrency.threads import in_thread
+from modelrunner.errors import InvalidReference, ModelNotFound, ModelRunnerError, SourceFailed
+from modelrunner.pull.fetching import fetch_files
+from modelrunner.pull.remoteheader import preview_gguf
+from modelrunner.pull.source import Context, FetchResult, Preview, PullSpec, Source
+from modelrunner.store.references import Reference
+from modelrunner.types import WorkProgress
+from modelrunner.web.attempt import refused
+from modelrunner.web.download import Downloader
+from modelrunner.web.partial import RemoteFile
+from modelrunner.web.session import LOOK_UP_LIMIT, HubAnswer, ask, is_loopback, new_client, retry_after
+
+if TYPE_CHECKING:
+    import httpx
+
+_FRAGMENT = re.compile(r"sha256=(?P<hex>[0-9a-fA-F]{64})")
+_CONTENT_RANGE = re.compile(r"bytes 0-0/([0-9]{1,18})")
+_HOW = "write https://HOST/PATH.gguf#sha256=HEX, or give `--sha256 HEX`"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`url` is without its fragment; `sha256` in hex."""
+
+    url: str
+    sha256: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises `InvalidReference`."""
+        try:
+            parts = urlsplit(text)
+            host, port = parts.hostname or "", parts.port
+        except ValueError:
+            raise InvalidReference(f"this is no address: {_HOW}", param="model") from None
+        place = f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"[:200]
+        if "@" in parts.netloc or parts.query:  # which may be secrets: not even repeated here
+            raise InvalidReference(
+                f"{place}: a password or a query in an address would be shown wherever the model is; leave it out, or"
+                " download the file yourself and take it with `modelrunner package --gguf FILE NAME`",
+                param="model",
+            )
+        match = _FRAGMENT.fullmatch(parts.fragment)
+        if match is None:
+            raise InvalidReference(
+                f"{place}: the sha256 of its file is missing, so nobody could tell whether what comes is what was"
+                f" published: {_HOW}",
+                param="model",
+            )
+        if parts.scheme == "http" and not is_loopback(host):
+            raise InvalidReference(f"{place}: an address without TLS is taken only of this machine", param="model")
+        if not parts.path.lower().endswith(".gguf"):
+            raise InvalidReference(f"{place}: only a GGUF file is taken from an address: {_HOW}", param="model")
+        return cls(text.partition("#")[0], match["hex"].lower())
+
+    def __str__(self) -> str:
+        return f"{self.url}#sha256={self.sha256}"
+
+    @property
+    def file(self) -> str:
+        return unquote(self.url.rpartition("/")[2])
+
+    @property
+    def name(self) -> Reference:
+        """Host and path without `.gguf`, as far as a name can have their characters. Raises `InvalidReference`."""
+        parts = urlsplit(self.url)
+        path = unquote(parts.path)[: -len(".gguf")].lower()
+        words = [re.sub("[^a-z0-9]+", _joint, word).strip("._-") for word in path.split("/")]
+        with contextlib.suppress(InvalidReference):
+            found = Reference.parse_name("/".join([parts.netloc.lower(), *filter(None, words)]))
+            if found.host == parts.netloc.lower():
+                return found
+        raise InvalidReference(f"{self.url[:200]} makes no name: give one with `--name`", param="name")
+
+
+def _joint(match: re.Match[str]) -> str:
+    """What stands between letters and digits in a name."""
+    return match[0] if match[0] in (".", "_", "-") else "-"
+
+
+class AddressSource(Source):
+    """`pause`, `patience` and `look_up_limit` (seconds) are as of the hubs."""
+
+    def __init__(
+        self,
+        *,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        transport: "httpx.AsyncBaseTransport | None" = None,
+        look_up_limit: float = LOOK_UP_LIMIT,
+        patience: float = 60.0,
+    ) -> None:
+        self._pause, self._transport = pause, transport
+        self._limit, self._patience = look_up_limit, patience
+
+    def claims(self, text: str) -> bool:
+        return text.lower().startswith(("https://", "http://"))
+
+    def name(self, text: str) -> Reference:
+        return Address.parse(text).name
+
+    def normal(self, text: str) -> str:
+        return str(Address.parse(text))
+
+    async def revision(self, wanted: PullSpec) -> str | None:
+        """The digest: what it names never changes."""
+        return Address.parse(wanted.text).sha256
+
+    async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
+        address = Address.parse(text)
+        async with await self._client(address) as client:
+            file = await self._file(client, address, _headers(token))
+
+            async def part(range: str, limit: int) -> HubAnswer:
+                headers = {**_headers(token), "Range": range}
+                return await ask(client, file.url, headers, limit=limit, seconds=self._limit)
+
+            bundle = await preview_gguf(file, part, address.name.short, folder)
+        return Preview(file.size, bundle, files={file.name: file.size}, version=f"sha256:{address.sha256}")
+
+    async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
+        address = Address.parse(wanted.text)
+        names = {"model.gguf": address.sha256}
+        result = FetchResult({}, names, names, revision=address.sha256, version=f"sha256:{address.sha256}")
+        if await context.stored(address.sha256):
+            return result
+        context.report(WorkProgress(f"Looking up {address.url}", "resolving"))
+        async with await self._client(address) as client:
+            file = await self._file(client, address, _headers(wanted.token))
+            downloader = Downloader(client, _headers(wanted.token), pause=self._pause, patience=self._patience)
+            if await fetch_files({"model.gguf": file}, context, downloader, late=lambda _: False, check=_no_check):
+                return result  # another pull has stored it meanwhile
+            paths = {"model.gguf": context.partial(file)}
+            return FetchResult(paths, names, revision=address.sha256, version=result.version)
+
+    async def _file(self, client: "httpx.AsyncClient", address: Address, headers: dict[str, str]) -> RemoteFile:
+        """Asks for the size. A server without HEAD is asked for the first byte."""
+        answer = await ask(client, address.url, headers, limit=0, method="HEAD", seconds=self._limit)
+        size = answer.headers.get("content-length", "") if answer.status == 200 else ""
+        if not size and answer.status in (200, 405, 501):
+            answer = await ask(client, address.url, {**headers, "Range": "bytes=0-0"}, limit=1, seconds=self._limit)
+            match = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
+            size = match[1] if answer.status == 206 and match else ""
+        if not re.fullmatch("[0-9]{1,18}", size):
+            raise _failure(address, answer)
+        return RemoteFile(address.file, address.url, int(size), address.sha256)
+
+    async def _client(self, address: Address) -> "httpx.AsyncClient":
+        return await in_thread(lambda _: new_client(address.url, transport=self._transport))
+
+
+def _headers(token: str | None) -> dict[str, str]:
+    authorization = {"Authorization": f"Bearer {token}"} if token else {}
+    return {"User-Agent": f"modelrunner/{__version__}", **authorization}
+
+
+def _failure(address: Address, answer: HubAnswer) -> ModelRunnerError:
+    match answer.status:
+        case 404 | 410:
+            return ModelNotFound(f"{address.url} is not there: look at the address")
+        case 401 | 403:
+            return refused(address.url, answer.headers)
+        case 429 | 503 as status:
+            wait = retry_after(answer.headers.get("retry-after"))
+            return SourceFailed(f"{address.url}: the server answered {status}; pull again later", retry_after=wait)
+        case status:
+            return SourceFailed(f"{address.url}: the server does not say how large the file is (status {status})")
+
+
+async def _no_check() -> None:
+    """A GGUF file carries no code."""
