@@ -72,7 +72,7 @@ class BatchStore:
             row = database.execute("select about from batches where id = ?", (id,)).fetchone()
         found = msgspec.json.decode(row[0], type=Batch) if row else None
         if found is None or owner not in ("", found.owner):
-            raise NotFound(f"there is no batch {id!r}", param="batch_id")
+            raise NotFound(f"there is no batch {id!r}: `modelrunner batch ls` shows them", param="batch_id")
         return self._counted(found)
 
     def all(self, owner: str) -> list[Batch]:

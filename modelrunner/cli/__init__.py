@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import click
 
-from modelrunner.cli.commands import COMPLETING, cli
+from modelrunner.cli.advice import advised, joined
+from modelrunner.cli.commands import COMMANDS, COMPLETING, cli
 from modelrunner.cli.output import report
 from modelrunner.errors import DaemonUnreachable, ModelRunnerError, NotFound
 
@@ -41,13 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except ModelRunnerError as error:
-        report(error.message, retry_after=error.retry_after)
+        report(advised(error, _asked(given)), retry_after=error.retry_after)
         return exit_code(error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its end
         return FAILED
     except OSError as error:  # a full disk, a file of the user's that cannot be read
-        report(str(error))
+        report(joined(_explained(error), "`modelrunner doctor` looks for the cause"))
         return FAILED
 
 
@@ -71,7 +72,21 @@ def exit_code(error: ModelRunnerError) -> int:
 
 
 def _wrong_usage(error: click.ClickException) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):  # a group without one of its commands
+        print(error.format_message(), file=sys.stderr)
+        return WRONG_USAGE
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "modelrunner"
-    report(f"{error.format_message().rstrip('.')}; see `{command} --help`")
+    report(joined(error.format_message(), f"see `{command} --help`"))
     return error.exit_code
+
+
+def _asked(arguments: Sequence[str]) -> str:
+    """Returns the name of the command among the arguments."""
+    return next((word for word in arguments if word in COMMANDS), "help")
+
+
+def _explained(error: OSError) -> str:
+    """Returns `/place: No space left on device`, without Python's number."""
+    place = f"{error.filename}: " if error.filename is not None else ""
+    return f"{place}{error.strerror}" if error.strerror else str(error)

@@ -11,7 +11,7 @@ import click
 
 from modelrunner.cli import output
 from modelrunner.cli.client import Client, RawBody, path
-from modelrunner.cli.common_options import trust_option, with_client
+from modelrunner.cli.common_options import json_option, trust_option, with_client
 from modelrunner.cli.progress import follow
 from modelrunner.errors import AnswerBroken
 
@@ -31,6 +31,8 @@ def save(client: Client, model: str, target: Path | None) -> None:
     """
     if target is None and output.is_terminal(sys.stdout):
         raise click.UsageError("give a file with -o, or send the archive to another program")
+    if target is not None and not target.parent.is_dir():
+        raise click.UsageError(f"there is no folder {target.parent} for the archive: make it, or name another")
     with client.open("GET", path("models", model, "export")) as response, _written(target) as file:
         wanted, done = int(response.headers.get("Content-Length") or 0), 0
         while piece := client.piece(response):
@@ -69,8 +71,9 @@ def _written(target: Path | None) -> Iterator[BinaryIO]:
 )
 @click.option("--name", help="The new name of the model, instead of the one in the archive.")
 @trust_option
+@json_option
 @with_client()
-def load(client: Client, source: Path, name: str | None, trust: bool) -> None:
+def load(client: Client, source: Path, name: str | None, trust: bool, as_json: bool) -> None:
     """Take models from a tar archive.
 
     The archive is one of `modelrunner save`, or of `skopeo copy ... oci-archive:FILE`. Every byte is verified before a
@@ -85,4 +88,4 @@ def load(client: Client, source: Path, name: str | None, trust: bool) -> None:
         route = path("models", "load", name=name, trust="true" if trust else None)
         last = follow(client.progress(route, body), "the load")
     output.note(last.message)
-    output.say(last.model or "")
+    output.done(last.model or "", as_json, model=last.model)

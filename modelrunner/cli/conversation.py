@@ -12,10 +12,12 @@ import msgspec
 
 from modelrunner import wire
 from modelrunner.cli import output
+from modelrunner.cli.advice import advised
 from modelrunner.cli.answer import Answer, Screen, show_end, show_timings, stream
 from modelrunner.cli.client import Client, path
 from modelrunner.cli.commands import meant
 from modelrunner.cli.output import note, report, say
+from modelrunner.cli.prepare import check_sees
 from modelrunner.cli.request import Message, Parameters, schema, split_images, user_message
 from modelrunner.errors import BadRequest, ModelRunnerError
 from modelrunner.types import KeepAlive
@@ -117,7 +119,9 @@ class Conversation:
         question, images = split_images(text)
         try:
             message = user_message(question, images)
-        except (click.UsageError, OSError) as error:
+            if images:
+                check_sees(self._client, self.parameters.model)
+        except (click.UsageError, ModelRunnerError, OSError) as error:
             report(str(error))
             return
         for image in images:
@@ -134,7 +138,7 @@ class Conversation:
             note("(stopped)")
         except ModelRunnerError as error:
             full = "; /clear begins a new conversation" if error.code == CONTEXT_FULL and before else ""
-            report(error.message + full, retry_after=error.retry_after)
+            report(error.message + full if full else advised(error, "run"), retry_after=error.retry_after)
             return
         show_end(answer)
         if answer.text:

@@ -59,8 +59,11 @@ def disk_usage(client: Client, as_json: bool) -> None:
 @click.option("--unused", metavar="AGE", help="Remove models that were not used for so long: 30d, 2w, 12h.")
 @click.option("--to", metavar="SIZE", help="Remove models, least recently used first, until all have SIZE: 100GB.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
+@json_option
 @with_client()
-def prune(client: Client, conversations: bool, unused: str | None, to: str | None, dry_run: bool) -> None:
+def prune(
+    client: Client, conversations: bool, unused: str | None, to: str | None, dry_run: bool, as_json: bool
+) -> None:
     """Remove leftovers of downloads and damage, or unused models.
 
     Leftovers are unfinished downloads, files that no model uses, and damaged files that were set aside. Without this
@@ -71,9 +74,10 @@ def prune(client: Client, conversations: bool, unused: str | None, to: str | Non
         raise click.UsageError("--dry-run does not tell of conversations: `modelrunner df` shows them")
     route = path("models", "prune", unused=unused, to=to, dry_run="true" if dry_run else None)
     done = client.call("POST", route, wire.PruneResponse, timeout=None)
-    for item in done.removed:
+    for item in () if as_json else done.removed:
         output.say(f"{'Would remove' if dry_run else 'Removed'} {item.kind} {item.name} ({format_bytes(item.size)})")
     freed = done.freed
     if conversations:
         freed += client.call("POST", "/engines/prune", wire.PruneResponse, timeout=None).freed
-    output.say(f"{format_bytes(freed)} {'would be' if dry_run else 'are'} free again")
+    text = f"{format_bytes(freed)} {'would be' if dry_run else 'are'} free again"
+    output.done(text, as_json, freed=freed, removed=done.removed, dry_run=dry_run)

@@ -4,7 +4,7 @@ import click
 
 from modelrunner.cli import output
 from modelrunner.cli.client import Client
-from modelrunner.cli.common_options import with_client
+from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.prepare import install as install_engine
 from modelrunner.cli.prepare import is_missing
 
@@ -12,33 +12,41 @@ from modelrunner.cli.prepare import is_missing
 @click.command()
 @click.argument("backend", required=False)
 @click.option("--build", is_flag=True, help="Compile it here instead of taking a prebuilt one.")
+@json_option
 @with_client()
-def install(client: Client, backend: str | None, build: bool) -> None:
+def install(client: Client, backend: str | None, build: bool, as_json: bool) -> None:
     """Install an inference engine.
 
     BACKEND may be left out where there is only one.
     """
-    output.say(install_engine(client, backend or _meant(client, installed=False), build=build))
+    _do(client, backend or _meant(client, installed=False), as_json, build=build)
 
 
 @click.command()
 @click.argument("backend", required=False)
 @click.option("--build", is_flag=True, help="Compile it here instead of taking a prebuilt one.")
+@json_option
 @with_client()
-def update(client: Client, backend: str | None, build: bool) -> None:
+def update(client: Client, backend: str | None, build: bool, as_json: bool) -> None:
     """Bring an engine to the version that belongs to this release.
 
     BACKEND may be left out where only one is installed.
     """
-    output.say(install_engine(client, backend or _meant(client, installed=True), build=build, action="update"))
+    _do(client, backend or _meant(client, installed=True), as_json, build=build, action="update")
 
 
 @click.command()
 @click.argument("backend")
+@json_option
 @with_client()
-def uninstall(client: Client, backend: str) -> None:
+def uninstall(client: Client, backend: str, as_json: bool) -> None:
     """Remove an engine."""
-    output.say(install_engine(client, backend, action="uninstall"))
+    _do(client, backend, as_json, action="uninstall")
+
+
+def _do(client: Client, backend: str, as_json: bool, *, build: bool = False, action: str = "install") -> None:
+    told = install_engine(client, backend, build=build, action=action)
+    output.done(told, as_json, backend=backend, message=told)
 
 
 def _meant(client: Client, *, installed: bool) -> str:

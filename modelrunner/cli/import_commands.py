@@ -34,4 +34,4 @@ def import_model(client: Client, model: str | None, name: str | None, as_json: b
         return
     last = follow(client.progress("/models/import", wire.ImportRequest(model, name)), f"the import of {model}")
     output.note(last.message)
-    output.say(last.model or model)
+    output.done(last.model or model, as_json, model=last.model or model)

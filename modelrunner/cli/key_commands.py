@@ -81,11 +81,12 @@ def rotate(client: Client, name: str, as_json: bool) -> None:
 
 @keys.command()
 @click.argument("name")
+@json_option
 @with_client()
-def revoke(client: Client, name: str) -> None:
+def revoke(client: Client, name: str, as_json: bool) -> None:
     """Remove a key."""
     client.fetch("DELETE", path("keys", name))
-    output.say(f"revoked: {name}")
+    output.done(f"revoked: {name}", as_json, revoked=name)
 
 
 @keys.command()

@@ -51,11 +51,15 @@ def claude(target: AgentTarget) -> Launch:
 
 
 def codex(target: AgentTarget) -> Launch:
-    """https://developers.openai.com/codex/config-advanced: `-c` sets what config.toml would; it asks for responses."""
+    """https://developers.openai.com/codex/config-advanced: `-c` sets what config.toml would; it asks for responses. Its
+    search of the web runs at a service, and its agents come as a namespace of tools: both are switched off."""
     provider = f"model_providers.{_PROVIDER}"
     settings = {
         "model": target.model,
+        "model_context_window": target.context,
         "model_provider": _PROVIDER,
+        "web_search": "disabled",
+        "features.multi_agent": False,
         f"{provider}.name": _PROVIDER,
         f"{provider}.base_url": f"{target.url}/v1",
         f"{provider}.env_key": "MODELRUNNER_API_KEY",
@@ -153,7 +157,7 @@ AGENTS: dict[str, Callable[[AgentTarget], Launch]] = {
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("agent", type=click.Choice(list(AGENTS)))
+@click.argument("agent", type=click.Choice(list(AGENTS)), metavar="AGENT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
 @click.option("--model", metavar="MODEL", help="The model; the only one that chats, if there is one alone.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be written and started.")
@@ -161,8 +165,9 @@ AGENTS: dict[str, Callable[[AgentTarget], Launch]] = {
 def launch(client: Client, agent: str, arguments: tuple[str, ...], model: str | None, dry_run: bool) -> None:
     """Start a coding agent, or another program, with a model of this machine.
 
-    `env` prints the variables for a shell: eval "$(modelrunner launch env)". Further ARGUMENTS are the program's. A
-    file of the program's that is changed is copied first.
+    AGENT is claude, codex, opencode, aider, goose, continue, zed, open-webui, or env, which prints the variables for a
+    shell: eval "$(modelrunner launch env)". Further ARGUMENTS are the program's. A file of the program's that is
+    changed is copied first.
     """
     found = AGENTS[agent](_target(client, model, named=agent not in ("env", "open-webui")))
     if not found.command:
@@ -179,7 +184,10 @@ def launch(client: Client, agent: str, arguments: tuple[str, ...], model: str | 
         return
     program = shutil.which(command[0])
     if program is None:
-        raise ModelRunnerError(f"{command[0]} is not installed, or not on the PATH; --dry-run shows what it would get")
+        raise ModelRunnerError(
+            f"{command[0]} is not installed, or not on the PATH: `modelrunner launch {agent} --dry-run` shows what it "
+            "would get"
+        )
     if found.file:
         _write(found.file, text, earlier)
     kept = {name: value for name, value in os.environ.items() if name not in found.unset}
@@ -191,7 +199,7 @@ def _target(client: Client, model: str | None, *, named: bool) -> AgentTarget:
     url = client.host if client.host.startswith("http") else status.listen
     if not url:
         raise ModelRunnerError(
-            "the daemon has no TCP port, which programs need: set `listen`, see docs/configuration.md"
+            "the daemon has no TCP port, which programs need: set `listen` (`modelrunner help configuration`)"
         )
     key = os.environ.get("MODELRUNNER_API_KEY") or "none"
     if not named:
@@ -217,7 +225,10 @@ def _merged(found: Launch) -> tuple[str, bytes | None]:
         settings = None
     if not isinstance(settings, dict):
         fragment = json.dumps(found.content, indent=2)
-        raise ModelRunnerError(f"{found.file} is no plain JSON, so nothing is changed in it: add {fragment} yourself")
+        raise ModelRunnerError(
+            f"{found.file} is no plain JSON, so nothing is changed in it: add {fragment} yourself "
+            "(`modelrunner help cli`)"
+        )
     return json.dumps(_over(settings, found.content), indent=2, ensure_ascii=False) + "\n", earlier
 
 

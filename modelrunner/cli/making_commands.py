@@ -40,6 +40,7 @@ _context_option = click.option(
 )
 @_context_option
 @trust_option
+@json_option
 @with_client()
 def package(
     client: Client,
@@ -52,6 +53,7 @@ def package(
     licences: tuple[Path, ...],
     context_size: int | None,
     trust: bool,
+    as_json: bool,
 ) -> None:
     """Package a file or a folder as a model.
 
@@ -73,7 +75,7 @@ def package(
         license=[_text(file) for file in licences],
         context_size=context_size,
     )
-    pulled(client, pull(client, wanted))
+    pulled(client, pull(client, wanted), as_json)
 
 
 def _address(adapter: str) -> str:
@@ -89,8 +91,9 @@ def _text(file: Path) -> str:
 @click.argument("name")
 @click.option("-f", "--file", "file", type=_FILE, default=Path("Modelfile"), help="By default ./Modelfile.")
 @trust_option
+@json_option
 @with_client()
-def create(client: Client, name: str, file: Path, trust: bool) -> None:
+def create(client: Client, name: str, file: Path, trust: bool, as_json: bool) -> None:
     """Make a model with a Modelfile.
 
     FROM names a model, which is pulled if it is not here, a GGUF file or a folder; SYSTEM, PARAMETER, TEMPLATE (in
@@ -108,7 +111,7 @@ def create(client: Client, name: str, file: Path, trust: bool) -> None:
         license=list(told.licences),
         lora=[_address(str(file.parent / Path(adapter).expanduser())) for adapter in told.adapters],
     )
-    pulled(client, pull(client, wanted))
+    pulled(client, pull(client, wanted), as_json)
 
 
 def _base(text: str, folder: Path) -> str:
@@ -126,6 +129,7 @@ def _base(text: str, folder: Path) -> str:
 @click.option("--chat-template", "template", type=_FILE, help="A chat template in Jinja.")
 @click.option("--license", "licences", type=_FILE, multiple=True, help="The text of a licence.")
 @click.option("--lora", "adapters", multiple=True, metavar="PATH[:SCALE]", help="A LoRA adapter, as of `package`.")
+@json_option
 @with_client()
 def repackage(
     client: Client,
@@ -136,6 +140,7 @@ def repackage(
     template: Path | None,
     licences: tuple[Path, ...],
     adapters: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Make a model of another one.
 
@@ -152,7 +157,7 @@ def repackage(
     )
     if wanted == wire.PullRequest(model, name=name):
         raise click.UsageError("say what is to be different; `modelrunner tag` gives a model another name")
-    pulled(client, pull(client, wanted))
+    pulled(client, pull(client, wanted), as_json)
 
 
 @click.command()

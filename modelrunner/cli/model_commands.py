@@ -26,8 +26,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=_FILE,
     help="Sign the model there with this private key (ECDSA P-256, PEM).",
 )
+@json_option
 @with_client()
-def push(client: Client, model: str, target: str | None, key: Path | None) -> None:
+def push(client: Client, model: str, target: str | None, key: Path | None, as_json: bool) -> None:
     """Send a model to a registry.
 
     NAME is HOST/REPOSITORY[:TAG], by default the model's own name. Files that the registry has are not sent.
@@ -36,7 +37,7 @@ def push(client: Client, model: str, target: str | None, key: Path | None) -> No
     last = follow(
         client.progress(path("models", model, "push"), wire.PushRequest(target, sign=signing)), f"push of {model}"
     )
-    output.say(last.model or model)
+    output.done(last.model or model, as_json, model=last.model or model)
 
 
 @click.command()
@@ -87,14 +88,15 @@ def inspect(client: Client, model: str, as_json: bool) -> None:
 @click.command()
 @click.argument("model")
 @click.argument("name")
+@json_option
 @with_client()
-def tag(client: Client, model: str, name: str) -> None:
+def tag(client: Client, model: str, name: str, as_json: bool) -> None:
     """Give a model another name."""
     repository, _, label = name.rpartition(":")
     if not repository or "/" in label:  # no tag, or only the port of a registry
         repository, label = name, ""
     client.fetch("POST", path("models", model, "tag", repo=repository, tag=label or "latest"))
-    output.say(name)
+    output.done(name, as_json, model=name)
 
 
 @click.command()
@@ -110,20 +112,18 @@ def remove(client: Client, models: tuple[str, ...], force: bool, as_json: bool) 
 
     def remove_one(model: str) -> None:
         raw = client.fetch("DELETE", path("models", model, force="true" if force else None), timeout=None)
-        if as_json:
-            output.json(raw)
-        else:
-            for done in decode(raw, list[dict[str, str]]):
-                for what, name in done.items():
-                    output.say(f"{what}: {name}")
+        for change in decode(raw, list[dict[str, str]]):
+            for what, name in change.items():
+                output.done(f"{what}: {name}", as_json, **{what: name})
 
     return each(models, remove_one)
 
 
 @click.command()
 @click.argument("models", nargs=-1, metavar="[MODEL...]")
+@json_option
 @with_client()
-def verify(client: Client, models: tuple[str, ...]) -> int:
+def verify(client: Client, models: tuple[str, ...], as_json: bool) -> int:
     """Read every byte of models, and report damaged ones.
 
     Without MODEL, all models are read. Pulling or packaging a damaged model again heals it. The exit code is 1 for a
@@ -132,7 +132,8 @@ def verify(client: Client, models: tuple[str, ...]) -> int:
 
     def verify_one(model: str) -> None:
         lines = client.progress(path("models", model, "verify"), None)
-        output.say(follow(lines, f"the verification of {model}").message)
+        found = follow(lines, f"the verification of {model}").message
+        output.done(found, as_json, model=model, message=found)
 
     return each(models or [model.name for model in client.call("GET", "/models", list[wire.Model])], verify_one)
 

@@ -59,6 +59,15 @@ def say(text: str, *, flush: bool = False) -> None:
     print(shown(text, sys.stdout), flush=flush)
 
 
+def done(text: str, as_json: bool, **fields: object) -> None:
+    """Prints what a command did, in a line of text, or with `as_json` as a line of JSON with the `fields`."""
+    if as_json:
+        import msgspec
+
+        text = msgspec.json.encode(fields).decode()
+    say(text, flush=True)
+
+
 def heading(text: str, *, first: bool = True) -> None:
     """Prints a line above a part of the result, after an empty line unless it is the `first`."""
     line = styled(f"[{shown(text, sys.stdout)}]", BOLD, sys.stdout)

@@ -4,9 +4,9 @@ from contextlib import suppress
 
 from modelrunner import wire
 from modelrunner.cli.client import Client, path
-from modelrunner.cli.output import note, say
+from modelrunner.cli.output import done, note
 from modelrunner.cli.progress import Displays, follow
-from modelrunner.errors import ModelNotFound, ModelRunnerError
+from modelrunner.errors import BadRequest, ModelNotFound, ModelRunnerError
 
 
 def prepare(client: Client, model: str, *, backend: str | None, context_size: int | None) -> str:
@@ -18,9 +18,9 @@ def prepare(client: Client, model: str, *, backend: str | None, context_size: in
         note(f"{model} is not here yet: pulling it")
         try:
             model = pull(client, wire.PullRequest(model))
-        except ModelNotFound as error:
+        except ModelRunnerError as error:
             _, near, names = missing.message.partition("did you mean")
-            raise ModelNotFound(f"{error.message}; {near}{names}" if near else error.message) from None
+            raise error.saying(f"{error.message}; {near}{names}" if near else error.message) from None
     if backend is not None or context_size is not None:
         changes = {"backend": backend, "context-size": context_size}
         wanted = {name: value for name, value in changes.items() if value is not None}
@@ -29,6 +29,13 @@ def prepare(client: Client, model: str, *, backend: str | None, context_size: in
         note(f"{model} now runs with {settings} for everybody; `modelrunner configure {model}` shows and changes that")
     _install_engine(client, model)
     return model
+
+
+def check_sees(client: Client, model: str) -> None:
+    """Raises `BadRequest` for a model that is known to take no pictures."""
+    able = client.call("GET", path("models", model), dict[str, object]).get("capabilities")
+    if able and isinstance(able, list) and "vision" not in able:
+        raise BadRequest(f"{model} takes no pictures: `modelrunner list` shows the models with vision")
 
 
 def pull(client: Client, wanted: wire.PullRequest, *, displays: Displays | None = None) -> str:
@@ -43,9 +50,9 @@ def pull(client: Client, wanted: wire.PullRequest, *, displays: Displays | None 
     return last.model or name or source
 
 
-def pulled(client: Client, name: str) -> None:
+def pulled(client: Client, name: str, as_json: bool) -> None:
     """Prints the name of a model that is here now, and says if the engine that runs it is missing."""
-    say(name)
+    done(name, as_json, model=name)
     with suppress(ModelRunnerError):  # the model is here, which was asked for
         if backend := missing_engine(client, name):
             note(f"{backend}, which runs it, is not installed yet: `modelrunner install {backend}` does that")

@@ -26,6 +26,7 @@ from modelrunner.cli.several import each
 )
 @click.option("--sha256", metavar="HEX", help="What the file at an https address has to be.")
 @click.option("--name", help="What the model is called here.")
+@json_option
 @with_client()
 def pull(
     client: Client,
@@ -35,6 +36,7 @@ def pull(
     key: Path | None,
     sha256: str | None,
     name: str | None,
+    as_json: bool,
 ) -> int:
     """Download models.
 
@@ -63,7 +65,7 @@ def pull(
         code = each(dict.fromkeys(models), pull_one, together=len(models) > 1)
     for model in dict.fromkeys(models):
         if model in names:
-            pulled(client, names[model])
+            pulled(client, names[model], as_json)
     return code
 
 
@@ -83,8 +85,9 @@ def pulls(client: Client, as_json: bool) -> None:
 
 @pulls.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@json_option
 @with_client(start=False)
-def cancel(client: Client, models: tuple[str, ...]) -> int:
+def cancel(client: Client, models: tuple[str, ...], as_json: bool) -> int:
     """End downloads, for all who wait for them.
 
     What has come stays: the next pull goes on there.
@@ -92,7 +95,7 @@ def cancel(client: Client, models: tuple[str, ...]) -> int:
 
     def cancel_one(model: str) -> None:
         client.fetch("DELETE", path("pulls", model))
-        output.say(f"cancelled: {model}")
+        output.done(f"cancelled: {model}", as_json, cancelled=model)
 
     return each(models, cancel_one)
 

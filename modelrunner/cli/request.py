@@ -18,7 +18,7 @@ _IMAGE_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8":
 
 # A path as a terminal pastes it: in quotes, with escaped blanks, or without blanks.
 _IMAGE_PATH = re.compile(
-    r"""'(?P<single>[^']+)'|"(?P<double>[^"]+)"|(?P<bare>(?:\\.|[^\s\\'"])+)""",
+    r"""'(?P<single>[^']+)'|"(?P<double>[^"]+)"|(?P<bare>(?:\\.|[^\s\\'"])+?)(?=[.,;:!?)]{0,3}(?:\s|$))""",
 )
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 

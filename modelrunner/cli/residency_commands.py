@@ -5,7 +5,7 @@ import click
 from modelrunner import wire
 from modelrunner.cli import output
 from modelrunner.cli.client import Client
-from modelrunner.cli.common_options import Command, with_client
+from modelrunner.cli.common_options import Command, json_option, with_client
 from modelrunner.cli.progress import follow
 from modelrunner.cli.several import each
 
@@ -14,8 +14,9 @@ _models = click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 
 @click.command()
 @_models
+@json_option
 @with_client()
-def preload(client: Client, models: tuple[str, ...]) -> int:
+def preload(client: Client, models: tuple[str, ...], as_json: bool) -> int:
     """Load models before a request needs them.
 
     Ends when they are ready. They stay for as long as their keep-alive says.
@@ -23,7 +24,8 @@ def preload(client: Client, models: tuple[str, ...]) -> int:
 
     def load(model: str) -> None:
         lines = client.progress("/engines/preload", wire.ModelName(model))
-        output.say(follow(lines, f"the load of {model}").message)
+        told = follow(lines, f"the load of {model}").message
+        output.done(told, as_json, model=model, message=told)
 
     return each(models, load)
 
@@ -31,12 +33,13 @@ def preload(client: Client, models: tuple[str, ...]) -> int:
 def _command(action: str, text: str) -> Command:
     @click.command(name=action, help=text)
     @_models
+    @json_option
     @with_client()
-    def command(client: Client, models: tuple[str, ...]) -> int:
+    def command(client: Client, models: tuple[str, ...], as_json: bool) -> int:
         def ask(model: str) -> None:
             # A pause waits for the requests that the model answers.
             told = client.call("POST", f"/engines/{action}", wire.ModelState, wire.ModelName(model), timeout=None)
-            output.say(told.message)
+            output.done(told.message, as_json, model=model, message=told.message)
 
         return each(models, ask)
 

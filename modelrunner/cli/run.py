@@ -12,7 +12,7 @@ from modelrunner.cli.answer import Answer, show_end, show_timings, stream
 from modelrunner.cli.client import Client, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.conversation import Display
-from modelrunner.cli.prepare import prepare
+from modelrunner.cli.prepare import check_sees, prepare
 from modelrunner.cli.request import SYSTEM, Message, Parameters, schema, user_message
 from modelrunner.cli.several import each
 from modelrunner.errors import ModelNotFound
@@ -88,6 +88,8 @@ def run(
 
     def answer(name: str) -> None:
         asked = Parameters(model=prepare(client, name, backend=backend, context_size=context_size), **parameters)
+        if images:
+            check_sees(client, asked.model)
         if message is None:
             from modelrunner.cli.chat import chat
 

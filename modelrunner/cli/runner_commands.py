@@ -81,7 +81,8 @@ def unload(
         if not done.unloaded and not done.kept:
             output.note("nothing was loaded")
     if done.kept:
-        raise ModelRunnerError("still loaded: " + "; ".join(f"{kept.id} ({kept.reason})" for kept in done.kept))
+        told = "; ".join(f"{kept.id} ({kept.reason})" for kept in done.kept)
+        raise ModelRunnerError(f"still loaded: {told}; `modelrunner unload --force` ends answers, too")
 
 
 def _row(runner: wire.RunnerStatus) -> tuple[str, ...]:

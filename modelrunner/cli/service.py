@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape
 import click
 
 from modelrunner.cli import output
+from modelrunner.cli.common_options import json_option
 from modelrunner.config.locations import Locations
 from modelrunner.errors import ModelRunnerError, NotFound
 
@@ -60,10 +61,16 @@ def install(dry_run: bool) -> None:
 
 
 @service.command()
-def status() -> int:
+@json_option
+def status(as_json: bool) -> int:
     """Show whether the service is installed and runs. The exit code is the service manager's."""
     manager = _manager()
     _check(manager)
+    if as_json:
+        code = subprocess.run(manager.status, capture_output=True, check=False).returncode
+        installed = any(file.exists() for file in manager.files)
+        output.done("", as_json, installed=installed, active=code == 0, files=[str(file) for file in manager.files])
+        return code
     _installed(manager)
     return subprocess.run(manager.status, check=False).returncode
 
@@ -165,4 +172,7 @@ def _installed(manager: Manager) -> None:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ModelRunnerError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}")
+        raise ModelRunnerError(
+            f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}; "
+            "`modelrunner service install --dry-run` shows the files and commands"
+        )

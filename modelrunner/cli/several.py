@@ -3,7 +3,10 @@
 from collections.abc import Callable, Iterable
 from threading import Thread
 
+import click
+
 from modelrunner.cli import FAILED, exit_code, output
+from modelrunner.cli.advice import advised
 from modelrunner.errors import DaemonUnreachable, ModelRunnerError
 
 
@@ -13,6 +16,7 @@ def each(models: Iterable[str], work: Callable[[str], None], *, together: bool =
     `DaemonUnreachable`, since every other model would fail as well."""
     codes = set()
     unreachable: list[DaemonUnreachable] = []
+    command = click.get_current_context().info_name or "help"
 
     def do(model: str) -> None:
         try:
@@ -20,7 +24,7 @@ def each(models: Iterable[str], work: Callable[[str], None], *, together: bool =
         except DaemonUnreachable as error:
             unreachable.append(error)
         except ModelRunnerError as error:
-            output.report(error.message, retry_after=error.retry_after)
+            output.report(advised(error, command), retry_after=error.retry_after)
             codes.add(exit_code(error))
 
     if together:

@@ -57,11 +57,12 @@ def requests(client: Client, follow: bool, model: str | None, status: str | None
 
 @requests.command()
 @click.argument("id")
+@json_option
 @with_client(start=False)
-def cancel(client: Client, id: str) -> None:
+def cancel(client: Client, id: str, as_json: bool) -> None:
     """End a request that is under way."""
     client.fetch("POST", path("engines", "requests", id, "cancel"))
-    output.say(f"cancelled: {id}")
+    output.done(f"cancelled: {id}", as_json, cancelled=id)
 
 
 @click.command()

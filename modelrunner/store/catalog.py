@@ -216,11 +216,15 @@ class Catalog:
     def _not_here(self, text: str, reference: Reference) -> ModelNotFound:
         """Says what was perhaps meant, and how to get the model where the name says where it is."""
         names = self._names.shown
-        near = [name for name in names if text.lower() in name.lower()] or get_close_matches(
-            text, names[:_COMPARED], cutoff=0.7
-        )
+        near = [name for name in names if text.lower() in name.lower()] or _near(text, names[:_COMPARED])
         told = f"did you mean {_shown(sorted(near), ' or ')}?" if near else how_to_get(reference)
         return ModelNotFound(f"model {text!r} is not here: {told}", param="model")
+
+
+def _near(text: str, names: Iterable[str]) -> set[str]:
+    """Returns the names that were perhaps mistyped, as a whole or in the part after the last slash."""
+    parts = {part: name for name in names for part in (name, *name.rpartition("/")[2].split(":"))}
+    return {parts[part] for part in get_close_matches(text, parts, cutoff=0.7)}
 
 
 class Names:

@@ -112,7 +112,7 @@ def test_a_failed_answer_is_said_and_its_question_forgotten(
     daemon.answers[ANSWER] = [Status(507, message="no room: stop another model"), words("two")]
     converse(daemon, "first", "second")
     assert asked(daemon) == [["first"], ["second"]]
-    assert "error: no room: stop another model\n" in capsys.readouterr().err
+    assert "error: no room: stop another model; see `modelrunner run --help`" in capsys.readouterr().err
 
 
 def test_what_was_typed_is_kept_for_the_person_alone(daemon: FakeDaemon, folders: Path) -> None:

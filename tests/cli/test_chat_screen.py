@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from modelrunner.cli.client import path
 from modelrunner.cli.request import SYSTEM
-from tests.cli.fake_daemon import FakeDaemon, Handler, Stream, events, words
+from modelrunner.cli.run import STARTER
+from tests.cli.fake_daemon import FakeDaemon, Handler, Status, Stream, events, lines, words
 from tests.cli.tmux import Screen, screen
 from tests.waiting import HUNG
 
@@ -168,6 +170,43 @@ def test_a_picture_is_named_by_its_path(daemon: FakeDaemon, tmp_path: Path) -> N
     [_, content] = asked(daemon)[0]
     assert content[0] == {"type": "text", "text": "what is on  and missing.png"}
     assert content[1]["image_url"]["url"].startswith("data:image/png;base64,")
+
+
+def test_a_model_without_eyes_gets_no_picture(daemon: FakeDaemon, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(PNG)
+    daemon.answers["GET /models/m"] |= {"capabilities": ["completion", "chat"]}
+    with screen(tmp_path, "run", "m", columns=120) as terminal:
+        terminal.wait_for(PROMPT)
+        ask(terminal, "what is on cat.png?", "^error: m takes no pictures: `modelrunner list` shows")
+        ask(terminal, "hello", "^one")
+    assert asked(daemon) == [[SYSTEM, "hello"]]
+    with screen(tmp_path, "run", "m", "what?", "--image", "cat.png", columns=120) as terminal:
+        terminal.wait_for("^error: m takes no pictures: `modelrunner list` shows")
+        assert terminal.ended() == 1
+
+
+def test_without_a_model_the_starter_is_offered(daemon: FakeDaemon, tmp_path: Path) -> None:
+    starter = {"id": "sha256:1", "created": 1, "tags": [STARTER], "config": {}}
+    here = path("models", STARTER)
+    daemon.answers |= {
+        "GET /models": [],
+        f"GET {here}": [Status(404, "model_not_found", "not here"), Status(404, "model_not_found", "not here")],
+        "POST /models/create": lines({"type": "success", "message": "done", "model": STARTER}),
+        f"GET {path('v1', 'models', STARTER)}": {"backend": None},
+    }
+    with screen(tmp_path, "run", columns=120) as terminal:
+        terminal.wait_for(rf"Get the starter model {STARTER} \(93 MB\) and chat with it\? \[Y/n\]:")
+        terminal.type("n")
+        assert terminal.ended() == 130
+    with screen(tmp_path, "run", columns=120) as terminal:
+        terminal.wait_for(r"\[Y/n\]:")
+        terminal.press("Enter")
+        terminal.wait_for(f"^chatting with {STARTER}")
+        ask(terminal, "hello", "^one")
+    daemon.answers[f"GET {here}"] = starter
+    with screen(tmp_path, "run", columns=120) as terminal:  # nothing is asked for one that is here
+        terminal.wait_for(f"^chatting with {STARTER}")
+    assert len(daemon.asked("POST", "/models/create")) == 1
 
 
 def test_ctrl_c_stops_the_answer_and_nothing_else(daemon: FakeDaemon, tmp_path: Path) -> None:

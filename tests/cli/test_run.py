@@ -120,7 +120,7 @@ def test_a_model_that_is_nowhere(daemon: FakeDaemon, cli: Cli) -> None:
     daemon.answers["POST /models/create"] = Status(404, "model_not_found", "x is nowhere: check the name")
     result = cli("run", "x", "q")
     assert (result.code, result.out) == (4, "")
-    assert result.err.splitlines()[-1] == "error: x is nowhere: check the name"
+    assert result.err.splitlines()[-1].startswith("error: x is nowhere: check the name; `modelrunner list`")
 
 
 def test_json_is_the_whole_completion(daemon: FakeDaemon, cli: Cli) -> None:

@@ -74,14 +74,23 @@ class Screen:
 
     def close(self) -> None:
         """Ends the server and the program, and reaps what becomes a child of the tests."""
-        server, group = psutil.Process(int(self._pane("pid"))), int(self._pane("pane_pid"))
+        server, pane = psutil.Process(int(self._pane("pid"))), int(self._pane("pane_pid"))
+        programs: list[psutil.Process] = []  # an interactive shell has a process group of its own
+        with suppress(psutil.NoSuchProcess):
+            programs = [psutil.Process(pane), *psutil.Process(pane).children(recursive=True)]
         with suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
+            os.killpg(pane, signal.SIGKILL)
+        for program in programs:
+            with suppress(psutil.NoSuchProcess):
+                program.kill()
         self.tmux("kill-server")
         server.wait(HUNG)
         with suppress(ChildProcessError):
             while True:
-                os.waitpid(-group, 0)
+                os.waitpid(-pane, 0)
+        for program in programs:
+            with suppress(ChildProcessError):
+                os.waitpid(program.pid, 0)
 
     def _pane(self, value: str) -> str:
         return self.tmux("display-message", "-p", f"#{{{value}}}").strip()
