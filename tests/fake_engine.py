@@ -48,6 +48,13 @@ def parse() -> argparse.Namespace:
     answering.add_argument("--text", default="", help="the answer, instead of --tokens words")
     answering.add_argument("--reasoning", default="", metavar="TEXT", help="a thought before a streamed answer")
     answering.add_argument("--tool", default="", metavar="NAME", help="a call of this tool after a streamed answer")
+    answering.add_argument(
+        "--round",
+        action="append",
+        default=[],
+        metavar="JSON",
+        help='calls of tools in an answer: [["NAME", {...}], ...]',
+    )
     answering.add_argument("--most-tokens", type=int, default=1 << 30)
     answering.add_argument("--rate", type=float, default=0.0, metavar="TOKENS/S", help="0: as fast as it can")
     answering.add_argument("--first-token-after", type=float, default=0.0, metavar="SECONDS")
@@ -282,16 +289,31 @@ class Exchange:
         for number in range(count):
             word = self.word(number)
             self.event(self.frame(chat, ".chunk", {"delta": {"content": word}} if chat else {"text": word}))
+        calls = self.round(request)
+        for index, (name, arguments) in enumerate(calls):
+            text = json.dumps(arguments)  # in two pieces, as real ones come
+            first = {"index": index, "id": f"c{index}", "function": {"name": name, "arguments": text[:3]}}
+            for part in (first, {"index": index, "function": {"arguments": text[3:]}}):
+                self.event(self.frame(chat, ".chunk", {"delta": {"tool_calls": [part]}}))
         if self.options.tool:
             call = {"index": 0, "id": "c", "function": {"name": self.options.tool, "arguments": '{"city": "Paris"}'}}
             self.event(self.frame(chat, ".chunk", {"delta": {"tool_calls": [call]}}))
         last = self.frame(chat, ".chunk", {"delta": {}} if chat else {"text": ""})
-        last["choices"][0]["finish_reason"] = "stop"
+        last["choices"][0]["finish_reason"] = "tool_calls" if calls else "stop"
         self.event(last)
         if (request.get("stream_options") or {}).get("include_usage"):
             self.event({**last, "choices": [], "usage": usage(3, count)})
         self.event("[DONE]")
         self.connection.sendall(b"0\r\n\r\n")
+
+    def round(self, request: dict) -> list:
+        """The calls of this answer: those of the first round whose results are not there yet, if their tools are."""
+        done = sum(
+            message.get("role") == "assistant" for message in request.get("messages", ()) if "tool_calls" in message
+        )
+        known = [tool["function"]["name"] for tool in request.get("tools", ())]
+        rounds = [json.loads(text) for text in self.options.round]
+        return rounds[done] if done < len(rounds) and known else []
 
     def send_message(self, request: dict) -> None:
         """Anthropic's form of an answer."""

@@ -65,7 +65,7 @@ ALLOWED: dict[str, set[str]] = {
     "durable": set(),
     "engine": {"backend", "http", "plugins", "processes"},
     "errors": set(),
-    "gateway": {"engine", "http", "keys", "scheduler"},
+    "gateway": {"engine", "http", "keys", "scheduler", "tools"},
     "keys": set(),
     "http": set(),
     "lora": set(),

@@ -15,6 +15,7 @@ from modelrunner.gateway.access import host_names
 from modelrunner.gateway.detours.cache import ResponseCache
 from modelrunner.gateway.detours.gathering import EmbeddingGatherer
 from modelrunner.gateway.detours.streams import ResumableStreams
+from modelrunner.gateway.detours.toolloop import ToolLoops
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.keys.allowances import Rates
 from modelrunner.keys.ring import KeyRing
@@ -55,6 +56,7 @@ from modelrunner.pull.pypi import PypiSource
 from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
 from modelrunner.store import Reference, Store
 from modelrunner.telemetry.accesslog import AccessLog
+from modelrunner.tools.toolbox import Toolbox
 from modelrunner.types import Alias
 
 
@@ -225,7 +227,7 @@ def set_aliases(pipeline: Pipeline, aliases: Aliases, names: Mapping[str, Alias]
     pipeline.aliases = aliases if names else None
 
 
-def set_detours(settings: Settings, pipeline: Pipeline) -> ResumableStreams:
+def set_detours(settings: Settings, pipeline: Pipeline, toolbox: Toolbox) -> ResumableStreams:
     """Gives the pipeline those that the settings ask for."""
     streams = ResumableStreams(pipeline, settings.streams_memory, settings.streams_age)
     if settings.streams_memory:
@@ -234,6 +236,8 @@ def set_detours(settings: Settings, pipeline: Pipeline) -> ResumableStreams:
         pipeline.detours += (ResponseCache(pipeline, settings.response_cache, settings.response_cache_age),)
     if settings.embedding_window:
         pipeline.detours += (EmbeddingGatherer(pipeline, settings.embedding_window, settings.embedding_batch),)
+    if settings.mcp and settings.tools_rounds:
+        pipeline.tools = ToolLoops(pipeline, toolbox, settings.tools_rounds, settings.tools_loop_time)
     return streams
 
 

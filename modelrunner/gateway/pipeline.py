@@ -2,17 +2,14 @@
 rules hold for both."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from hashlib import sha256
 from time import perf_counter, time
-from typing import Any, Protocol
-
-import msgspec
 
 from modelrunner.errors import (
+    BadRequest,
     ExpectationFailed,
     LengthRequired,
-    Misdirected,
     ModelRunnerError,
     PayloadTooLarge,
     Unauthorized,
@@ -23,17 +20,18 @@ from modelrunner.gateway.access import Access
 from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.exchange import Exchange
 from modelrunner.gateway.interfaces import Detour, Inference, Sink, Terms, UnderWay
+from modelrunner.gateway.leasing import AliasChooser, Leasing, Resolve
 from modelrunner.gateway.observers import Observers, RequestRecord
 from modelrunner.gateway.quarantine import Quarantine
 from modelrunner.gateway.render import harmless_id
 from modelrunner.gateway.response_store import ResponseStore
-from modelrunner.gateway.routes import Route, check_endpoint, dialect_of
+from modelrunner.gateway.routes import Route, dialect_of
 from modelrunner.http.answers import Header
 from modelrunner.http.limits import Limits
 from modelrunner.keys.allowances import AddressAllowances, Allowance, begin_all
 from modelrunner.keys.ring import KeyHolder, KeyRing, Scope
-from modelrunner.scheduler import Lease, Scheduler, Target
-from modelrunner.types import Alias, KeepAlive, Mode
+from modelrunner.scheduler import Scheduler
+from modelrunner.types import KeepAlive
 
 HEADERS = frozenset(
     (
@@ -46,44 +44,19 @@ HEADERS = frozenset(
 GetHeader = Callable[[str], str | None]
 """Returns one of these by its name in lower case, None if the request lacks it."""
 _LONGEST_CALLER = 64
+_CHAT = "/v1/chat/completions"
 IS_OPEN = re.compile(r"/|/health|/ready|/openapi\.json|/(docs|ui(/[a-z0-9][a-z0-9.-]*)?)").fullmatch
 """Matches a path that needs no key: what watches the daemon has none, and the document and the files of the pages hold
 no data. No path with `..` or an escape, which the router could take for another route."""
 
 
-class Resolve(Protocol):
-    """Resolves (backend or None, model as the client wrote it, mode) to the scheduler's target. `stage` is what
-    requests wait for that are not resolved yet."""
-
-    stage: str
-
-    @property
-    def known(self) -> Mapping[tuple[str | None, str, Mode], Target]:
-        """The targets that are resolved and still valid."""
-
-    async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
-        """Reads in a thread what a call would read from disk."""
-
-    def __call__(self, backend: str | None, model: str, mode: Mode) -> Target: ...
-
-    def endpoints(self, target: Target) -> frozenset[str]:
-        """`Backend.endpoints` of the target's backend."""
-
-
-class AliasChooser(Protocol):
-    """The names that stand for models here."""
-
-    def find(self, family: str, name: str) -> Alias | None: ...
-
-    async def choose(self, alias: Alias, backend: str | None, mode: Mode) -> str: ...
-
-
-class Pipeline:
+class Pipeline(Leasing):
     """`keys` are the API keys, None where there can be none; `addresses` are what the clients' addresses may use.
     `running` are the requests under way, `buffered` the bytes of their bodies. `observers` are told of every request;
     with `tracing`, each request gets a trace. Each of `detours` is asked for a request before it gets an exchange, each
-    of `streams` before them for one that asks to be resumable. `responses` keeps those of the Responses API, `aliases`
-    are the names that stand for models; either may be None."""
+    of `streams` before them for one that asks to be resumable; `tools` takes chats whose calls of tools the daemon
+    makes. `responses` keeps those of the Responses API, `aliases` are the names that stand for models. These three may
+    be None."""
 
     def __init__(
         self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits, keys: KeyRing | None = None
@@ -102,6 +75,7 @@ class Pipeline:
         self.running: set[UnderWay] = set()
         self.streams: tuple[Detour, ...] = ()
         self.detours: tuple[Detour, ...] = ()
+        self.tools: Detour | None = None
         self.buffered = 0
 
     # admission, in this order
@@ -183,6 +157,8 @@ class Pipeline:
         refuses."""
         arrived = perf_counter()
         fields = fields or terms.route.dialect.read(body)
+        if fields.wants_tools:
+            self._check_tools(terms)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
         only_loads = terms.preload or fields.only_loads
         alias = self.aliases.find(terms.route.dialect.name, fields.model) if self.aliases is not None else None
@@ -191,8 +167,8 @@ class Pipeline:
             for allowance in counted:
                 allowance.go_on()
         ask = Inference(terms, fields, keep, body, request_id, arrived, only_loads, counted, alias)
-        if (terms.resumable or self.detours) and goes_on is None:
-            for detour in (*self.streams, *self.detours) if terms.resumable else self.detours:
+        if (terms.resumable or fields.wants_tools or self.detours) and goes_on is None:
+            for detour in self._detours(terms, fields):
                 if (work := detour.take(ask, sink)) is not None:
                     return work
         exchange = Exchange(self, ask, sink)
@@ -214,6 +190,22 @@ class Pipeline:
         if key is not None:
             key.allowance.leave(client)
 
+    def _detours(self, terms: Terms, fields: Fields) -> tuple[Detour, ...]:
+        if fields.wants_tools:
+            assert self.tools is not None
+            return (self.tools,)
+        return (*self.streams, *self.detours) if terms.resumable else self.detours
+
+    def _check_tools(self, terms: Terms) -> None:
+        if terms.route.path != _CHAT:
+            raise BadRequest("`modelrunner_tools` is a field of chats alone", param="modelrunner_tools")
+        if self.tools is None:
+            raise BadRequest(
+                "tools are off here: their owner adds a server as [mcp.NAME] to config.toml, and leaves tools_rounds "
+                "above 0",
+                param="modelrunner_tools",
+            )
+
     def refusal(self, error: ModelRunnerError, request_id: str, path: str) -> tuple[tuple[Header, ...], bytes]:
         """Returns headers and body of the answer to a request that gets no exchange, in the shape of the path's
         family."""
@@ -221,61 +213,6 @@ class Pipeline:
         if self.observers.active:
             self.observers.tell(RequestRecord(request_id, dialect.name, path, error.status, error.code, time=time()))
         return dialect.error(error, request_id)
-
-    # for the exchange
-
-    async def lease(self, ask: Inference) -> Lease:
-        """Resolves the model and acquires a lease. Raises the errors of both."""
-        route = ask.terms.route
-        await self.resolve.prepare(route.backend, ask.fields.model, route.mode)
-        target = self.resolve(route.backend, ask.fields.model, route.mode)
-        if ask.terms.key is not None:
-            ask.terms.key.check_model(target.name, *target.spec.bundle.references)
-        if route.runner is not None:
-            lease = self.lease_runner(ask, route.runner, target)
-            assert lease is not None
-            return lease
-        check_endpoint(route.path, self.resolve.endpoints(target), target.key.backend, route.instead)
-        return await self.scheduler.acquire(target, ask.keep_alive, ask.terms.caller, ask.terms.batch)
-
-    async def choose(self, ask: Inference, alias: Alias) -> Inference:
-        """The request with a model in the place of the alias that the client wrote."""
-        route = ask.terms.route
-        assert self.aliases is not None
-        name = await self.aliases.choose(alias, route.backend, route.mode)
-        fields = msgspec.structs.replace(ask.fields, model=name)
-        return msgspec.structs.replace(ask, fields=fields, alias=None, chosen=name)
-
-    async def unload(self, ask: Inference) -> None:
-        """Ends the runners of the request's model once they are free. Raises as `lease`."""
-        route = ask.terms.route
-        await self.resolve.prepare(route.backend, ask.fields.model, route.mode)
-        target = self.resolve(route.backend, ask.fields.model, route.mode)
-        if ask.terms.key is not None:
-            ask.terms.key.check_model(target.name, *target.spec.bundle.references)
-        await self.scheduler.unload(model_ids=[target.key.model_id])
-
-    def lease_runner(self, ask: Inference, runner_id: str, target: Target | None) -> Lease | None:
-        """Leases the named runner if it serves the model. Returns None while the model is not resolved."""
-        lease = self.scheduler.lease_runner(runner_id)
-        try:
-            key = lease.runner.key
-            if key.mode is not ask.terms.route.mode:
-                raise Misdirected(f"runner {runner_id} serves {key.mode}; ask /v1/ for {ask.terms.route.mode}")
-            if target is not None:
-                lease.runner.check_model(target.key.model_id)
-                return lease
-        except BaseException:
-            lease.release()
-            raise
-        lease.release()
-        return None
-
-    def progress(self, ask: Inference) -> dict[str, Any]:
-        """Returns the reason for a request's wait: `stage`, in a word or two, and the expected time, as far as it is
-        known."""
-        target = self.resolve.known.get((ask.terms.route.backend, ask.fields.model, ask.terms.route.mode))
-        return {"stage": self.resolve.stage} if target is None else self.scheduler.diagnostics.progress(target)
 
 
 def _key_text(header: GetHeader) -> str:

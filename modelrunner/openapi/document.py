@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from modelrunner.openapi.bodies import AnthropicError, CohereError, ErrorAnswer, OllamaError
+from modelrunner.openapi.answers import AnthropicError, CohereError, ErrorAnswer, OllamaError
 from modelrunner.openapi.inference import inference_operations
 from modelrunner.openapi.operation import ALWAYS, Operation
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from modelrunner.gateway.dialects.bodies import JsonBodies
 from modelrunner.gateway.routes import all_routes
-from modelrunner.openapi import bodies
+from modelrunner.openapi import answers, bodies
 from modelrunner.openapi.operation import Operation
 
 _EVENTS = "text/event-stream"
@@ -29,46 +29,46 @@ _CALLS = {
     "/v1/chat/completions": _CallText(
         "Answers a chat. Text, tools, structured output, log probabilities, images and audio: as the engine has them.",
         bodies.ChatRequest,
-        bodies.Completion,
+        answers.Completion,
         _EVENTS,
     ),
     "/v1/completions": _CallText(
-        "Completes a prompt as it stands.", bodies.CompletionRequest, bodies.Completion, _EVENTS
+        "Completes a prompt as it stands.", bodies.CompletionRequest, answers.Completion, _EVENTS
     ),
-    "/v1/embeddings": _CallText("Makes embeddings of texts.", bodies.EmbeddingRequest, bodies.Embeddings),
-    "/v1/rerank": _CallText("Ranks documents for a query.", bodies.RerankRequest, bodies.Rankings),
-    "/rerank": _CallText("Ranks documents for a query.", bodies.RerankRequest, bodies.Rankings),
-    "/v1/score": _CallText("Scores pairs of texts.", bodies.ScoreRequest, bodies.Scores),
-    "/score": _CallText("Scores pairs of texts.", bodies.ScoreRequest, bodies.Scores),
-    "/v1/tokenize": _CallText("Splits a text into tokens.", bodies.TokenizeRequest, bodies.TokenList),
-    "/v1/detokenize": _CallText("Makes a text of tokens.", bodies.DetokenizeRequest, bodies.DetokenizedText),
+    "/v1/embeddings": _CallText("Makes embeddings of texts.", bodies.EmbeddingRequest, answers.Embeddings),
+    "/v1/rerank": _CallText("Ranks documents for a query.", bodies.RerankRequest, answers.Rankings),
+    "/rerank": _CallText("Ranks documents for a query.", bodies.RerankRequest, answers.Rankings),
+    "/v1/score": _CallText("Scores pairs of texts.", bodies.ScoreRequest, answers.Scores),
+    "/score": _CallText("Scores pairs of texts.", bodies.ScoreRequest, answers.Scores),
+    "/v1/tokenize": _CallText("Splits a text into tokens.", bodies.TokenizeRequest, answers.TokenList),
+    "/v1/detokenize": _CallText("Makes a text of tokens.", bodies.DetokenizeRequest, answers.DetokenizedText),
     "/v1/apply-template": _CallText(
-        "Writes a chat as the prompt that the model gets.", bodies.TemplateRequest, bodies.TemplateText
+        "Writes a chat as the prompt that the model gets.", bodies.TemplateRequest, answers.TemplateText
     ),
     "/v1/responses": _CallText(
-        "Makes a response. It is stored unless `store` is false.", None, bodies.ResponseAnswer, _EVENTS
+        "Makes a response. It is stored unless `store` is false.", None, answers.ResponseAnswer, _EVENTS
     ),
     "/v1/messages": _CallText(
-        "Answers messages, as Anthropic's API does.", bodies.MessagesRequest, bodies.AnthropicMessage, _EVENTS
+        "Answers messages, as Anthropic's API does.", bodies.MessagesRequest, answers.AnthropicMessage, _EVENTS
     ),
     "/v1/messages/count_tokens": _CallText(
-        "Counts the tokens of messages.", bodies.TokenCountRequest, bodies.TokenCount
+        "Counts the tokens of messages.", bodies.TokenCountRequest, answers.TokenCount
     ),
-    "/v2/rerank": _CallText("Ranks documents for a query, as Cohere's API does.", None, bodies.CohereRankings),
+    "/v2/rerank": _CallText("Ranks documents for a query, as Cohere's API does.", None, answers.CohereRankings),
     "/api/chat": _CallText(
         "Answers a chat, as Ollama does. Without messages it loads the model.",
         None,
-        bodies.OllamaAnswer,
+        answers.OllamaAnswer,
         "application/x-ndjson",
     ),
     "/api/generate": _CallText(
         "Completes a prompt, as Ollama does. Without a prompt it loads the model.",
         None,
-        bodies.OllamaAnswer,
+        answers.OllamaAnswer,
         "application/x-ndjson",
     ),
-    "/api/embed": _CallText("Makes embeddings of texts, as Ollama does.", None, bodies.OllamaVectors),
-    "/api/embeddings": _CallText("Makes an embedding of a text, as Ollama does.", None, bodies.OllamaVectors),
+    "/api/embed": _CallText("Makes embeddings of texts, as Ollama does.", None, answers.OllamaVectors),
+    "/api/embeddings": _CallText("Makes an embedding of a text, as Ollama does.", None, answers.OllamaVectors),
 }
 
 

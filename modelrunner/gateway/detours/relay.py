@@ -89,9 +89,9 @@ class Relay:
         if self._alone is not None:
             self._alone.cancel()
         elif not self._over:
-            self._status = 499
-            self._close()
+            self._status, self._over = 499, True
             self._source.leave(self)
+            self._close()
 
     def stop(self, error: ModelRunnerError) -> None:
         """Ends the request with an error, whatever it is doing."""

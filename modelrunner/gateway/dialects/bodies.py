@@ -4,7 +4,7 @@ refused."""
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -61,7 +61,7 @@ class JsonBodies(Dialect):
         ):
             _check_one_model(body)
         if _OURS in body if small else any(_OURS in piece for piece in _slices(body, len(_OURS))):
-            _check_ours(body)
+            _check_ours(body, self.decoder.type.__struct_fields__)
         return fields
 
 
@@ -143,12 +143,12 @@ def _check_one_model(body: bytes) -> None:
         raise BadRequest("`model` must be given once, and written plainly", param="model")
 
 
-def _check_ours(body: bytes) -> None:
-    """The prefix is for fields of this daemon, and there are none yet: an engine would ignore them without a word."""
+def _check_ours(body: bytes, known: Collection[str]) -> None:
+    """The prefix is for fields of this daemon: an engine would ignore them without a word."""
     for key in _top_level_keys(body):
-        if key.startswith(_OURS):
-            name = _unescaped(key)[:64]
-            raise BadRequest(f"there is no field `{name}`: nothing in this version reads it", param=name)
+        if key.startswith(_OURS) and (name := _unescaped(key)) not in known:
+            name = name[:64]
+            raise BadRequest(f"there is no field `{name}` here: nothing reads it", param=name)
 
 
 def _unescaped(key: bytes) -> str:

@@ -1,13 +1,13 @@
 """OpenAI's family, and what vLLM and Jina added to it. Engines speak it, so requests and answers pass through."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.dialects.bodies import JsonDialect
-from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, refusal_headers
+from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, Fields, refusal_headers
 from modelrunner.gateway.dialects.openai_answer import OpenAIAnswer
 from modelrunner.http.answers import Header
 from modelrunner.types import Mode
@@ -16,8 +16,19 @@ _RERANK = Call(Mode.RERANKING, "/v1/rerank")
 _SCORE = Call(Mode.RERANKING, "/score")
 
 
+class OpenAIFields(Fields, frozen=True, gc=False):
+    """`modelrunner_tools` is of chats: "auto" for calls of tools by the daemon."""
+
+    modelrunner_tools: Literal["auto"] | None = None
+
+    @property
+    def wants_tools(self) -> bool:  # type: ignore[override]  # of each request
+        return self.modelrunner_tools is not None
+
+
 class OpenAI(JsonDialect):
     name: ClassVar[str] = "openai"
+    decoder = msgspec.json.Decoder(OpenAIFields)
     calls: ClassVar[Mapping[str, Call]] = {
         "/v1/chat/completions": Call(Mode.COMPLETION, "/v1/chat/completions"),
         "/v1/completions": Call(Mode.COMPLETION, "/v1/completions"),

@@ -1,0 +1,257 @@
+"""The loop of tools on the server: a chat whose calls of tools the daemon makes itself, until an answer is there."""
+
+import asyncio
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from modelrunner.errors import BadRequest, ModelRunnerError, PayloadTooLarge, TimedOut, ToolServerFailed
+from modelrunner.gateway.detours.relay import Relay
+from modelrunner.gateway.detours.toolchat import ToolChat
+from modelrunner.gateway.detours.toolturn import ToolCall, ToolTurn, TurnDialect, sse
+from modelrunner.gateway.dialects.assembly import Event
+from modelrunner.gateway.dialects.dialect import EVENT_STREAM, JSON
+from modelrunner.gateway.exchange import Exchange
+from modelrunner.gateway.interfaces import Inference, Sink
+from modelrunner.gateway.tokens import Tokens
+from modelrunner.gateway.waiting import guarded
+from modelrunner.http.answers import Header
+from modelrunner.tools.toolbox import Toolbox
+
+if TYPE_CHECKING:
+    from modelrunner.gateway.pipeline import Pipeline
+
+_ALIVE = b": a tool is at work\n\n"
+
+
+class ToolLoops:
+    """A `Detour` for chats with `modelrunner_tools`. The tools are called at most `rounds` times one after the other,
+    several at once where the model wants several; a whole loop takes at most `seconds`."""
+
+    def __init__(self, pipeline: "Pipeline", toolbox: Toolbox, rounds: int, seconds: float) -> None:
+        self.pipeline, self.toolbox = pipeline, toolbox
+        self.rounds, self.seconds = rounds, seconds
+
+    def take(self, ask: Inference, sink: Sink) -> Relay | None:
+        if ask.only_loads:
+            return None
+        loop = _ToolLoop(self, ask)
+        loop.relay = Relay(self.pipeline, ask, sink, loop)
+        return loop.relay
+
+
+class _Question(Exchange):
+    """One question to the engine. The loop's relay counts and records it, and answers its errors."""
+
+    def __init__(self, pipeline: "Pipeline", ask: Inference, loop: "_ToolLoop", dialect: TurnDialect) -> None:
+        super().__init__(pipeline, ask, loop)
+        self._is_told = False
+        self._dialect = dialect
+        self._loop = loop
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def _refuse(self, error: ModelRunnerError, *, tell: bool = True) -> None:
+        if not self._over:
+            self._close()
+            self.end(error)
+
+    def _say(self, data: bytes) -> None:
+        self._loop.say(data)
+
+    def end(self, error: ModelRunnerError | None = None) -> None:
+        if self.over.done():
+            return
+        if error is None:
+            self.over.set_result(None)
+        else:
+            self.over.set_exception(error)
+
+
+class _ToolLoop:
+    """One chat: the `AnswerSource` of its relay, and the `Sink` of each question to the engine."""
+
+    takes_chunks = False
+    relay: Relay
+
+    def __init__(self, loops: ToolLoops, ask: Inference) -> None:
+        self._loops = loops
+        self._ask = ask
+        self._streams = bool(ask.fields.stream)
+        self._task: asyncio.Task[None] | None = None
+        self._question: _Question | None = None
+        self._first: Event = {}
+        self._headers: tuple[Header, ...] = ()
+        self._own = b""
+        self._begun = False  # the client has the head of its stream
+        self._usage = [0, 0, 0]  # tokens of prompts, of answers, and of prompts that were cached
+        self._made: list[dict[str, Any]] = []  # the calls so far, as the client is told of them
+
+    # AnswerSource
+
+    def begin(self, relay: Relay) -> None:
+        work = guarded(self._run(), self._ask.request_id, relay.refuse)
+        self._task = asyncio.get_running_loop().create_task(work, name=f"tools of {self._ask.request_id}")
+
+    def pause(self, relay: Relay) -> None:
+        if self._question is not None:
+            self._question.pause()
+
+    def resume(self, relay: Relay) -> None:
+        if self._question is not None:
+            self._question.resume()
+
+    def leave(self, relay: Relay) -> None:
+        if self._question is not None and not self._question.over.done():
+            self._count(self._question.record().tokens)
+            self._question.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    # Sink
+
+    def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
+        assert self._question is not None
+        self.relay.lease = self._question.lease
+        if not self._own:
+            self._headers += tuple(one for one in headers if one[0].startswith(b"X-Modelrunner"))
+            self._own = own
+        if self._streams:
+            self._say_head()
+
+    def write(self, data: bytes) -> None:
+        self.relay.write(data)
+
+    def finish(self) -> None:
+        assert self._question is not None
+        self._question.end()
+
+    def cut(self) -> None:
+        """Never called: `_Question` tells its errors."""
+
+    def say(self, data: bytes) -> None:
+        """Sends an event of our own to a client that streams."""
+        if self._streams:
+            self._say_head()
+            self.relay.write(data)
+
+    def _say_head(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self.relay.respond(200, (*EVENT_STREAM, *self._headers), None, b"", self._own)
+
+    # the loop
+
+    async def _run(self) -> None:
+        seconds = self._loops.seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self._answer()
+        except TimeoutError:
+            raise TimedOut(
+                f"no answer after {seconds:g} s of questions and calls of tools: `tools_loop_time` allows no more"
+            ) from None
+
+    async def _answer(self) -> None:
+        chat = ToolChat(self._ask.body)
+        found, faults = await self._loops.toolbox.tools()
+        if faults and not found:
+            raise ToolServerFailed("; ".join(faults.values()))
+        if faults:
+            self._headers += ((b"X-Modelrunner-Tools-Missing", ", ".join(faults).encode()),)
+        ours = [tool.function() for tool in found if tool.name not in chat.theirs]
+        for _ in range(self._loops.rounds):
+            turn = await self._asked(chat, ours)
+            calls = turn.calls()
+            if not calls:
+                break
+            told = await self._call_all(calls)
+            chat.add(turn.message().get("content"), calls, [one["result"] for one in told])
+        else:
+            turn = await self._asked(chat, ())  # without our tools: now it has to answer
+        self._finish(chat, turn)
+
+    async def _asked(self, chat: ToolChat, ours: Sequence[dict[str, Any]]) -> ToolTurn:
+        """Asks the model, and returns its complete answer."""
+        pipeline, body = self._loops.pipeline, chat.request(ours)
+        try:
+            pipeline.buffer(len(body), len(body))
+        except PayloadTooLarge as error:
+            raise error.saying(f"the conversation with the results of tools is too large: {error.message}") from None
+        dialect = TurnDialect(
+            lambda: ToolTurn(chat.theirs, streams=self._streams, first=self._first), streams=self._streams
+        )
+        fields = msgspec.structs.replace(dialect.read(body), keep_alive=self._ask.fields.keep_alive)
+        fields = msgspec.structs.replace(fields, model=self._ask.fields.model)
+        ask = msgspec.structs.replace(self._ask, body=body, fields=fields)
+        self._question = turn = _Question(pipeline, ask, self, dialect)
+        try:
+            turn.start()
+            await turn.over
+        finally:
+            turn.cancel()
+        # The model that was chosen for an alias answers to the end.
+        self._ask = msgspec.structs.replace(turn.ask, body=self._ask.body)
+        self._first = dialect.turn.first
+        used = dialect.turn.usage
+        self._count(Tokens(used.prompt_tokens, used.completion_tokens, used.cached))
+        return dialect.turn
+
+    def _count(self, used: Tokens) -> None:
+        self._usage = [a + b for a, b in zip(self._usage, (used.prompt, used.answer, used.cached), strict=True)]
+        self.relay.tokens = Tokens(*self._usage)
+
+    async def _call_all(self, calls: list[ToolCall]) -> list[dict[str, Any]]:
+        """Makes the calls, and returns them with their results, in the same order."""
+        tasks = [asyncio.create_task(self._call(call), name=f"call of {call.name}") for call in calls]
+        every = self._loops.pipeline.limits.comment_every
+        try:
+            while (await asyncio.wait(tasks, timeout=every))[1]:
+                self.say(_ALIVE)
+            told = [task.result() for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+        self._made += told
+        return told
+
+    async def _call(self, call: ToolCall) -> dict[str, Any]:
+        """Makes one call; what fails is its result."""
+        told: dict[str, Any] = call._asdict()
+        self._tell("tool_call", told)
+        began = perf_counter()
+        arguments = call.decoded()
+        try:
+            if arguments is None:
+                raise BadRequest("the arguments are no JSON object")
+            found = await self._loops.toolbox.call(call.name, arguments)
+            text = found.text or (msgspec.json.encode(found.structured).decode() if found.structured else "")
+            result, is_error = text, found.is_error
+        except ModelRunnerError as error:
+            result, is_error = f"Error: {error.message}", True
+        told |= {"result": result, "is_error": is_error, "seconds": round(perf_counter() - began, 3)}
+        self._tell("tool_result", told)
+        return told
+
+    def _tell(self, kind: str, told: dict[str, Any]) -> None:
+        """An event that is also a chunk without choices: clients that know no other events take it for one."""
+        chunk: dict[str, Any] = {"object": "chat.completion.chunk", **self._first, "choices": []}
+        self.say(sse(msgspec.json.encode({**chunk, f"modelrunner_{kind}": told}), f"modelrunner.{kind}"))
+
+    def _finish(self, chat: ToolChat, turn: ToolTurn) -> None:
+        given_up = bool(turn.calls())
+        prompt, answer, cached = self._usage
+        usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+        usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        if not self._streams:
+            whole = {**turn.final(given_up=given_up), "usage": usage, "modelrunner_tool_calls": self._made}
+            body = msgspec.json.encode(whole)
+            self.relay.respond(200, (JSON, *self._headers), len(body), body, self._own)
+            self.relay.finish()
+            return
+        events: list[dict[str, Any]] = [*turn.last_events(given_up=given_up)]
+        if chat.wants_usage:
+            events.append({"object": "chat.completion.chunk", **self._first, "choices": [], "usage": usage})
+        self.relay.write(b"".join(sse(msgspec.json.encode(event)) for event in events) + b"data: [DONE]\n\n")
+        self.relay.finish()

@@ -1,0 +1,100 @@
+"""What exchanges need of the pipeline: the model that a request means, and a lease on a runner of it."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from modelrunner.errors import Misdirected
+from modelrunner.gateway.interfaces import Inference
+from modelrunner.gateway.routes import check_endpoint
+from modelrunner.scheduler import Lease, Scheduler, Target
+from modelrunner.types import Alias, Mode
+
+
+class Resolve(Protocol):
+    """Resolves (backend or None, model as the client wrote it, mode) to the scheduler's target. `stage` is what
+    requests wait for that are not resolved yet."""
+
+    stage: str
+
+    @property
+    def known(self) -> Mapping[tuple[str | None, str, Mode], Target]:
+        """The targets that are resolved and still valid."""
+
+    async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
+        """Reads in a thread what a call would read from disk."""
+
+    def __call__(self, backend: str | None, model: str, mode: Mode) -> Target: ...
+
+    def endpoints(self, target: Target) -> frozenset[str]:
+        """`Backend.endpoints` of the target's backend."""
+
+
+class AliasChooser(Protocol):
+    """The names that stand for models here."""
+
+    def find(self, family: str, name: str) -> Alias | None: ...
+
+    async def choose(self, alias: Alias, backend: str | None, mode: Mode) -> str: ...
+
+
+class Leasing:
+    """The half of the pipeline that comes after admission."""
+
+    resolve: Resolve
+    scheduler: Scheduler
+    aliases: AliasChooser | None
+
+    async def lease(self, ask: Inference) -> Lease:
+        """Resolves the model and acquires a lease. Raises the errors of both."""
+        route = ask.terms.route
+        await self.resolve.prepare(route.backend, ask.fields.model, route.mode)
+        target = self.resolve(route.backend, ask.fields.model, route.mode)
+        if ask.terms.key is not None:
+            ask.terms.key.check_model(target.name, *target.spec.bundle.references)
+        if route.runner is not None:
+            lease = self.lease_runner(ask, route.runner, target)
+            assert lease is not None
+            return lease
+        check_endpoint(route.path, self.resolve.endpoints(target), target.key.backend, route.instead)
+        return await self.scheduler.acquire(target, ask.keep_alive, ask.terms.caller, ask.terms.batch)
+
+    async def choose(self, ask: Inference, alias: Alias) -> Inference:
+        """The request with a model in the place of the alias that the client wrote."""
+        route = ask.terms.route
+        assert self.aliases is not None
+        name = await self.aliases.choose(alias, route.backend, route.mode)
+        fields = msgspec.structs.replace(ask.fields, model=name)
+        return msgspec.structs.replace(ask, fields=fields, alias=None, chosen=name)
+
+    async def unload(self, ask: Inference) -> None:
+        """Ends the runners of the request's model once they are free. Raises as `lease`."""
+        route = ask.terms.route
+        await self.resolve.prepare(route.backend, ask.fields.model, route.mode)
+        target = self.resolve(route.backend, ask.fields.model, route.mode)
+        if ask.terms.key is not None:
+            ask.terms.key.check_model(target.name, *target.spec.bundle.references)
+        await self.scheduler.unload(model_ids=[target.key.model_id])
+
+    def lease_runner(self, ask: Inference, runner_id: str, target: Target | None) -> Lease | None:
+        """Leases the named runner if it serves the model. Returns None while the model is not resolved."""
+        lease = self.scheduler.lease_runner(runner_id)
+        try:
+            key = lease.runner.key
+            if key.mode is not ask.terms.route.mode:
+                raise Misdirected(f"runner {runner_id} serves {key.mode}; ask /v1/ for {ask.terms.route.mode}")
+            if target is not None:
+                lease.runner.check_model(target.key.model_id)
+                return lease
+        except BaseException:
+            lease.release()
+            raise
+        lease.release()
+        return None
+
+    def progress(self, ask: Inference) -> dict[str, Any]:
+        """Returns the reason for a request's wait: `stage`, in a word or two, and the expected time, as far as it is
+        known."""
+        target = self.resolve.known.get((ask.terms.route.backend, ask.fields.model, ask.terms.route.mode))
+        return {"stage": self.resolve.stage} if target is None else self.scheduler.diagnostics.progress(target)
