@@ -189,9 +189,16 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
+    with opened_folder(path) as descriptor:
+        os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def opened_folder(path: Path) -> Iterator[int]:
+    """A descriptor of the folder, for calls that take `dir_fd`. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -203,9 +210,9 @@ def temporary_name(path: Path) -> Path:
 
 def sweep_temporaries(folder: Path) -> None:
     """Removes the temporary files of writers that were killed."""
-    for entry in os.scandir(folder):
-        if entry.name.startswith(".") and entry.name.endswith(_TEMPORARY):
-            discard(Path(entry.path))
+    for name in os.listdir(folder):
+        if name.startswith(".") and name.endswith(_TEMPORARY):
+            discard(folder / name)
 
 
 def _is_folder(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """Starts the daemon, serves, and ends in order."""
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -109,6 +110,8 @@ async def serve(
             server = Daemon(settings, parts, doorway, tcp, certificate)
             with server.lifecycle.on_signals(last=last):
                 await server.start()
+                if last:
+                    gc.freeze()  # the modules and models stay: a collection need not look through them each time
                 try:
                     if ready:
                         ready()

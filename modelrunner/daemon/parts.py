@@ -146,7 +146,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         RegistrySource(registries, credentials),
     )
     puller = Puller(store, sources, transfers=Transfers(rate=settings.download_rate))
-    abilities = KnownAbilities(store, resolver, configurations)
+    abilities = KnownAbilities(store, resolver, configurations, state / "abilities.json")
 
     def forget_backends() -> None:
         resolver.forget()

@@ -1,15 +1,32 @@
 """The backend, the context and the capabilities of each model: of a loaded model as it runs, of another as its settings
 are now."""
 
+import asyncio
+import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from modelrunner.durable import JsonFile
 from modelrunner.errors import ModelRunnerError
 from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.resolve import Resolver, main_mode
 from modelrunner.scheduler import RunnerView
 from modelrunner.store import Store
 from modelrunner.types import CAPABILITIES, Adapter, Mode
+
+MOST_AT_ONCE = 256
+"""Models whose abilities are found while a list of them waits: about a millisecond each."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedAdapter:
+    """The name and scale of a LoRA adapter, and its size in bytes."""
+
+    name: str
+    scale: float
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +39,23 @@ class Abilities:
     backend: str | None = None
     window: int | None = None
     capabilities: tuple[str, ...] = ()
-    adapters: tuple[Adapter, ...] = ()
+    adapters: tuple[AppliedAdapter, ...] = ()
+
+
+_NOTHING = Abilities()
 
 
 class KnownAbilities:
     """Remembers the abilities of each model with its present settings. To find them takes a millisecond, and clients
-    ask for the list of models often."""
+    ask for the list of models often. `file` keeps them over restarts: with thousands of models, a list shows what was
+    known last while `learn` finds what has changed since."""
 
-    def __init__(self, store: Store, resolver: Resolver, configurations: Configurations) -> None:
+    def __init__(self, store: Store, resolver: Resolver, configurations: Configurations, file: Path) -> None:
+        self._file = JsonFile(file, dict[str, Abilities], cache=True)
+        self._written = self._file.load() or {}
+        self._last = self._written
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._forgotten = asyncio.Event()
         self._store = store
         self._resolver = resolver
         self._configurations = configurations
@@ -42,19 +68,57 @@ class KnownAbilities:
 
     def of(self, model_ids: Sequence[str], runners: Mapping[tuple[str, Mode], RunnerView]) -> list[Abilities]:
         """Returns the abilities of each model, of a loaded model those of its runner; `runners` are by model ID and
-        mode. Reads the disk for new models."""
+        mode. Reads the disk for new models. Where more than `MOST_AT_ONCE` are to be found, returns what was last known
+        of them; of a model of which nothing is known that is nothing."""
         loaded = {model_id for model_id, _ in runners}
+        known = self._known
+        if sum(model_id not in known for model_id in model_ids) > MOST_AT_ONCE:
+            find = self._remembered
+        else:
+            find = self._found
         return [
             abilities_of(self._store, self._resolver, self._configurations.settings, runners, model_id)
             if model_id in loaded
-            else self._known.get(model_id) or self._found(model_id)
+            else known.get(model_id) or find(model_id)
             for model_id in model_ids
         ]
+
+    async def learn(self) -> None:
+        """Finds the abilities of all models whenever they were forgotten, one after the other, until it is cancelled.
+        Half of the time is left to others."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._forgotten.clear()
+                for model in self._store.list():
+                    if model.id not in self._known:
+                        begin = time.monotonic()
+                        await asyncio.to_thread(self._found, model.id)
+                        await asyncio.sleep(time.monotonic() - begin)
+                await asyncio.to_thread(self._write)
+                await self._forgotten.wait()
+        finally:
+            self._loop = None
+            self._write()
+
+    def _write(self) -> None:
+        """Blocks. A failure is logged."""
+        here = {model.id for model in self._store.list()}
+        last = {model_id: found for model_id, found in (self._last | self._known).items() if model_id in here}
+        if last != self._written:
+            self._file.save(last)
+            self._written = last
+
+    def _remembered(self, model_id: str) -> Abilities:
+        return self._last.get(model_id, _NOTHING)
 
     def forget(self) -> None:
         """Forgets all models, because a backend was changed. Any thread may call this."""
         self._changes += 1
-        self._known = {}
+        self._last, self._known = self._last | self._known, {}
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the daemon has ended meanwhile
+                self._loop.call_soon_threadsafe(self._forgotten.set)
 
     def _configured(self) -> None:
         before, self._settings = self._settings, self._configurations.settings
@@ -95,18 +159,23 @@ def abilities_of(
     try:
         bundle = store.bundle(model_id)
         mode = main_mode(bundle)
-        found = Abilities(None, None, _ordered(bundle.capabilities), bundle.adapters)
+        found = Abilities(None, None, _ordered(bundle.capabilities), _applied(bundle.adapters))
         if runner := runners.get((model_id, mode)):
-            found = Abilities(None, runner.context_size, _ordered(runner.capabilities), runner.adapters)
+            found = Abilities(None, runner.context_size, _ordered(runner.capabilities), _applied(runner.adapters))
         backend = resolver.backend_of(None, bundle, mode)
         found = replace(found, backend=backend.name)
         if runner is None:
             spec = resolver.target(backend, bundle, mode, settings).spec
             window = min(spec.context_size, spec.min_context_size or spec.context_size)
-            found = Abilities(backend.name, window, _ordered(spec.bundle.capabilities), spec.bundle.adapters)
+            shown = spec.bundle
+            found = Abilities(backend.name, window, _ordered(shown.capabilities), _applied(shown.adapters))
     except (ModelRunnerError, OSError):
         pass
     return found
+
+
+def _applied(adapters: Sequence[Adapter]) -> tuple[AppliedAdapter, ...]:
+    return tuple(AppliedAdapter(adapter.name, adapter.scale, adapter.size) for adapter in adapters)
 
 
 def _ordered(capabilities: Collection[str]) -> tuple[str, ...]:

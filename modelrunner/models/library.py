@@ -308,10 +308,8 @@ class Library:
         return await asyncio.to_thread(self._abilities.of, [model.id for model in models], runners)
 
     async def learn_abilities(self) -> None:
-        """Finds the abilities of all models, one after the other, so that the first list of thousands of models does
-        not wait for them."""
-        for model in self._store.list():
-            await self.abilities([model])
+        """Finds the abilities of all models, and again when they have changed, until it is cancelled."""
+        await self._abilities.learn()
 
 
 def _span(received: list[int]) -> int:

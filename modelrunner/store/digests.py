@@ -3,9 +3,10 @@
 import hashlib
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+import msgspec
 
 from modelrunner.errors import InvalidReference
 
@@ -13,8 +14,7 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 _PREFIX = "sha256:"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Digest:
+class Digest(msgspec.Struct, frozen=True, order=True, cache_hash=True, gc=False):
     """A sha256, made only from 64 lower-case hexadecimal digits: so no other path can be written in its place. `str()`
     gives the usual form `sha256:HEX`."""
 

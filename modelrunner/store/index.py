@@ -59,10 +59,11 @@ class Index:
         except InvalidReference:
             return None
 
-    def config(self, id: Digest) -> Digest | None:
-        """The model's configuration; None for an unknown model."""
+    def config(self, id: Digest) -> str | None:
+        """The file name of the model's configuration; None for an unknown model."""
         found = self._cached.get(id.hex)
-        return Digest.named(found.config_file[0]) if found else None
+        config = Digest.named(found.config_file[0]) if found else None
+        return config.hex if config else None
 
     def save(self, entries: Iterable[tuple[Entry, list[Stamp]]]) -> None:
         """Replaces the index. Damaged models are left out, and those for which it would grow too large. A failure is

@@ -34,14 +34,12 @@ LARGEST = 4 << 20  # bytes of a manifest or a configuration
 MOST_LAYERS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
+class StoredFile(msgspec.Struct, frozen=True, gc=False):
     digest: Digest
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(msgspec.Struct, frozen=True):
     """What a model consists of. `files` are by their names in the bundle, the one that engines open comes first;
     `others` belong to the model as it was published and are not in the bundle (licences, README, archives)."""
 

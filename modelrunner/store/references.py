@@ -7,8 +7,9 @@ pypi:NAME[==VERSION]                  a model inside a Python package
 """
 
 import re
-from dataclasses import dataclass
 from typing import Self
+
+import msgspec
 
 from modelrunner.errors import InvalidReference
 from modelrunner.store.digests import Digest
@@ -41,8 +42,7 @@ _PACKAGE = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,98}[a-z0-9])?")
 _VERSION = re.compile(r"[a-z0-9](?:[a-z0-9.!+_-]{0,62}[a-z0-9])?")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Reference:
+class Reference(msgspec.Struct, frozen=True, order=True, cache_hash=True, gc=False):
     """`host` is `pypi` for packages, whose `path` is the package and whose `tag` is the version, "" for any. `revision`
     is a branch, tag or commit of a hub, "" for its main branch. Two texts that mean the same model give equal
     references; `str()` is the normal form."""

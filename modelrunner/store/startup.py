@@ -4,10 +4,10 @@ import gc
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from modelrunner import durable
 from modelrunner.errors import InvalidModel, InvalidReference, StorageFailed
@@ -78,17 +78,18 @@ def _load(records: Records, index: Index, blobs: Blobs) -> tuple[Catalog, set[Di
     stamps: dict[Digest, list[Stamp]] = {}
     fresh = 0
     found = records.find()
-    for id, files in found.items():
-        if files.pending and files.record is None:
-            continue
-        seen = [files.record or _NOTHING, files.manifest or _NOTHING, _stamp(blobs, index.config(id))]
-        entry = index.entry(id, seen)
-        if entry is None:
-            entry = _read(records, blobs, id)
-            fresh += entry.contents is not None
-            config = entry.contents.config.digest if entry.contents else None
-            seen = [_stamped(records.path(id)), _stamped(id.within(records.folder)), _stamp(blobs, config)]
-        entries[id], stamps[id] = entry, seen
+    with durable.opened_folder(blobs.folder) as folder:
+        for id, files in found.items():
+            if files.pending and files.record is None:
+                continue
+            seen = [files.record or _NOTHING, files.manifest or _NOTHING, _stamp(folder, index.config(id))]
+            entry = index.entry(id, seen)
+            if entry is None:
+                entry = _read(records, blobs, id)
+                fresh += entry.contents is not None
+                config = entry.contents.config.digest.hex if entry.contents else None
+                seen = [_stamped(records.path(id)), _stamped(id.within(records.folder)), _stamp(folder, config)]
+            entries[id], stamps[id] = entry, seen
     owned = without_stolen({id: (entry.version, entry.tags) for id, entry in entries.items()})
     robbed = {id for id, entry in entries.items() if len(entry.tags) != len(owned[id])}
     for id in robbed:
@@ -100,13 +101,13 @@ def _load(records: Records, index: Index, blobs: Blobs) -> tuple[Catalog, set[Di
     return Catalog(listed), robbed, {id for id, files in found.items() if files.pending}
 
 
-def _stamp(blobs: Blobs, digest: Digest | None) -> Stamp:
-    return _stamped(blobs.path(digest)) if digest else _NOTHING
+def _stamp(folder: int, blob: str | None) -> Stamp:
+    return _stamped(blob, folder) if blob else _NOTHING
 
 
-def _stamped(path: Path) -> Stamp:
+def _stamped(path: Path | str, folder: int | None = None) -> Stamp:
     try:
-        return stamp(os.lstat(path))
+        return stamp(os.stat(path, dir_fd=folder, follow_symlinks=False))
     except FileNotFoundError:
         return _NOTHING
 

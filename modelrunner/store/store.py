@@ -4,8 +4,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from modelrunner.defaults import ModelDefaults
 from modelrunner.durable import discard, is_full, make_folder, read, translated, write

@@ -153,8 +153,13 @@ def test_a_tag_in_a_part_has_to_be_the_same():
     assert not found(name, "smollm2-gguf:Q8_0")
 
 
+def names_of(texts: list[str]) -> Names:
+    tags = [Reference.parse(text) for text in texts]
+    return Names([(text, tag.name, tag) for text, tag in zip(texts, tags, strict=True)])
+
+
 def found(name: str, part: str) -> bool:
-    return list(Names([(name, Reference.parse(name))]).with_part(part)) == [Reference.parse(name)]
+    return list(names_of([name]).with_part(part)) == [Reference.parse(name)]
 
 
 names = st.lists(st.from_regex(r"[ab1]{1,3}([-./][ab1]{1,3}){0,2}(:[aB]{1,2})?", fullmatch=True), unique=True)
@@ -170,12 +175,12 @@ def test_many_names_are_searched_as_one_is(texts, part):
     name, _, wanted = part.partition(":")
     word = re.compile(rf"(?<![a-z0-9]){re.escape(name)}")
     expected = [tag for tag in tags if word.search(tag.name) and wanted in ("", tag.tag.lower())]
-    assert list(Names([(str(tag), tag) for tag in tags]).with_part(part)) == expected
+    assert list(Names([(str(tag), tag.name, tag) for tag in tags]).with_part(part)) == expected
 
 
 def test_a_part_of_one_of_ten_thousand_names_costs_little():
     """It is looked for on the event loop, at each request that gives a part."""
-    names = Names([(name, Reference.parse(name)) for name in sorted(f"org/model-{number}" for number in range(10_000))])
+    names = names_of(sorted(f"org/model-{number}" for number in range(10_000)))
     assert len(list(names.with_part("model-5432"))) == 1
     assert list(names.with_part("nothing")) == []
     for part in ("model-5432", "nothing"):
