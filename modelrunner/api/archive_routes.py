@@ -1,7 +1,6 @@
 """/models/REF/export and /models/load: models as tar archives."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 from aiohttp import web
 
@@ -9,8 +8,8 @@ from modelrunner import wire
 from modelrunner.api.documented import PROGRESS, documented
 from modelrunner.api.messages import decode_reference, query_flag
 from modelrunner.api.middleware import is_local
-from modelrunner.api.streaming import stream_progress
-from modelrunner.errors import BadRequest, Forbidden, UnsupportedMediaType
+from modelrunner.api.streaming import body_pieces, stream_progress
+from modelrunner.errors import Forbidden, UnsupportedMediaType
 from modelrunner.models.library import Library
 from modelrunner.types import ProgressReport
 
@@ -56,16 +55,10 @@ class ArchiveRoutes:
 
         async def load(report: ProgressReport) -> wire.Progress:
             size = request.content_length or 0
-            loaded = await self._library.load(_pieces(request), report, name=name, trust=trust, size=size)
+            loaded = await self._library.load(
+                body_pieces(request, "the archive"), report, name=name, trust=trust, size=size
+            )
             names = ", ".join(model.name for model in loaded)
             return wire.Progress("success", f"{names} is here", model=loaded[0].name)
 
         return await stream_progress(request, load, mode="load")
-
-
-async def _pieces(request: web.Request) -> AsyncIterator[bytes]:
-    try:
-        while piece := await request.content.readany():
-            yield piece
-    except (OSError, web.HTTPException) as error:
-        raise BadRequest(f"the archive broke off: {error}") from None

@@ -12,7 +12,8 @@ from modelrunner.api.middleware import is_local
 from modelrunner.api.streaming import stream_progress
 from modelrunner.errors import Forbidden
 from modelrunner.models.foreign import ForeignStores
-from modelrunner.models.library import Library, PullOrder
+from modelrunner.models.library import Library
+from modelrunner.models.orders import PullOrder
 from modelrunner.types import ProgressReport
 
 

@@ -19,7 +19,8 @@ from modelrunner.api.messages import (
 from modelrunner.api.middleware import is_local
 from modelrunner.api.streaming import stream_progress
 from modelrunner.errors import BadRequest, Forbidden, ModelNotFound, RouteNotFound
-from modelrunner.models.library import Library, PullOrder
+from modelrunner.models.library import Library
+from modelrunner.models.orders import PullOrder
 from modelrunner.models.pruning import Pruner, PruneRule
 from modelrunner.models.publishing import Publisher
 from modelrunner.models.recipes import Recipe

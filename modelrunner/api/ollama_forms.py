@@ -85,7 +85,7 @@ class OllamaCreateRequest(OllamaModelRequest, frozen=True, rename={"from_": "fro
 
     def unsupported(self) -> list[str]:
         """The names of the fields that cannot be followed here."""
-        found = [name for name in ("files", "adapters", "quantize") if getattr(self, name)]
+        found = [name for name in ("adapters", "quantize") if getattr(self, name)]
         return found + (["modelfile"] if self.modelfile and parse(self.modelfile).adapters else [])
 
 

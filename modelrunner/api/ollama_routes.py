@@ -16,9 +16,10 @@ from modelrunner.api.ollama_forms import (
     OllamaShown,
     OllamaVersion,
 )
-from modelrunner.api.streaming import Work, stream_progress
+from modelrunner.api.streaming import Work, body_pieces, stream_progress
 from modelrunner.errors import BadRequest, Forbidden, NotFound, NotImplementedHere
-from modelrunner.models.library import Library, PullOrder
+from modelrunner.models.library import Library
+from modelrunner.models.orders import PullOrder
 from modelrunner.models.publishing import Publisher
 from modelrunner.scheduler import Scheduler
 from modelrunner.types import ProgressReport
@@ -123,19 +124,22 @@ class OllamaRoutes:
 
     @documented(_PROGRESS, body=OllamaCreateRequest, errors=(409, 422, 501, 502, 504, 507))
     async def create(self, request: web.Request) -> web.StreamResponse:
-        """Makes a model of another one."""
+        """Makes a model of another one, or of files that were sent before."""
         wanted = await read_json(request, OllamaCreateRequest)
         name, base = _reference(wanted), wanted.base
         if unsupported := wanted.unsupported():
             raise NotImplementedHere(
-                f"a model cannot be made with {', '.join(unsupported)} here: use `modelrunner package` for files and "
-                "`modelrunner create -f Modelfile` for adapters, and pull a model that is quantized as it should be",
+                f"a model cannot be made with {', '.join(unsupported)} here: use `modelrunner create -f Modelfile` for "
+                "adapters, and pull a model that is quantized as it should be",
                 param=unsupported[0],
             )
-        if not base:
+        if wanted.files and base:
+            raise BadRequest("a model is made of files or of another model: leave `from` or `files` out", param="files")
+        if not base and not wanted.files:
             raise BadRequest("from names no model", param="from")
-        order = PullOrder(base, name, recipe=wanted.recipe())
-        if order.is_local:
+        recipe = wanted.recipe()
+        order = PullOrder.of_files(wanted.files, name, recipe) if wanted.files else PullOrder(base, name, recipe=recipe)
+        if order.is_local and not order.is_uploaded:
             raise Forbidden("a file of this machine is packaged with `modelrunner package`", param="from")
 
         async def make(report: ProgressReport) -> Progress:
@@ -151,10 +155,14 @@ class OllamaRoutes:
             raise NotFound("there is no file with this digest")
         return web.Response()
 
-    @documented(errors=(501,))
+    @documented(status=201, body={"application/octet-stream": bytes}, also={200: None}, errors=(413, 507))
     async def put_blob(self, request: web.Request) -> web.Response:
-        """Is not offered here: the answer is 501 with a sentence."""
-        raise NotImplementedHere("files are not sent here: package one with `modelrunner package --gguf FILE NAME`")
+        """Takes a file that a model will be made of; its content must have the digest."""
+        digest = request.match_info["digest"]
+        if self._library.has_file(digest):
+            return web.Response()
+        await self._library.upload(digest, body_pieces(request, "the file"), request.content_length or 0)
+        return web.Response(status=201)
 
 
 async def _streamed(request: web.Request, wanted: OllamaModelRequest, work: Work, *, mode: str) -> web.StreamResponse:

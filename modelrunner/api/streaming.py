@@ -2,7 +2,7 @@
 events."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, ClassVar, TypeVar
 
@@ -11,7 +11,7 @@ from aiohttp import web
 
 from modelrunner.api import wireforms
 from modelrunner.api.middleware import request_id_of
-from modelrunner.errors import ModelRunnerError
+from modelrunner.errors import BadRequest, ModelRunnerError
 from modelrunner.types import ProgressReport
 from modelrunner.wire import Progress
 
@@ -115,6 +115,15 @@ class ProgressLines:
             body = error.as_dict(request_id_of(self._request))["error"]
             await self.send(Progress("error", error.message, error=body))
         await self.response.write_eof()
+
+
+async def body_pieces(request: web.Request, what: str) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises `BadRequest` for `what` breaks off."""
+    try:
+        while piece := await request.content.readany():
+            yield piece
+    except (OSError, web.HTTPException) as error:
+        raise BadRequest(f"{what} broke off: {error}") from None
 
 
 def _text(line: Progress) -> bytes:

@@ -53,6 +53,7 @@ from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.modelscope import ModelScopeSource
 from modelrunner.pull.ociregistry import RegistrySource
 from modelrunner.pull.pypi import PypiSource
+from modelrunner.pull.uploads import Uploads, UploadSource
 from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
 from modelrunner.store import Reference, Store
 from modelrunner.telemetry.accesslog import AccessLog
@@ -135,6 +136,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
     )
     registries = Registries(_rules(settings.registries))
     credentials = Credentials(logins_beside(settings.config))
+    uploads = Uploads(store)
     sources = (
         PypiSource(),
         HuggingFaceSource(),
@@ -144,8 +146,9 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         StoredSource(store),
         ImportSource(),
         RegistrySource(registries, credentials),
+        UploadSource(store, uploads),
     )
-    puller = Puller(store, sources, transfers=Transfers(rate=settings.download_rate))
+    puller = Puller(store, sources, transfers=Transfers(rate=settings.download_rate), uploads=uploads)
     abilities = KnownAbilities(store, resolver, configurations, state / "abilities.json")
 
     def forget_backends() -> None:

@@ -21,7 +21,7 @@ MOST_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class AppliedAdapter:
+class ShownAdapter:
     """The name and scale of a LoRA adapter, and its size in bytes."""
 
     name: str
@@ -39,7 +39,7 @@ class Abilities:
     backend: str | None = None
     window: int | None = None
     capabilities: tuple[str, ...] = ()
-    adapters: tuple[AppliedAdapter, ...] = ()
+    adapters: tuple[ShownAdapter, ...] = ()
 
 
 _NOTHING = Abilities()
@@ -50,10 +50,18 @@ class KnownAbilities:
     ask for the list of models often. `file` keeps them over restarts: with thousands of models, a list shows what was
     known last while `learn` finds what has changed since."""
 
-    def __init__(self, store: Store, resolver: Resolver, configurations: Configurations, file: Path) -> None:
+    def __init__(
+        self,
+        store: Store,
+        resolver: Resolver,
+        configurations: Configurations,
+        file: Path,
+        most: int = MOST_AT_ONCE,
+    ) -> None:
         self._file = JsonFile(file, dict[str, Abilities], cache=True)
         self._written = self._file.load() or {}
         self._last = self._written
+        self._most = most
         self._loop: asyncio.AbstractEventLoop | None = None
         self._forgotten = asyncio.Event()
         self._store = store
@@ -68,14 +76,12 @@ class KnownAbilities:
 
     def of(self, model_ids: Sequence[str], runners: Mapping[tuple[str, Mode], RunnerView]) -> list[Abilities]:
         """Returns the abilities of each model, of a loaded model those of its runner; `runners` are by model ID and
-        mode. Reads the disk for new models. Where more than `MOST_AT_ONCE` are to be found, returns what was last known
+        mode. Reads the disk for new models. Where more than `most` are to be found, returns what was last known
         of them; of a model of which nothing is known that is nothing."""
         loaded = {model_id for model_id, _ in runners}
         known = self._known
-        if sum(model_id not in known for model_id in model_ids) > MOST_AT_ONCE:
-            find = self._remembered
-        else:
-            find = self._found
+        unknown = sum(model_id not in known for model_id in model_ids)
+        find = self._found if unknown <= self._most else self._remembered
         return [
             abilities_of(self._store, self._resolver, self._configurations.settings, runners, model_id)
             if model_id in loaded
@@ -174,8 +180,8 @@ def abilities_of(
     return found
 
 
-def _applied(adapters: Sequence[Adapter]) -> tuple[AppliedAdapter, ...]:
-    return tuple(AppliedAdapter(adapter.name, adapter.scale, adapter.size) for adapter in adapters)
+def _applied(adapters: Sequence[Adapter]) -> tuple[ShownAdapter, ...]:
+    return tuple(ShownAdapter(adapter.name, adapter.scale, adapter.size) for adapter in adapters)
 
 
 def _ordered(capabilities: Collection[str]) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import (
@@ -20,10 +19,9 @@ from modelrunner.errors import (
 )
 from modelrunner.models.abilities import Abilities, KnownAbilities
 from modelrunner.models.configurations import Configurations
-from modelrunner.models.recipes import Recipe
+from modelrunner.models.orders import PullOrder
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import Puller, PullResult
-from modelrunner.pull.file import stored_source, with_parts
 from modelrunner.pull.loading import LoadOptions
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, RemoveResult, Store, StoredModel
@@ -40,55 +38,6 @@ from modelrunner.types import (
 )
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class PullOrder:
-    """The order of a pull: `source` is a reference, or `file:///path` of a file or folder to package. `name` is the
-    model's new name, by default its reference. `token` goes to the source and nowhere else. `trust` accepts a model
-    with code of its own, which its engine will run. `verify` reads every byte of a model that is here. `mmproj`,
-    `chat_template` and the LoRA adapters `lora` are files, written as the source is, that become parts of a model of
-    this machine; a colon and a scale may follow an adapter. The public key `verify_key`, in PEM, must have
-    signed the model. With a `recipe` or further files, a source that is no file is a model that the new one is made
-    of: it is pulled if it is not here."""
-
-    source: str
-    name: str | None = None
-    token: str | None = None
-    trust: bool = False
-    verify: bool = False
-    mmproj: str | None = None
-    chat_template: str | None = None
-    lora: Sequence[str] = ()
-    verify_key: str | None = None
-    recipe: Recipe = field(default_factory=Recipe)
-
-    @property
-    def is_local(self) -> bool:
-        """True for files of this machine."""
-        return bool(self._parts) or self._is_file
-
-    @property
-    def derives(self) -> bool:
-        """True for a model that is made of another one."""
-        return not self._is_file and bool(self._parts or self.recipe)
-
-    @property
-    def _is_file(self) -> bool:
-        return self.source.strip().lower().startswith(("file:", "import:", "stored:"))
-
-    def text(self, base: str | None = None) -> str:
-        """The source, or the model `base` that is here, and the further files, as `Puller.pull` takes them. Raises
-        `BadRequest`."""
-        if not self.source.strip():
-            raise BadRequest("from names no model", param="from")
-        return with_parts(self.source if base is None else stored_source(base), self._parts)
-
-    @property
-    def _parts(self) -> list[tuple[str, str]]:
-        given = {"mmproj": self.mmproj, "chat-template": self.chat_template}
-        single = [(name, source) for name, source in given.items() if source is not None]
-        return [*single, *(("lora", adapter) for adapter in self.lora)]
 
 
 class Library:
@@ -131,9 +80,13 @@ class Library:
         return model, model.name
 
     def has_file(self, digest: str) -> bool:
-        """Whether a file with this digest, `sha256:...`, is stored and intact as far as is known. Raises
-        `InvalidReference`."""
-        return self._store.have(digest) is not None
+        """Whether a file with this digest, `sha256:...`, is stored and intact as far as is known, or waits for its
+        model. Raises `InvalidReference`."""
+        return self._puller.uploads.has(digest)
+
+    async def upload(self, digest: str, pieces: AsyncIterator[bytes], size: int) -> None:
+        """Takes a file that a model will be made of. As `Uploads.take`."""
+        await self._puller.uploads.take(digest, pieces, size)
 
     async def details(self, reference: str) -> ModelDetails:
         """The model's template, licences and defaults. Raises as `details_of`."""
@@ -170,7 +123,10 @@ class Library:
         except ModelRunnerError as error:
             events.emit("pull", model=order.name or order.source, reason=f"failed: {error}", downloaded=_span(received))
             raise
-        events.emit("pull", model=pulled.name, reason=f"pulled from {order.source}", downloaded=_span(received))
+        origin = "files that were sent" if order.is_uploaded else order.source
+        events.emit("pull", model=pulled.name, reason=f"pulled from {origin}", downloaded=_span(received))
+        if order.is_uploaded:
+            await asyncio.to_thread(self._puller.uploads.drop, order.source)
         return pulled
 
     def origins(self, model: StoredModel) -> list[ModelOrigin]:

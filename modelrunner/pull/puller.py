@@ -31,6 +31,7 @@ from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.rates import RateMeter
 from modelrunner.pull.shared import SharedDownloads
 from modelrunner.pull.source import Making, Preview, PullResult, PullSpec, Source
+from modelrunner.pull.uploads import Uploads
 from modelrunner.store import Leftover, Reference, Store
 from modelrunner.store.references import unpasted
 from modelrunner.types import (
@@ -56,12 +57,14 @@ class Puller:
         sources: Sequence[Source] | None = None,
         *,
         transfers: Transfers | None = None,
+        uploads: Uploads | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._busy: set[Path] = set()  # the folders of the pulls that run
         self._shared = SharedDownloads()
         self.transfers = transfers or Transfers()
+        self.uploads = uploads or Uploads(store)
         self._pruning = asyncio.Lock()
         self._sources = (PypiSource(), HuggingFaceSource(), FileSource()) if sources is None else tuple(sources)
         self._journal = Journal(store.data / "state" / "pulled.json")
@@ -209,13 +212,17 @@ class Puller:
 
     async def leftovers(self) -> tuple[Leftover, ...]:
         """What `prune` would remove. Raises `StorageFailed`."""
-        return await in_thread(lambda _: self._store.leftovers({*self._busy, *self._shared.busy}))
+        return await in_thread(lambda _: self._store.leftovers(self._in_use))
 
     async def prune(self) -> tuple[Leftover, ...]:
         """Removes what `Store.prune` removes, and returns it; pulls that run keep their folders. Raises
         `StorageFailed`."""
         async with self._pruning:  # a pull that begins meanwhile makes its folder afterwards
-            return await in_thread(lambda _: self._store.prune({*self._busy, *self._shared.busy}))
+            return await in_thread(lambda _: self._store.prune(self._in_use))
+
+    @property
+    def _in_use(self) -> set[Path]:
+        return {*self._busy, *self._shared.busy, *self.uploads.busy}
 
     def _start(self, source: Source, wanted: PullSpec) -> JointWork[WorkProgress, PullResult]:
         meter = RateMeter(self._clock)

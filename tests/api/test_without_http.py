@@ -11,7 +11,7 @@ from modelrunner.gateway.access import Access
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.http.limits import Limits
 from modelrunner.models.abilities import Abilities
-from modelrunner.models.library import PullOrder
+from modelrunner.models.orders import PullOrder
 from modelrunner.models.reload import Effect
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import PullResult

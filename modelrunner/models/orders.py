@@ -1,0 +1,69 @@
+"""The order of a pull, as the daemon's operations take it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from modelrunner.errors import BadRequest
+from modelrunner.models.recipes import Recipe
+from modelrunner.pull.file import stored_source, with_parts
+from modelrunner.pull.uploads import is_uploaded, uploaded_source
+
+
+@dataclass(frozen=True, slots=True)
+class PullOrder:
+    """The order of a pull: `source` is a reference, or `file:///path` of a file or folder to package. `name` is the
+    model's new name, by default its reference. `token` goes to the source and nowhere else. `trust` accepts a model
+    with code of its own, which its engine will run. `verify` reads every byte of a model that is here. `mmproj`,
+    `chat_template` and the LoRA adapters `lora` are files, written as the source is, that become parts of a model of
+    this machine; a colon and a scale may follow an adapter. The public key `verify_key`, in PEM, must have
+    signed the model. With a `recipe` or further files, a source that is no file is a model that the new one is made
+    of: it is pulled if it is not here."""
+
+    source: str
+    name: str | None = None
+    token: str | None = None
+    trust: bool = False
+    verify: bool = False
+    mmproj: str | None = None
+    chat_template: str | None = None
+    lora: Sequence[str] = ()
+    verify_key: str | None = None
+    recipe: Recipe = field(default_factory=Recipe)
+
+    @classmethod
+    def of_files(cls, files: Mapping[str, str], name: str, recipe: Recipe) -> Self:
+        """Files that were sent before; `files` maps their names to their digests."""
+        return cls(uploaded_source(files), name, recipe=recipe)
+
+    @property
+    def is_local(self) -> bool:
+        """True for files of this machine."""
+        return bool(self._parts) or self._is_file
+
+    @property
+    def derives(self) -> bool:
+        """True for a model that is made of another one."""
+        return not self._is_file and bool(self._parts or self.recipe)
+
+    @property
+    def is_uploaded(self) -> bool:
+        """True for files that were sent before."""
+        return is_uploaded(self.source)
+
+    @property
+    def _is_file(self) -> bool:
+        return self.source.strip().lower().startswith(("file:", "import:", "stored:", "uploaded:"))
+
+    def text(self, base: str | None = None) -> str:
+        """The source, or the model `base` that is here, and the further files, as `Puller.pull` takes them. Raises
+        `BadRequest`."""
+        if not self.source.strip():
+            raise BadRequest("from names no model", param="from")
+        return with_parts(self.source if base is None else stored_source(base), self._parts)
+
+    @property
+    def _parts(self) -> list[tuple[str, str]]:
+        given = {"mmproj": self.mmproj, "chat-template": self.chat_template}
+        single = [(name, source) for name, source in given.items() if source is not None]
+        return [*single, *(("lora", adapter) for adapter in self.lora)]

@@ -1,0 +1,162 @@
+"""Files that a client sends over HTTP before it makes a model of them, and the source that takes them from there."""
+
+import asyncio
+import hashlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+from modelrunner import durable
+from modelrunner.concurrency.threads import LOADING, LoopStream, in_thread
+from modelrunner.errors import BadRequest, ModelNotFound, PayloadTooLarge, UnsupportedModel
+from modelrunner.pull.selection import choose, folder_files
+from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way, require_space
+from modelrunner.store import Digest, Store
+from modelrunner.store.files import size_of
+from modelrunner.store.names import CONFIG, is_code
+
+LARGEST = 1 << 40  # bytes of one file
+_UPLOAD, _STORED = "upload-", "uploaded:"
+_KEPT = 86_400.0  # seconds that a file waits for its model
+_PIECE, _STEP = 1 << 20, 64 << 20  # bytes that are written at once; after which room is asked for again
+
+
+class Uploads:
+    """Verified files in the store's folder for what is on its way. One that becomes no model is removed after a day, or
+    by `prune`. `busy` are the files that are being written."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.busy: set[Path] = set()
+
+    def path(self, digest: Digest) -> Path:
+        """Where the file waits."""
+        return self._store.partial / f"{_UPLOAD}{digest.hex}"
+
+    def has(self, digest: str) -> bool:
+        """Whether the file is here, in a model or waiting. Raises `InvalidReference`."""
+        return self._store.have(digest) is not None or self.path(Digest.parse(digest)).is_file()
+
+    async def take(self, digest: str, pieces: AsyncIterator[bytes], size: int) -> None:
+        """Takes the file as its bytes come; `size` is all of them, 0 if that is unknown. Nothing stays of one that
+        fails. Raises `InvalidReference`, `BadRequest` for another content than `digest` says, `PayloadTooLarge`,
+        `InsufficientDisk`, `StorageFailed`, and what `pieces` raises."""
+        wanted, loop = Digest.parse(digest), asyncio.get_running_loop()
+        if size > LARGEST:
+            raise PayloadTooLarge(f"a file has at most {LARGEST} bytes")
+        path = self.path(wanted)
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+
+        def work(stop: threading.Event) -> None:
+            with durable.translated("storing a file", self._store.data):
+                self._remove_old()
+                try:
+                    self._write(temporary, wanted, LoopStream(pieces, loop, stop), size)
+                    os.chmod(temporary, 0o444)
+                    os.rename(temporary, path)
+                finally:
+                    durable.discard(temporary)
+
+        self.busy.add(temporary)
+        try:
+            await in_thread(work, LOADING)
+        finally:
+            self.busy.discard(temporary)
+
+    def _write(self, path: Path, wanted: Digest, stream: LoopStream, size: int) -> None:
+        waiting = sum(map(size_of, self._store.partial.glob(f"{_UPLOAD}*")))
+        sha256, written, room = hashlib.sha256(), 0, 0
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            while piece := stream.read(_PIECE):
+                written += len(piece)
+                if written > LARGEST:
+                    raise PayloadTooLarge(f"a file has at most {LARGEST} bytes")
+                if written > room:
+                    room = max(size, written + _STEP)
+                    require_space(path.parent, room - written)
+                    self._store.require_quota(waiting + max(size, written))
+                sha256.update(piece)
+                file.write(piece)
+            durable.sync(descriptor)
+        if sha256.hexdigest() != wanted.hex:
+            raise BadRequest(f"what came has another digest than {wanted}: send the file again", param="digest")
+
+    def _remove_old(self) -> None:
+        for path in self._store.partial.glob(f"{_UPLOAD}*"):
+            if path not in self.busy and time.time() - path.lstat().st_mtime > _KEPT:
+                durable.discard(path)
+
+    def drop(self, text: str) -> None:
+        """Removes the files of the source `text`, which a model has by now. Blocks. Raises `StorageFailed`."""
+        with durable.translated("removing what was sent", self._store.data):
+            for digest in _files(text).values():
+                durable.discard(self.path(digest))
+
+
+class UploadSource(Source):
+    """`uploaded:?NAME=DIGEST&...`: a model of files that were sent, or that the store has."""
+
+    needs_name = True
+
+    def __init__(self, store: Store, uploads: Uploads) -> None:
+        self._store, self._uploads = store, uploads
+
+    def claims(self, text: str) -> bool:
+        return is_uploaded(text)
+
+    async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
+        """Raises `ModelNotFound` for a file that is not here."""
+        return await in_thread(lambda _: self._fetch(wanted.text, context.folder))
+
+    def _fetch(self, text: str, folder: Path) -> FetchResult:
+        given = _files(text)
+        found = FetchResult({})
+        for name, source in _chosen(given).items():
+            digest = given[source]
+            waiting = self._uploads.path(digest)
+            if self._store.have(str(digest)) is not None:
+                found = replace(found, stored={**found.stored, name: digest.hex})
+            elif waiting.is_file():
+                os.link(waiting, make_way(folder, name))  # it stays there until the model is made
+                digests = {**found.digests, name: digest.hex}
+                found = replace(found, files={**found.files, name: folder / name}, digests=digests)
+            else:
+                raise ModelNotFound(f"the file {source!r} ({digest}) is not here: send it first", param="files")
+        return found
+
+
+def uploaded_source(files: Mapping[str, str]) -> str:
+    """The text of an `UploadSource`: `files` maps names to digests, `sha256:HEX`."""
+    return f"{_STORED}?{urlencode(list(files.items()))}"
+
+
+def is_uploaded(text: str) -> bool:
+    """True for the text of an `UploadSource`."""
+    return text.startswith(_STORED)
+
+
+def _files(text: str) -> dict[str, Digest]:
+    """Raises `BadRequest`, `InvalidReference`."""
+    try:
+        given = parse_qsl(text.partition("?")[2], strict_parsing=True, errors="strict")
+    except ValueError:
+        raise BadRequest("files maps names to digests", param="files") from None
+    return {name: Digest.parse(digest) for name, digest in given}
+
+
+def _chosen(names: Mapping[str, Digest]) -> dict[str, str]:
+    """Maps names in the bundle to names that were given. Raises `UnsupportedModel`."""
+    if code := sorted(filter(is_code, names)):
+        raise UnsupportedModel(f"the files carry code: {code[0]!r}. Leave it out")
+    if CONFIG in names:
+        if chosen := folder_files(names, trust=False):
+            return {name: name for name in chosen}
+    elif len(names) == 1:
+        return {"model.gguf": next(iter(names))}
+    return choose(names, None, "what was sent")

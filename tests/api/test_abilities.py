@@ -1,0 +1,53 @@
+"""What a list of thousands of models shows before everything about them is known."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import cast
+
+from modelrunner.errors import BackendUnavailable
+from modelrunner.models.abilities import Abilities, KnownAbilities
+from modelrunner.models.configurations import Configurations
+from modelrunner.models.resolve import Resolver
+from modelrunner.store import Store
+from tests.opened import opened_in
+from tests.store.samples import add_model
+from tests.waiting import HUNG
+
+
+class NoBackend:
+    """A resolver without backends."""
+
+    def backend_of(self, *_: object) -> None:
+        raise BackendUnavailable("there is none")
+
+
+def known_in(folder: Path, store: Store) -> KnownAbilities:
+    configurations = Configurations(folder / "configurations.json", tables={}, model_id=lambda _: None)
+    return KnownAbilities(store, cast("Resolver", NoBackend()), configurations, folder / "abilities.json", most=1)
+
+
+async def test_a_long_list_shows_what_was_known_last(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    ids = [add_model(store, f"m{seed}", seed).id for seed in range(3)]
+    known = known_in(tmp_path, store)
+    assert known.of(ids, {}) == [Abilities()] * 3
+    learning = asyncio.create_task(known.learn())
+    found = Abilities(capabilities=("completion",))
+    async with asyncio.timeout(HUNG):
+        while known.of(ids, {}) != [found] * 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    known.forget()
+    assert known.of(ids, {}) == [found] * 3
+    learning.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await learning
+    with opened_in(store.data) as opened:
+        assert known_in(tmp_path, store).of(ids, {}) == [found] * 3
+    assert opened == []
+
+
+async def test_a_short_list_waits_for_what_is_right(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    id = add_model(store, "m").id
+    assert known_in(tmp_path, store).of([id], {}) == [Abilities(capabilities=("completion",))]

@@ -1,0 +1,106 @@
+"""Ollama's way to send files and to make a model of them, by its own client."""
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import ollama
+import pytest
+
+from tests.api.conftest import Daemon, StartDaemon
+from tests.store.folders import model_files, write
+from tests.store.samples import write_gguf
+
+LIMIT = 64 << 10
+
+
+def client_of(daemon: Daemon) -> ollama.AsyncClient:
+    return ollama.AsyncClient(f"http://127.0.0.1:{daemon.port}")
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def waiting(daemon: Daemon) -> list[Path]:
+    return list((daemon.settings.data_dir / "partial").glob("*"))
+
+
+async def test_a_model_is_made_of_a_file_that_was_sent(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    daemon = await start_daemon()
+    file = write_gguf(tmp_path / "any name.gguf")
+    async with client_of(daemon) as client:
+        for name in ("one", "two"):  # the second time the file is here
+            digest = await client.create_blob(file)
+            made = await client.create(name, files={file.name: digest}, system="You are Mario.")
+            assert made.status == "success"
+        shown = await client.show("two")
+        assert "You are Mario." in (shown.modelfile or "")
+        assert [model.model for model in (await client.list()).models] == ["one", "two"]
+    assert waiting(daemon) == []
+
+
+async def test_the_files_of_a_folder_make_a_model(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    daemon = await start_daemon()
+    folder = write(tmp_path / "folder", model_files())
+    async with client_of(daemon) as client:
+        files = {path.name: await client.create_blob(path) for path in folder.iterdir()}
+        assert (await client.create("folder", files=files)).status == "success"
+        details = (await client.show("folder")).details
+    assert details is not None
+    assert details.format == "safetensors"
+
+
+async def test_what_is_sent_must_have_its_digest(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon()
+    for digest in (digest_of(b"other"), "sha256:x"):
+        async with daemon.tcp.post(f"/api/blobs/{digest}", data=b"content") as answer:
+            assert answer.status == 400
+    async with daemon.tcp.head(f"/api/blobs/{digest_of(b'other')}") as answer:
+        assert answer.status == 404
+    assert waiting(daemon) == []
+
+
+async def test_a_file_is_known_once_it_was_sent(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon()
+    place = f"/api/blobs/{digest_of(b'content')}"
+    for status in (201, 200):
+        async with daemon.tcp.post(place, data=b"content") as answer:
+            assert answer.status == status
+        async with daemon.tcp.head(place) as answer:
+            assert answer.status == 200
+
+
+async def test_files_that_make_no_model_are_refused(start_daemon: StartDaemon) -> None:
+    one, other = digest_of(b"1"), digest_of(b"2")
+    async with client_of(await start_daemon()) as client:
+        for files, base, status, said in (
+            ({"a.gguf": one}, None, 404, "send it first"),
+            ({"a.gguf": "../../etc/passwd"}, None, 400, "digest"),
+            ({"a.gguf": one}, "smol", 400, "leave `from` or `files` out"),
+            ({"config.json": one, "evil.py": other}, None, 422, "carry code"),
+            ({"a.txt": one, "b.txt": other}, None, 422, "no complete model"),
+        ):
+            with pytest.raises(ollama.ResponseError, match=said) as refused:
+                await client.create("x", from_=base, files=files)
+            assert refused.value.status_code == status
+
+
+async def test_the_quota_holds_for_what_is_sent(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models_quota=LIMIT)
+    for number, (size, status) in enumerate(((LIMIT // 2, 201), (LIMIT // 2 - 1, 201), (LIMIT // 2, 507))):
+        content = bytes([number]) * size
+        async with daemon.tcp.post(f"/api/blobs/{digest_of(content)}", data=content) as answer:
+            assert answer.status == status
+    assert len(waiting(daemon)) == 2
+
+
+async def test_a_file_of_no_model_goes_after_a_day(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon()
+    for content in (b"old", b"new"):
+        for path in waiting(daemon):
+            os.utime(path, (time.time() - 90_000,) * 2)
+        async with daemon.tcp.post(f"/api/blobs/{digest_of(content)}", data=content) as answer:
+            assert answer.status == 201
+    assert [path.name for path in waiting(daemon)] == [f"upload-{digest_of(b'new')[7:]}"]
