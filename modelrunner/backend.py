@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
-from modelrunner.errors import BackendUnavailable, BadRequest, ModelRunnerError
-from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, RequiredMemory, RunSpec, Variant
+from modelrunner.errors import BackendUnavailable, BadRequest, ModelRunnerError, NotImplementedHere
+from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, QuantizeSpec, RequiredMemory, RunSpec, Variant
 
 _PROBES: Mapping[Mode, tuple[str, Mapping[str, Any]]] = {
     Mode.COMPLETION: ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
@@ -271,6 +271,12 @@ class Backend(ABC):
     async def wake(self, spec: RunSpec, endpoint: Endpoint) -> None:
         """Makes a sleeping engine ready again."""
         raise BackendUnavailable(f"{self.name} cannot sleep")
+
+    async def quantize(self, spec: QuantizeSpec, progress: ProgressCallback) -> None:
+        """Quantizes a model with a tool of its engine; an optional ability. Cancelled, it returns when the tool has
+        ended. Raises `BadRequest` for a type that is unknown, `BackendUnavailable` if no engine here has the tool,
+        `BackendExited` if it fails; by default `NotImplementedHere`."""
+        raise NotImplementedHere(f"{self.name} quantizes no models: its engine has no tool for that")
 
     async def forget(self, model_id: str) -> None:
         """Deletes the saved state of a model's runs. Called after the model was removed."""

@@ -284,6 +284,17 @@ class ProcessOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizeSpec:
+    """One quantization: the weights of `bundle`, in the `type` (Q4_K_M), become the file `target`. That file is not
+    there yet, and nothing else writes into its folder. `process` is as of a run."""
+
+    bundle: Bundle
+    target: Path
+    type: str
+    process: ProcessOptions
+
+
+@dataclass(frozen=True, slots=True)
 class RunSpec:
     """One run: everything a backend needs to build a command line.
 

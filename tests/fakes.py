@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, ProgressCallback
-from modelrunner.errors import BadRequest
+from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, InstallProgress, ProgressCallback
+from modelrunner.errors import BackendExited, BadRequest
 from modelrunner.processes import process
 from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.types import (
@@ -23,6 +23,7 @@ from modelrunner.types import (
     ModelFormat,
     ModelHeader,
     ProcessOptions,
+    QuantizeSpec,
     RequiredMemory,
     RunnerKey,
     RunSpec,
@@ -30,6 +31,7 @@ from modelrunner.types import (
 from tests.waiting import HUNG
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
+FAKE_QUANTIZE = Path(__file__).with_name("fake_quantize.py")
 KNOBS = frozenset(re.findall(r'"(--[a-z-]+)"', FAKE_ENGINE.read_text()))
 
 
@@ -84,6 +86,35 @@ class FakeBackend(Backend):
         argv = [*self.executable, *where, "--model", spec.model_id, *self.knobs, *spec.flags]
         env = process.scrubbed_environment() | dict(spec.environment)
         await process.run(argv, env=env, options=spec.process, permissions=self.permissions)
+
+    async def quantize(self, spec: QuantizeSpec, progress: ProgressCallback) -> None:
+        """A child copies the model and changes its last byte. With the type Q2_K it hangs in the middle, with Q3_K_S it
+        fails."""
+        if spec.type not in ("Q2_K", "Q3_K_S", "Q4_0"):
+            raise BadRequest(f"{spec.type} is no type here", param="type")
+
+        class Observer:
+            def started(self, pid: int, sandbox: Sandbox) -> None: ...
+
+            def output(self, line: str) -> None:
+                progress(InstallProgress(line, 1, 2))
+
+        argv = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(FAKE_QUANTIZE),
+            str(spec.bundle.model_file),
+            str(spec.target),
+            spec.type,
+        ]
+        options = replace(spec.process, observer=Observer())
+        own = Permissions(reads=(FAKE_QUANTIZE,))
+        try:
+            await process.run(argv, env=process.scrubbed_environment(), options=options, permissions=own)
+        except BackendExited as ended:
+            if ended.returncode != 0:
+                raise
 
     def status(self) -> BackendStatus:
         return self.state

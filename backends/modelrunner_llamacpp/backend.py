@@ -22,6 +22,7 @@ from modelrunner.sdk import (
     ModelRunnerError,
     Permissions,
     ProgressCallback,
+    QuantizeSpec,
     RequiredMemory,
     RunSpec,
     Variant,
@@ -29,7 +30,7 @@ from modelrunner.sdk import (
     run,
     scrubbed_environment,
 )
-from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, repack, requests, split
+from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, quantize, repack, requests, split
 from modelrunner_llamacpp.build import install_build
 from modelrunner_llamacpp.engines import Engine, EngineKind, limited_threads
 from modelrunner_llamacpp.hparams import Header
@@ -119,6 +120,9 @@ class LlamaCppBackend(Backend):
             await run(args.command(engine, options), env=env, options=spec.process, permissions=permissions)
         finally:
             self._keepers.pop(endpoint, None)
+
+    async def quantize(self, spec: QuantizeSpec, progress: ProgressCallback) -> None:
+        await quantize.quantize(self._engine(), spec, self.settings.threads or limited_threads(), progress)
 
     async def after_ready(self, spec: RunSpec, endpoint: Endpoint) -> None:
         if keeper := self._keepers.get(endpoint):

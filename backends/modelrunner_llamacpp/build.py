@@ -1,4 +1,4 @@
-"""Compiles llama-server and llama-fit-params for this machine, from the source that llama-cpp-python carries."""
+"""Compiles llama-server, and the tools beside it, for this machine, from the source that llama-cpp-python carries."""
 
 import asyncio
 import os
@@ -15,11 +15,11 @@ from modelrunner_llamacpp import engines
 from modelrunner_llamacpp.engines import SOURCE, SOURCE_SHA256, SOURCE_TREE, SOURCE_VERSION, Engine, EngineKind
 from modelrunner_llamacpp.install import compiler
 
-_TARGETS = ("llama-server", "llama-fit-params")
+_TARGETS = ("llama-server", "llama-fit-params", "llama-quantize")
 _NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
 _OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
-    "-DBUILD_SHARED_LIBS=OFF",  # two files that need no library path
+    "-DBUILD_SHARED_LIBS=OFF",  # files that need no library path
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_APP=OFF",

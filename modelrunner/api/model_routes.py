@@ -23,6 +23,7 @@ from modelrunner.models.library import Library
 from modelrunner.models.orders import PullOrder
 from modelrunner.models.pruning import Pruner, PruneRule
 from modelrunner.models.publishing import Publisher
+from modelrunner.models.quantizing import Quantizer
 from modelrunner.models.recipes import Recipe
 from modelrunner.models.remote import RemoteModels
 from modelrunner.store import StoredModel
@@ -37,9 +38,12 @@ _WORDS = frozenset({"create", "load", "prune", "purge", "search"})
 
 
 class ModelRoutes:
-    def __init__(self, library: Library, remote: RemoteModels, publisher: Publisher, pruner: Pruner) -> None:
+    def __init__(
+        self, library: Library, remote: RemoteModels, quantizer: Quantizer, publisher: Publisher, pruner: Pruner
+    ) -> None:
         self._library = library
         self._remote = remote
+        self._quantizer = quantizer
         self._publisher = publisher
         self._pruner = pruner
 
@@ -63,6 +67,7 @@ class ModelRoutes:
             web.post("/models/prune", self.prune),
             web.get("/models/{ref:.+}/show", self.show),
             web.post("/models/{ref:.+}/repackage", self.repackage),
+            web.post("/models/{ref:.+}/quantize", self.quantize),
             web.get("/models/{ref:.+}", self.get),
             web.delete("/models/{ref:.+}", self.delete),
             web.post("/models/{ref:.+}/tag", self.tag),
@@ -214,6 +219,20 @@ class ModelRoutes:
         await self._library.make(PullOrder(reference, wanted.target, recipe=recipe), lambda step: None)
         told = wire.Repackaged(f"{reference} is repackaged as {wanted.target}", reference, wanted.target)
         return json_response(told, status=201)
+
+    @documented(PROGRESS, body=wire.QuantizeRequest, query={}, errors=(412, 422, 501, 502, 507))
+    async def quantize(self, request: web.Request) -> web.StreamResponse:
+        """Makes a model of another one in another quantization, by a tool of its engine."""
+        reference = _before(request, "/quantize")
+        wanted = await read_json(request, wire.QuantizeRequest)
+
+        async def quantize(report: ProgressReport) -> wire.Progress:
+            name = await self._quantizer.quantize(
+                reference, wanted.target, wanted.type, report, requantize=wanted.requantize
+            )
+            return wire.Progress("success", f"{name} is here", model=name)
+
+        return await stream_progress(request, quantize, mode="quantize")
 
     @documented(wire.Tagged, status=201, query={"repo": str, "tag": str}, errors=(409, 422))
     async def tag(self, request: web.Request) -> web.Response:

@@ -30,6 +30,7 @@ SECTIONS = {
         "package": ("making_commands:package", "Package a file or a folder as a model"),
         "create": ("making_commands:create", "Make a model with a Modelfile"),
         "repackage": ("making_commands:repackage", "Make a model of another one"),
+        "quantize": ("making_commands:quantize", "Make a smaller model of another one"),
         "show": ("making_commands:show", "Show what a model consists of"),
         "fit": ("diagnostic_commands:fit", "Check whether a model fits into memory and on the disk"),
         "import": ("import_commands:import_model", "Take a model that another program keeps on this machine"),

@@ -9,6 +9,7 @@ from modelrunner.cli import output
 from modelrunner.cli.client import Client, decode, path
 from modelrunner.cli.common_options import json_option, trust_option, with_client
 from modelrunner.cli.prepare import pull, pulled
+from modelrunner.cli.progress import follow
 from modelrunner.units import format_bytes
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -158,6 +159,23 @@ def repackage(
     if wanted == wire.PullRequest(model, name=name):
         raise click.UsageError("say what is to be different; `modelrunner tag` gives a model another name")
     pulled(client, pull(client, wanted), as_json)
+
+
+@click.command()
+@click.argument("model")
+@click.argument("name")
+@click.option("--type", "kind", required=True, help="A quantization of the engine's, such as Q4_K_M.")
+@click.option("--requantize", is_flag=True, help="Take a model that is quantized already, though more is lost.")
+@json_option
+@with_client()
+def quantize(client: Client, model: str, name: str, kind: str, requantize: bool, as_json: bool) -> None:
+    """Make a smaller model of another one.
+
+    The engine's own tool does it, beside the engines that run. Ctrl-C ends it and leaves nothing.
+    """
+    body = wire.QuantizeRequest(name, kind, requantize)
+    lines = client.progress(path("models", model, "quantize"), body)
+    pulled(client, follow(lines, f"the quantization of {model}").model or name, as_json)
 
 
 @click.command()

@@ -276,7 +276,7 @@ class Daemon:
             DiagnosticRoutes(parts.library, parts.explainer, parts.scheduler.events),
             ImportRoutes(parts.library, parts.foreign, parts.store.partial),
             ArchiveRoutes(parts.library),
-            ModelRoutes(parts.library, parts.remote, parts.publisher, parts.pruner),
+            ModelRoutes(parts.library, parts.remote, parts.quantizer, parts.publisher, parts.pruner),
             EngineRoutes(parts.scheduler, parts.residency, parts.disk, parts.statuses, parts.installer),
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
             TelemetryRoutes(self._telemetry, board),

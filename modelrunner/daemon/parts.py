@@ -9,6 +9,7 @@ from modelrunner.backend import Backend, BackendContext
 from modelrunner.config.locations import ConfigurationError, logins_beside
 from modelrunner.config.settings import RegistryTable, Settings
 from modelrunner.daemon import logs, shapes
+from modelrunner.daemon.sources import sources_of
 from modelrunner.durable import JsonFile
 from modelrunner.errors import InvalidReference, ModelNotFound
 from modelrunner.gateway.access import host_names
@@ -34,6 +35,7 @@ from modelrunner.models.ondemand import InstallOnDemand
 from modelrunner.models.preload import Preloader
 from modelrunner.models.pruning import Pruner
 from modelrunner.models.publishing import Publisher
+from modelrunner.models.quantizing import Quantizer, QuantizeTool
 from modelrunner.models.reload import FileSettings, Reloader, Setter, check_tables
 from modelrunner.models.remote import RemoteModels
 from modelrunner.models.residency import Residency
@@ -47,13 +49,7 @@ from modelrunner.oci.push import Pusher
 from modelrunner.oci.registries import Registries, RegistryRules
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import Puller, Transfers
-from modelrunner.pull.address import AddressSource
-from modelrunner.pull.file import FileSource, ImportSource, StoredSource
-from modelrunner.pull.huggingface import HuggingFaceSource
-from modelrunner.pull.modelscope import ModelScopeSource
-from modelrunner.pull.ociregistry import RegistrySource
-from modelrunner.pull.pypi import PypiSource
-from modelrunner.pull.uploads import Uploads, UploadSource
+from modelrunner.pull.uploads import Uploads
 from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
 from modelrunner.store import Reference, Store
 from modelrunner.telemetry.accesslog import AccessLog
@@ -80,6 +76,7 @@ class Parts:
     configurator: Configurator
     residency: Residency
     remote: RemoteModels
+    quantizer: Quantizer
     explainer: Explainer
     disk: DiskMeter
     statuses: Statuses
@@ -137,17 +134,8 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
     registries = Registries(_rules(settings.registries))
     credentials = Credentials(logins_beside(settings.config))
     uploads = Uploads(store)
-    sources = (
-        PypiSource(),
-        HuggingFaceSource(),
-        ModelScopeSource(),
-        AddressSource(),
-        FileSource(),
-        StoredSource(store),
-        ImportSource(),
-        RegistrySource(registries, credentials),
-        UploadSource(store, uploads),
-    )
+    tool = QuantizeTool(registry, data / "logs", stop_grace=settings.stop_grace, sandbox=settings.sandbox == "on")
+    sources = sources_of(store, registries, credentials, uploads, tool)
     puller = Puller(store, sources, transfers=Transfers(rate=settings.download_rate), uploads=uploads)
     abilities = KnownAbilities(store, resolver, configurations, state / "abilities.json")
 
@@ -177,6 +165,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         configurator=configurator,
         residency=Residency(store, scheduler, registry, configurator),
         remote=RemoteModels(puller),
+        quantizer=Quantizer(store, puller, scheduler),
         explainer=Explainer(store, configurations, resolver, scheduler, puller),
         disk=DiskMeter(store, registry, state, last_used),
         statuses=Statuses(registry),

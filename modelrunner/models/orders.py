@@ -53,7 +53,7 @@ class PullOrder:
 
     @property
     def _is_file(self) -> bool:
-        return self.source.strip().lower().startswith(("file:", "import:", "stored:", "uploaded:"))
+        return self.source.strip().lower().startswith(("file:", "import:", "stored:", "uploaded:", "quantized:"))
 
     def text(self, base: str | None = None) -> str:
         """The source, or the model `base` that is here, and the further files, as `Puller.pull` takes them. Raises

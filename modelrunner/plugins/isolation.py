@@ -17,7 +17,7 @@ from modelrunner.errors import BackendFaulty, ModelRunnerError
 from modelrunner.plugins import checks
 from modelrunner.plugins.relay import KEPT_LINES, RunRelay
 from modelrunner.plugins.thread import BackendThread, CallTimeout
-from modelrunner.types import Bundle, Endpoint, Mode, RequiredMemory, RunSpec, Variant
+from modelrunner.types import Bundle, Endpoint, Mode, QuantizeSpec, RequiredMemory, RunSpec, Variant
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -84,16 +84,26 @@ class IsolatedBackend(Backend):
     async def uninstall(self) -> None:
         await self._checked("uninstall", checks.nothing, limit=INSTALL_LIMIT)
 
+    async def quantize(self, spec: QuantizeSpec, progress: ProgressCallback) -> None:
+        relayed = self._relayed(progress)
+        patience = spec.process.stop_grace + KILL_AFTER
+        await self._on_thread("quantize", lambda: self.backend.quantize(spec, relayed), INSTALL_LIMIT, patience)
+
     async def forget(self, model_id: str) -> None:
         await self._checked("forget", checks.nothing, model_id)
 
     async def _change(self, method: str, progress: ProgressCallback, options: Mapping[str, Any]) -> None:
+        relayed = self._relayed(progress)
+        await self._on_thread(method, lambda: getattr(self.backend, method)(relayed, **options), INSTALL_LIMIT)
+
+    def _relayed(self, progress: ProgressCallback) -> ProgressCallback:
+        """For the backend's thread: calls `progress` on the caller's loop."""
         loop = asyncio.get_running_loop()
 
         def relayed(step: InstallProgress) -> None:
             loop.call_soon_threadsafe(progress, checks.instance(InstallProgress)(step))
 
-        await self._on_thread(method, lambda: getattr(self.backend, method)(relayed, **options), INSTALL_LIMIT)
+        return relayed
 
     # about a model
 

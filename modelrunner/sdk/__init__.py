@@ -15,7 +15,7 @@ from modelrunner.errors import (
     ModelRunnerError,
 )
 from modelrunner.processes.process import run, scrubbed_environment
-from modelrunner.sandbox import Permissions
+from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.types import (
     Adapter,
     Bundle,
@@ -25,6 +25,7 @@ from modelrunner.types import (
     ModelHeader,
     ProcessObserver,
     ProcessOptions,
+    QuantizeSpec,
     RequiredMemory,
     RunSpec,
     Tensor,
@@ -54,8 +55,10 @@ __all__ = [
     "ProcessObserver",
     "ProcessOptions",
     "ProgressCallback",
+    "QuantizeSpec",
     "RequiredMemory",
     "RunSpec",
+    "Sandbox",
     "Tensor",
     "Variant",
     "run",

@@ -110,6 +110,15 @@ class RepackageRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
+class QuantizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /models/REF/quantize`. `target` is the new model's name, `type` a quantization such as Q4_K_M; `requantize`
+    takes a model that is quantized already."""
+
+    target: str
+    type: str
+    requantize: bool = False
+
+
 class Repackaged(msgspec.Struct, frozen=True):
     message: str
     source: str

@@ -123,6 +123,12 @@ DONE: dict[str, tuple[str, Any, Any, str]] = {
         {"from": f"https://x.example/m.gguf#sha256={HEX}", "name": "mine"},
         "mine\n",
     ),
+    "quantize a b --type Q4_0": (
+        "POST /models/a/quantize",
+        lines({"type": "success", "message": "b is here", "model": "b"}),
+        {"target": "b", "type": "Q4_0", "requantize": False},
+        "b\n",
+    ),
     "prune": ("POST /models/prune", {"freed": 5 << 20}, None, "5MiB are free again\n"),
     "verify smollm2": (
         "POST /models/smollm2/verify",

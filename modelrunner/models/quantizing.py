@@ -1,0 +1,62 @@
+"""Makes a model of another one in another quantization, by the tool of an engine that has one."""
+
+import asyncio
+from pathlib import Path
+
+from modelrunner.backend import InstallProgress
+from modelrunner.errors import BackendExited
+from modelrunner.models.recipes import Recipe
+from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.pull import Puller
+from modelrunner.pull.quantized import quantized_source
+from modelrunner.sandbox import Permissions
+from modelrunner.scheduler import Scheduler
+from modelrunner.store import Store
+from modelrunner.store.details import details_of
+from modelrunner.types import Bundle, ProcessOptions, ProgressReport, QuantizeSpec, WorkProgress
+
+
+class QuantizeTool:
+    """Runs the tool, confined as an engine where `sandbox` is set; `logs` takes its output."""
+
+    def __init__(self, registry: BackendRegistry, logs: Path, *, stop_grace: float, sandbox: bool) -> None:
+        self._registry, self._logs = registry, logs
+        self._stop_grace, self._sandbox = stop_grace, sandbox
+
+    async def __call__(self, bundle: Bundle, target: Path, type: str, report: ProgressReport) -> None:
+        """Raises `NotImplementedHere` where the model's backend has no such tool, and as `Backend.quantize`."""
+        backend = await asyncio.to_thread(self._registry.choose, bundle)
+        permissions = Permissions(reads=bundle.paths, writes=(target.parent,)) if self._sandbox else None
+        options = ProcessOptions(
+            self._logs / f"quantize-{backend.name}.log", stop_grace=self._stop_grace, permissions=permissions
+        )
+
+        def told(step: InstallProgress) -> None:
+            report(WorkProgress(f"Quantizing {bundle.name}: {step.message}", "quantizing", step.total, step.current))
+
+        report(WorkProgress(f"Quantizing {bundle.name} to {type}", "quantizing"))
+        try:
+            await backend.quantize(QuantizeSpec(bundle, target, type, options), told)
+        except BackendExited as error:
+            last = next((line for line in reversed(error.tail.splitlines()) if line.strip()), "no reason given")
+            raise error.saying(f"{bundle.name} could not be quantized to {type}: {last[:300]}") from None
+
+
+class Quantizer:
+    def __init__(self, store: Store, puller: Puller, scheduler: Scheduler) -> None:
+        self._store, self._puller, self._scheduler = store, puller, scheduler
+
+    async def quantize(
+        self, reference: str, name: str, type: str, report: ProgressReport, *, requantize: bool = False
+    ) -> str:
+        """Makes the model `name` of the model `reference`, with weights of the `type` (Q4_K_M) and everything else that
+        it has, and returns the name. It ends when no caller waits for it any more; `pulls` shows it. `requantize` takes
+        a model that is quantized already. Raises `ModelNotFound`, `BadRequest`, `NotImplementedHere`,
+        `BackendUnavailable` (no engine with the tool is here), `BackendExited` (the tool failed),
+        `InsufficientDisk`."""
+        base = self._store.get(reference)
+        making = Recipe().making(await asyncio.to_thread(details_of, self._store, base.id))
+        text = quantized_source(base.name, type, requantize=requantize)
+        made = await self._puller.pull(text, report, name=name, making=making)
+        self._scheduler.events.emit("pull", model=made.name, reason=f"quantized from {base.name} to {type.upper()}")
+        return made.name

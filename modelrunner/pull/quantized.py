@@ -1,0 +1,92 @@
+"""`quantized:MODEL?type=TYPE`: a model that is here, in another quantization, which a tool of its engine makes."""
+
+import math
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from urllib.parse import parse_qs, quote, unquote, urlencode
+
+from modelrunner.concurrency.threads import in_thread
+from modelrunner.durable import discard
+from modelrunner.errors import BadRequest
+from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way, require_space
+from modelrunner.store import Store
+from modelrunner.store.describe import main_type
+from modelrunner.types import Bundle, ModelFormat, ProgressReport
+
+_SCHEME = "quantized:"
+_TYPE = re.compile(r"[A-Z]{1,5}(?P<bits>[0-9]{1,2})[A-Z0-9_]{0,12}")
+_FULL = frozenset({"F32", "F16", "BF16"})
+_TARGET = "model.gguf"
+# Bits of a weight beyond those in the type's name: scales, and tensors that a mixture (`_M`, `_L`) keeps larger.
+_EXTRA_BITS = 1.5
+Tool = Callable[[Bundle, Path, str, ProgressReport], Awaitable[None]]
+"""Writes the model's weights in a type into a file that is not there yet. Raises errors of this package."""
+
+
+class QuantizedSource(Source):
+    """`tool` does the work. The revision of such a model is its base's ID."""
+
+    needs_name = True
+
+    def __init__(self, store: Store, tool: Tool) -> None:
+        self._store, self._tool = store, tool
+
+    def claims(self, text: str) -> bool:
+        return text.startswith(_SCHEME)
+
+    async def revision(self, wanted: PullSpec) -> str | None:
+        return self._store.get(_parts(wanted.text)[0]).id
+
+    async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
+        """Raises `BadRequest` for a model that is no GGUF, or is quantized already and not to lose more."""
+        base, type, requantize = _parts(wanted.text)
+        bundle = await in_thread(lambda _: self._store.bundle(base))
+        if bundle.format is not ModelFormat.GGUF:
+            raise BadRequest(f"{base} is in {bundle.format}: only a model in GGUF is quantized here", param="model")
+        held = main_type(bundle.header.tensors)
+        if held not in _FULL and not requantize:
+            raise BadRequest(
+                f"{base} is quantized already ({held}), and another quantization loses more: take one in F16, or give"
+                " `--requantize`",
+                param="requantize",
+            )
+        needed = expected_size(bundle, type)
+        context.require_quota(needed)
+        require_space(context.folder, needed)
+        target = await in_thread(lambda _: make_way(context.folder, _TARGET))
+        try:
+            await self._tool(bundle, target, type, context.report)
+        except BaseException:
+            await in_thread(lambda _: discard(target))  # nobody could go on with a part of it
+            raise
+        files = self._store.files(bundle.model_id)
+        others = {name: blob.digest.hex for name, blob in files.items() if not _is_weights(name)}
+        return FetchResult(
+            {_TARGET: target}, stored=others, revision=bundle.model_id, version=f"{type} of {bundle.model_id}"
+        )
+
+
+def quantized_source(base: str, type: str, *, requantize: bool = False) -> str:
+    """The text of a `QuantizedSource`."""
+    given = {"type": type.upper()} | ({"requantize": "1"} if requantize else {})
+    return f"{_SCHEME}{quote(base, safe='/:@=')}?{urlencode(given)}"
+
+
+def expected_size(bundle: Bundle, type: str) -> int:
+    """Bytes that its weights will have at most in a type with that name, such as Q4_K_M. Raises `BadRequest`."""
+    if (match := _TYPE.fullmatch(type)) is None:
+        raise BadRequest(f"{type[:40]!r} is no type of quantization: Q4_K_M is one", param="type")
+    weights = sum(math.prod(tensor.shape) for tensor in bundle.header.tensors)
+    return int(weights * (int(match["bits"]) + _EXTRA_BITS) / 8)
+
+
+def _parts(text: str) -> tuple[str, str, bool]:
+    """The base, the type, and whether a quantized base is taken."""
+    base, _, query = text.removeprefix(_SCHEME).partition("?")
+    given = parse_qs(query)
+    return unquote(base), given.get("type", [""])[0], "requantize" in given
+
+
+def _is_weights(name: str) -> bool:
+    return re.fullmatch(r"model(-[0-9]{5}-of-[0-9]{5})?\.gguf", name) is not None
