@@ -79,3 +79,24 @@ async def test_a_keep_alive_beyond_all_dates_is_never(start_daemon: StartDaemon)
     for path in ("/engines/ps", "/engines/now", "/api/ps"):
         async with daemon.tcp.get(path) as answer:
             assert answer.status == 200, path
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", '"messages":[],"tools":[1e400]'),
+        ("/v1/chat/completions", '"messages":[],"tools":[{}],"tool_choice":-1e400'),
+        ("/v1/messages", '"messages":[],"max_tokens":1,"tools":[{"x":1e400}]'),
+        ("/v1/responses", '"input":"hi","tools":[1e400]'),
+        ("/v1/responses", '"input":"hi","tool_choice":1e400'),
+        ("/api/chat", '"messages":[{"role":"user","content":"hi"}],"tools":[1e400]'),
+    ],
+)
+async def test_a_number_that_is_no_double_is_the_clients_mistake(
+    start_daemon: StartDaemon, path: str, fields: str, stream: bool
+) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    body = f'{{"model":"smol","stream":{str(stream).lower()},{fields}}}'
+    async with daemon.unix.post(path, data=body) as answer:
+        assert answer.status == 400, await answer.text()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
-from modelrunner.errors import ModelRunnerError
+from modelrunner.errors import BadRequest, ModelRunnerError
 from modelrunner.http.answers import Header
 from modelrunner.types import Mode
 
@@ -61,13 +61,22 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     """True for a request whose calls of tools the daemon makes itself."""
 
     def watched(self) -> dict[str, Any]:
-        """Returns the fields after `keep_alive` that the body has and that are not null, decoded."""
-        found = {name: getattr(self, name) for name in _WATCHED}
-        decoded = {name: msgspec.json.decode(raw) for name, raw in found.items() if raw}
-        return {name: value for name, value in decoded.items() if value is not None}
+        """Returns the fields after `keep_alive` that the body has and that are not null, decoded. Raises
+        `BadRequest`."""
+        found = {name: decoded(getattr(self, name), name) for name in _WATCHED}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 _WATCHED = Fields.__struct_fields__[3:]
+
+
+def decoded(raw: msgspec.Raw, name: str) -> Any:
+    """Returns the value of the field `name`, which was kept as it was written; None without one. A body was read
+    without a look at such a field's numbers: raises `BadRequest` for one that is no double, such as 1e400."""
+    try:
+        return msgspec.json.decode(raw) if raw else None
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"`{name}`: {error}", param=name) from None
 
 
 class Translation(Protocol):

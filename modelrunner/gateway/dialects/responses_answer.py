@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from modelrunner.gateway.dialects.chunks import ChunkTranslation, GrowingToolCall
-from modelrunner.gateway.dialects.dialect import EVENT_STREAM, JSON
-from modelrunner.gateway.dialects.responses_request import PreparedFields, decoded, new_id
+from modelrunner.gateway.dialects.dialect import EVENT_STREAM, JSON, decoded
+from modelrunner.gateway.dialects.responses_request import PreparedFields, new_id
 from modelrunner.gateway.response_store import StoredResponse
 from modelrunner.http.answers import Header
 
@@ -36,8 +36,8 @@ def response_of(fields: PreparedFields, status: str, output: list[dict[str, Any]
         "store": fields.store is not False,
         "temperature": fields.temperature,
         "text": fields.text or {"format": {"type": "text"}},
-        "tool_choice": decoded(fields.tool_choice) or "auto",
-        "tools": decoded(fields.tools) or [],
+        "tool_choice": decoded(fields.tool_choice, "tool_choice") or "auto",
+        "tools": decoded(fields.tools, "tools") or [],
         "top_p": fields.top_p,
         "truncation": "disabled",
         "usage": None,

@@ -7,10 +7,8 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-import msgspec
-
 from modelrunner.errors import BadRequest
-from modelrunner.gateway.dialects.dialect import Fields
+from modelrunner.gateway.dialects.dialect import Fields, decoded
 from modelrunner.gateway.response_store import ResponseStore
 
 _WITHOUT_EFFECT = ("include", "max_tool_calls", "truncation", "service_tier")
@@ -73,7 +71,7 @@ class ResponseFields(Fields, frozen=True, gc=False):
     def functions(self) -> list[dict[str, Any]]:
         """The tools, as of a chat. Raises `BadRequest` for tools that run at a service."""
         found = []
-        tools = decoded(self.tools) or []
+        tools = decoded(self.tools, "tools") or []
         for tool in tools if isinstance(tools, list) else [tools]:
             if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):
                 raise BadRequest("only tools of the type function are offered here", param="tools")
@@ -93,7 +91,7 @@ class ResponseFields(Fields, frozen=True, gc=False):
             body["max_tokens"] = self.max_output_tokens
         if tools := self.functions():
             body["tools"] = tools
-        choice = decoded(self.tool_choice)
+        choice = decoded(self.tool_choice, "tool_choice")
         if choice is not None:
             named = isinstance(choice, dict) and choice.get("type") == "function"
             body["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}} if named else choice
@@ -138,11 +136,6 @@ class PreparedFields(ResponseFields, frozen=True, gc=False):
 def new_id(kind: str) -> str:
     """`kind` is resp, msg, rs or fc."""
     return f"{kind}_{secrets.token_hex(24)}"
-
-
-def decoded(raw: msgspec.Raw) -> Any:
-    """The value of a field that was kept as it was written; None without one."""
-    return msgspec.json.decode(raw) if bytes(raw) else None
 
 
 def messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
