@@ -100,3 +100,27 @@ async def test_a_number_that_is_no_double_is_the_clients_mistake(
     body = f'{{"model":"smol","stream":{str(stream).lower()},{fields}}}'
     async with daemon.unix.post(path, data=body) as answer:
         assert answer.status == 400, await answer.text()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", '"messages":DEEP'),
+        ("/v1/chat/completions", '"messages":[],"tools":DEEP'),
+        ("/v1/messages", '"max_tokens":1,"messages":[{"role":"user","content":"hi"}],"system":DEEP'),
+        ("/v1/messages", '"max_tokens":1,"messages":[{"role":"user","content":"hi"}],"tools":DEEP'),
+        ("/v1/responses", '"input":"hi","tools":[{"type":"function","name":"f","parameters":{"x":DEEP}}]'),
+        ("/api/chat", '"messages":[{"role":"user","content":"hi"}],"tools":DEEP'),
+    ],
+)
+async def test_json_of_any_depth_is_taken_or_refused(start_daemon: StartDaemon, path: str, fields: str) -> None:
+    """What passes the first look can be read and written by every later step."""
+    daemon = await start_daemon(models={"smol": 0})
+    statuses = []
+    for depth in (10, 300, *range(700, 1001, 3), 100_000):
+        body = f'{{"model":"smol",{fields.replace("DEEP", "[" * depth + "]" * depth)}}}'
+        async with daemon.unix.post(path, data=body) as answer:
+            assert answer.status in (200, 400), (depth, await answer.text())
+            statuses.append(answer.status)
+    assert statuses[-1] == 400
+    assert statuses == sorted(statuses)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from modelrunner.gateway.dialects.assembly import Assembly, Event, finished, grow
+from modelrunner.gateway.dialects.chunks import arguments_of
 
 _PARTIAL = "partial_json"
 _OWN = ("text", "thinking", "signature", _PARTIAL)  # texts of a delta that grow
@@ -63,4 +64,4 @@ class AnthropicAnswer(Assembly):
 def _block(block: dict[str, Any]) -> dict[str, Any]:
     """The input of a tool call comes as pieces of JSON text."""
     partial = block.pop(_PARTIAL, "")
-    return block | {"input": msgspec.json.decode(partial)} if partial else block
+    return block | {"input": arguments_of(partial) or {}} if partial else block

@@ -22,6 +22,8 @@ LIMIT = 32 << 20
 """The limit of an answer's content, in bytes as the engine wrote it, that is kept until the answer is complete."""
 Event = dict[str, msgspec.Raw]
 _event = msgspec.json.Decoder(Event)
+# What an event of another shape than the family's leads to: it is JSON without a type.
+_UNLIKE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 
 def is_null(raw: msgspec.Raw) -> bool:
@@ -76,7 +78,10 @@ class Assembly(ABC):
             raise EngineRefused(self._refusal)
         if not self.complete():
             raise EngineProtocolError("the engine's stream ended before its answer was complete")
-        return msgspec.json.encode(self.answer())
+        try:
+            return msgspec.json.encode(self.answer())
+        except _UNLIKE as error:
+            raise EngineProtocolError(f"the engine's stream cannot be put together: {error}") from None
 
     def _read(self, data: bytes) -> None:
         try:
@@ -85,13 +90,13 @@ class Assembly(ABC):
                 self._refusal = refusal_of(data)
             else:
                 self._kept += self.add(event)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except _UNLIKE as error:
             raise EngineProtocolError(f"the engine's stream cannot be read: {error}") from None
 
     @abstractmethod
     def add(self, event: Event) -> int:
-        """Takes an event and returns how many bytes of it are kept. Raises `msgspec.ValidationError` for an event that
-        the family does not have."""
+        """Takes an event and returns how many bytes of it are kept. Raises any of `_UNLIKE` for an event that the
+        family does not have."""
 
     @abstractmethod
     def complete(self) -> bool: ...
@@ -125,7 +130,7 @@ class WholeBody(ABC):
         """Raises `EngineProtocolError`."""
         try:
             return msgspec.json.decode(self._body, type=kind)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise EngineProtocolError(f"the engine's answer cannot be read: {error}") from None
 
     @abstractmethod

@@ -12,6 +12,7 @@ import msgspec
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.dialects.assembly import Assembly
 from modelrunner.gateway.dialects.dialect import Dialect, Fields, Translation
+from modelrunner.gateway.dialects.nesting import decode_with_room
 from modelrunner.schema import wrong_field
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class JsonBodies(Dialect):
         """Raises `BadRequest` unless the body is one JSON object in UTF-8 with one `model`, bounded depth, and numbers
         that fit in a double."""
         try:
-            fields: Fields = self.decoder.decode(body)
+            fields: Fields = decode_with_room(self.decoder.decode, body)
         except msgspec.ValidationError as error:
             raise _unlike_schema(error) from None
         except msgspec.DecodeError as error:

@@ -12,6 +12,7 @@ import msgspec
 from modelrunner.errors import EngineProtocolError
 from modelrunner.gateway.dialects.assembly import LIMIT, TOO_LARGE, EventLines, refusal_of
 from modelrunner.gateway.dialects.dialect import engine_model
+from modelrunner.gateway.dialects.nesting import decode_with_room
 from modelrunner.gateway.render import EngineRefusal, EngineRefused
 from modelrunner.http.answers import Header
 
@@ -91,6 +92,18 @@ class CompletionChunk(msgspec.Struct):
 _decoder = msgspec.json.Decoder(CompletionChunk)
 
 
+_arguments = msgspec.json.Decoder(dict[str, Any])
+
+
+def arguments_of(text: str) -> dict[str, Any] | None:
+    """The arguments of a tool's call, which a model wrote; None where they are no object, as in an answer that was cut
+    off, or nested too deep."""
+    try:
+        return decode_with_room(_arguments.decode, text.encode() or b"{}")
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
 class GrowingToolCall:
     """A call of a tool, put together from its parts. `arguments` is the text of their JSON."""
 
@@ -110,11 +123,7 @@ class GrowingToolCall:
         return "".join(self._arguments)
 
     def decoded(self) -> dict[str, Any] | None:
-        """The arguments; None where they are no object: of an answer that was cut off."""
-        try:
-            return msgspec.json.decode(self.arguments or "{}", type=dict[str, Any])
-        except msgspec.DecodeError:
-            return None
+        return arguments_of(self.arguments)
 
 
 class ChunkTranslation(ABC):
