@@ -22,12 +22,14 @@ def ask(text: Any, head: Any = None, **more: Any) -> bytes:
 
 class Engine:
     """A vector with the length of each text; a token for each word. A request with `poison` among its texts is
-    refused; `reversed` gives the vectors in another order; `gate` holds answers back."""
+    refused; `reversed` gives the vectors in another order; `gate` holds answers back; `odd` is the answer to several
+    texts."""
 
     def __init__(self) -> None:
         self.inputs: list[Any] = []
         self.reversed = False
         self.details: dict[str, Any] = {}
+        self.odd: bytes | None = None
         self.gate: asyncio.Event | None = None
         self.left = 0
 
@@ -43,6 +45,8 @@ class Engine:
             await asyncio.wait((leaving, opening), return_when=asyncio.FIRST_COMPLETED)
             self.left += leaving.done()
             leaving.cancel(), opening.cancel()
+        if self.odd is not None and len(texts) > 1:
+            return await self._send_bytes(call, 200, self.odd)
         if "poison" in texts:
             return await self._send(call, 400, {"error": {"message": "a bad text", "code": 400}})
         data: list[Any] = [{"object": "embedding", "index": i, "embedding": [len(one)]} for i, one in enumerate(texts)]
@@ -52,7 +56,9 @@ class Engine:
         return await self._send(call, 200, made)
 
     async def _send(self, call: Call, status: int, body: Any) -> None:
-        data = msgspec.json.encode(body)
+        await self._send_bytes(call, status, msgspec.json.encode(body))
+
+    async def _send_bytes(self, call: Call, status: int, data: bytes) -> None:
         head = b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         await call.send(head % (status, len(data)) + data)
 
@@ -106,6 +112,25 @@ async def test_the_error_of_one_is_not_the_others(folder: Path, kind: str) -> No
         assert bad.error["message"] == "a bad text"
         assert [answer.json()["data"][0]["embedding"] for answer in (good, also)] == [[4], [4]]
         assert len(engine.inputs) == 4
+
+
+VECTORS = b'{"data":[{"index":0,"embedding":[1]},{"index":1,"embedding":[2]}]'
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *(b"", b"[]", b"{", b'{"data":null}', b'{"data":[]}', b'{"data":[{"index":0},{"index":0}]}'),
+        *(VECTORS + b',"usage":[]}', VECTORS + b',"\xff":1}', VECTORS + b',"usage":{"x":"\xff"}}'),
+        VECTORS + b',"usage":{"x":' + b"[" * 2000 + b"]" * 2000 + b"}}",
+    ],
+)
+async def test_an_answer_that_cannot_be_taken_apart_is_asked_for_again_one_by_one(folder: Path, odd: bytes) -> None:
+    engine = Engine()
+    engine.odd = odd
+    async with proxy(folder, "fast", engine) as served:
+        answers = await together(served, ask("a"), ask("two words"))
+        assert [answer.json()["data"][0]["embedding"] for answer in answers] == [[1], [9]]
 
 
 async def test_what_differs_is_kept_apart(folder: Path) -> None:

@@ -177,7 +177,7 @@ class _Gathering:
         weights = await counting if counting is not None else [1] * len(self._asked)  # equal parts
         try:
             answers = self._taken_apart(weights) if self._status == 200 else None
-        except (msgspec.MsgspecError, EngineProtocolError):
+        except (msgspec.MsgspecError, ValueError, RecursionError, EngineProtocolError):  # UTF-8 is a matter of values
             answers = None
         if answers is None:
             self._each_alone()
@@ -244,5 +244,5 @@ async def _counted(runner: Runner, ask: Inference, texts: Sequence[str | list[in
         async with asyncio.timeout(_TOKENIZING):
             answers = [await collector.done for collector in collectors]
         return [len(msgspec.json.decode(body, type=_Tokenized).tokens) for _, body in answers]
-    except (OSError, EngineProtocolError, msgspec.MsgspecError):
+    except (OSError, EngineProtocolError, msgspec.MsgspecError, ValueError, RecursionError):
         return [1] * len(texts)

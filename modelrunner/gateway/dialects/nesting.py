@@ -24,4 +24,4 @@ def _lower(decode: Callable[[bytes], T], data: bytes, levels: int) -> T:
     """Each level is a call from C and one from Python, whichever of them an interpreter counts."""
     if levels == 0:
         return decode(data)
-    return next(map(lambda left: _lower(decode, data, left), (levels - 1,)))
+    return next(_lower(decode, data, left) for left in (levels - 1,))
