@@ -1,7 +1,7 @@
 """The interface of a backend, and the values that it reports."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -207,10 +207,18 @@ class Backend(ABC):
         return None
 
     def check_request(self, spec: RunSpec, path: str, fields: Mapping[str, Any]) -> Sequence[str]:
-        """Called before a request goes to the engine's endpoint `path` with fields that some engines ignore: `tools`,
-        `tool_choice`, `dimensions`, `return_documents`. `fields` are the decoded ones. Returns the names of those that
-        this engine ignores. Raises `BadRequest` where ignoring a field would change the meaning of the answer."""
+        """Called before a request goes to the engine's endpoint `path` with fields that an engine may ignore for some
+        models: `tools`, `tool_choice`, `dimensions`, `return_documents`. `fields` are the decoded ones. Returns the
+        names of those that this engine ignores. Raises `BadRequest` where ignoring a field would change the meaning of
+        the answer."""
         return ()
+
+    async def request_fields(self, spec: RunSpec, endpoint: Endpoint) -> Mapping[str, Collection[str]]:
+        """Returns the names of all fields that the engine reads in a request, or `check_request` judges, for each of
+        its endpoints. The gateway names other fields in the answer's `X-Modelrunner-Ignored`, or refuses the request
+        where the answer would mean something else. An endpoint that is not here is taken to read every field. Called
+        when the engine is ready."""
+        return {}
 
     def asked_as_streams(self, spec: RunSpec) -> Mapping[str, Mapping[str, Any]]:
         """The endpoints at which the engine is asked for a stream although the client wants a plain answer, since it

@@ -13,6 +13,11 @@ _SAME = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "repeat_last_n", "repeat_penalty"),
     *("presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta"),
 )
+_OTHER_NAMES = {
+    "repeat_penalty": ("repeat_penalty", "repetition_penalty"),  # vLLM's name is the second
+    "num_keep": ("n_keep",),
+    "num_predict": ("max_tokens",),
+}
 _Text = Annotated[str, msgspec.Meta(max_length=1 << 17)]
 MOST_MESSAGES = 256
 
@@ -49,6 +54,11 @@ class SamplingOptions(msgspec.Struct, gc=False, omit_defaults=True):
             wrong = wrong_field(error)
             name = f"{param}.{wrong.param}" if wrong.param else param
             raise BadRequest(f"{param}.{wrong.message}", param=name) from None
+
+    @staticmethod
+    def names(option: str) -> tuple[str, ...]:
+        """The names by which `mapped` sends an option."""
+        return _OTHER_NAMES.get(option, (option,))
 
     def mapped(self) -> dict[str, Any]:
         """As llama.cpp and vLLM name them. A negative `num_predict` sets no limit."""

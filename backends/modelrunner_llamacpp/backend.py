@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -211,6 +211,10 @@ class LlamaCppBackend(Backend):
         """llama-cpp-python's server gives no usage in a stream."""
         engine = self._found()
         return {} if engine is not None and engine.kind is EngineKind.PYTHON else requests.AS_STREAMS
+
+    async def request_fields(self, spec: RunSpec, endpoint: Endpoint) -> Mapping[str, Collection[str]]:
+        engine = self._found()
+        return requests.READ_IN_PYTHON if engine is not None and engine.kind is EngineKind.PYTHON else requests.READ
 
     async def settled(self, spec: RunSpec, endpoint: Endpoint) -> None:
         await requests.settled(endpoint)

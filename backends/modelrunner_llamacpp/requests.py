@@ -1,4 +1,4 @@
-"""How requests are put to llama.cpp's server, when it is done with one, and which of their fields it ignores."""
+"""How requests are put to llama.cpp's server, when it is done with one, and which of their fields it reads."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +15,63 @@ AS_STREAMS: Mapping[str, Mapping[str, Any]] = {
     "/v1/messages": {"stream": True},
 }
 """As `Backend.asked_as_streams`."""
+_SAMPLING = frozenset(
+    (
+        *("verbose", "timings_per_token", "stream", "stream_options", "cache_prompt", "return_tokens"),
+        *("return_progress", "sse_ping_interval", "n_predict", "max_completion_tokens", "max_tokens", "n_indent"),
+        *("n_keep", "n_discard", "n_cmpl", "n", "n_cache_reuse", "t_max_predict_ms", "response_fields", "id_slot"),
+        *("temperature", "top_k", "top_p", "min_p", "top_n_sigma", "typical_p", "dynatemp_range", "dynatemp_exponent"),
+        *("xtc_probability", "xtc_threshold", "adaptive_target", "adaptive_decay", "min_keep", "samplers", "seed"),
+        *("repeat_last_n", "repeat_penalty", "frequency_penalty", "presence_penalty", "dry_multiplier", "dry_base"),
+        *("dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "mirostat", "mirostat_tau"),
+        *("mirostat_eta", "logprobs", "n_probs", "post_sampling_probs", "backend_sampling", "logit_bias", "stop"),
+        *("ignore_eos", "lora", "json_schema", "grammar", "grammar_type", "grammar_lazy", "grammar_triggers"),
+        *("preserved_tokens", "reasoning_format", "reasoning_control", "reasoning_budget_tokens"),
+        *("reasoning_budget_start_tag", "reasoning_budget_end_tag", "reasoning_budget_end_tags"),
+        *("reasoning_budget_message", "chat_format", "chat_parser", "generation_prompt", "parse_tool_calls"),
+        *("continue_final_message", "speculative.n_max", "speculative.n_min", "speculative.p_min"),
+        *("speculative.type", "speculative.ngram_size_n", "speculative.ngram_size_m", "speculative.ngram_min_hits"),
+    )
+)
+_CHAT = frozenset(
+    (
+        *("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "top_logprobs"),
+        *("add_generation_prompt", "chat_template_kwargs", "reasoning_effort", "thinking_budget_tokens"),
+    )
+)
+_ANTHROPIC = frozenset(
+    (
+        *("messages", "system", "tools", "tool_choice", "stop_sequences", "max_tokens", "temperature", "top_p"),
+        *("top_k", "stream", "chat_template_kwargs", "thinking", "metadata"),
+    )
+)
+READ: Mapping[str, frozenset[str]] = {
+    "/v1/chat/completions": _SAMPLING | _CHAT,
+    "/apply-template": _SAMPLING | _CHAT,
+    "/v1/completions": _SAMPLING | {"prompt"},
+    "/v1/messages": _ANTHROPIC,
+    "/v1/messages/count_tokens": _ANTHROPIC,
+    "/v1/embeddings": frozenset({"input", "content", "encoding_format", "embd_normalize", "dimensions"}),
+    "/v1/rerank": frozenset({"query", "documents", "texts", "return_text", "top_n", "return_documents"}),
+    "/tokenize": frozenset({"content", "add_special", "parse_special", "with_pieces"}),
+    "/detokenize": frozenset({"tokens"}),
+}
+"""As `Backend.request_fields`, of llama.cpp's own server (tools/server: server-schema.cpp, server-common.cpp,
+server-chat.cpp, server-context.cpp)."""
+_PYTHON = frozenset(
+    (
+        *("max_tokens", "temperature", "top_p", "min_p", "top_k", "stop", "stream", "stream_options", "logprobs"),
+        *("presence_penalty", "frequency_penalty", "repeat_penalty", "logit_bias", "seed", "mirostat_mode"),
+        *("mirostat_tau", "mirostat_eta", "grammar"),
+    )
+)
+READ_IN_PYTHON: Mapping[str, frozenset[str]] = {
+    "/v1/chat/completions": _PYTHON
+    | {"messages", "functions", "function_call", "tools", "tool_choice", "top_logprobs", "response_format"},
+    "/v1/completions": _PYTHON | {"prompt", "suffix", "echo"},
+    "/v1/embeddings": frozenset({"input", "dimensions"}),
+}
+"""The same of llama-cpp-python's server (llama_cpp/server/types.py; `exclude` in app.py)."""
 _BATCH_LIMIT = 50.0  # seconds: a batch of a long prompt on a slow processor
 
 

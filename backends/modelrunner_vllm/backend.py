@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -145,6 +145,9 @@ class VllmBackend(Backend):
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
         return await engines.work_done(endpoint)
+
+    async def request_fields(self, spec: RunSpec, endpoint: Endpoint) -> Mapping[str, Collection[str]]:
+        return await engines.request_fields(endpoint)
 
     async def settled(self, spec: RunSpec, endpoint: Endpoint) -> None:
         await engines.settled(endpoint)

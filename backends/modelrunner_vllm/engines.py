@@ -66,6 +66,14 @@ async def work_done(endpoint: Endpoint) -> float | None:
     return sum(map(float, found)) if found else None
 
 
+async def request_fields(endpoint: Endpoint) -> dict[str, list[str]]:
+    """As `Backend.request_fields`: the fields of the models by which vLLM reads requests, told by the guard inside."""
+    status, told = await calls.ask(endpoint, "GET", "/modelrunner/fields", timeout=_COUNTERS_LIMIT)
+    if status != 200 or not isinstance(told, dict):
+        raise BackendUnavailable(f"vLLM answered {status} when asked which fields it reads")
+    return told
+
+
 async def settled(endpoint: Endpoint) -> None:
     """As `Backend.settled`: the guard inside the API server answers (inside/modelrunner_guard.py)."""
     status, _ = await calls.fetch(endpoint, "GET", "/modelrunner/settled", timeout=_STEP_LIMIT)

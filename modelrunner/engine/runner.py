@@ -4,7 +4,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -86,6 +86,7 @@ class Runner:
         self.endpoints = backend.endpoints
         self.sleep_level = 0  # as of `Backend.sleep_level`, once it is ready
         self.asked_as_streams: Mapping[str, Mapping[str, Any]] = {}  # as of the backend, once it is ready
+        self.request_fields: Mapping[str, Collection[str]] = {}  # the same
         self._backend = backend
         self._folder = folder
         self._clock = clock
@@ -219,8 +220,11 @@ class Runner:
         finally:
             await stopped(ready)
         await self._exchange(self._backend.after_ready, "did not prepare")
-        self.sleep_level = await self._told(self._backend.sleep_level, 0)
-        self.asked_as_streams = await self._told(self._backend.asked_as_streams, {})
+        self.sleep_level = await self._told("sleep_level", asked(self._backend.sleep_level, self.spec), 0)
+        streams = asked(self._backend.asked_as_streams, self.spec)
+        self.asked_as_streams = await self._told("asked_as_streams", streams, {})
+        fields = self._backend.request_fields(self.spec, self.endpoint)
+        self.request_fields = await self._told("request_fields", fields, {})
         if self.state is RunnerState.STARTING and not engine.done():
             self.ready_at, self.stage = self._clock(), ""
             self._move(RunnerState.READY)
@@ -247,11 +251,11 @@ class Runner:
             why = str(error) or "it took too long"
             log.warning("runner %s: %s %s its engine: %s", self.id, self.key.backend, failed, why)
 
-    async def _told(self, about: Callable[[RunSpec], T], default: T) -> T:
+    async def _told(self, what: str, answer: Awaitable[T], default: T) -> T:
         try:
-            return await asked(about, self.spec)
+            return await answer
         except Exception as error:  # a fault of the backend's: an engine without the extra serves as well
-            log.error("the backend %s failed in %s", self.key.backend, about.__name__, exc_info=error)
+            log.error("the backend %s failed in %s", self.key.backend, what, exc_info=error)
             return default
 
     def _permitted(self) -> RunSpec:

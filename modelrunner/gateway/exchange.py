@@ -22,12 +22,14 @@ from modelrunner.gateway.render import (
     EngineRefusal,
     EngineRefused,
     engine_headers,
+    one_line_each,
     own_headers,
     server_timing,
 )
 from modelrunner.gateway.routes import check_endpoint
 from modelrunner.gateway.tokens import NONE, tokens_of
 from modelrunner.gateway.tracecontext import begun
+from modelrunner.gateway.unreadfields import unread
 from modelrunner.gateway.waiting import SignsOfLife, Unasked, fault
 from modelrunner.http.answers import Header
 from modelrunner.http.responses import TAIL
@@ -150,6 +152,8 @@ class Exchange(Unasked):
             self._answer_without_engine(self._dialect.loaded(ask))
             return
         path, body, self._translation = self._dialect.request(ask, runner)
+        if not checked and (read := self._dialect.reads(ask, path, runner)) is not None:
+            self._ignored = unread(ask.body, read)
         if (defaults := runner.spec.bundle.defaults) is not None:
             body = filled(path, body, defaults)
         body = self._limited(lease, path, body)
@@ -167,7 +171,7 @@ class Exchange(Unasked):
 
     async def _check(self, lease: Lease, path: str, *, fresh: bool) -> None:
         """For a request with fields that its engine may ignore."""
-        self._ignored = await lease.runner.check_request(path, self.ask.fields.watched())
+        self._ignored += await lease.runner.check_request(path, self.ask.fields.watched())
         if not self._over:
             self._begin(lease, fresh=fresh, checked=True)
 
@@ -210,7 +214,7 @@ class Exchange(Unasked):
         if not self._responded:  # else the client got its head while the request waited
             headers = engine_headers(headers, self.lease.variant, self._ignored, self.ask.chosen)
             if translation is not None:
-                headers, length = (*translation.headers, *self._own_headers()), None
+                headers, length = self._translated_headers(translation), None
             framing = framing and length is None
             self._respond(200, headers, length, b"")
         self._passage = Passage(self._sink, translation, framing=framing)
@@ -219,6 +223,9 @@ class Exchange(Unasked):
 
     def _own_headers(self) -> tuple[Header, ...]:
         return own_headers(self.lease.variant if self.lease is not None else "", self._ignored, self.ask.chosen)
+
+    def _translated_headers(self, translation: Translation) -> tuple[Header, ...]:
+        return one_line_each((*translation.headers, *self._own_headers()))
 
     def on_end(self) -> None:
         upstream, lease = self._upstream, self.lease
@@ -236,7 +243,7 @@ class Exchange(Unasked):
                 self._passage.end()
             elif self._translation is not None:
                 data = self._translation.end()
-                self._respond(200, (*self._translation.headers, *self._own_headers()), len(data), data)
+                self._respond(200, self._translated_headers(self._translation), len(data), data)
         except EngineRefused as refused:
             self._do(self._refuse_as_the_engine(refused.refusal, lease))
         except ModelRunnerError as error:

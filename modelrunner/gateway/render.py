@@ -95,6 +95,14 @@ def own_headers(variant: str, ignored: tuple[str, ...] = (), model: str = "") ->
     return headers
 
 
+def one_line_each(headers: tuple[Header, ...]) -> tuple[Header, ...]:
+    """Returns the lines with those of one name joined, as lists (RFC 9110, section 5.3)."""
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        found[name] = found[name] + b", " + value if name in found else value
+    return tuple(found.items())
+
+
 RequestError = Callable[[int, str, Mapping[str, Any]], Awaitable[ModelRunnerError | None]]
 """As `Runner.request_error`."""
 

@@ -91,6 +91,10 @@ def fields_by_path(value: Any) -> dict[str, dict[str, Any]]:
     return {instance(str)(path): dict(fields) for path, fields in dict(value).items()}
 
 
+def names_by_path(value: Any) -> dict[str, frozenset[str]]:
+    return {instance(str)(path): frozenset(words(names)) for path, names in dict(value).items()}
+
+
 def folded(value: Any) -> tuple[Mapping[str, int | None], tuple[str, ...]]:
     fields, rest = value
     for name, number in instance(Mapping)(fields).items():  # type: ignore[type-abstract]

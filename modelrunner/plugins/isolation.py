@@ -7,7 +7,7 @@ nonsense causes a `BackendFaulty` that names it and the call."""
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -166,6 +166,9 @@ class IsolatedBackend(Backend):
 
     def asked_as_streams(self, spec: RunSpec) -> Mapping[str, Mapping[str, Any]]:
         return self._now("asked_as_streams", checks.fields_by_path, spec)
+
+    async def request_fields(self, spec: RunSpec, endpoint: Endpoint) -> Mapping[str, Collection[str]]:
+        return await self._checked("request_fields", checks.names_by_path, spec, endpoint)
 
     async def settled(self, spec: RunSpec, endpoint: Endpoint) -> None:
         await self._checked("settled", checks.nothing, spec, endpoint)

@@ -175,6 +175,7 @@ class FakeRunner:
 
     endpoints = FAKE_ENDPOINTS
     asked_as_streams: Mapping[str, Mapping[str, Any]] = {}
+    request_fields: Mapping[str, frozenset[str]] = {}
 
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         return BadRequest(message) if "too large to process" in message else None

@@ -3,8 +3,10 @@
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pydantic
 import pytest
 
 import modelrunner_vllm
@@ -27,7 +29,7 @@ class Client:
         self.reached = body, dict(scope.get("headers", []))
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    async def ask(self, path: str, *pieces: bytes, kind: str = "http") -> tuple[int, Any]:
+    async def ask(self, path: str, *pieces: bytes, kind: str = "http", app: Any = None) -> tuple[int, Any]:
         waiting = [{"type": "http.request", "body": p, "more_body": i < len(pieces) - 1} for i, p in enumerate(pieces)]
         sent: list[Any] = []
 
@@ -38,7 +40,9 @@ class Client:
             sent.append(message)
 
         length = str(sum(map(len, pieces))).encode()
-        await self._app({"type": kind, "path": path, "headers": [(b"content-length", length)]}, receive, send)
+        await self._app(
+            {"type": kind, "path": path, "headers": [(b"content-length", length)], "app": app}, receive, send
+        )
         body = b"".join(message.get("body", b"") for message in sent)
         return sent[0].get("status", 0), json.loads(body) if body else None
 
@@ -131,4 +135,36 @@ async def test_a_client_that_leaves_while_it_sends(client: Client) -> None:
     client.reached = None
     with pytest.raises(IndexError):  # nobody is left to answer
         await client.ask("/v1/completions")
+    assert client.reached is None
+
+
+class Question(pydantic.BaseModel):
+    """As vLLM's models of requests: with another name for a field, and one that it does not use."""
+
+    messages: list[str] = []
+    structured: str = pydantic.Field("", alias="structured_outputs")
+    format: str = pydantic.Field("", validation_alias=pydantic.AliasChoices("response_format", "rf"))
+    user: str = ""
+
+
+class Score(pydantic.BaseModel):
+    top_n: int = 0
+
+
+def route(path: str, *annotations: Any) -> Any:
+    bodies = [SimpleNamespace(field_info=SimpleNamespace(annotation=annotation)) for annotation in annotations]
+    return SimpleNamespace(path=path, dependant=SimpleNamespace(body_params=bodies))
+
+
+async def test_the_fields_that_vllm_reads_are_told(client: Client) -> None:
+    routes = [
+        route("/v1/chat/completions", Question),
+        route("/rerank", Question | Score),
+        route("/tokenize", dict[str, int]),
+        route("/server_info", Score),
+        SimpleNamespace(path="/health"),
+    ]
+    status, told = await client.ask("/modelrunner/fields", app=SimpleNamespace(routes=routes))
+    question = ["adapter", "format", "messages", "model", "response_format", "rf", "structured", "structured_outputs"]
+    assert (status, told) == (200, {"/v1/chat/completions": question, "/rerank": sorted([*question, "top_n"])})
     assert client.reached is None

@@ -5,8 +5,8 @@ modelrunner can be imported here, only the standard library and msgspec, which v
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, get_args
 
 import msgspec
 
@@ -25,6 +25,10 @@ _WITH_MODEL = frozenset(
 # These exist only in vLLM's development mode, which its sleep needs; only the daemon reaches the socket.
 _SLEEP = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/collective_rpc"})
 _SETTLED = "/modelrunner/settled"
+_FIELDS = "/modelrunner/fields"
+_OWN_FIELDS = {"model", "adapter"}
+# Declared for OpenAI's clients, and used for nothing (vllm/entrypoints/openai/*/protocol.py).
+_NEVER_USED = {"user"}
 
 
 class _RequestNames(msgspec.Struct):
@@ -50,6 +54,8 @@ class ModelGuard:
             await self._app(scope, receive, send)
         elif path == _SETTLED:
             await self._settled(scope, send)
+        elif path == _FIELDS:
+            await _answer(send, 200, msgspec.json.encode(_read_fields(scope["app"].routes)))
         elif scope["type"] != "http" or path not in _WITH_MODEL:
             await _refuse(scope, send, 404, "route_not_found", f"there is no route {path} here")
         else:
@@ -141,7 +147,30 @@ async def _refuse(scope: Message, send: Send, status: int, code: str, message: s
         await send({"type": "websocket.close", "code": 1008})
         return
     error = {"message": message, "type": "invalid_request_error", "param": "model", "code": code}
-    body = msgspec.json.encode({"error": error})
+    await _answer(send, status, msgspec.json.encode({"error": error}))
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _read_fields(routes: Iterable[Any]) -> dict[str, list[str]]:
+    """The fields of the models by which the routes read their bodies, with the other names of each."""
+    found: dict[str, list[str]] = {}
+    for route in routes:
+        read = getattr(route, "path", None) in _WITH_MODEL and getattr(route, "dependant", None)
+        names = {name for body in (read.body_params if read else ()) for name in _names(body.field_info.annotation)}
+        if names:
+            found[route.path] = sorted((names | _OWN_FIELDS) - _NEVER_USED)
+    return found
+
+
+def _names(annotation: Any) -> Iterator[str]:
+    """The fields of a model of pydantic, or of each in a union; of none for any other type."""
+    for kind in get_args(annotation):
+        yield from _names(kind)
+    for name, field in getattr(annotation, "model_fields", {}).items():
+        alias = field.validation_alias or field.alias
+        yield from (name, *getattr(alias, "choices", [alias] if alias else []))

@@ -44,6 +44,8 @@ class Anthropic(JsonDialect):
     }
     prefixes: ClassVar[tuple[str, ...]] = (*WITH_ENGINE, "/anthropic")
     assembly = AnthropicAnswer
+    translates = MessageRequest.__struct_fields__
+    translates_for = "output_config"  # llama.cpp's messages do not read it, its chats know schemas
 
     def owns(self, path: str) -> bool:
         return path.startswith("/anthropic/") or f"{_MESSAGES}/" in f"{path}/"

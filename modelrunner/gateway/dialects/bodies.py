@@ -65,12 +65,22 @@ class JsonBodies(Dialect):
             _check_ours(body, self.decoder.type.__struct_fields__)
         return fields
 
+    def reads(self, ask: "Inference", path: str, runner: "Runner") -> Collection[str] | None:
+        return type(ask.fields).__struct_fields__
+
 
 class JsonDialect(JsonBodies):
     """A family whose requests go to the engine's endpoint of the same kind.
-    `assembly` puts an answer together that the engine streams and the client wants in one piece."""
+    `assembly` puts an answer together that the engine streams and the client wants in one piece. `translates` are the
+    fields of a request that is translated; `translates_for` is one for which that is done, too, where the engine's own
+    endpoint does not read it."""
 
     assembly: ClassVar[type[Assembly]]
+    translates: ClassVar[Collection[str]] = ()
+    translates_for: ClassVar[str] = ""
+
+    def reads(self, ask: "Inference", path: str, runner: "Runner") -> Collection[str] | None:
+        return runner.request_fields.get(path) if path == ask.terms.route.path else self.translates
 
     def translated(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
         """As `request`, for an engine without the call's endpoint, where the call has one `instead`."""
@@ -80,7 +90,13 @@ class JsonDialect(JsonBodies):
         """Returns the client's body, byte for byte, unless the client wrote an alias, the engine refuses the model's
         name, or it is asked for a stream that the client did not ask for: then these members are replaced."""
         names, path = runner.names, ask.terms.route.path
-        if path not in runner.endpoints and ask.terms.route.instead is not None:
+        if ask.terms.route.instead is not None and (
+            path not in runner.endpoints
+            or (
+                self.translates_for not in runner.request_fields.get(path, self.translates)
+                and b'"%b"' % self.translates_for.encode() in ask.body
+            )
+        ):
             return self.translated(ask, runner)
         replaced: dict[str, Any] = {}
         assembly: Assembly | None = None

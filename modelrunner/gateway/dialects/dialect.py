@@ -1,7 +1,7 @@
 """The interface of an API family towards its clients, and the parts that most families share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -117,6 +117,11 @@ class Dialect(ABC):
     def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation | None]:
         """Returns the engine's path, the body for the engine, and the translation of its answer, None where the answer
         passes unchanged. `runner` is the leased one. Raises `ModelRunnerError`."""
+
+    def reads(self, ask: "Inference", path: str, runner: "Runner") -> Collection[str] | None:
+        """Returns the names of the fields of the client's body that are read here or, where that goes to the engine's
+        `path` as it is, by the engine. None if those are not known."""
+        return None
 
     async def prepare(self, pipeline: "Pipeline", ask: "Inference") -> "Inference | bytes":
         """What goes on in the place of a request that `prepares`; or its answer, JSON, where that needs no runner.

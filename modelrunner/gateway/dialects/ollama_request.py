@@ -3,7 +3,7 @@
 Source of the fields: https://github.com/ollama/ollama/blob/main/docs/api.md
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -71,9 +71,10 @@ class OllamaFields(EmptyFields, frozen=True, gc=False):
                 found["reasoning_effort"] = self.think
         return found
 
-    def ignored(self) -> list[str]:
-        """The names of what the request has and what nothing here uses."""
-        return ignored_options(self.options)
+    def ignored(self, known: Collection[str] | None) -> list[str]:
+        """The names of the options that nothing uses. `known` are the fields that the engine reads, None if they are
+        not known."""
+        return ignored_options(self.options, known)
 
 
 class ChatFields(OllamaFields, frozen=True, gc=False):
@@ -153,10 +154,16 @@ class EmbedFields(EmptyFields, frozen=True, gc=False):
         return [f"options.{name}" for name in self.options or {}]
 
 
-def ignored_options(options: Mapping[str, Any] | None) -> list[str]:
-    """The names of those that are no `SamplingOptions`."""
-    known = SamplingOptions.__struct_fields__
-    return [f"options.{name}" for name, value in (options or {}).items() if name not in known and value is not None]
+def ignored_options(options: Mapping[str, Any] | None, known: Collection[str] | None) -> list[str]:
+    """The names of those that are no `SamplingOptions`, or that the engine does not read."""
+    given = [name for name, value in (options or {}).items() if value is not None]
+    return [f"options.{name}" for name in given if not _is_used(name, known)]
+
+
+def _is_used(option: str, known: Collection[str] | None) -> bool:
+    if option not in SamplingOptions.__struct_fields__ or known is None:
+        return option in SamplingOptions.__struct_fields__
+    return any(name in known for name in SamplingOptions.names(option))
 
 
 def _messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:

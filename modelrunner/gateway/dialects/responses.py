@@ -2,7 +2,7 @@
 routes that read it are in api/response_routes.py."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -34,6 +34,9 @@ class Responses(OpenAI):
         assert isinstance(fields, ResponseFields)
         fields.check()
         return fields
+
+    def reads(self, ask: "Inference", path: str, runner: "Runner") -> Collection[str] | None:
+        return ResponseFields.__struct_fields__
 
     async def prepare(self, pipeline: "Pipeline", ask: "Inference") -> "Inference | bytes":
         """Looks up the conversation. A response in the background goes on alone, and the client gets its ID. Raises

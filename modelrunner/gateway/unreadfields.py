@@ -1,0 +1,71 @@
+"""What becomes of the fields of a request that nothing reads: the answer names them in `X-Modelrunner-Ignored`, or the
+request is refused where the answer would mean something else without them. The same for every engine and family.
+
+Source of the fields and their defaults: https://platform.openai.com/docs/api-reference, and the sampling parameters of
+vLLM and llama.cpp, which clients send to each other's servers.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from modelrunner.errors import BadRequest
+from modelrunner.gateway.dialects.bodies import MEMBERS
+
+_OURS = frozenset({"model", "stream", "keep_alive"})
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
+_DEFAULTS: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("n", "best_of"), (1,)),
+    **dict.fromkeys(("echo", "logprobs", "return_documents", "store", "use_beam_search"), (False,)),
+    "encoding_format": ("float",),
+    "function_call": ("auto", "none"),
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default", "standard_only"),
+    "tool_choice": ("auto", "none", {"type": "auto"}, {"type": "none"}),
+}
+"""Values that ask for nothing: an answer without the field is the same."""
+_MEANT = frozenset(
+    (
+        *("n", "best_of", "echo", "suffix", "logprobs", "top_logprobs", "modalities", "audio", "documents"),
+        *("response_format", "grammar", "json_schema", "structured_outputs", "output_format"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        *("stop", "stop_sequences", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias"),
+        *("max_tokens", "max_completion_tokens", "min_tokens", "use_beam_search"),
+        *("tool_choice", "function_call", "web_search_options", "mcp_servers"),
+        *("dimensions", "encoding_format", "top_n", "adapter", "lora", "prompt_embeds"),
+    )
+)
+"""Fields without which the answer would mean something else: another shape or length, a rule that does not hold, a part
+of the question that is missing."""
+_UNSAFE = re.compile(r"[^\w.-]", re.ASCII)
+_LONGEST, _MOST = 64, 32  # characters of a name, names: a client's text goes into a header
+
+
+def unread(body: bytes, read: Collection[str]) -> tuple[str, ...]:
+    """Returns the names of the body's fields that are not in `read` and that ask for something. `body` is a valid JSON
+    object. Raises `BadRequest` for a field that must not be ignored."""
+    members = MEMBERS.decode(body)
+    strange = members.keys() - _OURS
+    strange.difference_update(read)
+    if not strange:
+        return ()
+    found = []
+    for name in members:
+        if name in strange and _asks(name, msgspec.json.decode(members[name])):
+            if name in _MEANT:
+                raise BadRequest(
+                    f"the engine of this model does not know `{name}`, and the answer would mean something else "
+                    "without it: leave it out, or ask a model that another backend runs",
+                    param=name,
+                )
+            found.append(_UNSAFE.sub("?", name[:_LONGEST]))
+    return tuple(found[:_MOST])
+
+
+def _asks(name: str, value: Any) -> bool:
+    """`0 == False` and `1 == True`: a number is no default of a switch, and the other way round."""
+    known = (*_NOTHING, *_DEFAULTS.get(name, ()))
+    return not any(value == one and type(value) is type(one) for one in known)

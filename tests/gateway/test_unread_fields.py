@@ -1,0 +1,149 @@
+"""Fields that a client sent and nothing reads: the answer names them, or the request is refused."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelrunner.errors import BadRequest
+from modelrunner.gateway.unreadfields import unread
+from tests.gateway.fakes import OK, Call, Received
+from tests.gateway.harness import CHAT, Proxy, proxy, request
+
+READ = frozenset({"messages", "prompt", "max_tokens", "temperature", "top_k", "tools"})
+ENDPOINTS = dict.fromkeys(("/v1/chat/completions", "/v1/messages", "/v1/embeddings"), READ)
+TEXT = b'{"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": "stop"}]}'
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%b"
+
+
+async def answer(call: Call) -> None:
+    events = b"data: %b\n\ndata: [DONE]\n\n" % TEXT
+    await call.send(STREAM % (len(events), events) if b'"stream":true' in call.request.body else OK)
+
+
+async def asked(served: Proxy, path: str, **fields: Any) -> tuple[int, str | None, Any, list[Received]]:
+    """Status, the names, the answer and what the engine got."""
+    served.runner.request_fields = ENDPOINTS
+    found = await served.ask(request(path, {"model": "m", **fields}))
+    named = found.headers.get("x-modelrunner-ignored")
+    return found.status, named, found.json(), served.engine.received
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, None),
+        ({"temperature": 0, "keep_alive": "5m"}, None),
+        ({"user": "kim", "metadata": {"a": 1}}, "user, metadata"),
+        ({"user": None, "tools": [], "store": False, "n": 1, "response_format": {"type": "text"}}, None),
+        ({"logprobs": False, "service_tier": "auto", "tool_choice": "auto", "stop": []}, None),
+        ({"store": True, "service_tier": "flex", "seed": 0}, "store, service_tier, seed"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"x\r\nX-Evil: 1": 1, "é" * 100: 1}, f"x??X-Evil??1, {'?' * 64}"),
+    ],
+)
+async def test_what_is_ignored_is_named(folder: Path, kind: str, fields: dict[str, Any], named: str | None) -> None:
+    async with proxy(folder, kind, answer) as served:
+        status, found, _, received = await asked(served, CHAT, messages=MESSAGES, **fields)
+        assert (status, found, len(received)) == (200, named, 1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2},
+        {"logprobs": True},
+        {"stop": ["x"]},
+        {"response_format": {"type": "json_object"}},
+        {"guided_json": {"type": "object"}},
+        {"tool_choice": "required"},
+        {"modalities": ["text", "audio"]},
+        {"max_completion_tokens": 0},
+        {"n": True},
+    ],
+)
+async def test_what_changes_the_meaning_is_refused(folder: Path, kind: str, fields: dict[str, Any]) -> None:
+    async with proxy(folder, kind, answer) as served:
+        status, _, body, received = await asked(served, CHAT, messages=MESSAGES, **fields)
+        assert (status, body["error"]["param"], received) == (400, next(iter(fields)), [])
+
+
+async def test_an_engine_that_does_not_tell_reads_everything(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind, answer) as served:
+        status, named, _, _ = await asked(served, "/v1/completions", prompt="x", n=2, anything=1)
+        assert (status, named) == (200, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        ("/api/chat", {"messages": MESSAGES, "stream": False, "shift": True}, "shift"),
+        (
+            "/api/chat",
+            {"messages": MESSAGES, "stream": False, "options": {"num_ctx": 5, "top_k": 1}},
+            "options.num_ctx",
+        ),
+        ("/api/chat", {"messages": MESSAGES, "stream": False, "options": {"mirostat": 2}}, "options.mirostat"),
+        (
+            "/v1/responses",
+            {"input": "hi", "prompt_cache_key": "a", "truncation": "auto"},
+            "truncation, prompt_cache_key",
+        ),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1, "service_tier": "auto", "new": [1]}, "new"),
+    ],
+)
+async def test_every_family_names_them_in_one_line(
+    folder: Path, kind: str, path: str, fields: dict[str, Any], named: str
+) -> None:
+    async with proxy(folder, kind, answer) as served:
+        status, found, _, _ = await asked(served, path, **fields)
+        assert (status, found) == (200, named)
+
+
+async def test_a_message_is_translated_for_a_schema_that_the_engines_own_messages_do_not_read(
+    folder: Path, kind: str
+) -> None:
+    async with proxy(folder, kind, answer) as served:
+        config = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+        fields: Any = {"messages": MESSAGES, "max_tokens": 1}
+        assert (await asked(served, "/v1/messages", **fields, output_config=config))[:2] == (200, None)
+        assert (await asked(served, "/v1/messages", **fields))[:2] == (200, None)
+        structured, plain = served.engine.received
+        assert (structured.path, plain.path) == (CHAT, "/v1/messages")
+        assert msgspec.json.decode(structured.body)["response_format"]["json_schema"]["schema"] == {"type": "object"}
+
+
+async def test_a_family_refuses_in_its_own_shape(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind, answer) as served:
+        fields: Any = {"messages": MESSAGES, "max_tokens": 1, "stop_sequences": ["x"]}
+        status, _, body, _ = await asked(served, "/v1/messages", **fields)
+        assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner),
+)
+NAMES = st.text(max_size=8) | st.sampled_from(["n", "stop", "output_config", "user"])
+
+
+@given(st.dictionaries(NAMES, JSON, max_size=6), st.sets(NAMES))
+def test_every_body_is_judged_and_every_name_is_safe_in_a_header(body: dict[str, Any], read: set[str]) -> None:
+    data = msgspec.json.encode(body)
+    assert unread(data, body.keys()) == ()
+    try:
+        found = unread(data, read)
+    except BadRequest as refused:
+        unknown = refused.param
+    else:
+        unknown = None
+        assert all(re.fullmatch(r"[A-Za-z0-9_.?-]{0,64}", name) for name in found)
+        assert len(found) <= len(body.keys() - read)
+    assert unknown is None or unknown in body.keys() - read
