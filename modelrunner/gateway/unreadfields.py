@@ -27,35 +27,41 @@ _DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none", {"type": "auto"}, {"type": "none"}),
 }
 """Values that ask for nothing: an answer without the field is the same."""
-_MEANT = frozenset(
+_OF_TEXT = frozenset(
     (
         *("n", "best_of", "echo", "suffix", "logprobs", "top_logprobs", "modalities", "audio", "documents"),
         *("response_format", "grammar", "json_schema", "structured_outputs", "output_format"),
         *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
         *("stop", "stop_sequences", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias"),
         *("max_tokens", "max_completion_tokens", "min_tokens", "use_beam_search"),
-        *("tool_choice", "function_call", "web_search_options", "mcp_servers"),
-        *("dimensions", "encoding_format", "top_n", "adapter", "lora", "prompt_embeds"),
+        *("tool_choice", "function_call", "web_search_options", "mcp_servers", "prompt_embeds"),
     )
 )
-"""Fields without which the answer would mean something else: another shape or length, a rule that does not hold, a part
-of the question that is missing."""
+_OF_VECTORS = frozenset({"dimensions", "encoding_format"})
+_OF_ALL = frozenset({"adapter", "lora"})
+_MEANT: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/messages"), _OF_TEXT | _OF_ALL),
+    "/v1/embeddings": _OF_VECTORS | _OF_ALL,
+    **dict.fromkeys(("/v1/rerank", "/score"), _OF_ALL | {"top_n"}),
+}
+"""The fields of each endpoint of an engine without which the answer would mean something else: another shape or length,
+a rule that does not hold, a part of the question that is missing."""
 _UNSAFE = re.compile(r"[^\w.-]", re.ASCII)
 _LONGEST, _MOST = 64, 32  # characters of a name, names: a client's text goes into a header
 
 
-def unread(body: bytes, read: Collection[str]) -> tuple[str, ...]:
+def unread(body: bytes, path: str, read: Collection[str]) -> tuple[str, ...]:
     """Returns the names of the body's fields that are not in `read` and that ask for something. `body` is a valid JSON
-    object. Raises `BadRequest` for a field that must not be ignored."""
+    object for the engine's endpoint `path`. Raises `BadRequest` for a field that must not be ignored."""
     members = MEMBERS.decode(body)
     strange = members.keys() - _OURS
     strange.difference_update(read)
     if not strange:
         return ()
-    found = []
+    found, meant = [], _MEANT.get(path, _OF_ALL)
     for name in members:
         if name in strange and _asks(name, msgspec.json.decode(members[name])):
-            if name in _MEANT:
+            if name in meant:
                 raise BadRequest(
                     f"the engine of this model does not know `{name}`, and the answer would mean something else "
                     "without it: leave it out, or ask a model that another backend runs",

@@ -70,6 +70,20 @@ def test_an_overflow_has_its_figures(daemon: Daemon) -> None:
         assert (error["type"], error["n_prompt_tokens"] > limit) == ("exceed_context_size_error", True)
 
 
+def test_fields_that_llama_cpp_does_not_read(daemon: Daemon) -> None:
+    """Named, or refused where the answer would mean something else."""
+    asked = {"model": SMOLLM2, "messages": user("x"), "max_tokens": 1}
+    answer = daemon.post(CHAT, asked | {"user": "kim", "repetition_penalty": 1.1, "mirostat": 2, "seed": 1})
+    assert (answer.status_code, answer.headers["x-modelrunner-ignored"]) == (200, "user, repetition_penalty")
+    for name, value in (("guided_json", {"type": "object"}), ("modalities", ["text", "audio"])):
+        refused = daemon.post(CHAT, asked | {name: value})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+    refused = daemon.post("/v1/completions", {"model": SMOLLM2, "prompt": "x", "suffix": "y"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "suffix")
+    several = daemon.post(CHAT, asked | {"n": 2})
+    assert (several.status_code, len(several.json()["choices"])) == (200, 2)
+
+
 def test_tools_that_are_ignored_are_named(daemon: Daemon) -> None:
     body = {"model": SMOLLM2, "messages": user("x"), "tools": TOOLS, "max_tokens": 2}
     answer = daemon.post(CHAT, json.dumps(body).encode())

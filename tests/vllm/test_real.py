@@ -98,6 +98,23 @@ def test_the_official_client(daemon: Daemon) -> None:
     assert answer.usage.completion_tokens > 0
 
 
+def test_fields_that_vllm_does_not_read(daemon: Daemon) -> None:
+    """Named, or refused where the answer would mean something else."""
+    answer = chat(daemon, max_tokens=1, user="kim", mirostat=2, repetition_penalty=1.1, structured_outputs=None)
+    assert (answer.status_code, answer.headers["x-modelrunner-ignored"]) == (200, "user, mirostat")
+    for name, value in (("grammar", 'root ::= "x"'), ("guided_json", {"type": "object"})):
+        refused = chat(daemon, max_tokens=1, **{name: value})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+    options = {"mirostat": 2, "top_k": 3, "repeat_penalty": 1.1, "num_predict": 1}
+    messages = [{"role": "user", "content": "hi"}]
+    answer = post(daemon, "/api/chat", messages=messages, options=options, stream=False)
+    assert (answer.status_code, answer.headers["x-modelrunner-ignored"]) == (200, "options.mirostat")
+    config = {"effort": "low", "format": {"type": "json_schema", "schema": {"enum": ["Paris", "Rome"]}}}
+    answer = post(daemon, "/v1/messages", messages=messages, max_tokens=9, output_config=config, inference_geo="us")
+    assert (answer.status_code, answer.headers["x-modelrunner-ignored"]) == (200, "inference_geo")
+    assert json.loads(answer.json()["content"][0]["text"]) in ("Paris", "Rome")
+
+
 def test_stream(daemon: Daemon) -> None:
     text = chat(daemon, max_tokens=16, stream=True).text
     events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
