@@ -7,7 +7,9 @@ from modelrunner.keys.ring import Scope
 _LOOKING = ("GET", "HEAD", "OPTIONS")
 # Files, batches, stored responses, streams and tools are inference; the models that are here are for whoever may ask.
 _USES = re.compile(r"(/engines)?/v1/(files|batches|responses|streams|tools)(/.*)?")
-_LISTS = re.compile(r"/|/version|/models(/.*)?|(/engines(/[^/]+)?)?/v1/models(/.*)?|/api/(version|tags|ps|show)")
+_LISTS = re.compile(
+    r"/|/version|/models(/.*)?|(/engines(/[^/]+)?|/anthropic)?/v1/models(/.*)?|/api/(version|tags|ps|show)"
+)
 # What brings, changes or removes models.
 _CHANGES = re.compile(
     r"/models(/.*)?|/pulls(/.*)?|/updates|(/engines(/[^/]+)?)?/v1/models/.*|/api/(pull|push|copy|delete|create|blobs/.*)|/engines/df"

@@ -14,6 +14,7 @@ from pathlib import Path
 from aiohttp import web
 
 from modelrunner import __version__, durable
+from modelrunner.api.anthropic_routes import AnthropicRoutes
 from modelrunner.api.archive_routes import ArchiveRoutes
 from modelrunner.api.batch_routes import BatchRoutes
 from modelrunner.api.board import Board
@@ -281,6 +282,7 @@ class Daemon:
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
             TelemetryRoutes(self._telemetry, board),
             OpenAIRoutes(),
+            AnthropicRoutes(parts.library),
             ResponseRoutes(self._responses),
             StreamRoutes(self._streams),
             ToolRoutes(self._toolbox if self._settings.mcp else None),

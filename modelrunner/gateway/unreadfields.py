@@ -14,7 +14,7 @@ import msgspec
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.dialects.bodies import MEMBERS
 
-_OURS = frozenset({"model", "stream", "keep_alive"})
+_OURS = frozenset({"model", "stream", "keep_alive", "cache_control"})  # prompts are kept without the last
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 _DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("n", "best_of"), (1,)),

@@ -57,7 +57,8 @@ def make_document(control: Iterable[tuple[str, str, str, Operation]], version: s
 
 
 def _family(family: str, path: str) -> str:
-    return "ollama" if path.startswith("/api/") else family
+    owners = {"/api/": "ollama", "/anthropic/": "anthropic"}
+    return next((owner for start, owner in owners.items() if path.startswith(start)), family)
 
 
 def _tag(path: str) -> str:

@@ -1,0 +1,50 @@
+"""Anthropic's list of models. Messages are inference (gateway/dialects/anthropic.py).
+
+Source of the shapes: https://docs.claude.com/en/api/models-list
+"""
+
+from datetime import UTC, datetime
+
+from aiohttp import web
+
+from modelrunner import wire
+from modelrunner.api import wireforms
+from modelrunner.api.documented import documented
+from modelrunner.api.messages import json_response, reference_in_path
+from modelrunner.models.abilities import Abilities
+from modelrunner.models.library import Library
+from modelrunner.store import StoredModel
+
+_PATH = "/anthropic/v1/models"
+
+
+class AnthropicRoutes:
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get(_PATH, self.list_models), web.get(f"{_PATH}/{{ref:.+}}", self.get)]
+
+    @documented(wire.AnthropicModels)
+    async def list_models(self, request: web.Request) -> web.Response:
+        """Lists the models as Anthropic does, an entry for each name, all in one page."""
+        models = list(self._library)
+        data = [
+            self._shown(name, model, abilities)
+            for model, abilities in zip(models, await self._library.abilities(models), strict=True)
+            for name in model.tags or [model.id]
+        ]
+        ends = (data[0].id, data[-1].id) if data else (None, None)
+        return json_response(wire.AnthropicModels(data, *ends))
+
+    @documented(wire.AnthropicModel, errors=(422,))
+    async def get(self, request: web.Request) -> web.Response:
+        """Shows a model, as Anthropic's list does."""
+        model, name = self._library.named(reference_in_path(request, f"{_PATH}/"))
+        (abilities,) = await self._library.abilities([model])
+        return json_response(self._shown(name, model, abilities))
+
+    @staticmethod
+    def _shown(name: str, model: StoredModel, abilities: Abilities) -> wire.AnthropicModel:
+        window = wireforms.openai_model(name, model, abilities).context_window
+        return wire.AnthropicModel(name, name, datetime.fromtimestamp(model.created, UTC), window)
