@@ -7,15 +7,12 @@ from typing import Any
 import ollama
 import pytest
 
+from tests.clients.conftest import StopsTheEngine
+from tests.clients.questions import MESSAGES as QUESTION
+from tests.clients.questions import PARIS, SHOWN, TOOL
 from tests.e2e.conftest import MINILM, SMOLLM2
-from tests.e2e.daemons import Daemon, until
 
-QUESTION: Any = [
-    {"role": "system", "content": "You are a helpful assistant."},
-    {"role": "user", "content": "What is the capital of France?"},
-]
 COLD = {"temperature": 0, "seed": 1}
-TOOL: Any = {"type": "function", "function": {"name": "sum", "parameters": {"type": "object", "properties": {}}}}
 
 
 @pytest.fixture
@@ -26,7 +23,7 @@ def client(base: str) -> Iterator[ollama.Client]:
 
 def test_a_chat_and_its_figures(client: ollama.Client) -> None:
     answer = client.chat(SMOLLM2, QUESTION, options=COLD)
-    assert "The capital of France is Paris." in (answer.message.content or "")
+    assert PARIS in (answer.message.content or "")
     assert (answer.done_reason, answer.model) == ("stop", SMOLLM2)
     assert answer.prompt_eval_count
     assert answer.eval_count
@@ -36,7 +33,7 @@ def test_a_chat_and_its_figures(client: ollama.Client) -> None:
 
 def test_a_stream_says_the_same(client: ollama.Client) -> None:
     parts = list(client.chat(SMOLLM2, QUESTION, options=COLD, stream=True))
-    assert "The capital of France is Paris." in "".join(part.message.content or "" for part in parts)
+    assert PARIS in "".join(part.message.content or "" for part in parts)
     assert len(parts) > 5
     assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
 
@@ -61,9 +58,11 @@ def test_structured_output(client: ollama.Client) -> None:
     assert found["rank"] in (1, 2)
 
 
-def test_tools_are_passed_on(client: ollama.Client) -> None:
-    """SmolLM2's template has no place for them: the answer says so, and comes."""
-    assert client.chat(SMOLLM2, QUESTION, tools=[TOOL], options=COLD | {"num_predict": 8}).message.content
+def test_tools_are_shown_to_the_model(client: ollama.Client) -> None:
+    few = COLD | {"num_predict": 4}
+    without = client.chat(SMOLLM2, QUESTION, options=few)
+    shown = client.chat(SMOLLM2, QUESTION, tools=[TOOL], options=few)
+    assert (shown.prompt_eval_count or 0) > (without.prompt_eval_count or 0) + SHOWN
 
 
 def test_embeddings(client: ollama.Client) -> None:
@@ -100,11 +99,11 @@ def test_errors(client: ollama.Client) -> None:
     assert long.value.status_code == 400
 
 
-def test_a_stream_that_is_left_stops_the_engine(daemon: Daemon, client: ollama.Client) -> None:
-    stream = client.generate(SMOLLM2, "Count to a million.", stream=True, options=COLD | {"num_predict": 4000})
-    next(iter(stream))
-    stream.close()  # type: ignore[attr-defined]
-    until(lambda: not any(runner["in_use"] for runner in daemon.runners()))
+def test_a_stream_that_is_left_stops_the_engine(client: ollama.Client, stops_the_engine: StopsTheEngine) -> None:
+    with stops_the_engine():
+        stream = client.generate(SMOLLM2, "Count to a million.", stream=True, options=COLD | {"num_predict": 4000})
+        next(iter(stream))
+        stream.close()  # type: ignore[attr-defined]
 
 
 def test_unloading(client: ollama.Client) -> None:

@@ -9,17 +9,56 @@ from typing import Any
 import openai
 import pytest
 
+from tests.clients.conftest import StopsTheEngine
+from tests.clients.questions import CITIES, CITY, MESSAGES, PARIS, QUESTION, SHOWN, TOOL
+from tests.clients.questions import SYSTEM as INSTRUCTIONS
 from tests.e2e.conftest import MINILM, SMOLLM2
-from tests.e2e.daemons import Daemon, until
-
-INSTRUCTIONS = "You are a helpful assistant."
-QUESTION = "What is the capital of France?"
 
 
 @pytest.fixture
 def client(base: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as made:
         yield made
+
+
+def test_a_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=SMOLLM2, messages=MESSAGES, temperature=0)
+    assert PARIS in (answer.choices[0].message.content or "")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 0
+
+
+def test_a_stream_of_a_chat(client: openai.OpenAI) -> None:
+    with client.chat.completions.create(
+        model=SMOLLM2, messages=MESSAGES, temperature=0, stream=True, stream_options={"include_usage": True}
+    ) as stream:
+        chunks = list(stream)
+    assert PARIS in "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert chunks[-1].usage is not None
+
+
+def test_structured_output_of_a_chat(client: openai.OpenAI) -> None:
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+    answer = client.chat.completions.create(model=SMOLLM2, messages=MESSAGES, response_format=wanted)
+    assert json.loads(answer.choices[0].message.content or "")["city"] in CITIES
+
+
+def test_tools_of_a_chat(client: openai.OpenAI) -> None:
+    few: Any = {"model": SMOLLM2, "messages": MESSAGES, "max_tokens": 4}
+    without = client.chat.completions.create(**few).usage
+    shown = client.chat.completions.create(**few, tools=[TOOL], tool_choice="required").usage
+    assert without
+    assert shown
+    assert shown.prompt_tokens > without.prompt_tokens + SHOWN
+
+
+def test_a_chat_that_is_left_stops_the_engine(client: openai.OpenAI, stops_the_engine: StopsTheEngine) -> None:
+    asked: Any = [{"role": "user", "content": "Count to a million."}]
+    with (
+        stops_the_engine(),
+        client.chat.completions.create(model=SMOLLM2, messages=asked, max_tokens=4000, stream=True) as stream,
+    ):
+        next(iter(stream))
 
 
 def test_a_response_and_its_conversation(client: openai.OpenAI) -> None:
@@ -45,17 +84,28 @@ def test_a_stream_of_a_response(client: openai.OpenAI) -> None:
 
 
 def test_structured_output_of_a_response(client: openai.OpenAI) -> None:
-    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
-    text: Any = {"format": {"type": "json_schema", "name": "city", "schema": schema, "strict": True}}
+    text: Any = {"format": {"type": "json_schema", "name": "city", "schema": CITY, "strict": True}}
     response = client.responses.create(model=SMOLLM2, input=QUESTION, text=text, temperature=0)
-    assert json.loads(response.output_text)["city"] in ("Paris", "Rome")
+    assert json.loads(response.output_text)["city"] in CITIES
 
 
-def test_a_response_that_is_left_stops_the_engine(daemon: Daemon, client: openai.OpenAI) -> None:
-    stream = client.responses.create(model=SMOLLM2, input="Count to a million.", max_output_tokens=4000, stream=True)
-    next(iter(stream))
-    stream.close()
-    until(lambda: not any(runner["in_use"] for runner in daemon.runners()))
+def test_tools_of_a_response(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "strict": True, **TOOL["function"]}
+    few: Any = {"model": SMOLLM2, "input": QUESTION, "max_output_tokens": 4}
+    without = client.responses.create(**few).usage
+    shown = client.responses.create(**few, tools=[tool], tool_choice="required").usage
+    assert without
+    assert shown
+    assert shown.input_tokens > without.input_tokens + SHOWN
+
+
+def test_a_response_that_is_left_stops_the_engine(client: openai.OpenAI, stops_the_engine: StopsTheEngine) -> None:
+    with stops_the_engine():
+        stream = client.responses.create(
+            model=SMOLLM2, input="Count to a million.", max_output_tokens=4000, stream=True
+        )
+        next(iter(stream))
+        stream.close()
 
 
 def test_embeddings_in_base64_and_of_tokens(client: openai.OpenAI) -> None:
@@ -69,6 +119,8 @@ def test_embeddings_in_base64_and_of_tokens(client: openai.OpenAI) -> None:
 
 def test_models_and_errors(client: openai.OpenAI) -> None:
     assert {SMOLLM2, MINILM} <= {model.id for model in client.models.list()}
+    with pytest.raises(openai.NotFoundError, match="not here"):
+        client.chat.completions.create(model="nope", messages=MESSAGES)
     with pytest.raises(openai.NotFoundError, match="not here"):
         client.responses.create(model="nope", input="x")
     with pytest.raises(openai.BadRequestError, match="context"):

@@ -3,20 +3,22 @@ docs/clients.md says, and prints what it got."""
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from modelrunner.config.locations import Locations
+from tests.clients.conftest import StopsTheEngine
+from tests.clients.questions import CITIES, CITY, PARIS, QUESTION, SHOWN, SYSTEM
 from tests.e2e.conftest import MINILM, SMOLLM2
-from tests.e2e.daemons import Daemon, until
 from tests.waiting import HUNG
 
 PROGRAMS = Path(__file__).parent / "programs"
-PARIS = "The capital of France is Paris."
 
 
 def installed(registry: str, name: str) -> Path:
@@ -38,61 +40,100 @@ def run(command: list[str | Path], base: str) -> dict[str, Any]:
     return found
 
 
-def test_langchain(base: str) -> None:
-    found = run([installed("pypi", "langchain-openai") / "bin" / "python", PROGRAMS / "langchain_client.py"], base)
-    assert PARIS in found["chat"]
-    assert PARIS in "".join(found["stream"])
-    assert len(found["stream"]) > 5
-    assert found["structured"]["city"] in ("Paris", "Rome")
-    assert found["embeddings"] == [384, 384]
-    assert found["error"] == "NotFoundError"
+def test_langchain(base: str, stops_the_engine: StopsTheEngine) -> None:
+    """It has no list of models."""
+    with stops_the_engine():
+        found = run([installed("pypi", "langchain-openai") / "bin" / "python", PROGRAMS / "langchain_client.py"], base)
+    check(found, "NotFoundError")
 
 
-def test_litellm(daemon: Daemon, base: str) -> None:
-    found = run([installed("pypi", "litellm") / "bin" / "python", PROGRAMS / "litellm_client.py"], base)
-    assert PARIS in found["chat"]
-    assert PARIS in "".join(found["stream"])
-    assert len(found["stream"]) > 5
-    assert found["structured"]["city"] in ("Paris", "Rome")
-    assert found["tools"]
-    assert found["embeddings"] == [384, 384]
+def test_litellm(base: str, stops_the_engine: StopsTheEngine) -> None:
+    with stops_the_engine():
+        found = run([installed("pypi", "litellm") / "bin" / "python", PROGRAMS / "litellm_client.py"], base)
+    check(found, "NotFoundError")
     assert {SMOLLM2, MINILM} <= {model.removeprefix("openai/") for model in found["models"]}
-    assert found["error"] == "NotFoundError"
-    until(lambda: not any(runner["in_use"] for runner in daemon.runners()))
 
 
 @pytest.mark.parametrize(("name", "error"), [("openai", "NotFoundError"), ("ollama", "ResponseError 404")])
-def test_javascript_clients(daemon: Daemon, base: str, tmp_path: Path, name: str, error: str) -> None:
+def test_javascript_clients(base: str, stops_the_engine: StopsTheEngine, tmp_path: Path, name: str, error: str) -> None:
     modules, program = installed("npm", name) / "node_modules", f"{name}_client.mjs"
     node = shutil.which("node")
     assert node, "npm was there, and node is not"
     shutil.copy(PROGRAMS / program, tmp_path)
     (tmp_path / "node_modules").symlink_to(modules)
-    found = run([node, tmp_path / program], base)
-    assert PARIS in found["chat"]
-    assert PARIS in "".join(found["stream"])
+    with stops_the_engine():
+        found = run([node, tmp_path / program], base)
+    check(found, error)
     assert PARIS in found.get("response", PARIS)
-    assert found["structured"]["city"] in ("Paris", "Rome")
-    assert found["embeddings"] == [384, 384]
     assert {SMOLLM2, MINILM} <= set(found["models"])
     assert found.get("left", "AbortError") == "AbortError"
+
+
+def check(found: dict[str, Any], error: str) -> None:
+    """What every program prints."""
+    assert PARIS in found["chat"]
+    assert PARIS in "".join(found["stream"])
+    assert len(found["stream"]) > 5
+    assert found["structured"]["city"] in CITIES
+    assert found["tools"] > SHOWN
+    assert found["embeddings"] == [384, 384]
     assert found["error"] == error
-    until(lambda: not any(runner["in_use"] for runner in daemon.runners()))
 
 
-def test_llm(base: str, tmp_path: Path) -> None:
-    """Simon Willison's command line, with a model of its `extra-openai-models.yaml`."""
-    python = installed("pypi", "llm") / "bin" / "python"
-    models = f"- model_id: here\n  model_name: {SMOLLM2!r}\n  api_base: {base}/v1\n"
-    (tmp_path / "extra-openai-models.yaml").write_text(models)
-    options = ["-m", "here", "-o", "temperature", "0", "-s", "You are a helpful assistant.", "--key", "none"]
-    done = subprocess.run(
-        [str(python), "-m", "llm", *options, "What is the capital of France?"],
-        env=os.environ | {"LLM_USER_PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=HUNG,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    assert PARIS in done.stdout, done.stderr
+class Llm:
+    """Simon Willison's command line, with a model of its `extra-openai-models.yaml`, and another that is not here. It
+    lists the models of that file, and has no embeddings of such models."""
+
+    def __init__(self, base: str, folder: Path) -> None:
+        self.python = installed("pypi", "llm") / "bin" / "python"
+        self.environment = os.environ | {"LLM_USER_PATH": str(folder)}
+        abilities = f"  api_base: {base}/v1\n  supports_schema: true\n  supports_tools: true\n"
+        models = [f"- model_id: {id}\n  model_name: {name!r}\n{abilities}" for id, name in self.models.items()]
+        (folder / "extra-openai-models.yaml").write_text("".join(models))
+
+    models: ClassVar[dict[str, str]] = {"here": SMOLLM2, "gone": "nope"}
+
+    def command(self, *options: str, model: str = "here") -> list[str]:
+        always = ("-m", model, "-o", "temperature", "0", "-s", SYSTEM, "--key", "none")
+        return [str(self.python), "-m", "llm", "prompt", *always, *options]
+
+    def ask(self, *options: str, model: str = "here") -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            self.command(*options, model=model),
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=HUNG,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+
+@pytest.fixture
+def llm(base: str, tmp_path: Path) -> Llm:
+    return Llm(base, tmp_path)
+
+
+def test_llm(llm: Llm) -> None:
+    for options in ((), ("--no-stream",)):
+        done = llm.ask(*options, QUESTION)
+        assert PARIS in done.stdout, done.stderr
+    structured = llm.ask("--schema", json.dumps(CITY), QUESTION)
+    assert json.loads(structured.stdout)["city"] in CITIES, structured.stderr
+    few = ("-u", "-o", "max_tokens", "4", "--no-stream", QUESTION)
+    tool = ("--functions", "def weather(city: str) -> str:\n    'of a city'\n    return city")
+    without, shown = (re.search(r"([\d,]+) input", llm.ask(*options).stderr) for options in (few, (*tool, *few)))
+    assert without
+    assert shown
+    assert int(shown[1]) > int(without[1]) + SHOWN
+    refused = llm.ask(QUESTION, model="gone")
+    assert refused.returncode == 1
+    assert "not here" in refused.stderr
+
+
+def test_llm_that_is_interrupted(llm: Llm, stops_the_engine: StopsTheEngine) -> None:
+    command = llm.command("-o", "max_tokens", "4000", "Count to a million.")
+    with stops_the_engine(), subprocess.Popen(command, env=llm.environment, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.read(1)
+        running.send_signal(signal.SIGINT)

@@ -9,7 +9,7 @@ base, chat_model, embedding_model = sys.argv[1:]
 here = {"api_base": f"{base}/v1", "api_key": "none", "max_retries": 0}
 schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
 response_format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
-tool = {"type": "function", "function": {"name": "sum", "parameters": {"type": "object", "properties": {}}}}
+tool = {"type": "function", "function": {"name": "weather", "description": "of a city", "parameters": schema}}
 messages = [
     {"role": "system", "content": "You are a helpful assistant."},
     {"role": "user", "content": "What is the capital of France?"},
@@ -19,7 +19,7 @@ ask = {"model": f"openai/{chat_model}", "messages": messages, "temperature": 0, 
 chat = litellm.completion(**ask)
 stream = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(**ask, stream=True)]
 structured = litellm.completion(**ask, response_format=response_format)
-tools = litellm.completion(**ask, tools=[tool], max_tokens=8)
+shown = litellm.completion(**ask, tools=[tool], tool_choice="required", max_tokens=4)
 texts = ["a cat", "a dog"]
 vectors = litellm.embedding(model=f"openai/{embedding_model}", input=texts, encoding_format="float", **here)
 models = litellm.get_valid_models(
@@ -39,7 +39,7 @@ print(
             "chat": chat.choices[0].message.content,
             "stream": stream,
             "structured": json.loads(structured.choices[0].message.content),
-            "tools": tools.choices[0].message.content,
+            "tools": shown.usage.prompt_tokens - chat.usage.prompt_tokens,
             "embeddings": [len(one["embedding"]) for one in vectors.data],
             "models": models,
             "error": error,

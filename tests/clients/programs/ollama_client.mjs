@@ -14,6 +14,9 @@ const chat = await client.chat(ask);
 const stream = [];
 for await (const part of await client.chat({ ...ask, stream: true })) stream.push(part.message.content);
 const structured = await client.chat({ ...ask, format });
+const weather = { name: "weather", description: "of a city", parameters: format };
+const few = { temperature: 0, num_predict: 4 };
+const shown = await client.chat({ ...ask, tools: [{ type: "function", function: weather }], options: few });
 const vectors = await client.embed({ model: embeddingModel, input: ["a cat", "a dog"] });
 const models = (await client.list()).models.map((model) => model.name);
 const long = await client.generate({ model: chatModel, prompt: "Count.", stream: true, options: { num_predict: 4000 } });
@@ -37,6 +40,7 @@ console.log(
     embeddings: vectors.embeddings.map((one) => one.length),
     models,
     left,
+    tools: shown.prompt_eval_count - chat.prompt_eval_count,
     error,
   }),
 );

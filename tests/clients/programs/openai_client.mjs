@@ -16,6 +16,9 @@ const stream = [];
 for await (const chunk of await client.chat.completions.create({ ...ask, stream: true }))
   stream.push(chunk.choices[0]?.delta?.content ?? "");
 const structured = await client.chat.completions.create({ ...ask, response_format });
+const parameters = schema;
+const tools = [{ type: "function", function: { name: "weather", description: "of a city", parameters } }];
+const shown = await client.chat.completions.create({ ...ask, tools, tool_choice: "required", max_tokens: 4 });
 const response = await client.responses.create({ model: chatModel, input: messages, temperature: 0 });
 const vectors = await client.embeddings.create({ model: embeddingModel, input: ["a cat", "a dog"] });
 const models = [];
@@ -36,6 +39,7 @@ console.log(
     response: response.output_text,
     embeddings: vectors.data.map((one) => one.embedding.length),
     models,
+    tools: shown.usage.prompt_tokens - chat.usage.prompt_tokens,
     error,
   }),
 );
