@@ -81,7 +81,7 @@ ALLOWED: dict[str, set[str]] = {
     "schema": set(),
     "sdk": {"backend", "engine", "processes"},
     "store": set(),
-    "telemetry": {"engine", "gateway", "scheduler", "web"},
+    "telemetry": {"engine", "gateway", "http", "scheduler", "web"},
     "testing": {"backend", "engine", "plugins", "processes", "store"},
     "tools": {"processes"},
     "types": set(),

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from modelrunner import wire
-from modelrunner.api import wireforms
+from modelrunner.api import recordforms, wireforms
 from modelrunner.api.streaming import ALIVE
 from modelrunner.concurrency.feed import Feed
 from modelrunner.scheduler import Scheduler
@@ -42,7 +42,7 @@ class Board:
             waiting=scheduler.waiting(),
             paused=sorted(scheduler.paused()),
             running=len(running),
-            requests=[wireforms.request(entry) for entry in running[:_SHOWN]],
+            requests=[recordforms.request(entry) for entry in running[:_SHOWN]],
             counted=self._is_counted(),
         )
 
@@ -75,7 +75,7 @@ class Board:
             if new := events.after(seen):
                 seen, frame = events.last, _sent("events", [wireforms.event(event) for event in new])
             if ended := recent.after(served):
-                shown = [wireforms.request(entry) for entry in ended[-_SHOWN:]]
+                shown = [recordforms.request(entry) for entry in ended[-_SHOWN:]]
                 frame += _sent("requests", {"ended": recent.last - served, "newest": shown})
                 served = recent.last
             if (now := self.now()) != before:

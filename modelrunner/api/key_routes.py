@@ -6,7 +6,7 @@ import time
 from aiohttp import web
 
 from modelrunner import wire
-from modelrunner.api import wireforms
+from modelrunner.api import recordforms
 from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, read_json
 from modelrunner.errors import BadRequest
@@ -31,7 +31,7 @@ class KeyRoutes:
     @documented(list[wire.KeyStatus])
     async def list(self, request: web.Request) -> web.Response:
         """Lists the API keys, without their text."""
-        return json_response([wireforms.key(key) for key in self._keys])
+        return json_response([recordforms.key(key) for key in self._keys])
 
     @documented(wire.KeyCreated, status=201, body=wire.KeyRequest, errors=(409,))
     async def create(self, request: web.Request) -> web.Response:
@@ -61,13 +61,13 @@ class KeyRoutes:
                 expires=expires,
             ),
         )
-        return json_response(wire.KeyCreated(wireforms.key(made), text), status=201)
+        return json_response(wire.KeyCreated(recordforms.key(made), text), status=201)
 
     @documented(wire.KeyCreated)
     async def rotate(self, request: web.Request) -> web.Response:
         """Gives an API key another text."""
         made, text = await asyncio.to_thread(self._keys.rotate, request.match_info["name"])
-        return json_response(wire.KeyCreated(wireforms.key(made), text))
+        return json_response(wire.KeyCreated(recordforms.key(made), text))
 
     @documented(wire.KeyRevoked, errors=(409,))
     async def revoke(self, request: web.Request) -> web.Response:

@@ -25,6 +25,7 @@ from modelrunner.gateway.render import new_request_id
 from modelrunner.gateway.routes import dialect_of, match, variants
 from modelrunner.http.answers import Header, cors
 from modelrunner.http.limits import Limits
+from modelrunner.keys.ring import Scope
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,13 @@ def owner_of(request: web.BaseRequest) -> str:
     handed_over = _handed_over(request)
     key = handed_over.admitted.key if handed_over is not None else None
     return key.key.owner if key is not None else ""
+
+
+def is_admin(request: web.BaseRequest) -> bool:
+    """True for the daemon's owner, and for a key with the scope `admin`."""
+    handed_over = _handed_over(request)
+    key = handed_over.admitted.key if handed_over is not None else None
+    return key is None or Scope.ADMIN in key.key.scopes
 
 
 def error_response(error: ModelRunnerError, request: web.BaseRequest) -> web.Response:

@@ -7,6 +7,7 @@ from modelrunner.keys.ring import Scope
 _LOOKING = ("GET", "HEAD", "OPTIONS")
 # Files, batches, stored responses, streams and tools are inference; the models that are here are for whoever may ask.
 _USES = re.compile(r"(/engines)?/v1/(files|batches|responses|streams|tools)(/.*)?")
+_RECORDED = re.compile(r"/engines/requests/[^/]+")  # each key sees its own
 _LISTS = re.compile(
     r"/|/version|/models(/.*)?|(/engines(/[^/]+)?|/anthropic)?/v1/models(/.*)?|/api/(version|tags|ps|show)"
 )
@@ -18,7 +19,7 @@ _CHANGES = re.compile(
 
 def scope_of(method: str, path: str) -> Scope:
     """`path` is the client's, without a query."""
-    if _USES.fullmatch(path):
+    if _USES.fullmatch(path) or (_RECORDED.fullmatch(path) and method in _LOOKING):
         return Scope.INFERENCE
     if _LISTS.fullmatch(path) and (method in _LOOKING or path == "/api/show"):
         return Scope.INFERENCE

@@ -7,15 +7,17 @@ import msgspec
 from aiohttp import web
 
 from modelrunner import wire
-from modelrunner.api import wireforms
+from modelrunner.api import recordforms
 from modelrunner.api.board import Board
 from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, query_count
+from modelrunner.api.middleware import is_admin, owner_of
 from modelrunner.api.streaming import ALIVE, stream_events
 from modelrunner.errors import BadRequest, RequestCancelled, RequestNotFound
 from modelrunner.gateway.observers import RequestRecord
 from modelrunner.telemetry.history import HistoryStep
 from modelrunner.telemetry.hub import Telemetry
+from modelrunner.telemetry.recordings import Recordings
 from modelrunner.telemetry.usage import Grouping
 from modelrunner.units import parse_age
 
@@ -24,8 +26,9 @@ _GROUPINGS = {grouping.name.lower(): grouping for grouping in Grouping}
 
 
 class TelemetryRoutes:
-    def __init__(self, telemetry: Telemetry, board: Board) -> None:
+    def __init__(self, telemetry: Telemetry, recordings: Recordings, board: Board) -> None:
         self._telemetry = telemetry
+        self._recordings = recordings
         self._board = board
 
     def routes(self) -> list[web.RouteDef]:
@@ -34,6 +37,7 @@ class TelemetryRoutes:
             web.get("/engines/now", self.now),
             web.get("/engines/history", self.history),
             web.get("/engines/requests", self.requests),
+            web.get("/engines/requests/{id}", self.recorded),
             web.post("/engines/requests/{id}/cancel", self.cancel),
             web.get("/usage", self.usage),
         ]
@@ -79,7 +83,14 @@ class TelemetryRoutes:
                 request, recent.subscribe(idle=ALIVE), lambda record: _sent(record) if is_asked_for(record) else b""
             )
         found = [record for record in (*recent.running(), *reversed(list(recent))) if is_asked_for(record)]
-        return json_response([wireforms.request(record) for record in found[:limit]])
+        return json_response([recordforms.request(record) for record in found[:limit]])
+
+    @documented(wire.RecordedRequest, query={})
+    async def recorded(self, request: web.Request) -> web.Response:
+        """Shows a recorded request with its body and its answer, without keys and files. A key sees its own; one
+        with the scope `admin` too sees all."""
+        owner = None if is_admin(request) else owner_of(request)
+        return json_response(recordforms.recorded(self._recordings.find(request.match_info["id"], owner)))
 
     @documented(wire.Cancelled)
     async def cancel(self, request: web.Request) -> web.Response:
@@ -99,8 +110,8 @@ class TelemetryRoutes:
         seconds = min(parse_age(request.query.get("since", "30d")), _LONGEST)
         self._telemetry.flush()
         found = await self._telemetry.usage.sums(_GROUPINGS[by], timedelta(seconds=seconds))
-        return json_response([wireforms.usage(each) for each in found])
+        return json_response([recordforms.usage(each) for each in found])
 
 
 def _sent(record: RequestRecord) -> bytes:
-    return b"event: request\ndata: %b\n\n" % msgspec.json.encode(wireforms.request(record))
+    return b"event: request\ndata: %b\n\n" % msgspec.json.encode(recordforms.request(record))

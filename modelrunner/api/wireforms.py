@@ -1,6 +1,5 @@
 """Translates the daemon's values to the structs of wire: times become RFC 3339 in UTC, enums text."""
 
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -11,8 +10,6 @@ from modelrunner import wire
 from modelrunner.batches.batch import Batch, State
 from modelrunner.batches.files import UploadedFile
 from modelrunner.defaults import NO_DEFAULTS, ModelDefaults
-from modelrunner.gateway.observers import RequestRecord
-from modelrunner.keys.ring import ApiKey
 from modelrunner.modelfile import Modelfile, render
 from modelrunner.models.abilities import Abilities
 from modelrunner.models.configurator import ShownConfiguration
@@ -26,7 +23,6 @@ from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler import EventRecord, Explanation, RunnerView, UnloadResult
 from modelrunner.store import RemoveResult, StoredModel
 from modelrunner.store.details import ModelDetails
-from modelrunner.telemetry.usage import UsageSum
 from modelrunner.types import CAPABILITIES, FileProgress, RequiredMemory, RunningPull, WorkProgress
 
 _LONGEST_CHANGE = 200  # characters of one value
@@ -188,9 +184,9 @@ def runner(view: RunnerView) -> wire.RunnerStatus:
         memory=wire.RunnerMemory(memory(view.memory.estimated), memory(measured) if measured else None),
         leases=view.leases,
         queued=view.queued,
-        started_at=_time(view.started_at),
-        last_used=None if view.last_used is None else _time(view.last_used),
-        expires_at=None if view.expires_at is None else _time(view.expires_at),
+        started_at=moment(view.started_at),
+        last_used=None if view.last_used is None else moment(view.last_used),
+        expires_at=None if view.expires_at is None else moment(view.expires_at),
         keep_alive=str(view.keep_alive),
         pinned=view.pinned,
         in_use=view.leases > 0,
@@ -213,50 +209,12 @@ def event(record: EventRecord) -> wire.Event:
     return wire.Event(
         record.id,
         record.event,
-        _time(record.time),
+        moment(record.time),
         record.runner,
         record.model,
         record.reason,
         dict(record.details),
     )
-
-
-def request(record: RequestRecord) -> wire.RequestStatus:
-    answer = record.tokens.answer
-    writing = record.duration - (record.first_byte or 0.0)
-    speed = round((answer - 1) / writing, 1) if answer > 1 and record.first_byte is not None and writing > 0 else None
-    fields = msgspec.structs.asdict(record)
-    del fields["tokens"], fields["trace"]
-    for name in ("queued", "loading", "duration", "first_byte"):
-        fields[name] = fields[name] and round(fields[name], 4)
-    return wire.RequestStatus(
-        **{**fields, "time": _time(record.time)},
-        prompt_tokens=record.tokens.prompt,
-        completion_tokens=answer,
-        cached_tokens=record.tokens.cached,
-        tokens_per_second=speed,
-    )
-
-
-def key(found: ApiKey) -> wire.KeyStatus:
-    return wire.KeyStatus(
-        found.name,
-        [str(scope) for scope in found.scopes],
-        list(found.models),
-        found.requests_per_minute,
-        found.tokens_per_minute,
-        found.concurrency,
-        found.max_tokens,
-        found.max_seconds,
-        "batch" if found.batch else "normal",
-        _time(found.created),
-        _time(found.expires) if found.expires is not None else None,
-        found.expires is not None and found.expires <= time.time(),
-    )
-
-
-def usage(found: UsageSum) -> wire.UsageTotals:
-    return wire.UsageTotals(found.name, found.requests, found.prompt, found.answer, round(found.seconds, 3))
 
 
 def why(found: Explanation) -> wire.WhyResponse:
@@ -362,5 +320,5 @@ def memory(figures: RequiredMemory) -> wire.Memory:
     return wire.Memory(figures.ram, list(figures.vram))
 
 
-def _time(seconds: float) -> str:
+def moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -57,6 +57,7 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 @click.option("--draft-min-acceptance", metavar="P", help="Only tokens of this probability.")
 @click.option("--pin", metavar="on|off", help=MEANINGS["pin"])
 @click.option("--preload", metavar="on|off", help=MEANINGS["preload"])
+@click.option("--recording", metavar="on|off", help=MEANINGS["recording"])
 @click.option(
     "--set",
     "tables",
@@ -172,7 +173,7 @@ def _value(name: str, text: str) -> Any:
         if not _WHOLE_NUMBER.fullmatch(text):
             raise click.UsageError(f"--{name.replace('_', '-')} is a number, or default")
         return int(text)
-    if name in ("pin", "preload"):
+    if name in ("pin", "preload", "recording"):
         if text.lower() not in _WORDS:
             raise click.UsageError(f"--{name} is on, off, or default")
         return _WORDS[text.lower()]

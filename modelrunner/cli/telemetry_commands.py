@@ -3,9 +3,11 @@
 from datetime import datetime
 
 import click
+import msgspec
 
 from modelrunner import wire
 from modelrunner.cli import output
+from modelrunner.cli import replay as replays
 from modelrunner.cli.client import Client, decode, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.units import format_duration
@@ -37,7 +39,8 @@ _EXPENDABLE = ("CALLER", "LOAD", "QUEUE", "TOKENS/S", "PROMPT")
 def requests(client: Client, follow: bool, model: str | None, status: str | None, limit: int, as_json: bool) -> None:
     """Show the requests under way, and the last ones.
 
-    The daemon keeps the last 1,000, without their texts. With -f --json, prints one object a line.
+    The daemon keeps the last 1,000, without their texts; `show` has those of models that are recorded. With -f --json,
+    prints one object a line.
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
@@ -63,6 +66,63 @@ def cancel(client: Client, id: str, as_json: bool) -> None:
     """End a request that is under way."""
     client.fetch("POST", path("engines", "requests", id, "cancel"))
     output.done(f"cancelled: {id}", as_json, cancelled=id)
+
+
+@requests.command()
+@click.argument("id")
+@json_option
+@with_client(start=False)
+def show(client: Client, id: str, as_json: bool) -> None:
+    """Show a recorded request with its body and its answer.
+
+    Bodies are kept for models that are configured so: `modelrunner configure MODEL --recording on`.
+    """
+    raw = client.fetch("GET", path("engines", "requests", id))
+    if as_json:
+        output.json(raw)
+        return
+    found = decode(raw, wire.RecordedRequest)
+    output.fields(
+        [
+            ("request", found.request.request_id),
+            ("time", found.request.time),
+            ("path", found.path),
+            ("model", found.request.model_name),
+            ("status", f"{found.request.status} {found.request.error}".strip()),
+            ("key", found.request.key or "(none)"),
+        ]
+    )
+    for name, body in (("body", found.body), ("answer", found.answer)):
+        cut = "" if body.whole else f", of which {len(body.text.encode())} are kept"
+        gone = f"; {body.redacted} redacted" if body.redacted else ""
+        output.heading(f"{name}: {body.size} bytes{cut}{gone}")
+        output.say(replays.answer_text(body.text) if name == "answer" else body.text)
+
+
+@requests.command()
+@click.argument("id")
+@click.option("--model", metavar="MODEL", help="Ask this model instead.")
+@json_option
+@with_client(start=False)
+def replay(client: Client, id: str, model: str | None, as_json: bool) -> None:
+    """Send a recorded request again, and compare the answers.
+
+    Prints the new answer, and on standard error what differs from the recorded one.
+    """
+    found = client.call("GET", path("engines", "requests", id), wire.RecordedRequest)
+    answer = replays.again(client, found, model).decode("utf-8", "replace")
+    before, now = replays.answer_text(found.answer.text), replays.answer_text(answer)
+    if as_json:
+        told = {"request_id": id, "same": before == now, "before": before, "answer": now}
+        output.json(msgspec.json.encode(told))
+        return
+    output.say(now)
+    if not found.answer.whole or found.answer.redacted:
+        output.note("the recorded answer is not whole: it is not compared")
+    elif before == now:
+        output.note("the answer is the same as the recorded one")
+    else:
+        output.note(f"the answer differs from the recorded one:\n{replays.difference(before, now)}")
 
 
 @click.command()

@@ -16,7 +16,7 @@ MAX_PARALLEL = 256
 Count = Annotated[int, msgspec.Meta(ge=1)]
 TRAINED = -1  # as a context size: what the model was trained for
 # Fields that only the daemon uses: a change of them never needs another process.
-_NOT_THE_ENGINES = dict.fromkeys(("keep_alive", "pin", "preload", "max_tokens", "max_seconds"))
+_NOT_THE_ENGINES = dict.fromkeys(("keep_alive", "pin", "preload", "max_tokens", "max_seconds", "recording"))
 _RAW_FLAGS = "raw-runtime-flags"  # one text of shell words, kept as runtime-flags
 
 
@@ -54,6 +54,7 @@ class ModelConfiguration(
     preload: bool | None = None
     max_tokens: Count | None = None
     max_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    recording: bool | None = None
     speculative: Speculative | None = None
     chat_template: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     lora: tuple[str, ...] | None = None
@@ -136,6 +137,7 @@ MEANINGS = {
     "preload": "Load it when the daemon starts.",
     "max-tokens": "The most tokens that one request may generate.",
     "max-seconds": "The most seconds that the engine may work on one request.",
+    "recording": "Keep the last requests with their bodies in memory.",
     "speculative": "A small model proposes tokens, and the model checks them.",
     "chat-template": "A chat template in Jinja, instead of the model's own; for tools, or roles.",
     "lora": "LoRA adapters on the daemon's machine, as PATH or PATH:SCALE.",

@@ -200,6 +200,8 @@ class Settings(BaseModel):
     telemetry: bool = False
     access_log: Literal["off", "text", "json"] = "off"
     sandbox: Literal["on", "off"] = "on"
+    recording_memory: Bytes = 16 << 20
+    recording_limit: Bytes = 64 << 10
     response_cache: Bytes = 0
     response_cache_age: Seconds = 3600.0
     embedding_window: Seconds = 0.0

@@ -43,7 +43,7 @@ from modelrunner.daemon import instance, logs
 from modelrunner.daemon.certificates import Certificate, self_signed
 from modelrunner.daemon.doorway import Doorway, open_port
 from modelrunner.daemon.handedover import handed_over
-from modelrunner.daemon.parts import Parts, address_rates, build, make_reloader, set_aliases, set_detours
+from modelrunner.daemon.parts import Parts, address_rates, build, make_reloader, set_aliases, set_detours, set_recorder
 from modelrunner.daemon.system_routes import Addresses, SystemRoutes
 from modelrunner.gateway import protocol
 from modelrunner.gateway.access import Access, host_names
@@ -176,6 +176,7 @@ class Daemon:
         )
         if settings.telemetry:
             observers.add(self._telemetry)
+        self._recordings = set_recorder(settings, self._pipeline, parts.resolver)
         self._access_log = AccessLog(settings.data_dir / "logs" / "access.log", observers)
         self._access_log.use(settings.access_log)
         if traces := tracing.traces(os.environ):
@@ -280,7 +281,7 @@ class Daemon:
             ModelRoutes(parts.library, parts.remote, parts.quantizer, parts.publisher, parts.pruner),
             EngineRoutes(parts.scheduler, parts.residency, parts.disk, parts.statuses, parts.installer),
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
-            TelemetryRoutes(self._telemetry, board),
+            TelemetryRoutes(self._telemetry, self._recordings, board),
             OpenAIRoutes(),
             AnthropicRoutes(parts.library),
             ResponseRoutes(self._responses),

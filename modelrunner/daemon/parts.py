@@ -53,6 +53,7 @@ from modelrunner.pull.uploads import Uploads
 from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
 from modelrunner.store import Reference, Store
 from modelrunner.telemetry.accesslog import AccessLog
+from modelrunner.telemetry.recordings import Recordings
 from modelrunner.tools.toolbox import Toolbox
 from modelrunner.types import Alias
 
@@ -236,6 +237,15 @@ def set_detours(settings: Settings, pipeline: Pipeline, toolbox: Toolbox) -> Res
 def address_rates(values: Mapping[str, Any]) -> Rates:
     """What each client address may use, from the settings by name."""
     return Rates(*(values[f"address_{name}"] for name in Rates._fields))
+
+
+def set_recorder(settings: Settings, pipeline: Pipeline, resolver: Resolver) -> Recordings:
+    """Makes the recordings of bodies, and gives them to the pipeline where they may have memory."""
+    memory, limit = settings.recording_memory, settings.recording_limit
+    recordings = Recordings(lambda: resolver.known, resolver.is_recorded, memory, limit)
+    if memory:
+        pipeline.recorder = recordings
+    return recordings
 
 
 def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_log: AccessLog, port: int) -> Reloader:

@@ -103,6 +103,17 @@ class UnderWay(Protocol):
         """What is known of the request so far."""
 
 
+class RecordingTap(Sink, UnderWay, Protocol):
+    """What stands between a request, its `work`, and the client."""
+
+    work: UnderWay
+
+
+class Recorder(Protocol):
+    def tap(self, ask: Inference, sink: Sink) -> RecordingTap | None:
+        """None for a request that is not recorded. Raises nothing."""
+
+
 class Detour(Protocol):
     """Another way to an answer than an exchange of the request's own."""
 

@@ -19,7 +19,7 @@ from modelrunner.errors import (
 from modelrunner.gateway.access import Access
 from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.exchange import Exchange
-from modelrunner.gateway.interfaces import Detour, Inference, Sink, Terms, UnderWay
+from modelrunner.gateway.interfaces import Detour, Inference, Recorder, Sink, Terms, UnderWay
 from modelrunner.gateway.leasing import AliasChooser, Leasing, Resolve
 from modelrunner.gateway.observers import Observers, RequestRecord
 from modelrunner.gateway.quarantine import Quarantine
@@ -55,8 +55,8 @@ class Pipeline(Leasing):
     `running` are the requests under way, `buffered` the bytes of their bodies. `observers` are told of every request;
     with `tracing`, each request gets a trace. Each of `detours` is asked for a request before it gets an exchange, each
     of `streams` before them for one that asks to be resumable; `tools` takes chats whose calls of tools the daemon
-    makes. `responses` keeps those of the Responses API, `aliases` are the names that stand for models. These three may
-    be None."""
+    makes, `recorder` keeps bodies. `responses` keeps those of the Responses API, `aliases` are the names that stand for
+    models. These four may be None."""
 
     def __init__(
         self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits, keys: KeyRing | None = None
@@ -76,6 +76,7 @@ class Pipeline(Leasing):
         self.streams: tuple[Detour, ...] = ()
         self.detours: tuple[Detour, ...] = ()
         self.tools: Detour | None = None
+        self.recorder: Recorder | None = None
         self.buffered = 0
 
     # admission, in this order
@@ -167,7 +168,14 @@ class Pipeline(Leasing):
             for allowance in counted:
                 allowance.go_on()
         ask = Inference(terms, fields, keep, body, request_id, arrived, only_loads, counted, alias)
-        if (terms.resumable or fields.wants_tools or self.detours) and goes_on is None:
+        if self.recorder is not None and (tap := self.recorder.tap(ask, sink)) is not None:
+            tap.work = self._work(ask, tap, detours=goes_on is None)
+            return tap
+        return self._work(ask, sink, detours=goes_on is None)
+
+    def _work(self, ask: Inference, sink: Sink, *, detours: bool) -> UnderWay:
+        terms, fields = ask.terms, ask.fields
+        if (terms.resumable or fields.wants_tools or self.detours) and detours:
             for detour in self._detours(terms, fields):
                 if (work := detour.take(ask, sink)) is not None:
                     return work

@@ -13,7 +13,9 @@ from modelrunner.errors import (
     BackendNotFound,
     BackendUnavailable,
     BadRequest,
+    InvalidReference,
     Misdirected,
+    ModelNotFound,
     ModelRunnerError,
     NotImplementedHere,
     Unavailable,
@@ -137,6 +139,14 @@ class Resolver:
         settings = self._configurations.settings.of(model_id)
         return bool(settings.preload or settings.pin)
 
+    def is_recorded(self, model: str, mode: Mode) -> bool:
+        """Returns True if the bodies of the model's requests are recorded. `model` is a whole name."""
+        try:
+            found, _ = self._store.whole(model)
+        except (ModelNotFound, InvalidReference):
+            return False
+        return bool(self._configurations.settings.of(found.id, mode).recording)
+
     def preloads(self) -> list[str]:
         """Returns the models to preload: IDs, and references of models that are not here yet."""
         settings = self._configurations.settings
@@ -151,7 +161,7 @@ class Resolver:
         configuration = in_effect(backend, settings, bundle.model_id, mode)
         key = RunnerKey(backend.name, bundle.model_id, mode, posted.revision)
         spec = self._specs.make(backend, bundle, configuration, key)
-        return Target(key, spec, *self.retained(configuration))
+        return Target(key, spec, *self.retained(configuration), recording=bool(configuration.recording))
 
     def _resolved(self, backend: str | None, model: str, mode: Mode) -> Target:
         """Resolves, in any thread, and remembers the target unless something was changed meanwhile."""

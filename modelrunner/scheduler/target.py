@@ -15,6 +15,7 @@ class Target:
     keep_alive: KeepAlive
     pinned: bool = False
     limits: RequestLimits = NO_LIMITS
+    recording: bool = False
 
     @property
     def name(self) -> str:

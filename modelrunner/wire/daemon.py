@@ -110,6 +110,24 @@ class RequestStatus(msgspec.Struct, frozen=True):
     tokens_per_second: float | None
 
 
+class RecordedText(msgspec.Struct, frozen=True):
+    """The start of a body of `size` bytes, `whole` or not. `redacted` counts what was taken out: keys and files."""
+
+    text: str
+    size: int
+    whole: bool
+    redacted: int
+
+
+class RecordedRequest(msgspec.Struct, frozen=True):
+    """`GET /engines/requests/ID`: a request to a model that is recorded; `path` is where it went."""
+
+    request: RequestStatus
+    path: str
+    body: RecordedText
+    answer: RecordedText
+
+
 class KeyStatus(msgspec.Struct, frozen=True):
     """`GET /keys`: an API key without its text. `models` are patterns, [] for all models; a limit is null without
     one."""

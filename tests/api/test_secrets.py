@@ -3,13 +3,19 @@ planted secrets, and then all of its output is searched."""
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+import aiohttp
 
 from tests.api.conftest import Daemon, StartDaemon
 from tests.waiting import HUNG
 
 PROMPT, IMAGE, TOKEN, WRONG_KEY = "planted-prompt", "planted-image", "planted-token", "mr-planted-wrong-key"
+VARIABLE = "planted-variable"  # of an MCP server, which a tool tells the model
+KEPT = "words-in-a-file"  # what clients have stored is on disk; nothing else of them is
+TOOLS = Path(__file__).parent.parent / "tools" / "server.py"
 TOLD = (
     *("/metrics", "/engines/requests", "/engines/now", "/engines/history", "/engines/ps", "/usage", "/usage?by=key"),
     *("/keys", "/logs", "/version", "/health", "/ready", "/models", "/engines/df", "/v1/models"),
@@ -30,11 +36,19 @@ async def ask(daemon: Daemon, path: str, body: Any, key: str = "") -> tuple[int,
 
 async def test_no_output_has_a_secret(start_daemon: StartDaemon, tmp_path: Path) -> None:
     daemon = await start_daemon(
-        models={"smol": 0, "other": 1}, access_log="json", log_level="debug", notify={"command": ["/bin/true"]}
+        models={"smol": 0, "other": 1},
+        access_log="json",
+        log_level="debug",
+        notify={"command": ["/bin/true"]},
+        mcp={"local": {"command": [sys.executable, str(TOOLS)], "env": {"VARIABLE": VARIABLE}}},
     )
+    called = json.dumps([["local__environment", {"name": "VARIABLE"}], ["local__fail", {}]])
+    daemon.backend.knobs = ("--round", called)
+    async with daemon.unix.post("/engines/_configure", json={"model": "other", "recording": True}) as answer:
+        assert answer.status == 202
     async with daemon.unix.post("/keys", json={"name": "kim"}) as answer:
         key = (await answer.json())["text"]
-    errors = []
+    errors, answers = [], ""
     for path, body, who in (
         ("/v1/chat/completions", chat(), key),
         ("/v1/chat/completions", chat(stream=True), key),
@@ -44,9 +58,16 @@ async def test_no_output_has_a_secret(start_daemon: StartDaemon, tmp_path: Path)
         ("/v1/chat/completions", chat(temperature=PROMPT), key),
         ("/v1/chat/completions", f'{{"model": "smol", "messages": [{{"{PROMPT}', key),
         ("/v1/nowhere", chat(), key),
+        ("/v1/chat/completions", chat(modelrunner_tools="auto"), key),
+        ("/v1/chat/completions", chat(modelrunner_tools="auto", stream=True), key),
+        ("/v1/chat/completions", chat("other", modelrunner_tools="auto"), key),
+        ("/v1/responses", {"model": "smol", "input": KEPT}, key),
     ):
         status, text = await ask(daemon, path, body, who)
         errors += [text] if status >= 400 else []
+        answers += text
+    recorded = await record(daemon, key)
+    await batch(daemon, key)
     daemon.backend.knobs = ("--die", "after-headers")
     async with daemon.unix.post("/engines/unload", json={"all": True}) as answer:
         assert answer.status == 200
@@ -58,12 +79,44 @@ async def test_no_output_has_a_secret(start_daemon: StartDaemon, tmp_path: Path)
     told = {path: await text_of(daemon, path) for path in TOLD}
     files = {str(file): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     assert len(errors) >= 8
+    assert VARIABLE in answers  # the client's own: a tool told it
     assert any("access.log" in name and b'"status":200' in data for name, data in files.items())
     assert "ended" in told["/logs"]
-    for secret in (PROMPT, IMAGE, TOKEN, WRONG_KEY, key):
+    assert PROMPT in recorded  # it is what a recording is for; the rest is not
+    assert [secret for secret in (IMAGE, TOKEN, WRONG_KEY, VARIABLE, key) if secret in recorded] == []
+    stored = {Path(name).parent.name for name, data in files.items() if KEPT.encode() in data}
+    assert stored <= {"state", "files"}, stored
+    for secret in (PROMPT, IMAGE, TOKEN, WRONG_KEY, VARIABLE, key):
         assert [name for name, text in told.items() if secret in text] == [], secret
         assert [name for name, data in files.items() if secret.encode() in data] == [], secret
         assert [text for text in errors if secret in text] == [], secret
+
+
+async def record(daemon: Daemon, key: str) -> str:
+    """The recording of a chat whose text has the key."""
+    headers = {"Authorization": f"Bearer {key}", "X-Request-ID": "recorded"}
+    body = chat("other")
+    body["messages"][0]["content"][0]["text"] += f" with {key}"
+    async with daemon.tcp.post("/v1/chat/completions", json=body, headers=headers) as answer:
+        assert answer.status == 200
+    return await text_of(daemon, "/engines/requests/recorded")
+
+
+async def batch(daemon: Daemon, key: str) -> None:
+    """A batch of one line, to its end."""
+    headers = {"Authorization": f"Bearer {key}"}
+    body = {"model": "smol", "messages": [{"role": "user", "content": KEPT}]}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    form = aiohttp.FormData({"purpose": "batch"})
+    form.add_field("file", json.dumps(line).encode(), filename="lines.jsonl")
+    async with daemon.tcp.post("/v1/files", data=form, headers=headers) as answer:
+        file = (await answer.json())["id"]
+    asked = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    async with daemon.tcp.post("/v1/batches", json=asked, headers=headers) as answer:
+        place = f"/v1/batches/{(await answer.json())['id']}"
+    async with asyncio.timeout(HUNG):
+        while json.loads(await text_of(daemon, place))["status"] != "completed":
+            pass
 
 
 async def text_of(daemon: Daemon, path: str) -> str:

@@ -42,6 +42,20 @@ SHOWN: dict[str, Any] = {
     **{name: [] for name in ("license", "messages")},
     **dict.fromkeys(("system", "context_size")),
 }
+REQUEST: dict[str, Any] = {
+    **dict.fromkeys(("request_id", "family", "route", "error", "model", "model_name", "backend"), "x"),
+    **dict.fromkeys(("runner", "caller", "key"), "x"),
+    **dict.fromkeys(("status", "queued", "loading", "duration", "bytes_in", "bytes_out"), 0),
+    **dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens"), 0),
+    "time": "2026-11-22T00:00:00Z",
+    "first_byte": None,
+    "tokens_per_second": None,
+}
+RECORDED: dict[str, Any] = {
+    "request": REQUEST,
+    "path": "/v1/chat/completions",
+    **{name: {"text": "{}", "size": 2, "whole": True, "redacted": 0} for name in ("body", "answer")},
+}
 DONE = lines({"type": "success", "message": "done: m", "model": "m"})
 STATE = {"model": "m", "state": "pinned", "message": "m is so"}
 # A command line -> what the daemon is asked, and answers.
@@ -75,6 +89,8 @@ ASKED: dict[str, dict[str, Any]] = {
     "batch show b1": {"GET /v1/batches/b1": BATCH},
     "batch cancel b1": {"POST /v1/batches/b1/cancel": BATCH},
     "requests": {"GET /engines/requests?limit=50": []},
+    "requests show r1": {"GET /engines/requests/r1": RECORDED},
+    "requests replay r1": {"GET /engines/requests/r1": RECORDED, "POST /v1/chat/completions": {"choices": []}},
     "requests cancel r1": {"POST /engines/requests/r1/cancel": {}},
     "usage": {"GET /usage?by=model&since=30d": []},
     "install llama.cpp": {"POST /engines/install-backend": DONE},

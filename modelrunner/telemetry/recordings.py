@@ -1,0 +1,158 @@
+"""Bodies of requests to models whose configuration says `recording`: in memory, cut, and without keys and files."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from modelrunner.errors import ModelRunnerError, RequestNotFound
+from modelrunner.gateway.interfaces import Inference, Sink, UnderWay
+from modelrunner.gateway.observers import RequestRecord
+from modelrunner.gateway.render import chunk
+from modelrunner.http.answers import Header
+from modelrunner.scheduler import Target
+from modelrunner.telemetry.redaction import redacted
+from modelrunner.types import Mode
+
+_SEARCHED = 1 << 20  # bytes of a body that are searched for keys and files; the rest is cut off
+_OVERHEAD = 2048  # bytes of a recording beside its bodies, about
+
+
+class RecordedBody(msgspec.Struct, frozen=True):
+    """`text` is the start of a body of `size` bytes, `whole` or not; `redacted` counts what was taken out of it."""
+
+    text: str
+    size: int
+    whole: bool
+    redacted: int
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """One request to `path`. `owner` is as of `Terms.owner`."""
+
+    record: RequestRecord
+    owner: str
+    path: str
+    request: RecordedBody
+    answer: RecordedBody
+
+    @property
+    def size(self) -> int:
+        return len(self.request.text) + len(self.answer.text) + _OVERHEAD
+
+
+class Recordings:
+    """The newest recordings, of at most `memory` bytes; each body has at most `limit` bytes. `known` are the targets
+    that are resolved; `is_on` tells by the name of a model whether its requests are recorded."""
+
+    def __init__(
+        self,
+        known: Callable[[], Mapping[tuple[str | None, str, Mode], Target]],
+        is_on: Callable[[str, Mode], bool],
+        memory: int,
+        limit: int,
+    ) -> None:
+        self._known, self._is_on = known, is_on
+        self._memory, self.limit = memory, limit
+        self._kept: deque[Recorded] = deque()
+        self._size = 0
+
+    def tap(self, ask: Inference, sink: Sink) -> "Tap | None":
+        """Stands between a request and its client; None for a model that is known not to be recorded."""
+        route = ask.terms.route
+        target = self._known().get((route.backend, ask.fields.model, route.mode))
+        return None if target is not None and not target.recording else Tap(self, ask, sink)
+
+    def find(self, id: str, owner: str | None) -> Recorded:
+        """The newest recording of a request with this ID that `owner` may see; None may see all. Raises
+        `RequestNotFound`."""
+        for one in reversed(self._kept):
+            if one.record.request_id == id and owner in (None, one.owner):
+                return one
+        raise RequestNotFound(
+            "no recording of a request with this ID is kept: bodies are recorded only for models that are configured "
+            "so (`modelrunner configure MODEL --recording on`)"
+        )
+
+    def take(self, ask: Inference, record: RequestRecord, answer: bytes, size: int) -> None:
+        """Keeps the bodies of a request that is over, if its model is recorded."""
+        route = ask.terms.route
+        if not record.model_name or not self._is_on(record.model_name, route.mode):
+            return
+        path = route.pattern.replace("{backend}", route.backend or "").replace("{runner}", route.runner or "")
+        bodies = self._body(ask.body, len(ask.body)), self._body(answer, size)
+        self._kept.append(found := Recorded(record, ask.terms.owner, path, *bodies))
+        self._size += found.size
+        while self._size > self._memory:
+            self._size -= self._kept.popleft().size
+
+    def _body(self, start: bytes, size: int) -> RecordedBody:
+        text, count = redacted(start[:_SEARCHED].decode("utf-8", "replace"))
+        shown = text.encode()[: self.limit].decode("utf-8", "ignore")
+        return RecordedBody(shown, size, shown == text and len(start) == size <= _SEARCHED, count)
+
+
+class Tap:
+    """The `Sink` of a request, which passes its answer on to the client's and keeps the start of it; and, with `work`,
+    the request under way."""
+
+    takes_chunks = False
+    work: UnderWay
+
+    def __init__(self, recordings: Recordings, ask: Inference, sink: Sink) -> None:
+        self.ask = ask
+        self._recordings = recordings
+        self._sink = sink
+        self._framing = self._over = False
+        self._start = bytearray()
+        self._size = 0
+
+    # UnderWay
+
+    def start(self) -> None:
+        self.work.start()
+
+    def pause(self) -> None:
+        self.work.pause()
+
+    def resume(self) -> None:
+        self.work.resume()
+
+    def cancel(self) -> None:
+        self.work.cancel()
+        self._end()
+
+    def stop(self, error: ModelRunnerError) -> None:
+        self.work.stop(error)
+
+    def record(self) -> RequestRecord:
+        return self.work.record()
+
+    # Sink
+
+    def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
+        self._framing = length is None and self._sink.takes_chunks
+        self._sink.respond(status, headers, own, length, self._passed(data))
+
+    def write(self, data: bytes) -> None:
+        self._sink.write(self._passed(data))
+
+    def finish(self) -> None:
+        self._end()
+        if self._framing:
+            self._sink.write(b"0\r\n\r\n")
+        self._sink.finish()
+
+    def cut(self) -> None:
+        self._end()
+        self._sink.cut()
+
+    def _passed(self, data: bytes) -> bytes:
+        self._size += len(data)
+        self._start += data[: max(0, _SEARCHED - len(self._start))]
+        return chunk(data) if self._framing and data else data
+
+    def _end(self) -> None:
+        if not self._over:
+            self._over = True
+            self._recordings.take(self.ask, self.work.record(), bytes(self._start), self._size)
