@@ -33,7 +33,8 @@ def logging_to(logs: Path, level: str) -> Iterator[None]:
         handlers.append(logging.StreamHandler())
     root, before, raises = logging.getLogger(), logging.getLogger().level, logging.raiseExceptions
     set_level(level)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for client in ("httpx", "httpx2"):  # they log each request's URL, which may hold a key
+        logging.getLogger(client).setLevel(logging.WARNING)
     logging.raiseExceptions = False  # a full disk or a closed terminal costs log lines, not the daemon
     for handler in handlers:
         handler.setFormatter(logging.Formatter(_FORMAT))

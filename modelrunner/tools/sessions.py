@@ -5,7 +5,7 @@ Source of the protocol: https://modelcontextprotocol.io/specification, as the pa
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from modelrunner.types import McpServer, ProcessOptions
 
 _BRIDGE = Path(__file__).with_name("bridge.py")
 _LONGEST_LINE = 16 << 20
+_LARGEST_BODY = 16 << 20  # of an answer that is no event stream, whose events the package bounds itself
 _CONNECT = 30.0  # seconds
 _GRACE = 2.0  # seconds between asking a server to end and killing it
 
@@ -40,8 +41,46 @@ async def transport(name: str, server: McpServer, folder: Path, logs: Path) -> A
         options = ProcessOptions(logs / f"mcp-{name}.log", stop_grace=_GRACE)
         yield _stdio(server, folder / f"mcp-{name}.sock", options)
         return
-    async with httpx2.AsyncClient(headers=dict(server.headers), timeout=_CONNECT) as http:
+    bounded = _BoundedTransport(httpx2.AsyncHTTPTransport())
+    async with httpx2.AsyncClient(headers=dict(server.headers), timeout=_CONNECT, transport=bounded) as http:
         yield streamable_http_client(server.url, http_client=http)
+
+
+class _BoundedTransport(httpx2.AsyncBaseTransport):
+    """Fails an answer that has more than `_LARGEST_BODY` bytes, or a content coding that could unpack to more."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
+        self._inner = inner
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        request.headers["Accept-Encoding"] = "identity"
+        answer = await self._inner.handle_async_request(request)
+        coding = answer.headers.get("content-encoding", "identity")
+        if coding != "identity":
+            await answer.aclose()
+            raise httpx2.DecodingError(f"the answer has a content coding that was not asked for: {coding!a:.40}")
+        if not answer.headers.get("content-type", "").lower().startswith("text/event-stream"):
+            assert isinstance(answer.stream, httpx2.AsyncByteStream)
+            answer.stream = _BoundedStream(answer.stream)
+        return answer
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = _LARGEST_BODY
+        async for data in self._inner:
+            if (left := left - len(data)) < 0:
+                raise httpx2.ReadError(f"the answer has more than {_LARGEST_BODY} bytes")
+            yield data
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
 
 
 Streams = tuple[

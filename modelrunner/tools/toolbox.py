@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _LISTING = 30.0  # seconds
+_MOST_TOOLS = 1000  # of one server
 
 
 class ServerTool(NamedTuple):
@@ -71,57 +72,73 @@ class Toolbox:
         server, _, tool = name.partition("__")
         if server not in self._servers or not tool:
             raise NotFound(f"there is no tool {name!r}: GET /v1/tools lists those that are here", param="name")
-        client = await self._connected(server)
+        connection = self._connection(server)
+        client = await self._client(server, connection)
         try:
             async with asyncio.timeout(self._seconds):
                 found = await client.call_tool(tool, dict(arguments))
         except Exception as error:
-            raise await self._failed(server, error) from None
+            raise await self._failed(server, connection, error) from None
         content = [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in found.content]
         return ToolResult(content, found.structured_content, found.is_error)
 
     async def close(self) -> None:
         """Ends every connection, and the servers that are processes of ours."""
-        await asyncio.gather(*(self._forget(name) for name in list(self._connections)))
+        await asyncio.gather(*(self._forget(*each) for each in list(self._connections.items())))
 
     async def _listed(self, name: str) -> list[ServerTool]:
-        client = await self._connected(name)
+        connection = self._connection(name)
+        client = await self._client(name, connection)
         try:
             async with asyncio.timeout(_LISTING):
                 tools, cursor = [], None
                 while True:
                     page = await client.list_tools(cursor=cursor)
                     tools += page.tools
+                    if len(tools) > _MOST_TOOLS:
+                        raise ToolServerFailed(f"it has more than {_MOST_TOOLS} tools")
                     if (cursor := page.next_cursor) is None:
                         break
         except Exception as error:
-            raise await self._failed(name, error) from None
+            raise await self._failed(name, connection, error) from None
         return [ServerTool(f"{name}__{tool.name}", name, tool.description or "", tool.input_schema) for tool in tools]
 
-    async def _connected(self, name: str) -> "Client":
+    def _connection(self, name: str) -> "_OpenServer":
         connection = self._connections.get(name)
         if connection is None or connection.task.done():
             connection = self._connections[name] = _OpenServer(name, self._servers[name], self._folder, self._logs)
+        return connection
+
+    async def _client(self, name: str, connection: "_OpenServer") -> "Client":
         try:
             async with asyncio.timeout(self._seconds):
                 return await asyncio.shield(connection.client)
         except (ModelRunnerError, TimeoutError) as error:
             if isinstance(error, NotImplementedHere):
                 raise
-            raise await self._failed(name, error) from None
+            raise await self._failed(name, connection, error) from None
 
-    async def _failed(self, name: str, error: Exception) -> ModelRunnerError:
+    async def _failed(self, name: str, connection: "_OpenServer", error: Exception) -> ModelRunnerError:
         """The error of a server. A call that the server refuses is the caller's fault; after another the connection is
         given up."""
         if type(error).__name__ == "MCPError" and getattr(error, "code", 0) in (-32602, -32601):
             return BadRequest(f"the MCP server {name} refuses the call: {error}")
-        await self._forget(name)
-        what = f"took more than {self._seconds:g} s" if isinstance(error, TimeoutError) else f"failed: {error}"
+        await self._forget(name, connection)
+        what = f"took more than {self._seconds:g} s" if isinstance(error, TimeoutError) else f"failed: {_told(error)}"
         return ToolServerFailed(f"the MCP server {name} {what}")
 
-    async def _forget(self, name: str) -> None:
-        if (connection := self._connections.pop(name, None)) is not None:
-            await connection.close()
+    async def _forget(self, name: str, connection: "_OpenServer") -> None:
+        """Another that was made meanwhile stays, with the calls on it."""
+        if self._connections.get(name) is connection:
+            del self._connections[name]
+        await connection.close()
+
+
+def _told(error: BaseException) -> str:
+    """What went wrong; a group of tasks tells only how many of them failed."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__
 
 
 class _OpenServer:
@@ -143,8 +160,8 @@ class _OpenServer:
                     self.client.set_result(client)
                 await asyncio.Event().wait()
         except Exception as error:
-            log.warning("the MCP server %s: %s", name, error)
-            self._fail(ToolServerFailed(str(error)))
+            log.warning("the MCP server %s: %s", name, _told(error))
+            self._fail(ToolServerFailed(_told(error)))
         finally:
             self._fail(ToolServerFailed("the connection was closed"))
 
