@@ -5,8 +5,9 @@ import re
 from modelrunner.keys.ring import Scope
 
 _LOOKING = ("GET", "HEAD", "OPTIONS")
-# Files, batches, stored responses, streams and tools are inference; the models that are here are for whoever may ask.
-_USES = re.compile(r"(/engines)?/v1/(files|batches|responses|streams|tools)(/.*)?")
+# Files, batches, stored responses, streams and tools are inference, as are calls that no engine offers; the models that
+# are here are for whoever may ask.
+_USES = re.compile(r"(/engines)?/v1/(files|batches|responses|streams|tools|moderations|audio)(/.*)?")
 _RECORDED = re.compile(r"/engines/requests/[^/]+")  # each key sees its own
 _LISTS = re.compile(
     r"/|/version|/models(/.*)?|(/engines(/[^/]+)?|/anthropic)?/v1/models(/.*)?|/api/(version|tags|ps|show)"

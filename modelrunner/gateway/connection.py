@@ -17,6 +17,7 @@ from modelrunner.http.answers import cors
 from modelrunner.http.listener import Listener, hung_up, peer_of, sever
 from modelrunner.http.requests import RequestBody, check_unfinished, head_to_hand_over, path_of
 from modelrunner.http.responses import part_length
+from modelrunner.keys.ring import Scope
 
 _LINGER = 5.0  # seconds for a refused client to stop sending, so that it can read the reason
 _NEVER = float("inf")
@@ -176,11 +177,13 @@ class ClientConnection(Answers):
             length = admitted.length if length is None else length
             body = data[end : end + length] if 0 < length <= len(data) - end else b""  # whole, as usual
             if admitted.terms is not None:
+                if admitted.key is not None:
+                    admitted.key.check(Scope.INFERENCE)
                 self._pipeline.buffer(len(body), 0 if admitted.chunked else length)
         except ModelRunnerError as error:
             ask_id, origin = self._admission.identify(data[:end])
             self._cors = cors(origin)
-            self._refuse(error, ask_id, path_of(data))
+            self._refuse(error, ask_id, path_of(data), bare=data.startswith(b"HEAD "))
             return
         self._admitted = admitted
         self._cors = admitted.cors
@@ -284,13 +287,14 @@ class ClientConnection(Answers):
         self._deadline = self._loop.time() + self._limits.write_stall
         sever(self._transport)
 
-    def _refuse(self, error: ModelRunnerError, ask_id: str, path: str = "") -> None:
-        """Answers and closes: the start of the next request is unknown, or the rest is not worth reading."""
+    def _refuse(self, error: ModelRunnerError, ask_id: str, path: str = "", *, bare: bool = False) -> None:
+        """Answers and closes: the start of the next request is unknown, or the rest is not worth reading. A `bare`
+        answer has no body, as HEAD wants it (RFC 9110, 9.3.2)."""
         headers, body = self._pipeline.refusal(error, ask_id, path)
         if isinstance(error, MethodNotAllowed):
             headers += ((b"Allow", b"GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"),)
         self.keep_alive = False
-        self.respond(error.status, headers, id_line(ask_id), len(body), body)
+        self.respond(error.status, headers, id_line(ask_id), len(body), b"" if bare else body)
         self._linger()
 
     def _linger(self) -> None:

@@ -30,7 +30,7 @@ class Route:
     runner: str | None = None
 
 
-_NAMED = re.compile(r"/(engines|runners)/([A-Za-z0-9][A-Za-z0-9._-]{0,127})(/[a-z0-9/_]+)")
+_NAMED = re.compile(r"/(engines|runners)/([A-Za-z0-9][A-Za-z0-9._-]{0,127})(/[a-z0-9/_-]+)")
 _families: list[Dialect] = []
 _routes: dict[str, Route] = {}
 

@@ -132,6 +132,15 @@ async def test_one_empty_line_before_a_request_is_forgiven(folder: Path, kind: s
         assert (await client.ask(b"\r\n" + request())).status == 200
 
 
+async def test_a_refused_head_request_gets_no_body(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind) as served:
+        client = await served.connect()
+        await client.send(request("/health", b"", method="HEAD", Content_Length="x"))
+        head, _, body = (await client.closed()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert body == b""
+
+
 async def test_the_answer_is_read_though_the_body_was_not(folder: Path, kind: str) -> None:
     async with proxy(folder, kind) as served:
         client = await served.connect()

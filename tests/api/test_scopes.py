@@ -1,0 +1,191 @@
+"""Who may use which route of the control plane, and that nobody else gets in: a route that the table lacks fails the
+test."""
+
+from collections.abc import Iterator
+
+import aiohttp
+import pytest
+
+from modelrunner.gateway.routes import all_routes
+from modelrunner.keys.ring import Scope
+from tests.api.conftest import Daemon, StartDaemon
+from tests.api.test_keys import make_key
+from tests.api.test_openapi import NAMES, document_of
+
+OPEN = "GET / GET /docs GET /health GET /openapi.json GET /ready GET /ui GET /ui/{name}"
+TABLE = {
+    Scope.INFERENCE: """
+        GET /anthropic/v1/models
+        GET /anthropic/v1/models/{ref}
+        GET /engines/requests/{id}
+        GET /api/ps
+        POST /api/show
+        GET /api/tags
+        GET /api/version
+        POST /engines/v1/audio/speech
+        POST /engines/v1/audio/transcriptions
+        POST /engines/v1/audio/translations
+        GET /engines/v1/batches
+        POST /engines/v1/batches
+        GET /engines/v1/batches/{id}
+        POST /engines/v1/batches/{id}/cancel
+        GET /engines/v1/files
+        POST /engines/v1/files
+        DELETE /engines/v1/files/{id}
+        GET /engines/v1/files/{id}
+        GET /engines/v1/files/{id}/content
+        GET /engines/v1/models
+        GET /engines/v1/models/{ref}
+        POST /engines/v1/moderations
+        DELETE /engines/v1/responses/{id}
+        GET /engines/v1/responses/{id}
+        POST /engines/v1/responses/{id}/cancel
+        GET /engines/v1/responses/{id}/input_items
+        GET /engines/{backend}/v1/models
+        GET /engines/{backend}/v1/models/{ref}
+        GET /models
+        GET /models/import
+        GET /models/search
+        GET /models/{ref}
+        GET /models/{ref}/export
+        GET /models/{ref}/fit
+        GET /models/{ref}/show
+        POST /v1/audio/speech
+        POST /v1/audio/transcriptions
+        POST /v1/audio/translations
+        GET /v1/batches
+        POST /v1/batches
+        GET /v1/batches/{id}
+        POST /v1/batches/{id}/cancel
+        GET /v1/files
+        POST /v1/files
+        DELETE /v1/files/{id}
+        GET /v1/files/{id}
+        GET /v1/files/{id}/content
+        GET /v1/models
+        GET /v1/models/{ref}
+        POST /v1/moderations
+        DELETE /v1/responses/{id}
+        GET /v1/responses/{id}
+        POST /v1/responses/{id}/cancel
+        GET /v1/responses/{id}/input_items
+        GET /v1/streams/{id}
+        GET /v1/tools
+        POST /v1/tools/execute
+        GET /version
+    """,
+    Scope.MODELS: """
+        POST /models/{ref}/quantize
+        HEAD /api/blobs/{digest}
+        POST /api/blobs/{digest}
+        POST /api/copy
+        POST /api/create
+        DELETE /api/delete
+        POST /api/pull
+        POST /api/push
+        GET /engines/df
+        DELETE /engines/v1/models/{ref}
+        DELETE /engines/{backend}/v1/models/{ref}
+        POST /models/create
+        POST /models/import
+        POST /models/load
+        POST /models/prune
+        DELETE /models/{ref}
+        POST /models/{ref}/push
+        POST /models/{ref}/repackage
+        POST /models/{ref}/tag
+        POST /models/{ref}/verify
+        GET /pulls
+        DELETE /pulls/{ref}
+        GET /updates
+        DELETE /v1/models/{ref}
+    """,
+    Scope.ADMIN: """
+        GET /engines/_configure
+        POST /engines/_configure
+        GET /engines/_configure/schema
+        GET /engines/events
+        GET /engines/history
+        POST /engines/install-backend
+        GET /engines/now
+        POST /engines/pause
+        POST /engines/pin
+        POST /engines/preload
+        POST /engines/prune
+        GET /engines/ps
+        POST /engines/reload
+        GET /engines/requests
+        POST /engines/requests/{id}/cancel
+        POST /engines/resume
+        GET /engines/status
+        POST /engines/uninstall-backend
+        POST /engines/unload
+        POST /engines/unpin
+        POST /engines/update-backend
+        GET /engines/why
+        GET /engines/{backend}/_configure
+        POST /engines/{backend}/_configure
+        GET /keys
+        POST /keys
+        DELETE /keys/{name}
+        POST /keys/{name}/rotate
+        GET /logs
+        GET /metrics
+        POST /shutdown
+        GET /usage
+    """,
+}
+ENDS_THE_DAEMON = "POST /shutdown"
+
+
+def routes(text: str) -> list[str]:
+    words = text.split()
+    return [f"{method} {path}" for method, path in zip(words[::2], words[1::2], strict=True)]
+
+
+def every_route() -> Iterator[tuple[str, Scope]]:
+    for scope, text in TABLE.items():
+        yield from ((route, scope) for route in routes(text))
+    for pattern, _, _ in all_routes():
+        yield f"POST {pattern}", Scope.INFERENCE
+
+
+async def refusal_of(daemon: Daemon, route: str, key: str) -> int:
+    """What the key may not do there: 401, 403 for a scope that it lacks, else 0. The request has no body that could be
+    worked on. Some routes refuse everybody on TCP."""
+    method, pattern = route.split()
+    headers = {"X-API-Key": key} if key else {}
+    async with aiohttp.request(
+        method, f"http://127.0.0.1:{daemon.port}{NAMES.sub('none', pattern)}", data=b"[]", headers=headers
+    ) as answer:
+        lacks = answer.status == 403 and (method == "HEAD" or "lacks the scope" in await answer.text())
+        return answer.status if lacks or answer.status == 401 else 0
+
+
+async def test_every_route_has_its_scope(start_daemon: StartDaemon) -> None:
+    paths = (await document_of(await start_daemon()))["paths"]
+    told = {
+        f"{method.upper()} {path}": "".join(scope for each in operation["security"][:1] for scope in each["bearer"])
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+    }
+    assert told == {**dict.fromkeys(routes(OPEN), ""), **dict(every_route())}
+
+
+async def test_no_other_key_opens_it(start_daemon: StartDaemon, subtests: pytest.Subtests) -> None:
+    daemon = await start_daemon()
+    keys = {scope: await make_key(daemon, name=scope, scopes=[scope]) for scope in Scope}
+    everything = list(Scope)
+    expired = await make_key(daemon, name="expired", scopes=everything, expires="0s")
+    revoked = await make_key(daemon, name="revoked", scopes=everything)
+    async with daemon.unix.delete("/keys/revoked") as answer:
+        assert answer.status == 200
+    strangers = {"none": "", "wrong": "mr-wrong", "expired": expired, "revoked": revoked}
+    for route, scope in every_route():
+        with subtests.test(route):
+            refused = {name: await refusal_of(daemon, route, key) for name, key in strangers.items()}
+            assert refused == dict.fromkeys(strangers, 401)
+            refused = {other: await refusal_of(daemon, route, key) for other, key in keys.items() if other is not scope}
+            assert set(refused.values()) == {403}, refused
+            if route != ENDS_THE_DAEMON:
+                assert await refusal_of(daemon, route, keys[scope]) == 0
