@@ -1,6 +1,7 @@
 """Answers of the Responses API that were asked to be kept, in SQLite: the newest ones, for a while."""
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import time
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 _TABLE = """create table if not exists stored_responses
     (id text primary key, created real, previous text, input blob, response blob, owner text);"""
 _LONGEST_CHAIN = 1000  # answers before one
+_GATHER = 0.05  # seconds in which further responses join one transaction: a commit costs more than an answer's way
 _GONE = {"code": "server_error", "message": "the daemon ended before the answer was complete"}
 
 
@@ -46,6 +48,7 @@ class ResponseStore:
         self._unwritten: dict[str, StoredResponse] = {}
         self._deleted: set[str] = set()
         self._writing: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
         self.running: dict[str, Callable[[], None]] = {}
 
     def put(self, stored: StoredResponse) -> None:
@@ -111,11 +114,15 @@ class ResponseStore:
     async def close(self) -> None:
         """Returns when all is written."""
         if self._writing is not None:
+            self._hurry.set()
             await asyncio.shield(self._writing)
 
     async def _write_all(self) -> None:
         try:
             while self._unwritten:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_GATHER):
+                        await self._hurry.wait()
                 batch = dict(self._unwritten)
                 try:
                     await asyncio.to_thread(self._write, list(batch.values()))
@@ -126,6 +133,7 @@ class ResponseStore:
                         del self._unwritten[id]
         finally:
             self._writing = None
+            self._hurry.clear()
 
     # in a thread
 

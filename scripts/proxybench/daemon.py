@@ -1,5 +1,6 @@
-"""The daemon with one model and a backend that runs the bench's engine: `daemon.py FOLDER ENGINE PORT`. It records
-requests if the environment has TELEMETRY."""
+"""The daemon with a model for chats, one that ranks, and a backend that runs the bench's engine:
+`daemon.py FOLDER ENGINE PORT`. It records requests if the environment has TELEMETRY, and its engine has Anthropic's
+messages if it has MESSAGES."""
 
 import os
 import struct
@@ -22,6 +23,8 @@ from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, RequiredMemor
 class BenchBackend(Backend):
     name = "bench"
     formats = frozenset({ModelFormat.GGUF})
+    modes = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
+    endpoints = Backend.endpoints | ({"/v1/messages"} if os.environ.get("MESSAGES") else set())
     engine = ""
 
     async def install(self, progress: ProgressCallback, **options: Any) -> None:
@@ -50,11 +53,13 @@ def _text(value: str) -> bytes:
     return struct.pack("<Q", len(value)) + value.encode()
 
 
-def smallest_gguf() -> bytes:
-    """GGUF version 3 with one value and one tensor of 32 floats."""
-    metadata = _text("general.architecture") + struct.pack("<I", 8) + _text("llama")
+def smallest_gguf(*, ranks: bool = False) -> bytes:
+    """GGUF version 3 with one or two values and one tensor of 32 floats."""
+    metadata = _text("general.architecture") + struct.pack("<I", 8) + _text("bert" if ranks else "llama")
+    if ranks:
+        metadata += _text("bert.pooling_type") + struct.pack("<II", 4, 4)
     tensor = _text("t") + struct.pack("<IQIQ", 1, 32, 0, 0)
-    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + metadata + tensor
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 1 + ranks) + metadata + tensor
     return head + bytes(-len(head) % 32) + bytes(128)
 
 
@@ -65,9 +70,10 @@ def main(folder: Path, engine: str, port: str) -> None:
     settings = Settings.load(locations, listen=f"127.0.0.1:{port}", keep_alive="-1", max_queue=8192, **overrides)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.data_dir)
-    file = store.partial / "bench.gguf"
-    file.write_bytes(smallest_gguf())
-    store.create({"model.gguf": store.ingest(file)}, "bench")
+    for name in ("bench", "ranker"):
+        file = store.partial / f"{name}.gguf"
+        file.write_bytes(smallest_gguf(ranks=name == "ranker"))
+        store.create({"model.gguf": store.ingest(file)}, name)
     BenchBackend.engine = engine
     backend = BenchBackend(BackendContext(engines=folder, cache=folder, logs=folder, settings={}))
     uvloop.run(serve(settings, registry=BackendRegistry({"bench": backend})))

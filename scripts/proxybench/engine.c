@@ -2,10 +2,10 @@
 
    engine SOCKET [PORT]   listens on a Unix socket, and on 127.0.0.1:PORT too
 
-   A request whose body has "stream":true is answered with server-sent events in chunks, CHUNKS (200) of them at once,
-   or, where the request's path ends in "completions" and its body has "user":"paced", 50 a second until the client
+   A request whose body has "stream":true is answered with server-sent events in chunks, its "max_tokens" or else CHUNKS
+   (200) of them at once, or, where the request's path ends in "completions" and its body has "user":"paced", 50 a second until the client
    leaves, each with the time it was sent ("t", nanoseconds of CLOCK_MONOTONIC). Anything else gets one small JSON
-   answer. A thread per connection; one more thread sends all paced streams, evenly spread over the time. */
+   answer: of a chat, of an embedding or of a ranking. A thread per connection; one more thread sends all paced streams, evenly spread over the time. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -58,25 +58,36 @@ static int event(char *out, size_t room, long long sent_at) {
 }
 
 static const char STREAM_HEAD[] = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
+static const char FINISH[] =
+    "data: {\"id\":\"chatcmpl-0123456789\",\"object\":\"chat.completion.chunk\",\"created\":1,\"model\":\"m\",\"choices\":[{\"index\":0,"
+    "\"delta\":{},\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":10,\"completion_tokens\":8,\"total_tokens\":18}}\n\n";
 static const char STREAM_END[] = "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n";
 
-static int answer_at_once(int fd) {
+static int answer_at_once(int fd, const char *body) {
   char piece[512];
-  int size = event(piece, sizeof piece, 0);
+  const char *most = strstr(body, "\"max_tokens\":");
+  int size = event(piece, sizeof piece, 0), count = most ? atoi(most + 13) : chunks;
   if (put(fd, STREAM_HEAD, sizeof STREAM_HEAD - 1)) return -1;
-  for (int i = 0; i < chunks; i++)
+  for (int i = 0; i < count; i++)
     if (put(fd, piece, size)) return -1;
+  size = snprintf(piece, sizeof piece, "%zx\r\n%s\r\n", sizeof FINISH - 1, FINISH);
+  if (put(fd, piece, size)) return -1;
   return put(fd, STREAM_END, sizeof STREAM_END - 1);
 }
 
-static int answer_plain(int fd) {
-  static const char body[] =
+static int answer_plain(int fd, const char *head) {
+  static const char vector[] = "{\"object\":\"list\",\"model\":\"m\",\"data\":[{\"object\":\"embedding\",\"index\":0,\"embedding\":"
+                               "[0.5,-0.25,0.125]}],\"usage\":{\"prompt_tokens\":10,\"total_tokens\":10}}";
+  static const char ranking[] = "{\"model\":\"m\",\"object\":\"list\",\"results\":[{\"index\":0,\"relevance_score\":0.5},{\"index\":1,"
+                                "\"relevance_score\":0.1},{\"index\":2,\"relevance_score\":0.9}]}";
+  static const char chat[] =
       "{\"id\":\"chatcmpl-0123456789\",\"object\":\"chat.completion\",\"created\":1,\"model\":\"m\",\"choices\":[{\"index\":0,"
       "\"message\":{\"role\":\"assistant\",\"content\":\"The capital of France is Paris.\"},\"finish_reason\":\"stop\"}],"
       "\"usage\":{\"prompt_tokens\":10,\"completion_tokens\":8,\"total_tokens\":18}}";
+  const char *body = !strncmp(head, "POST /v1/embeddings", 19) ? vector : !strncmp(head, "POST /v1/rerank", 15) ? ranking : chat;
   char answer[800];
   int size = snprintf(answer, sizeof answer, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
-                      sizeof body - 1, body);
+                      strlen(body), body);
   return put(fd, answer, size);
 }
 
@@ -137,11 +148,11 @@ static void *serve(void *argument) {
     }
     have = dropped = 0;
     if (!strstr(end, "\"stream\":true")) {
-      if (answer_plain(fd)) break;
+      if (answer_plain(fd, request)) break;
     } else if (strstr(end, "\"user\":\"paced\"")) {
       answer_paced(fd);
       break;
-    } else if (answer_at_once(fd))
+    } else if (answer_at_once(fd, end))
       break;
   }
   free(request);
