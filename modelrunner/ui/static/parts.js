@@ -29,7 +29,10 @@ export const number = (value) => (value == null ? NONE : value.toLocaleString("e
 export const clock = (time) => new Date(time).toLocaleTimeString([], { hour12: false });
 export const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
 export const shortName = (name) => name.replace(/^docker\.io\/(ai|library)\//, "").replace(/:latest$/, "");
-export const ago = (unix) => (unix ? `${seconds(Math.max(1, Date.now() / 1000 - unix))} ago` : NONE);
+export function ago(unix) {
+  const passed = Date.now() / 1000 - unix;
+  return unix ? `${passed < 60 ? "a moment" : seconds(passed)} ago` : NONE;
+}
 
 // The time of day, told again each second while the component is there.
 export function useClock() {
@@ -92,9 +95,12 @@ export const Empty = ({ icon, title, children }) =>
 export const Skeleton = ({ lines = 3 }) =>
   html`<div class="skeleton" role="status" aria-label="Loading">${Array.from({ length: lines }, () => html`<div></div>`)}</div>`;
 
+// A message whose commands stand in backticks.
+const Message = ({ text }) => text.split("`").map((part, i) => (i % 2 ? html`<code key=${i}>${part}</code>` : part));
+
 export const Fault = ({ error, retry }) =>
   html`<div class="notice bad" role="alert">
-    <p>${error.status === 403 ? `${error.message}. Log in with a key that has this scope.` : error.message}</p>
+    <p><${Message} text=${error.status === 403 ? `${error.message}. Log in with a key that has this scope.` : error.message} /></p>
     ${retry && html`<button type="button" class="small" onClick=${retry}>Try again</button>`}
   </div>`;
 
