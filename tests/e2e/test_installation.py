@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from modelrunner import __version__
 from modelrunner.config.locations import Locations
 from tests.waiting import HUNG
 
@@ -36,6 +38,60 @@ def test_the_wheel_has_what_the_checkout_has(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     wanted = {f"modelrunner/{name}" if name.startswith("docs/") else name.removeprefix("backends/") for name in tracked}
     assert {name for name in wanted - names if not name.endswith((".gitignore", "pyproject.toml"))} == set()
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[Path]:
+    """The programs of an environment with what builds and installs packages."""
+    with tempfile.TemporaryDirectory(prefix="tools") as folder:
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=HUNG)
+        programs = Path(folder) / "bin"
+        install = [str(programs / "python"), "-m", "pip", "install", "--quiet", "hatchling", "pipx", "uv"]
+        subprocess.run(install, check=True, timeout=5 * HUNG)
+        yield programs
+
+
+def test_the_source_archive_has_what_the_checkout_has(tools: Path, tmp_path: Path) -> None:
+    build = [str(tools / "python"), "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=HUNG)
+    [archive] = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert {name for name in set(tracked) - names if not name.startswith(".")} == set()
+
+
+@pytest.mark.parametrize("tool", [["pipx"], ["uv", "tool"]], ids=["pipx", "uv"])
+def test_tools_of_python_install_and_uninstall_it(wheel: Path, tools: Path, tmp_path: Path, tool: list[str]) -> None:
+    """The command works in an empty home, and nothing of it is left."""
+    known = {name: text for name, text in os.environ.items() if not name.startswith(("MODELRUNNER_", "XDG_"))}
+    variables = known | {"HOME": str(tmp_path), "MODELRUNNER_LISTEN": ""}
+    index = Path.home() / ".config/pip/pip.conf"
+    variables |= {"PIP_CONFIG_FILE": str(index)} if index.exists() else {}
+    program = tmp_path / ".local" / "bin" / "modelrunner"
+
+    def run(*command: object) -> str:
+        done = subprocess.run(
+            [str(part) for part in command],
+            env=variables,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=5 * HUNG,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    installer = [tools / tool[0], *tool[1:]]
+    run(*installer, "install", wheel)
+    assert f"modelrunner {__version__}" in run(program, "--version")
+    assert "memory" in run(program, "help", "memory")
+    run(*installer, "uninstall", "modelrunner")
+    assert not program.is_symlink()
+    assert not [
+        path for path in tmp_path.rglob("modelrunner*") if ".cache" not in path.parts and "logs" not in path.parts
+    ]
 
 
 def test_the_first_minutes_and_the_way_back(wheel: Path) -> None:
