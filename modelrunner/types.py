@@ -247,7 +247,7 @@ class Bundle:
     @property
     def name(self) -> str:
         """The name to show: the model's first reference, else its ID."""
-        return next(iter(self.references), self.model_id)
+        return self.references[0] if self.references else self.model_id
 
     @property
     def model_file(self) -> Path:

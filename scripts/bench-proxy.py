@@ -2,6 +2,7 @@
 
 --rounds N (3)  --seconds N (3) per measurement  --streams 256,1000  --also NAME=PORT for a further proxy on that port;
 --before FOLDER for the daemon of another checkout, which has its .venv;
+--observed for a second daemon that counts requests and use, writes the access log, and has a key with limits;
 --litellm PROGRAM (of `pip install 'litellm[proxy]'` in an environment of its own) measures that too, with one worker.
 Needs gcc, nginx and wrk. Prints medians, and their ratio to nginx: the speed of a machine drifts, a ratio less.
 """
@@ -52,11 +53,13 @@ http {{ access_log off; keepalive_requests 1000000000;
 
 @dataclass(frozen=True)
 class Subject:
-    """Something on a port, and the process whose CPU time is its own (none: not measured)."""
+    """Something on a port, and the process whose CPU time is its own (none: not measured). `key` is what its clients
+    send, "" for none."""
 
     name: str
     port: int
     process: psutil.Process | None = None
+    key: str = ""
 
 
 def free_port() -> int:
@@ -74,12 +77,13 @@ def running(*argv: object, **options: object) -> Iterator[psutil.Process]:
         process.wait(20)
 
 
-def wait_for(port: int, seconds: int = 10) -> None:
-    """Until a chat on the port is answered: the model is loaded by then."""
+def wait_for(port: int, seconds: int = 10, key: Path | None = None) -> None:
+    """Until a chat on the port is answered: the model is loaded by then. `key` is the file of the key to send."""
     data = json.dumps({"model": "bench", "messages": []}).encode()
     for _ in range(seconds * 20):
         try:
-            ask = urllib.request.Request(f"http://127.0.0.1:{port}{CHAT}", data, {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json"} | ({} if key is None else {"X-API-Key": key.read_text()})
+            ask = urllib.request.Request(f"http://127.0.0.1:{port}{CHAT}", data, headers)
             with urllib.request.urlopen(ask, timeout=20) as answer:
                 answer.read()
             return
@@ -107,7 +111,7 @@ def litellm(folder: Path, program: str, engine: int) -> Iterator[Subject]:
 
 @contextmanager
 def subjects(
-    folder: Path, also: list[str], litellm_program: str | None, before: Path | None
+    folder: Path, also: list[str], litellm_program: str | None, before: Path | None, *, observed: bool
 ) -> Iterator[list[Subject]]:
     for program in ("engine", "listen"):
         subprocess.run(["gcc", "-O2", "-o", folder / program, HERE / f"{program}.c", "-lpthread"], check=True)
@@ -119,6 +123,15 @@ def subjects(
         stack.enter_context(running(folder / "engine", folder / "engine.sock", direct))
         master = stack.enter_context(running("nginx", "-c", folder / "nginx.conf", "-g", "daemon off;"))
         ours = stack.enter_context(running(sys.executable, HERE / "daemon.py", folder, folder / "engine", daemon))
+        if observed:
+            port, place = free_port(), folder / "observed"
+            place.mkdir()
+            own = os.environ | {"OBSERVED": "true"}
+            seen = stack.enter_context(
+                running(sys.executable, HERE / "daemon.py", place, folder / "engine", port, env=own)
+            )
+            wait_for(port, key=place / "key")
+            others.append(Subject("observed", port, seen, (place / "key").read_text()))
         if before is not None:
             port, place = free_port(), folder / "before"
             place.mkdir()
@@ -154,7 +167,7 @@ def wrk(subject: Subject, connections: int, stream: bool, seconds: int) -> tuple
         str(HERE / "ask.lua"),
         url,
     ]
-    environment = os.environ | {"MODEL": "bench", "STREAM": "true" if stream else "false"}
+    environment = os.environ | {"MODEL": "bench", "STREAM": "true" if stream else "false", "KEY": subject.key}
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     if "Non-2xx" in printed or "Socket errors" in printed:
         raise SystemExit(f"{subject.name} failed:\n{printed}")
@@ -242,7 +255,7 @@ def chats(subject: Subject, first: str, count: int) -> float:
 
 
 def daemons(all_subjects: list[Subject]) -> list[Subject]:
-    return [s for s in all_subjects if s.process is not None and s.name not in ("nginx", "litellm")]
+    return [s for s in all_subjects if s.process is not None and s.name not in ("nginx", "litellm", "observed")]
 
 
 def after_a_get(all_subjects: list[Subject], rounds: int) -> None:
@@ -342,6 +355,7 @@ def main() -> None:
     parser.add_argument("--also", action="append", default=[])
     parser.add_argument("--litellm")
     parser.add_argument("--before", type=Path)
+    parser.add_argument("--observed", action="store_true")
     options = parser.parse_args()
     missing = [program for program in ("gcc", "nginx", "wrk") if shutil.which(program) is None]
     if missing:
@@ -350,14 +364,18 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 16384)), hard))
     with (
         tempfile.TemporaryDirectory() as name,
-        subjects(Path(name), options.also, options.litellm, options.before) as found,
+        subjects(Path(name), options.also, options.litellm, options.before, observed=options.observed) as found,
     ):
         closed_loop(found, options.rounds, options.seconds)
         after_a_get(found, options.rounds)
         beside_a_large_body(found, Path(name), options.rounds)
         for streams in filter(None, options.streams.split(",")):
             open_loop(
-                [s for s in found if s.name != "litellm"], Path(name), int(streams), options.rounds, options.seconds
+                [s for s in found if s.name not in ("litellm", "observed")],
+                Path(name),
+                int(streams),
+                options.rounds,
+                options.seconds,
             )
 
 

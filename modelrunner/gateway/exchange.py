@@ -46,20 +46,9 @@ class Exchange(Unasked):
     `lease` is None while the request waits for a runner."""
 
     __slots__ = (
-        *("_asked_at", "_end_turn", "_error", "_first_byte", "_id_line", "_ignored", "_is_told", "_passage"),
-        *(
-            "_passed",
-            "_received",
-            "_refusal",
-            "_retried",
-            "_signs",
-            "_status",
-            "_trace",
-            "_translation",
-            "_upstream",
-            "lease",
-            "on_data",
-        ),
+        *("_asked_at", "_end_turn", "_first_byte", "_id_line", "_ignored", "_is_told", "_passage", "_passed"),
+        *("_received", "_refusal", "_retried", "_signs", "_status", "_trace", "_translation", "_upstream"),
+        *("lease", "on_data"),
     )
 
     def __init__(self, pipeline: "Pipeline", ask: Inference, sink: Sink) -> None:
@@ -86,7 +75,7 @@ class Exchange(Unasked):
         self._is_told = bool(ask.counted) or pipeline.observers.active
         self._trace = begun(ask.terms.traceparent) if pipeline.tracing else None
         self._received: tuple[int, bytes] = (0, b"")  # as of `UpstreamConnection`, once the answer is over
-        self.on_data: Callable[[bytes], object] = sink.write
+        self.on_data: Callable[[bytes], object]  # set with the head of the answer
 
     def start(self) -> None:
         pipeline, ask = self._pipeline, self.ask
@@ -97,7 +86,7 @@ class Exchange(Unasked):
         try:
             target = pipeline.resolve.known.get((route.backend, ask.fields.model, route.mode))
             if ask.terms.key is not None and target is not None:
-                ask.terms.key.check_model(target.name, *target.spec.bundle.references)
+                ask.terms.check_model(target.spec.bundle)
             if route.runner is not None:
                 lease = pipeline.lease_runner(ask, route.runner, target)
             else:
@@ -129,10 +118,6 @@ class Exchange(Unasked):
         size, tail = self._upstream.received if self._upstream is not None else self._received
         tokens = tokens_of(tail, size) if size and self._refusal is None else NONE
         return record_of(self.ask, self.lease, self._status, error, self._first_byte, size, tokens, self._trace)
-
-    def stop(self, error: ModelRunnerError) -> None:
-        """Ends the request with an error, whatever it is doing."""
-        self._refuse(error)
 
     def cancel(self) -> None:
         """The client is gone: the engine is told so, a place in the queue is given up."""
@@ -280,21 +265,6 @@ class Exchange(Unasked):
         """Ends an answer in its middle. `whole` is True if its last event is complete."""
         self._refuse(await self._pipeline.quarantine.blame(lease, self.ask, error), tell=whole)
 
-    def _refuse(self, error: ModelRunnerError, *, tell: bool = True) -> None:
-        """Ends the request with an error: as its status or, if the head of a stream is out, as an event."""
-        if self._over:
-            return
-        self._error = error
-        if self._responded:
-            if tell and self.ask.fields.stream:
-                self._say(self._dialect.error_event(error, self.ask.request_id))
-            self._close()
-            self._sink.cut()
-            return
-        headers, body = self._dialect.error(error, self.ask.request_id)
-        self._respond(error.status, headers, len(body), body)
-        self._finish()
-
     # the end
 
     def _respond(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
@@ -307,12 +277,7 @@ class Exchange(Unasked):
             timing = server_timing(lease.waited - lease.loaded, lease.loaded, self._asked_at - arrived - lease.waited)
         self._sink.respond(status, headers, self._id_line + timing, length, data)
 
-    def _finish(self) -> None:
-        self._close()
-        self._sink.finish()
-
     def _close(self) -> None:
-        """Gives back what the request held. Called once, by whoever ends it."""
         self._over = True
         if self._signs is not None:
             self._signs.stop()

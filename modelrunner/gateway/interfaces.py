@@ -10,7 +10,7 @@ from modelrunner.gateway.routes import Route
 from modelrunner.http.answers import Header
 from modelrunner.keys.allowances import Allowance
 from modelrunner.keys.ring import KeyHolder
-from modelrunner.types import Alias, KeepAlive
+from modelrunner.types import Alias, Bundle, KeepAlive
 
 if TYPE_CHECKING:
     from modelrunner.gateway.observers import RequestRecord
@@ -32,6 +32,11 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     key: KeyHolder | None = None
     resumable: bool = False
     traceparent: str | None = None
+
+    def check_model(self, bundle: Bundle) -> None:
+        """Raises `Forbidden` if the API key may not use the model."""
+        if self.key is not None and self.key.key.models:
+            self.key.check_model(bundle.name, *bundle.references)
 
     @property
     def key_name(self) -> str:

@@ -51,8 +51,7 @@ class Leasing:
         route = ask.terms.route
         await self.resolve.prepare(route.backend, ask.fields.model, route.mode)
         target = self.resolve(route.backend, ask.fields.model, route.mode)
-        if ask.terms.key is not None:
-            ask.terms.key.check_model(target.name, *target.spec.bundle.references)
+        ask.terms.check_model(target.spec.bundle)
         if route.runner is not None:
             lease = self.lease_runner(ask, route.runner, target)
             assert lease is not None
@@ -73,8 +72,7 @@ class Leasing:
         route = ask.terms.route
         await self.resolve.prepare(route.backend, ask.fields.model, route.mode)
         target = self.resolve(route.backend, ask.fields.model, route.mode)
-        if ask.terms.key is not None:
-            ask.terms.key.check_model(target.name, *target.spec.bundle.references)
+        ask.terms.check_model(target.spec.bundle)
         await self.scheduler.unload(model_ids=[target.key.model_id])
 
     def lease_runner(self, ask: Inference, runner_id: str, target: Target | None) -> Lease | None:

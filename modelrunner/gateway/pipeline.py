@@ -44,6 +44,7 @@ HEADERS = frozenset(
 GetHeader = Callable[[str], str | None]
 """Returns one of these by its name in lower case, None if the request lacks it."""
 _LONGEST_CALLER = 64
+_INFERENCE = Scope.INFERENCE  # to look it up in its class costs every request
 _CHAT = "/v1/chat/completions"
 IS_OPEN = re.compile(r"/|/health|/ready|/openapi\.json|/(docs|ui(/[a-z0-9][a-z0-9.-]*)?)").fullmatch
 """Matches a path that needs no key: what watches the daemon has none, and the document and the files of the pages hold
@@ -185,9 +186,11 @@ class Pipeline(Leasing):
 
     def _counted(self, key: KeyHolder | None, peer: str, client: int) -> tuple[Allowance, ...]:
         """Counts a request in. Raises `Unauthorized`, `Forbidden`, `RateLimited`."""
-        if key is not None:
-            key.check(Scope.INFERENCE)
         address = self.addresses.of(peer)
+        if key is None and address is None:
+            return ()
+        if key is not None:
+            key.check(_INFERENCE)
         counted = (*((address,) if address is not None else ()), *((key.allowance,) if key is not None else ()))
         begin_all(counted, client)
         return counted

@@ -46,9 +46,13 @@ def harmless_id(given: str | None) -> str | None:
     return given if given is not None and _CLIENT_ID.fullmatch(given) else None
 
 
-new_request_id: Callable[[], str] = map((secrets.token_hex(6) + "{:010x}").format, itertools.count(1)).__next__
-"""Twelve random digits for the process, then ten that count. This is an iterator's method, since every request calls
-it."""
+_LAST_DIGITS = tuple(f"{number:02x}" for number in range(256))
+_BEGINNINGS = map((secrets.token_hex(6) + "{:08x}").format, itertools.count())
+new_request_id: Callable[[], str] = itertools.chain.from_iterable(
+    map(beginning.__add__, _LAST_DIGITS) for beginning in _BEGINNINGS
+).__next__
+"""Twelve random digits for the process, then ten that count. This is an iterator's method, and formats 256 at once,
+since every request calls it."""
 ID_LINE = b"X-Request-ID: %b\r\n"
 """In an answer's head, and in the request to the engine."""
 

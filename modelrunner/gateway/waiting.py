@@ -1,4 +1,4 @@
-"""What a request does until its engine is asked: its work in a task, and signs of life in the client's stream."""
+"""What a request does until its engine is asked: its work in a task, signs of life in its stream, its refusal."""
 
 import asyncio
 import logging
@@ -14,6 +14,7 @@ from modelrunner.gateway.render import chunk
 from modelrunner.gateway.tokenlimit import with_most_tokens
 from modelrunner.http.answers import Header
 from modelrunner.scheduler import Lease
+from modelrunner.types import NO_LIMITS
 
 if TYPE_CHECKING:
     from modelrunner.gateway.pipeline import Pipeline
@@ -61,12 +62,13 @@ class SignsOfLife:
 class Unasked(ABC):
     """The half of an exchange in which its engine was not asked yet, with the work that waits in a task."""
 
-    __slots__ = ("_dialect", "_over", "_pipeline", "_responded", "_sink", "_task", "_time_limit", "ask")
+    __slots__ = ("_dialect", "_error", "_over", "_pipeline", "_responded", "_sink", "_task", "_time_limit", "ask")
     _pipeline: "Pipeline"
     _dialect: Dialect
     _sink: Sink
     _task: asyncio.Task[None] | None
     _time_limit: asyncio.TimerHandle | None
+    _error: ModelRunnerError | None
     _over: bool
     _responded: bool
     ask: Inference
@@ -99,6 +101,8 @@ class Unasked(ABC):
         Raises `BadRequest`."""
         key = self.ask.terms.key
         limits = lease.limits if key is None else lease.limits.least(key.limits)
+        if limits is NO_LIMITS:
+            return body
         if limits.seconds is not None and self._time_limit is None:
             error = RequestTooLong(f"the engine has worked {limits.seconds:g} s on this request: its limit")
             self._time_limit = asyncio.get_running_loop().call_later(limits.seconds, self._refuse, error)
@@ -116,6 +120,29 @@ class Unasked(ABC):
         else:
             self._respond(200, self._dialect.stream_headers, None, data)
 
+    def stop(self, error: ModelRunnerError) -> None:
+        """Ends the request with an error, whatever it is doing."""
+        self._refuse(error)
+
+    def _refuse(self, error: ModelRunnerError, *, tell: bool = True) -> None:
+        """Ends the request with an error: as its status or, if the head of a stream is out, as an event."""
+        if self._over:
+            return
+        self._error = error
+        if self._responded:
+            if tell and self.ask.fields.stream:
+                self._say(self._dialect.error_event(error, self.ask.request_id))
+            self._close()
+            self._sink.cut()
+            return
+        headers, body = self._dialect.error(error, self.ask.request_id)
+        self._respond(error.status, headers, len(body), body)
+        self._finish()
+
+    def _finish(self) -> None:
+        self._close()
+        self._sink.finish()
+
     @abstractmethod
     def start(self) -> None: ...
 
@@ -130,7 +157,5 @@ class Unasked(ABC):
     def _respond(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None: ...
 
     @abstractmethod
-    def _refuse(self, error: ModelRunnerError) -> None: ...
-
-    @abstractmethod
-    def _finish(self) -> None: ...
+    def _close(self) -> None:
+        """Gives back what the request held. Called once, by whoever ends it."""

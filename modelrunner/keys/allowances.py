@@ -98,6 +98,7 @@ class AddressAllowances:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._rates = Rates()
+        self._has_rates = False
         self._found: dict[str, Allowance] = {}
         self._look_at = _FEW
 
@@ -105,13 +106,13 @@ class AddressAllowances:
         return len(self._found)
 
     def set_rates(self, rates: Rates) -> None:
-        self._rates = rates
+        self._rates, self._has_rates = rates, rates != Rates()
         for allowance in self._found.values():
             allowance.rates = rates
 
     def of(self, peer: str) -> Allowance | None:
         """Returns what the client at this address may use; None without limits, or for "" (the Unix socket)."""
-        if not peer or self._rates == (None, None, None):
+        if not self._has_rates or not peer:
             return None
         address = _counted_as(peer)
         found = self._found.get(address)

@@ -25,6 +25,7 @@ _NEXT: Mapping[Phase, frozenset[Phase]] = {
     Phase.STOPPING: frozenset({Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
+_READY, _SLEEPING = Phase.READY, Phase.SLEEPING  # to look them up in their class costs every request
 _KEPT_PHASES = 16
 _MEASURED_AGE = 30.0  # seconds between two measurements of a runner in use
 
@@ -79,7 +80,7 @@ class RunnerSlot:
     @property
     def expires(self) -> float:
         """When an unused runner falls asleep or stops; infinity for never."""
-        keep_alives = 2 if self.phase is Phase.SLEEPING else 1
+        keep_alives = 2 if self.phase is _SLEEPING else 1
         return float("inf") if self.target.pinned else self.last_used + keep_alives * self.keep_alive.seconds
 
     def become(self, phase: Phase, now: float, *, drain: Reason | None = None, room_for: str = "") -> None:
@@ -192,7 +193,7 @@ class Slots(dict[RunnerKey, RunnerSlot]):
         slot = self.get(target.key)
         if slot is None:
             slot = self.get(self.standing(target).key)
-        if slot is None or slot.phase is not Phase.READY or slot.leases >= slot.capacity:
+        if slot is None or slot.phase is not _READY or slot.leases >= slot.capacity:
             return None
         if self._queues and slot.target.key in self._queues:
             return None
@@ -212,7 +213,7 @@ class Slots(dict[RunnerKey, RunnerSlot]):
         """Called by the lease at its end. Among concurrent requests the last to end decides the keep-alive."""
         slot, now = lease.slot, self._clock()
         slot.take_back(lease, now)
-        ready = slot.phase is Phase.READY
+        ready = slot.phase is _READY
         if ready and now >= slot.measured_at + _MEASURED_AGE:
             slot.measured_at = now
             self._measure(slot)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from functools import lru_cache
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from time import gmtime, strftime
@@ -50,10 +51,15 @@ def _json(record: RequestRecord) -> str:
 
 
 def _text(record: RequestRecord) -> str:
-    second, fraction = divmod(record.time, 1)
+    second, milliseconds = divmod(int(record.time * 1e3), 1000)
     tokens = record.tokens
     return (
-        f"{strftime('%Y-%m-%dT%H:%M:%S', gmtime(second))}.{int(fraction * 1e3):03}Z {record.request_id} {record.route}"
+        f"{_date(second)}.{milliseconds:03}Z {record.request_id} {record.route}"
         f" {record.model!a} {record.status} {record.duration:.3f}s {tokens.prompt}+{tokens.answer}"
         f" {record.caller or '-'} {record.error or '-'}"
     )
+
+
+@lru_cache(maxsize=2)
+def _date(second: int) -> str:
+    return strftime("%Y-%m-%dT%H:%M:%S", gmtime(second))

@@ -1,6 +1,7 @@
 """The daemon with a model for chats, one that ranks, and a backend that runs the bench's engine:
-`daemon.py FOLDER ENGINE PORT`. It records requests if the environment has TELEMETRY, and its engine has Anthropic's
-messages if it has MESSAGES."""
+`daemon.py FOLDER ENGINE PORT`. With OBSERVED in the environment, it counts requests and their use, writes the access
+log, and has an API key with limits, whose text is in the file `key` of FOLDER; with MESSAGES, its engine has
+Anthropic's messages."""
 
 import os
 import struct
@@ -14,6 +15,7 @@ from modelrunner.backend import Backend, BackendContext, BackendState, BackendSt
 from modelrunner.config.locations import Locations
 from modelrunner.config.settings import Settings
 from modelrunner.daemon.app import serve
+from modelrunner.keys.ring import ApiKey, KeyRing
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes import process
 from modelrunner.store import Store
@@ -66,7 +68,8 @@ def smallest_gguf(*, ranks: bool = False) -> bytes:
 def main(folder: Path, engine: str, port: str) -> None:
     environ = {f"MODELRUNNER_{name.upper()}": str(folder / name) for name in ("data_dir", "cache_dir", "runtime_dir")}
     locations = Locations.find(environ | {"MODELRUNNER_CONFIG": str(folder / "none.toml")})
-    overrides = {"telemetry": True} if os.environ.get("TELEMETRY") else {}
+    observed = bool(os.environ.get("OBSERVED"))
+    overrides: dict[str, Any] = {"telemetry": True, "access_log": "text"} if observed else {}
     settings = Settings.load(locations, listen=f"127.0.0.1:{port}", keep_alive="-1", max_queue=8192, **overrides)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.data_dir)
@@ -74,6 +77,11 @@ def main(folder: Path, engine: str, port: str) -> None:
         file = store.partial / f"{name}.gguf"
         file.write_bytes(smallest_gguf(ranks=name == "ranker"))
         store.create({"model.gguf": store.ingest(file)}, name)
+    if observed:
+        most = 1 << 40
+        key = ApiKey(name="bench", digest="", requests_per_minute=most, tokens_per_minute=most, concurrency=most)
+        _, text = KeyRing(settings.data_dir / "state" / "keys.json").create(key)
+        (folder / "key").write_text(text)
     BenchBackend.engine = engine
     backend = BenchBackend(BackendContext(engines=folder, cache=folder, logs=folder, settings={}))
     uvloop.run(serve(settings, registry=BackendRegistry({"bench": backend})))

@@ -300,4 +300,5 @@ class FakeResolver:
     def _target(self, backend: str | None, model: str, mode: Mode) -> Any:
         if backend not in (None, "fake"):
             raise Misdirected(f"{backend} cannot serve {model}")
-        return SimpleNamespace(key=RunnerKey("fake", model, mode), keep_alive=KeepAlive(300.0))
+        spec = SimpleNamespace(bundle=SimpleNamespace(name=model, references=(model,)))
+        return SimpleNamespace(key=RunnerKey("fake", model, mode), keep_alive=KeepAlive(300.0), spec=spec)

@@ -152,7 +152,7 @@ class ResponseCache:
         if target is None:
             return False
         try:
-            ask.terms.key.check_model(target.name, *target.spec.bundle.references)
+            ask.terms.check_model(target.spec.bundle)
         except ModelRunnerError:
             return False
         return True

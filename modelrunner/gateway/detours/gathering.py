@@ -62,10 +62,9 @@ class EmbeddingGatherer:
         try:
             members = _members.decode(ask.body)
             text = _one_text(members.pop("input"))
-            if terms.key is not None:
-                if terms.key.limits.seconds is not None:
-                    return None  # its time is its own
-                terms.key.check_model(target.name, *target.spec.bundle.references)
+            if terms.key is not None and terms.key.limits.seconds is not None:
+                return None  # its time is its own
+            terms.check_model(target.spec.bundle)
         except (KeyError, msgspec.MsgspecError, ModelRunnerError):
             return None
         if text is None:
