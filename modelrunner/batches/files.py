@@ -39,11 +39,13 @@ class FileStore:
         self.limit = limit
         self._folder = folder
         self._database = database
+        self._taken = 0  # bytes of all uploads so far, without those that failed: uploads that run together see it grow
 
     async def upload(self, pieces: AsyncIterable[bytes], filename: str, purpose: str, owner: str) -> UploadedFile:
         """Keeps a file once it is complete. Raises `PayloadTooLarge`, `InsufficientDisk`,
         `OSError`."""
         await asyncio.to_thread(self._folder.mkdir, mode=0o700, exist_ok=True)
+        before = self._taken
         kept = await asyncio.to_thread(self._kept)
         id = f"file-{token_hex(12)}"
         temporary, size = temporary_name(self._folder / id), 0
@@ -51,15 +53,19 @@ class FileStore:
             with await asyncio.to_thread(open, temporary, "xb") as file:
                 async for piece in pieces:
                     size += len(piece)
+                    self._taken += len(piece)
                     if size > LARGEST:
                         raise PayloadTooLarge(f"a file may have {LARGEST} bytes")
-                    if kept + size > self.limit:
+                    if kept + self._taken - before > self.limit:
                         raise InsufficientDisk(
                             f"the files of batches may have {format_bytes(self.limit)} (files_limit), and those here "
                             f"have {format_bytes(kept)}: delete some of them (DELETE /v1/files/ID)"
                         )
                     await asyncio.to_thread(file.write, piece)
             return await asyncio.to_thread(self._keep, temporary, id, filename, purpose, owner)
+        except BaseException:
+            self._taken -= size
+            raise
         finally:
             await asyncio.to_thread(discard, temporary)
 

@@ -1,5 +1,6 @@
 """The batches in SQLite."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -42,3 +43,23 @@ async def test_a_batch_that_ends_while_it_is_cancelled_keeps_its_answers(tmp_pat
     ended = store.get(batch.id, "")
     assert (ended.status, ended.completed) == ("completed", 1)
     assert ended.output_file is not None
+
+
+async def test_uploads_that_run_together_have_one_limit(tmp_path: Path) -> None:
+    files = FileStore(tmp_path / "files", Database(tmp_path / "batches.sqlite", FILES), 1000)
+    begun = asyncio.Barrier(3)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"x" * 100
+        await begun.wait()  # all of them have looked at what is here
+        yield b"x" * 350
+
+    uploads = [files.upload(pieces(), "f", "batch", "") for _ in range(3)]
+    found = await asyncio.gather(*uploads, return_exceptions=True)
+    assert sorted(type(one).__name__ for one in found) == ["InsufficientDisk", "UploadedFile", "UploadedFile"]
+    assert sum(file.stat().st_size for file in (tmp_path / "files").iterdir()) == 900
+    assert (await files.upload(small(), "f", "batch", "")).bytes == 100
+
+
+async def small() -> AsyncIterator[bytes]:
+    yield b"x" * 100
