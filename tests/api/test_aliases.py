@@ -23,7 +23,9 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 async def ask(daemon: Daemon, model: str, path: str = "/v1/chat/completions", **more: Any) -> tuple[int, str, Any]:
     """Status, the header, and the body of a chat."""
-    body = {"model": model, "messages": HELLO, "max_tokens": 1, "stream": False} | more
+    limit = {"max_tokens": 1} if path.startswith("/v1/") or "engines" in path else {"options": {"num_predict": 1}}
+    limit = {"max_output_tokens": 1} if path.endswith("/responses") else limit
+    body = {"model": model, "messages": HELLO, "stream": False} | limit | more
     async with daemon.tcp.post(path, json=body) as answer:
         return answer.status, answer.headers.get("X-Modelrunner-Model", ""), await answer.json()
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from modelrunner.daemon import logs
 from modelrunner.daemon.logs import daemon_log, logging_to, prune_engine_logs, read_log
+from tests.api.conftest import StartDaemon
 
 
 def test_everything_is_logged_to_the_file_and_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,3 +109,30 @@ def test_old_engine_logs_go(tmp_path: Path) -> None:
     assert len(left) == 2 * logs.ENGINE_LOGS_KEPT + 1
     assert "engine-fake-2-completion-0.log" not in left
     assert "engine-fake-3-completion-0.log" in left
+
+
+async def test_a_line_for_each_load_eviction_and_crash(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0, "other": 1}, memory_budget="66MiB")
+
+    async def ask(model: str) -> int:
+        body = {"model": model, "messages": [{"role": "user", "content": "planted-prompt"}]}
+        async with daemon.tcp.post("/v1/chat/completions", json=body) as answer:
+            await answer.read()
+            return answer.status
+
+    assert await ask("smol") == 200
+    daemon.backend.knobs = ("--die", "before-headers")
+    assert await ask("other") == 502  # it is asked once more, by another engine
+    lines = daemon_log(daemon.settings.data_dir / "logs").read_text().splitlines()
+    told = [line.partition(": ")[2] for line in lines if "reconciler" in line]
+    assert [line.partition(" (")[0] for line in told if line.startswith("starting")] == [
+        "starting smol",
+        "starting other",
+        "starting other",
+    ]
+    [evicted] = [line for line in told if line.startswith("stopping smol")]
+    assert "other" in evicted
+    crashes = [line for line in told if line.startswith("other ended: ")]
+    assert len(crashes) == 2
+    assert all("signal 9" in line for line in crashes)
+    assert "planted-prompt" not in "\n".join(lines)
