@@ -138,7 +138,7 @@ class Exchange(Unasked):
             return
         path, body, self._translation = self._dialect.request(ask, runner)
         if not checked and (read := self._dialect.reads(ask, path, runner)) is not None:
-            self._ignored = unread(ask.body, path, read)
+            self._ignored = unread(ask.body, path if self._dialect.refuses_unread else "", read)
         if (defaults := runner.spec.bundle.defaults) is not None:
             body = filled(path, body, defaults)
         body = self._limited(lease, path, body)

@@ -43,6 +43,7 @@ _MEANT: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/messages"), _OF_TEXT | _OF_ALL),
     "/v1/embeddings": _OF_VECTORS | _OF_ALL,
     **dict.fromkeys(("/v1/rerank", "/score"), _OF_ALL | {"top_n"}),
+    "": frozenset(),
 }
 """The fields of each endpoint of an engine without which the answer would mean something else: another shape or length,
 a rule that does not hold, a part of the question that is missing."""
@@ -52,7 +53,8 @@ _LONGEST, _MOST = 64, 32  # characters of a name, names: a client's text goes in
 
 def unread(body: bytes, path: str, read: Collection[str]) -> tuple[str, ...]:
     """Returns the names of the body's fields that are not in `read` and that ask for something. `body` is a valid JSON
-    object for the engine's endpoint `path`. Raises `BadRequest` for a field that must not be ignored."""
+    object for the engine's endpoint `path`, "" for a family with names of its own. Raises `BadRequest` for a field that
+    must not be ignored."""
     members = MEMBERS.decode(body)
     strange = members.keys() - _OURS
     strange.difference_update(read)

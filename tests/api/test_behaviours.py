@@ -50,6 +50,7 @@ import pytest
 
 from tests.api.conftest import StartDaemon
 from tests.api.test_operations import ask
+from tests.waiting import HUNG
 
 CHAT = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -179,19 +180,18 @@ async def test_a_loaded_model_is_counted_once(start_daemon: StartDaemon) -> None
 async def test_a_draft_model_replaces_the_runner_without_it(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(models={"smol": 0})
 
-    async def runners() -> list[Any]:
-        found: list[Any] = (await ask(daemon, "GET", "/engines/ps"))[1]
-        return found
+    async def only_runner() -> Any:
+        """The old one drains after the new one is there."""
+        async with asyncio.timeout(HUNG):
+            while len(found := (await ask(daemon, "GET", "/engines/ps"))[1]) != 1 or found[0]["in_use"]:
+                pass
+        return found[0]
 
     chosen = []
     for draft in ({"draft_model": "smol"}, None):
         assert (await ask(daemon, "POST", "/v1/chat/completions", json=CHAT))[0] == 200
-        [runner] = await runners()
-        chosen.append(runner["id"])
-        assert (runner["leases"], runner["in_use"]) == (0, False)
+        chosen.append((await only_runner())["id"])
         change = {"model": "smol", "speculative": draft, "apply": "restart"}
         assert (await ask(daemon, "POST", "/engines/_configure", json=change))[0] in (200, 202)
     assert (await ask(daemon, "POST", "/v1/chat/completions", json=CHAT))[0] == 200
-    [runner] = await runners()
-    assert len({*chosen, runner["id"]}) == 3
-    assert runner["leases"] == 0
+    assert len({*chosen, (await only_runner())["id"]}) == 3

@@ -90,7 +90,7 @@ async def test_an_engine_that_does_not_tell_reads_everything(folder: Path, kind:
 @pytest.mark.parametrize(
     ("path", "fields", "named"),
     [
-        ("/api/chat", {"messages": MESSAGES, "stream": False, "shift": True}, "shift"),
+        ("/api/chat", {"messages": MESSAGES, "stream": False, "shift": True, "max_tokens": 5}, "shift, max_tokens"),
         (
             "/api/chat",
             {"messages": MESSAGES, "stream": False, "options": {"num_ctx": 5, "top_k": 1}},

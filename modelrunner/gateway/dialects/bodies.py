@@ -79,6 +79,7 @@ class JsonDialect(JsonBodies):
     assembly: ClassVar[type[Assembly]]
     translates: ClassVar[Collection[str]] = ()
     translates_for: ClassVar[str] = ""
+    refuses_unread: ClassVar[bool] = True
 
     def reads(self, ask: "Inference", path: str, runner: "Runner") -> Collection[str] | None:
         return runner.request_fields.get(path) if path == ask.terms.route.path else self.translates

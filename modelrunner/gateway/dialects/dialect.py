@@ -105,6 +105,9 @@ class Dialect(ABC):
     prefixes: ClassVar[tuple[str, ...]] = ("",)
     stream_headers: ClassVar[tuple[Header, ...]] = EVENT_STREAM
 
+    refuses_unread: ClassVar[bool] = False
+    """True if its fields are the engine's own: an unread one that changes what an answer means is refused."""
+
     def owns(self, path: str) -> bool:
         """True for a path without a call whose errors have this family's shape."""
         return False

@@ -28,6 +28,7 @@ _CHAT = "/v1/chat/completions"
 class Responses(OpenAI):
     calls: ClassVar[Mapping[str, Call]] = {"/v1/responses": Call(Mode.COMPLETION, _CHAT)}
     decoder = msgspec.json.Decoder(ResponseFields)
+    refuses_unread = False
 
     def read(self, body: bytes) -> Fields:
         fields = super().read(body)
