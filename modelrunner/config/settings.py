@@ -14,7 +14,7 @@ from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.errors import BadRequest
 from modelrunner.schema import nearest
 from modelrunner.types import Alias, AliasPolicy, KeepAlive, McpServer
-from modelrunner.units import parse_bytes, parse_duration
+from modelrunner.units import parse_age, parse_bytes, parse_duration
 
 
 def _by(parse: Callable[[Any], Any]) -> BeforeValidator:
@@ -39,6 +39,11 @@ def _seconds(value: Any) -> float:
     )
 
 
+def _age(value: Any) -> float:
+    """As `_seconds`, and with days and weeks."""
+    return parse_age(value) if isinstance(value, str) and not value.isdecimal() else _seconds(value)
+
+
 def _keep_alive(value: Any) -> KeepAlive:
     return value if isinstance(value, KeepAlive) else KeepAlive.parse(_number(value))
 
@@ -50,6 +55,7 @@ def _list(value: Any) -> Any:
 
 Bytes = Annotated[int, _by(parse_bytes)]
 Seconds = Annotated[float, _by(_seconds), Field(ge=0, allow_inf_nan=False)]
+Age = Annotated[float, _by(_age), Field(allow_inf_nan=False)]
 KeepAliveSetting = Annotated[KeepAlive, _by(_keep_alive)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_list)]
 
@@ -180,6 +186,7 @@ class Settings(BaseModel):
     memory_budget: Annotated[Bytes, Field(gt=0)] | None = None
     memory_reserve: Bytes | None = None
     models_quota: Annotated[Bytes, Field(gt=0)] | None = None
+    verify_every: Annotated[Age, Field(gt=0)] | None = None
     download_rate: Annotated[Bytes, Field(ge=1 << 16)] | None = None
     keep_alive: KeepAliveSetting = KeepAlive(300.0)
     max_queue: int = Field(default=512, ge=1)

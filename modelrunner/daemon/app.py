@@ -217,6 +217,7 @@ class Daemon:
             asyncio.create_task(dry_runs.run(), name="dry runs"),
             asyncio.create_task(parts.library.learn_abilities(), name="abilities"),
             asyncio.create_task(parts.last_used.run(), name="last used"),
+            asyncio.create_task(parts.verifier.run(), name="verify"),
             asyncio.create_task(self._telemetry.count_events(), name="events"),
             asyncio.create_task(self._batch_worker.run(), name="batches"),
             asyncio.create_task(self._telemetry.usage.run(), name="usage"),

@@ -44,6 +44,7 @@ from modelrunner.models.runspecs import RunSpecs
 from modelrunner.models.statuses import Statuses
 from modelrunner.models.templates import TemplateFiles
 from modelrunner.models.validation import Validator
+from modelrunner.models.verification import Verifier
 from modelrunner.oci.credentials import Credentials
 from modelrunner.oci.push import Pusher
 from modelrunner.oci.registries import Registries, RegistryRules
@@ -85,6 +86,7 @@ class Parts:
     on_demand: InstallOnDemand
     aliases: Aliases
     preloader: Preloader
+    verifier: Verifier
     registries: Registries
     publisher: Publisher
     keys: KeyRing
@@ -172,6 +174,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         statuses=Statuses(registry),
         installer=installer,
         on_demand=on_demand,
+        verifier=Verifier(store, scheduler.events, state / "verified.json", settings.verify_every),
         preloader=Preloader(store, resolver, on_demand, scheduler),
         aliases=Aliases(store, resolver, scheduler, settings.aliases),
         registries=registries,

@@ -68,15 +68,16 @@ class SystemRoutes:
     @documented(wire.Health, also={503: wire.Health})
     async def ready(self, request: web.Request) -> web.Response:
         """Tells whether the daemon should get requests. Answers 503 with the reason while it should not. A
-        model that keeps failing, and that is neither pinned nor preloaded, is named with 200: the others are
-        served."""
+        model that keeps failing, and that is neither pinned nor preloaded, is named with 200, and so is a damaged one:
+        the others are served."""
         health, diagnostics = self._health(), self._scheduler.diagnostics
         ending = health.status == "shutting_down"
         trouble = "the daemon is shutting down" if ending else self._addresses.trouble or stuck()
         trouble = trouble or await diagnostics.trouble()
         failing = diagnostics.failing({model.id: model.name for model in self._library})
         unready = bool(trouble) or any(map(self._is_needed, failing))
-        reason = "; ".join(filter(None, [trouble, *failing.values()]))
+        damaged = [f"{model.name} is damaged: {model.damage}" for model in self._library if model.damage]
+        reason = "; ".join(filter(None, [trouble, *failing.values(), *damaged]))
         status = "error" if unready and not ending else health.status
         told = msgspec.structs.replace(health, status=status, reason=reason)
         return json_response(told, status=503 if unready else 200)

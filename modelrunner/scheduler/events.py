@@ -8,7 +8,19 @@ from typing import Any, Literal
 from modelrunner.concurrency.feed import Feed
 
 Kind = Literal[
-    "load", "ready", "sleep", "wake", "evict", "stop", "crash", "refuse", "pull", "push", "configure", "install"
+    "load",
+    "ready",
+    "sleep",
+    "wake",
+    "evict",
+    "stop",
+    "crash",
+    "refuse",
+    "pull",
+    "push",
+    "configure",
+    "install",
+    "damage",
 ]
 _KEPT = 1000
 

@@ -13,6 +13,7 @@ from modelrunner import durable
 from modelrunner.errors import BadRequest, SourceFailed
 from modelrunner.store import files
 from modelrunner.store.digests import Digest
+from modelrunner.store.records import Stamp, stamp
 
 _PIECE = 1 << 20  # bytes that are read and hashed at once
 
@@ -67,6 +68,23 @@ class Blobs:
 
     def _is_stored(self, blob: Blob) -> bool:
         return blob.path == self.path(blob.digest)
+
+    def check(self, digest: Digest, progress: ReadProgress = ignore) -> bool:
+        """Whether the content has the digest; remembers one that is damaged. Raises `OSError`."""
+        before = self.stamp(digest)
+        intact = is_intact(self.path(digest), digest, progress)
+        if intact:
+            self.damaged.discard(digest)
+        elif self.stamp(digest) == before:  # no healthy file has taken its place meanwhile
+            self.damaged.add(digest)
+        return intact
+
+    def stamp(self, digest: Digest) -> Stamp | None:
+        """None if the file is not here."""
+        try:
+            return stamp(os.lstat(self.path(digest)))
+        except FileNotFoundError:
+            return None
 
     def put(self, data: bytes) -> None:
         """Stores a small blob. Raises `OSError`."""

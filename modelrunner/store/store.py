@@ -1,7 +1,6 @@
 """The models on disk. One `Store` owns a data directory's models; the daemon's lock keeps others away."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,23 +9,20 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from modelrunner.defaults import ModelDefaults
-from modelrunner.durable import discard, is_full, make_folder, read, translated, write
-from modelrunner.errors import Conflict, InvalidModel
+from modelrunner.durable import discard, is_full, translated, write
+from modelrunner.errors import Conflict
 from modelrunner.store import startup, usage
-from modelrunner.store.blobs import Blob, Blobs, ReadProgress, ignore, is_intact, verify
-from modelrunner.store.bundles import Bundles
+from modelrunner.store.blobs import Blob, ReadProgress, ignore, verify
 from modelrunner.store.catalog import Catalog, Entry, StoredModel
 from modelrunner.store.digests import Digest
 from modelrunner.store.draft import Draft
-from modelrunner.store.files import Reserve, size_of
+from modelrunner.store.files import Reserve
 from modelrunner.store.index import Index
 from modelrunner.store.leftovers import Leftover, leftovers
-from modelrunner.store.manifests import LARGEST, UnpackedFile
-from modelrunner.store.records import Records
+from modelrunner.store.manifests import UnpackedFile
+from modelrunner.store.reading import StoreReader
 from modelrunner.store.references import Reference
 from modelrunner.store.sweeping import Sweeper
-from modelrunner.store.usage import StoreUsage
-from modelrunner.types import Bundle
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +35,7 @@ class RemoveResult:
     deleted: str | None = None
 
 
-class Store:
+class Store(StoreReader):
     """The event loop may call `get`, `list`, `damaged`, `find`, `have`, `missing` and a second `bundle` of a model:
     they take microseconds and never wait for a writer. The other calls wait for the disk and belong in a thread. Any
     number of threads may call at once.
@@ -52,14 +48,10 @@ class Store:
     def __init__(self, data: Path, quota: int | None = None) -> None:
         """Opens the store in `data`, or makes it. `quota` is the most bytes that models may have. Raises
         `StorageFailed` for the store of a newer release, which is left untouched, and for a disk that fails."""
-        self.data = data
+        super().__init__(data)
         self.watchers: list[Callable[[], None]] = []
         self.quota = quota
-        self._records = Records(data / "manifests" / "sha256")
-        self._lock = threading.RLock()
         self._reserve = Reserve(data / "reserve")
-        self._blobs = Blobs(data / "blobs" / "sha256")
-        self._bundles = Bundles(data / "bundles", self._blobs)
         self._sweeper = Sweeper(data, self._records, self._blobs, self._bundles)
         self._robbed: set[Digest] = set()  # models whose records still hold a tag that another model has got
         with translated("opening the store", data):
@@ -76,75 +68,6 @@ class Store:
         self._reserve.fill()
         self._version = max((entry.version for entry in catalog.entries.values()), default=0)
         return catalog
-
-    @property
-    def partial(self) -> Path:
-        """The folder for files that are on their way into the store. It is made again if it was removed."""
-        folder = self.data / "partial"
-        make_folder(folder, synced=False)
-        return folder
-
-    def list(self) -> list[StoredModel]:
-        """The usable models, oldest first; their tags in the short form."""
-        catalog = self._catalog
-        return [catalog.models[entry.id] for entry in catalog.entries.values() if entry.contents]
-
-    def damaged(self) -> tuple[StoredModel, ...]:
-        """The models that cannot be used; `damage` says why. Pulling one again heals it, `remove` removes it."""
-        return self._catalog.damaged
-
-    def whole(self, text: str) -> tuple[StoredModel, str | None]:
-        """The model that has the name or the ID `text`, damaged or not, and the name in its short form, None where
-        `text` is an ID. A part of a name is refused. Raises `ModelNotFound`, `InvalidReference`."""
-        catalog = self._catalog
-        entry, named = catalog.find(text, whole=True)
-        return catalog.models[entry.id], named[0].short if named else None
-
-    def get(self, text: str) -> StoredModel:
-        """By reference, model ID, at least 8 hexadecimal digits of it, or a part of a name that only one model has.
-        Raises `ModelNotFound`, `InvalidReference` (also for what means several), `InvalidModel` for a damaged one."""
-        catalog = self._catalog
-        entry, _ = catalog.find(text)
-        entry.usable()
-        return catalog.models[entry.id]
-
-    def have(self, digest: str) -> Blob | None:
-        """The blob that is stored with this digest, for `create`: a source need not fetch it again. None if it is not
-        here, or `verify` has found it damaged. Its content is not read. Raises `InvalidReference` for what is no
-        digest."""
-        wanted = Digest.parse(digest)
-        size = self._blobs.size(wanted)
-        return Blob(wanted, size, self._blobs.path(wanted)) if size is not None else None
-
-    def files(self, text: str) -> dict[str, Blob]:
-        """The model's files by their names in the bundle, for `create`. Raises as `get`, and `InvalidModel` for a file
-        that is missing or damaged."""
-        entry, _ = self._catalog.find(text)
-        found = {name: self.have(str(file.digest)) for name, file in entry.usable().files.items()}
-        if not all(found.values()):
-            raise InvalidModel(f"files of {text} are missing or damaged: pull it again")
-        return {name: blob for name, blob in found.items() if blob is not None}
-
-    def manifest(self, text: str) -> bytes:
-        """The model's manifest, byte for byte; its sha256 is the model's ID. Reads a file. Raises as `get`, and
-        `StorageFailed`."""
-        entry, _ = self._catalog.find(text)
-        entry.usable()
-        with translated("reading the manifest", self.data):
-            data = read(entry.id.within(self._records.folder), LARGEST)
-        if Digest.of(data) != entry.id:
-            raise InvalidModel("its manifest is damaged: pull the model again")
-        return data
-
-    def bundle(self, text: str) -> Bundle:
-        """The model laid out for an engine. The first call for a model may link files and parse its header. Raises as
-        `get` does, and `InvalidModel` if a file is missing or damaged."""
-        entry, _ = self._catalog.find(text)
-        contents = entry.usable()
-        if ready := self._bundles.ready(entry, contents):
-            return ready
-        with self._lock, translated("laying out the model", self.data):
-            return self._bundles.make(entry, contents)
 
     def ingest(
         self, file: Path, *, digest: str | None = None, hashed: bool = False, progress: ReadProgress = ignore
@@ -259,29 +182,6 @@ class Store:
         self._sweeper.finish(self._catalog, [entry.id])
         return RemoveResult(tuple(entry.names), str(entry.id))
 
-    def missing(self, text: str) -> tuple[Digest, ...]:
-        """The model's digests whose file is missing, of another size, or was found damaged by `verify`; the ID of a
-        damaged model. Takes microseconds. Pulling the model again heals them. Raises `ModelNotFound` and such."""
-        entry, _ = self._catalog.find(text)
-        if entry.contents is None or not entry.id.within(self._records.folder).is_file():
-            return (entry.id,)
-        return tuple(digest for digest, size in entry.blobs.items() if self._blobs.size(digest) != size)
-
-    def verify(self, text: str, progress: ReadProgress = ignore) -> tuple[Digest, ...]:
-        """Reads every byte of the model again, about a second per gigabyte. Returns its digests whose file is missing
-        or damaged. From then on they count as missing, so the model is not served until pulling it again heals it.
-        `progress` gets the size of each piece in bytes; it may stop the reading by raising."""
-        entry, _ = self._catalog.find(text)
-        if entry.contents is None:
-            return (entry.id,)
-        with translated("reading the model", self.data):
-            found = [digest for digest in entry.blobs if not is_intact(self._blobs.path(digest), digest, progress)]
-            self._blobs.damaged.difference_update(entry.blobs)
-            self._blobs.damaged.update(found)
-            if not is_intact(entry.id.within(self._records.folder), entry.id):
-                found.append(entry.id)
-            return tuple(found)
-
     def leftovers(self, busy: Collection[Path] = ()) -> tuple[Leftover, ...]:
         """What `prune` would remove. `busy` are the folders in `partial` that downloads use."""
         with translated("looking for leftovers", self.data), self._lock:
@@ -295,19 +195,6 @@ class Store:
             for leftover in found:
                 discard(leftover.path)
             return found
-
-    def disk_usage(self) -> StoreUsage:
-        """Reads the folders: slow."""
-        with translated("measuring the store", self.data):
-            return StoreUsage(usage.sizes(self._catalog), self._blobs.total(), size_of(self.partial))
-
-    def used(self) -> int:
-        """Bytes of all models, what they share counted once. Takes milliseconds for thousands of models."""
-        return usage.used(self._catalog)
-
-    def freed(self, ids: Iterable[str]) -> tuple[int, ...]:
-        """The bytes that removing these models would free, one after the other."""
-        return tuple(usage.freed(self._catalog, ids))
 
     def require_quota(self, needed: int) -> None:
         """Raises `InsufficientDisk` if `needed` bytes more do not fit into the quota."""
