@@ -245,7 +245,7 @@ def address_rates(values: Mapping[str, Any]) -> Rates:
 def set_recorder(settings: Settings, pipeline: Pipeline, resolver: Resolver) -> Recordings:
     """Makes the recordings of bodies, and gives them to the pipeline where they may have memory."""
     memory, limit = settings.recording_memory, settings.recording_limit
-    recordings = Recordings(lambda: resolver.known, resolver.is_recorded, memory, limit)
+    recordings = Recordings(resolver.is_recorded, memory, limit)
     if memory:
         pipeline.recorder = recordings
     return recordings

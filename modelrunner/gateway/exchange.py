@@ -34,6 +34,7 @@ from modelrunner.gateway.waiting import SignsOfLife, Unasked, fault
 from modelrunner.http.answers import Header
 from modelrunner.http.responses import TAIL
 from modelrunner.scheduler import Lease
+from modelrunner.types import NO_LIMITS
 
 if TYPE_CHECKING:
     from modelrunner.gateway.pipeline import Pipeline
@@ -141,7 +142,8 @@ class Exchange(Unasked):
             self._ignored = unread(ask.body, path if self._dialect.refuses_unread else "", read)
         if (defaults := runner.spec.bundle.defaults) is not None:
             body = filled(path, body, defaults)
-        body = self._limited(lease, path, body)
+        if ask.terms.key is not None or lease.limits is not NO_LIMITS:
+            body = self._limited(lease, path, body)
         if path not in runner.endpoints:
             check_endpoint(path, runner.endpoints, runner.key.backend)
         if not checked and (ask.fields.tools or ask.fields.dimensions or ask.fields.return_documents):
@@ -234,7 +236,8 @@ class Exchange(Unasked):
         except ModelRunnerError as error:
             self._refuse(error)
         else:
-            self._finish()
+            self._close()
+            self._sink.finish()
 
     def on_failure(self, error: OSError | EngineProtocolError) -> None:
         upstream, lease = self._upstream, self.lease

@@ -115,8 +115,8 @@ class RecordingTap(Sink, UnderWay, Protocol):
 
 
 class Recorder(Protocol):
-    def tap(self, ask: Inference, sink: Sink) -> RecordingTap | None:
-        """None for a request that is not recorded. Raises nothing."""
+    def tap(self, ask: Inference, sink: Sink) -> RecordingTap:
+        """Stands between a request, to a model that is recorded or not known yet, and its client. Raises nothing."""
 
 
 class Detour(Protocol):

@@ -159,27 +159,35 @@ class Pipeline(Leasing):
         refuses."""
         arrived = perf_counter()
         fields = fields or terms.route.dialect.read(body)
-        if fields.wants_tools:
+        if fields.modelrunner_tools is not None:
             self._check_tools(terms)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
         only_loads = terms.preload or fields.only_loads
         alias = self.aliases.find(terms.route.dialect.name, fields.model) if self.aliases is not None else None
-        counted = self._counted(terms.key, peer, id(sink)) if goes_on is None else goes_on.counted
+        counted: tuple[Allowance, ...] = ()
         if goes_on is not None:
+            counted = goes_on.counted
             for allowance in counted:
                 allowance.go_on()
+        elif terms.key is not None or self.addresses.active:
+            counted = self._counted(terms.key, peer, id(sink))
         ask = Inference(terms, fields, keep, body, request_id, arrived, only_loads, counted, alias)
-        if self.recorder is not None and (tap := self.recorder.tap(ask, sink)) is not None:
-            tap.work = self._work(ask, tap, detours=goes_on is None)
-            return tap
-        return self._work(ask, sink, detours=goes_on is None)
+        if self.recorder is not None:
+            target = self.resolve.known.get((terms.route.backend, fields.model, terms.route.mode))
+            if target is None or target.recording:
+                tap = self.recorder.tap(ask, sink)
+                tap.work = self._work(ask, tap, detours=goes_on is None)
+                return tap
+        if goes_on is None and (terms.resumable or fields.modelrunner_tools is not None or self.detours):
+            return self._work(ask, sink, detours=True)
+        exchange = Exchange(self, ask, sink)
+        self.running.add(exchange)
+        return exchange
 
     def _work(self, ask: Inference, sink: Sink, *, detours: bool) -> UnderWay:
-        terms, fields = ask.terms, ask.fields
-        if (terms.resumable or fields.wants_tools or self.detours) and detours:
-            for detour in self._detours(terms, fields):
-                if (work := detour.take(ask, sink)) is not None:
-                    return work
+        for detour in self._detours(ask.terms, ask.fields) if detours else ():
+            if (work := detour.take(ask, sink)) is not None:
+                return work
         exchange = Exchange(self, ask, sink)
         self.running.add(exchange)
         return exchange
@@ -202,7 +210,7 @@ class Pipeline(Leasing):
             key.allowance.leave(client)
 
     def _detours(self, terms: Terms, fields: Fields) -> tuple[Detour, ...]:
-        if fields.wants_tools:
+        if fields.modelrunner_tools is not None:
             assert self.tools is not None
             return (self.tools,)
         return (*self.streams, *self.detours) if terms.resumable else self.detours

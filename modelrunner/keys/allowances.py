@@ -93,12 +93,12 @@ def begin_all(allowances: Sequence[Allowance], client: int) -> None:
 
 class AddressAllowances:
     """The allowance of each client address, all with the same `rates`; of IPv6, a /64 counts as one address, since a
-    site hands out its own (RFC 4291, 2.5.4). Those that are idle are forgotten."""
+    site hands out its own (RFC 4291, 2.5.4). Those that are idle are forgotten. `active` is True with a limit."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._rates = Rates()
-        self._has_rates = False
+        self.active = False
         self._found: dict[str, Allowance] = {}
         self._look_at = _FEW
 
@@ -106,13 +106,13 @@ class AddressAllowances:
         return len(self._found)
 
     def set_rates(self, rates: Rates) -> None:
-        self._rates, self._has_rates = rates, rates != Rates()
+        self._rates, self.active = rates, rates != Rates()
         for allowance in self._found.values():
             allowance.rates = rates
 
     def of(self, peer: str) -> Allowance | None:
         """Returns what the client at this address may use; None without limits, or for "" (the Unix socket)."""
-        if not self._has_rates or not peer:
+        if not self.active or not peer:
             return None
         address = _counted_as(peer)
         found = self._found.get(address)

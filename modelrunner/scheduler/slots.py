@@ -10,7 +10,7 @@ from modelrunner.scheduler.eventloop import Alarm
 from modelrunner.scheduler.queues import Queues
 from modelrunner.scheduler.state import Phase, Reason, Slot
 from modelrunner.scheduler.target import RetainedSettings, Target
-from modelrunner.types import KeepAlive, RequestLimits, RequiredMemory, RunnerKey, Variant
+from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
 
 if TYPE_CHECKING:
     from modelrunner.engine.runner import Runner
@@ -233,23 +233,32 @@ class Lease:
     timer. It takes a place of the engine until it is released, also when it was `abandoned`.
 
     `waited` is the time in the queue, load included, `loaded` the part of it spent on the load, in seconds; the lease
-    began at `taken`. `variant` says how the runner differs from what was asked for, "" if it does not."""
+    began at `taken`. `limits` are what one request of the model may take. `variant` says how the runner differs from
+    what was asked for, "" if it does not."""
 
-    __slots__ = ("_owner", "abandoned", "batch", "keep_alive", "loaded", "runner", "slot", "taken", "variant", "waited")
+    __slots__ = (
+        "_owner",
+        "abandoned",
+        "batch",
+        "keep_alive",
+        "limits",
+        "loaded",
+        "runner",
+        "slot",
+        "taken",
+        "variant",
+        "waited",
+    )
 
     def __init__(self, owner: Slots, slot: RunnerSlot, keep_alive: KeepAlive, now: float, batch: bool) -> None:
         self.runner = slot.runner
         self.variant = slot.variant.label
+        self.limits = slot.target.limits
         self.waited = self.loaded = 0.0
         self.abandoned = False
         self.slot, self.keep_alive, self.taken, self.batch = slot, keep_alive, now, batch
         self._owner: Slots | None = owner
         slot.lend(self)
-
-    @property
-    def limits(self) -> RequestLimits:
-        """What one request of the model may take, as it is set now."""
-        return self.slot.target.limits
 
     def release(self) -> None:
         """Gives the runner back; its keep-alive is from now on the one of this request. Safe to call again."""

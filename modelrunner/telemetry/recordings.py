@@ -1,7 +1,7 @@
 """Bodies of requests to models whose configuration says `recording`: in memory, cut, and without keys and files."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
@@ -10,7 +10,6 @@ from modelrunner.gateway.interfaces import Inference, Sink, UnderWay
 from modelrunner.gateway.observers import RequestRecord
 from modelrunner.gateway.render import chunk
 from modelrunner.http.answers import Header
-from modelrunner.scheduler import Target
 from modelrunner.telemetry.redaction import redacted
 from modelrunner.types import Mode
 
@@ -42,26 +41,18 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class Recordings:
-    """The newest recordings, of at most `memory` bytes; each body has at most `limit` bytes. `known` are the targets
-    that are resolved; `is_on` tells by the name of a model whether its requests are recorded."""
+    """The newest recordings, of at most `memory` bytes; each body has at most `limit` bytes. `is_on` tells by the name
+    of a model whether its requests are recorded."""
 
-    def __init__(
-        self,
-        known: Callable[[], Mapping[tuple[str | None, str, Mode], Target]],
-        is_on: Callable[[str, Mode], bool],
-        memory: int,
-        limit: int,
-    ) -> None:
-        self._known, self._is_on = known, is_on
+    def __init__(self, is_on: Callable[[str, Mode], bool], memory: int, limit: int) -> None:
+        self._is_on = is_on
         self._memory, self.limit = memory, limit
         self._kept: deque[Recorded] = deque()
         self._size = 0
 
-    def tap(self, ask: Inference, sink: Sink) -> "Tap | None":
-        """Stands between a request and its client; None for a model that is known not to be recorded."""
-        route = ask.terms.route
-        target = self._known().get((route.backend, ask.fields.model, route.mode))
-        return None if target is not None and not target.recording else Tap(self, ask, sink)
+    def tap(self, ask: Inference, sink: Sink) -> "Tap":
+        """Stands between a request and its client."""
+        return Tap(self, ask, sink)
 
     def find(self, id: str, owner: str | None) -> Recorded:
         """The newest recording of a request with this ID that `owner` may see; None may see all. Raises

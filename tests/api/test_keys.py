@@ -106,7 +106,7 @@ async def test_what_one_request_of_a_key_may_take(start_daemon: StartDaemon) -> 
     daemon = await start_daemon(models={"smol": 0})
     key = await make_key(daemon, max_tokens=3, max_seconds=600)
     for path, body in FAMILIES.items():
-        status, told = await call(daemon, "POST", path, key, {**body, "max_tokens": 7})
+        status, told = await call(daemon, "POST", path, key, body)
         assert (status, "1 2 3 4" in str(told)) == (200, False), told
     _, told = await call(daemon, "POST", "/v1/chat/completions", key, CHAT)
     assert told["usage"]["completion_tokens"] == 3

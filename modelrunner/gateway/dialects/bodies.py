@@ -12,7 +12,7 @@ import msgspec
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.dialects.assembly import Assembly
 from modelrunner.gateway.dialects.dialect import Dialect, Fields, Translation
-from modelrunner.gateway.dialects.nesting import decode_with_room
+from modelrunner.gateway.dialects.nesting import SURELY_SHALLOW, decode_with_room
 from modelrunner.schema import wrong_field
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ class JsonBodies(Dialect):
         """Raises `BadRequest` unless the body is one JSON object in UTF-8 with one `model`, bounded depth, and numbers
         that fit in a double."""
         try:
-            fields: Fields = decode_with_room(self.decoder.decode, body)
+            shallow = body.count(b"[") + body.count(b"{") <= SURELY_SHALLOW
+            decode = self.decoder.decode
+            fields: Fields = decode(body) if shallow else decode_with_room(decode, body)
         except msgspec.ValidationError as error:
             raise _unlike_schema(error) from None
         except msgspec.DecodeError as error:

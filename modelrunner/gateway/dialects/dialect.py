@@ -57,8 +57,8 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     prepares: ClassVar[bool] = False
     """True for a request with something to do before it gets a runner: `Dialect.prepare` is called."""
 
-    wants_tools: ClassVar[bool] = False
-    """True for a request whose calls of tools the daemon makes itself."""
+    modelrunner_tools: ClassVar[str | None] = None
+    """Set for a request whose calls of tools the daemon makes itself."""
 
     def watched(self) -> dict[str, Any]:
         """Returns the fields after `keep_alive` that the body has and that are not null, decoded. Raises

@@ -9,13 +9,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _ROOM = 100  # levels that later callers may be deeper, and that they may add around a value
-_SURELY_SHALLOW = 200
+SURELY_SHALLOW = 200
+"""Brackets of a text that needs no room."""
 
 
 def decode_with_room(decode: Callable[[bytes], T], data: bytes) -> T:
     """Returns `decode(data)`. Raises what that raises, and `RecursionError` for data that is nested so deep that there
     is no room left."""
-    if data.count(b"[") + data.count(b"{") <= _SURELY_SHALLOW:
+    if data.count(b"[") + data.count(b"{") <= SURELY_SHALLOW:
         return decode(data)
     return _lower(decode, data, _ROOM)
 

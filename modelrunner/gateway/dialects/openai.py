@@ -19,11 +19,7 @@ _SCORE = Call(Mode.RERANKING, "/score")
 class OpenAIFields(Fields, frozen=True, gc=False):
     """`modelrunner_tools` is of chats: "auto" for calls of tools by the daemon."""
 
-    modelrunner_tools: Literal["auto"] | None = None
-
-    @property
-    def wants_tools(self) -> bool:  # type: ignore[override]  # of each request
-        return self.modelrunner_tools is not None
+    modelrunner_tools: Literal["auto"] | None = None  # type: ignore[misc]  # others have it as a class
 
 
 class OpenAI(JsonDialect):
