@@ -20,7 +20,7 @@ from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound, Unsuppor
 from modelrunner.lora import LoraPath
 from modelrunner.pull import linking
 from modelrunner.pull.selection import folder_files, with_shards
-from modelrunner.pull.source import Context, FetchResult, Preview, PullSpec, Source, make_way, require_space
+from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way, require_space
 from modelrunner.store import Store, adapters
 from modelrunner.store.names import PROJECTOR, TEMPLATE, is_code
 from modelrunner.types import FileProgress, ModelFormat, WorkProgress
@@ -41,12 +41,6 @@ class FileSource(Source):
 
     def claims(self, text: str) -> bool:
         return text.startswith("file:")
-
-    async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
-        """Raises `BadRequest`: whoever asks what a model needs may not be one who may have this file read."""
-        raise BadRequest(
-            "a file has no name here yet: `modelrunner package` gives it one, then ask about that", param="model"
-        )
 
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
         """Raises `ModelNotFound`, `BadRequest` for what is no regular file or may not be read, `InvalidModel` for a

@@ -142,8 +142,8 @@ class Puller:
         return self._source(text).name(text)
 
     async def preview(self, text: str, *, token: str | None = None) -> Preview:
-        """What a pull of `text` would bring, learned without bringing it. Raises as `pull`, and `NotImplementedHere`
-        where the source cannot say it."""
+        """What a pull of `text` would bring, learned without bringing it. Raises as `pull`, and `BadRequest` where
+        the source cannot say it."""
         text = unpasted(text)
         source = self._source(text)
         with tempfile.TemporaryDirectory(prefix="modelrunner-") as folder:

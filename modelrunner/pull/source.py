@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from modelrunner.defaults import ModelDefaults
 from modelrunner.durable import discard
-from modelrunner.errors import InsufficientDisk, NotImplementedHere
+from modelrunner.errors import BadRequest, InsufficientDisk
 from modelrunner.store.references import Reference
 from modelrunner.types import Bundle, FoundModel, ModelFormat, ProgressReport
 from modelrunner.units import format_bytes
@@ -173,8 +173,11 @@ class Source(ABC):
 
     async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
         """What `fetch` would bring, learned without bringing it; `folder` is empty and temporary. Raises as `fetch`,
-        and `NotImplementedHere` where that cannot be."""
-        raise NotImplementedHere(f"how large {text} is cannot be learned before it is pulled", param="model")
+        and `BadRequest` for what is on this machine already, which not everybody may have read."""
+        raise BadRequest(
+            f"{text} is no model yet: `modelrunner package` makes one of it and gives it a name; then ask about that",
+            param="model",
+        )
 
 
 def make_way(folder: Path, name: str) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.errors import ModelNotFound, NotImplementedHere
+from modelrunner.errors import BadRequest, ModelNotFound
 from modelrunner.pull import Puller
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
@@ -61,7 +61,7 @@ async def test_of_a_model_in_pieces_they_are_added_up(store: Store, tmp_path: Pa
 
 
 async def test_where_it_cannot_be_known_that_is_said(store: Store) -> None:
-    with pytest.raises(NotImplementedHere, match="before it is pulled"):
+    with pytest.raises(BadRequest, match="modelrunner package"):
         await Puller(store, [FileSource()]).preview("file:///x.gguf")
 
 

@@ -168,10 +168,10 @@ def test_nothing_of_a_server_is_left_when_the_daemon_is_killed(tmp_path: Path) -
     daemon = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert daemon.stdout is not None
     pid = int(daemon.stdout.readline())
-    assert psutil.pid_exists(pid)
+    descendants = psutil.Process(daemon.pid).children(recursive=True)
+    assert pid in {process.pid for process in descendants}
     daemon.kill()
     daemon.wait()
     daemon.stdout.close()
-    with suppress(psutil.NoSuchProcess):
-        psutil.Process(pid).wait(HUNG)
-    assert not psutil.pid_exists(pid)
+    _, alive = psutil.wait_procs(descendants, HUNG)
+    assert not alive
