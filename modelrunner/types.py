@@ -1,7 +1,7 @@
 """The values that pass between the parts: frozen, with no behaviour but their own text form."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
@@ -110,28 +110,6 @@ class RequestLimits(NamedTuple):
 
 
 NO_LIMITS = RequestLimits()
-
-
-class AliasPolicy(StrEnum):
-    """Which of an alias's models answers: the first that is here; the first that is loaded, or fits in the memory that
-    is free now; or the first that is loaded. Without such a one, the first that is here."""
-
-    FIRST = "first"
-    FITS = "fits"
-    LOADED = "loaded"
-
-
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """A name that programs insist on. `models` are references, at least one; `families` are those of the APIs in which
-    the name is an alias, empty for all."""
-
-    models: tuple[str, ...]
-    policy: AliasPolicy = AliasPolicy.FIRST
-    families: frozenset[str] = frozenset()
-
-    def holds_for(self, family: str) -> bool:
-        return not self.families or family in self.families
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,75 +299,6 @@ class RunSpec:
     min_context_size: int | None = None
     draft_tokens: int | None = None
     draft_acceptance: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FileProgress:
-    """The received part of one file of a pull, in bytes. `id` is its digest, or its name while the digest is
-    unknown; `rate` is in bytes per second."""
-
-    id: str
-    size: int
-    current: int
-    rate: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class WorkProgress:
-    """The progress of a pull, an installation or a load. `message` is for people; `phase` is one word, such as
-    "downloading"; `total` and `current` are in bytes, 0 if unknown, `rate` in bytes per second. A `warning` holds
-    regardless of later progress."""
-
-    message: str
-    phase: str = ""
-    total: int = 0
-    current: int = 0
-    file: FileProgress | None = None
-    rate: float = 0.0
-    warning: bool = False
-
-
-ProgressReport = Callable[[WorkProgress], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOrigin:
-    """Where a name of a model was pulled from. `version` is a commit, a digest or a version; "" if it has none."""
-
-    name: str
-    source: str
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModelUpdate:
-    """Whether the source of a model has a newer one; None where it cannot be known, and `reason` says why."""
-
-    name: str
-    source: str
-    newer: bool | None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundModel:
-    """A model that a hub offers: `name` can be pulled; `gated` ones ask for an agreement first."""
-
-    name: str
-    downloads: int
-    likes: int
-    task: str
-    gated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RunningPull:
-    """A pull under way: the `name` that the model gets, and the `source` text. `started` is in Unix seconds."""
-
-    name: str
-    source: str
-    started: float
-    progress: WorkProgress
 
 
 @dataclass(frozen=True, slots=True)

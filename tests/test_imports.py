@@ -15,12 +15,13 @@ PACKAGE = ROOT / "modelrunner"
 # The values, errors and helpers that everybody may use.
 SHARED = {
     *("modelrunner", "chattemplates", "concurrency", "database", "durable", "errors", "lora", "schema", "types"),
-    *("defaults", "modelfile", "sandbox", "units"),
+    *("aliases", "defaults", "modelfile", "progress", "sandbox", "units"),
 }
 # Part -> what else it may use, as docs/architecture.md draws it. A part is a subpackage or a module of the package.
 ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
     "__main__": {"cli"},
+    "aliases": set(),
     "api": {
         "batches",
         "gateway",
@@ -75,6 +76,7 @@ ALLOWED: dict[str, set[str]] = {
     "openapi": {"gateway", "wire"},
     "plugins": {"backend", "config", "processes"},
     "processes": set(),
+    "progress": set(),
     "pull": {"oci", "store", "web"},
     "scheduler": {"backend", "engine", "plugins", "processes"},
     "sandbox": set(),

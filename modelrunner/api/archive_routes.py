@@ -11,7 +11,7 @@ from modelrunner.api.middleware import is_local
 from modelrunner.api.streaming import body_pieces, stream_progress
 from modelrunner.errors import Forbidden, UnsupportedMediaType
 from modelrunner.models.library import Library
-from modelrunner.types import ProgressReport
+from modelrunner.progress import ProgressReport
 
 _TYPES = ("application/x-tar", "application/octet-stream")
 

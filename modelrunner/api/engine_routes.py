@@ -12,8 +12,8 @@ from modelrunner.models.disk import DiskMeter
 from modelrunner.models.installs import Installer
 from modelrunner.models.residency import Residency
 from modelrunner.models.statuses import Statuses
+from modelrunner.progress import ProgressReport
 from modelrunner.scheduler import Scheduler
-from modelrunner.types import ProgressReport
 
 
 class EngineRoutes:

@@ -14,7 +14,7 @@ from modelrunner.errors import Forbidden
 from modelrunner.models.foreign import ForeignStores
 from modelrunner.models.library import Library
 from modelrunner.models.orders import PullOrder
-from modelrunner.types import ProgressReport
+from modelrunner.progress import ProgressReport
 
 
 class ImportRoutes:

@@ -26,8 +26,9 @@ from modelrunner.models.publishing import Publisher
 from modelrunner.models.quantizing import Quantizer
 from modelrunner.models.recipes import Recipe
 from modelrunner.models.remote import RemoteModels
+from modelrunner.progress import ProgressReport
 from modelrunner.store import StoredModel
-from modelrunner.types import ModelFormat, ProgressReport
+from modelrunner.types import ModelFormat
 from modelrunner.units import parse_age, parse_bytes
 
 # Words in the place of a model that are routes of this server for another method, or of docker/model-runner. A model of

@@ -21,8 +21,8 @@ from modelrunner.errors import BadRequest, Forbidden, NotFound, NotImplementedHe
 from modelrunner.models.library import Library
 from modelrunner.models.orders import PullOrder
 from modelrunner.models.publishing import Publisher
+from modelrunner.progress import ProgressReport
 from modelrunner.scheduler import Scheduler
-from modelrunner.types import ProgressReport
 from modelrunner.wire import Progress
 
 _PROGRESS = {"application/x-ndjson": dict, "application/json": dict}

@@ -9,7 +9,7 @@ from modelrunner.api.messages import json_response, read_json
 from modelrunner.api.streaming import stream_progress
 from modelrunner.models.preload import Preloader
 from modelrunner.models.residency import Residency
-from modelrunner.types import ProgressReport
+from modelrunner.progress import ProgressReport
 
 
 class ResidencyRoutes:

@@ -12,7 +12,7 @@ from aiohttp import web
 from modelrunner.api import wireforms
 from modelrunner.api.middleware import request_id_of
 from modelrunner.errors import BadRequest, ModelRunnerError
-from modelrunner.types import ProgressReport
+from modelrunner.progress import ProgressReport
 from modelrunner.wire import Progress
 
 T = TypeVar("T")

@@ -19,11 +19,12 @@ from modelrunner.models.pruning import PrunedThing
 from modelrunner.models.reload import SettingChange
 from modelrunner.models.remote import RemoteModel
 from modelrunner.models.residency import ModelResidency
+from modelrunner.progress import FileProgress, RunningPull, WorkProgress
 from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler import EventRecord, Explanation, RunnerView, UnloadResult
 from modelrunner.store import RemoveResult, StoredModel
 from modelrunner.store.details import ModelDetails
-from modelrunner.types import CAPABILITIES, FileProgress, RequiredMemory, RunningPull, WorkProgress
+from modelrunner.types import CAPABILITIES, RequiredMemory
 
 _LONGEST_CHANGE = 200  # characters of one value
 

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from modelrunner.aliases import Alias, AliasPolicy
 from modelrunner.config.locations import SOCKET_NAME, ConfigFile, ConfigurationError, Locations, first_private
 from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.errors import BadRequest
 from modelrunner.schema import nearest
-from modelrunner.types import Alias, AliasPolicy, KeepAlive, McpServer
+from modelrunner.types import KeepAlive, McpServer
 from modelrunner.units import parse_age, parse_bytes, parse_duration
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelrunner import durable
+from modelrunner.aliases import Alias
 from modelrunner.backend import Backend, BackendContext
 from modelrunner.config.locations import ConfigurationError, logins_beside
 from modelrunner.config.settings import RegistryTable, Settings
@@ -56,7 +57,6 @@ from modelrunner.store import Reference, Store
 from modelrunner.telemetry.accesslog import AccessLog
 from modelrunner.telemetry.recordings import Recordings
 from modelrunner.tools.toolbox import Toolbox
-from modelrunner.types import Alias
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from modelrunner.aliases import Alias
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.routes import Route
 from modelrunner.http.answers import Header
 from modelrunner.keys.allowances import Allowance
 from modelrunner.keys.ring import KeyHolder
-from modelrunner.types import Alias, Bundle, KeepAlive
+from modelrunner.types import Bundle, KeepAlive
 
 if TYPE_CHECKING:
     from modelrunner.gateway.observers import RequestRecord

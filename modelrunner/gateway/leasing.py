@@ -5,11 +5,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from modelrunner.aliases import Alias
 from modelrunner.errors import Misdirected
 from modelrunner.gateway.interfaces import Inference
 from modelrunner.gateway.routes import check_endpoint
 from modelrunner.scheduler import Lease, Scheduler, Target
-from modelrunner.types import Alias, Mode
+from modelrunner.types import Mode
 
 
 class Resolve(Protocol):

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
+from modelrunner.aliases import Alias, AliasPolicy
 from modelrunner.errors import ModelRunnerError
 from modelrunner.models.resolve import Resolver
 from modelrunner.scheduler import Phase, Scheduler
 from modelrunner.store import Store
-from modelrunner.types import Alias, AliasPolicy, Mode
+from modelrunner.types import Mode
 
 
 class Aliases:

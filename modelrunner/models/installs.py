@@ -12,8 +12,8 @@ from modelrunner.durable import translated
 from modelrunner.errors import Conflict, ModelRunnerError
 from modelrunner.plugins.isolation import asked
 from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.progress import ProgressReport, WorkProgress
 from modelrunner.scheduler import Scheduler
-from modelrunner.types import ProgressReport, WorkProgress
 
 log = logging.getLogger(__name__)
 

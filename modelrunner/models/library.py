@@ -21,21 +21,15 @@ from modelrunner.models.abilities import Abilities, KnownAbilities
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.orders import PullOrder
 from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.progress import ProgressReport, RunningPull, WorkProgress
 from modelrunner.pull import Puller, PullResult
 from modelrunner.pull.loading import LoadOptions
+from modelrunner.pull.reports import FoundModel, ModelOrigin, ModelUpdate
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, RemoveResult, Store, StoredModel
 from modelrunner.store.details import ModelDetails, details_of
 from modelrunner.store.layout import ModelArchive, archive_of
-from modelrunner.types import (
-    FoundModel,
-    ModelFormat,
-    ModelOrigin,
-    ModelUpdate,
-    ProgressReport,
-    RunningPull,
-    WorkProgress,
-)
+from modelrunner.types import ModelFormat
 
 log = logging.getLogger(__name__)
 

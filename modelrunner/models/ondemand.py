@@ -2,8 +2,9 @@
 
 from modelrunner.models.installs import Installer
 from modelrunner.models.resolve import BeingInstalled, EngineMissing, Resolver
+from modelrunner.progress import ProgressReport, WorkProgress
 from modelrunner.scheduler import Target
-from modelrunner.types import Mode, ProgressReport, WorkProgress
+from modelrunner.types import Mode
 
 
 class InstallOnDemand:

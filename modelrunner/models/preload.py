@@ -7,9 +7,9 @@ from contextlib import aclosing
 from modelrunner.errors import ModelRunnerError
 from modelrunner.models.ondemand import InstallOnDemand
 from modelrunner.models.resolve import Resolver, main_mode
+from modelrunner.progress import ProgressReport, WorkProgress
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Store
-from modelrunner.types import ProgressReport, WorkProgress
 
 log = logging.getLogger(__name__)
 _TELL_EVERY = 0.5  # seconds

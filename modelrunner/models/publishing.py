@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from modelrunner.oci.push import Pusher
+from modelrunner.progress import ProgressReport
 from modelrunner.scheduler import Scheduler
-from modelrunner.types import ProgressReport
 
 
 class Publisher:

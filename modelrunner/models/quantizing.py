@@ -7,13 +7,14 @@ from modelrunner.backend import InstallProgress
 from modelrunner.errors import BackendExited
 from modelrunner.models.recipes import Recipe
 from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.progress import ProgressReport, WorkProgress
 from modelrunner.pull import Puller
 from modelrunner.pull.quantized import quantized_source
 from modelrunner.sandbox import Permissions
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Store
 from modelrunner.store.details import details_of
-from modelrunner.types import Bundle, ProcessOptions, ProgressReport, QuantizeSpec, WorkProgress
+from modelrunner.types import Bundle, ProcessOptions, QuantizeSpec
 
 
 class QuantizeTool:

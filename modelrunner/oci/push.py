@@ -10,11 +10,11 @@ from modelrunner.oci.credentials import Credentials
 from modelrunner.oci.registries import Registries
 from modelrunner.oci.repository import Manner, RemoteRepository
 from modelrunner.oci.upload import Upload
+from modelrunner.progress import FileProgress, ProgressReport, WorkProgress
 from modelrunner.store import Blob, Digest, Reference, Store
 from modelrunner.store.manifests import StoredFile, parse
 from modelrunner.store.mediatypes import MANIFEST_TYPE
 from modelrunner.store.references import NO_REGISTRIES
-from modelrunner.types import FileProgress, ProgressReport, WorkProgress
 
 
 class Pusher:

@@ -16,11 +16,11 @@ from urllib.parse import unquote, urlsplit
 from modelrunner import __version__
 from modelrunner.concurrency.threads import in_thread
 from modelrunner.errors import InvalidReference, ModelNotFound, ModelRunnerError, SourceFailed
+from modelrunner.progress import WorkProgress
 from modelrunner.pull.fetching import fetch_files
 from modelrunner.pull.remoteheader import preview_gguf
 from modelrunner.pull.source import Context, FetchResult, Preview, PullSpec, Source
 from modelrunner.store.references import Reference
-from modelrunner.types import WorkProgress
 from modelrunner.web.attempt import refused
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from modelrunner.concurrency.tasks import all_stopped
+from modelrunner.progress import FileProgress, WorkProgress
 from modelrunner.pull.source import Context, require_space
-from modelrunner.types import FileProgress, WorkProgress
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile, received
 

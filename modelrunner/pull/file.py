@@ -18,12 +18,13 @@ from modelrunner import lora
 from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound, UnsupportedModel
 from modelrunner.lora import LoraPath
+from modelrunner.progress import FileProgress, WorkProgress
 from modelrunner.pull import linking
 from modelrunner.pull.selection import folder_files, with_shards
 from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way, require_space
 from modelrunner.store import Store, adapters
 from modelrunner.store.names import PROJECTOR, TEMPLATE, is_code
-from modelrunner.types import FileProgress, ModelFormat, WorkProgress
+from modelrunner.types import ModelFormat
 
 _MAGIC = b"GGUF"
 _PARTS = {"mmproj": PROJECTOR, "chat-template": TEMPLATE}

@@ -11,9 +11,10 @@ import msgspec
 
 from modelrunner import __version__
 from modelrunner.errors import InvalidReference, ModelNotFound, SourceFailed
+from modelrunner.pull.reports import FoundModel
 from modelrunner.pull.selection import choose, folder_files
 from modelrunner.store.references import DEFAULT_TAG, Reference
-from modelrunner.types import FoundModel, ModelFormat
+from modelrunner.types import ModelFormat
 from modelrunner.web.attempt import refused
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import HubAnswer, ask, new_client, retry_after

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from modelrunner import chattemplates
 from modelrunner.concurrency.threads import in_thread
+from modelrunner.progress import WorkProgress
 from modelrunner.pull.fetching import fetch_files
 from modelrunner.pull.hub import Hub
 from modelrunner.pull.remoteheader import preview_gguf
+from modelrunner.pull.reports import FoundModel
 from modelrunner.pull.source import Context, FetchResult, Preview, PullSpec, Source
 from modelrunner.store.names import CONFIG, TEMPLATE, WEIGHTS
 from modelrunner.store.references import Reference
 from modelrunner.store.safetensors_model import require_no_code
-from modelrunner.types import FoundModel, ModelFormat, WorkProgress
+from modelrunner.types import ModelFormat
 from modelrunner.web.download import Downloader
 from modelrunner.web.session import LOOK_UP_LIMIT
 

@@ -16,7 +16,8 @@ import msgspec
 from modelrunner.errors import SourceFailed
 from modelrunner.pull.hub import FileSize, Hub, Listing, RepositoryName, chosen_files
 from modelrunner.pull.hubsource import HubSource
-from modelrunner.types import FoundModel, ModelFormat
+from modelrunner.pull.reports import FoundModel
+from modelrunner.types import ModelFormat
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import ask
 

@@ -18,6 +18,7 @@ from modelrunner.errors import (
     StorageFailed,
     UnsupportedModel,
 )
+from modelrunner.progress import ProgressReport, WorkProgress
 from modelrunner.pull.archives import unpacked_files
 from modelrunner.pull.journal import Journal, JournalEntry
 from modelrunner.pull.shared import SharedDownloads
@@ -26,7 +27,6 @@ from modelrunner.store import Blob, Digest, Store
 from modelrunner.store.blobs import ReadProgress
 from modelrunner.store.files import size_of
 from modelrunner.store.names import TEMPLATE
-from modelrunner.types import ProgressReport, WorkProgress
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.transfers import Transfers

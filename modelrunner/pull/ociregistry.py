@@ -18,6 +18,7 @@ from modelrunner.oci import imageindex, signatures
 from modelrunner.oci.credentials import Credentials
 from modelrunner.oci.registries import Registries
 from modelrunner.oci.repository import INDEX_TYPES, Manner, RemoteManifest, RemoteRepository
+from modelrunner.progress import WorkProgress
 from modelrunner.pull.archives import unpack_layers
 from modelrunner.pull.fetching import fetch_files
 from modelrunner.pull.remoteheader import preview_gguf
@@ -29,7 +30,6 @@ from modelrunner.store.mediatypes import LICENSE_TYPE, LayerKind, layer_of
 from modelrunner.store.names import in_folder
 from modelrunner.store.references import NO_REGISTRIES, Reference
 from modelrunner.store.safetensors_model import require_no_code
-from modelrunner.types import WorkProgress
 from modelrunner.web.session import HubAnswer
 
 T = TypeVar("T")

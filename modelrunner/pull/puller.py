@@ -22,6 +22,7 @@ from modelrunner.errors import (
     NotFound,
     RequestCancelled,
 )
+from modelrunner.progress import ProgressReport, RunningPull, WorkProgress
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.job import PullJob
@@ -29,20 +30,13 @@ from modelrunner.pull.journal import Journal, JournalEntry
 from modelrunner.pull.loading import LoadOptions, load
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.rates import RateMeter
+from modelrunner.pull.reports import FoundModel, ModelOrigin, ModelUpdate
 from modelrunner.pull.shared import SharedDownloads
 from modelrunner.pull.source import Making, Preview, PullResult, PullSpec, Source
 from modelrunner.pull.uploads import Uploads
 from modelrunner.store import Leftover, Reference, Store
 from modelrunner.store.references import unpasted
-from modelrunner.types import (
-    FoundModel,
-    ModelFormat,
-    ModelOrigin,
-    ModelUpdate,
-    ProgressReport,
-    RunningPull,
-    WorkProgress,
-)
+from modelrunner.types import ModelFormat
 from modelrunner.web.transfers import Transfers
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import InvalidModel, UnsupportedModel
+from modelrunner.progress import FileProgress, WorkProgress
 from modelrunner.pull.indexes import Indexes, PipSettings, pip_settings
 from modelrunner.pull.selection import choose, folder_in
 from modelrunner.pull.simple import Link, version_of
@@ -31,7 +32,6 @@ from modelrunner.pull.source import (
 )
 from modelrunner.pull.wheels import Archive, Wheel, join
 from modelrunner.store.references import Reference
-from modelrunner.types import FileProgress, WorkProgress
 from modelrunner.web.partial import RemoteFile, received
 
 _CARRIERS = (".gguf", ".safetensors", ".zip")

@@ -9,10 +9,11 @@ from urllib.parse import parse_qs, quote, unquote, urlencode
 from modelrunner.concurrency.threads import in_thread
 from modelrunner.durable import discard
 from modelrunner.errors import BadRequest
+from modelrunner.progress import ProgressReport
 from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way, require_space
 from modelrunner.store import Store
 from modelrunner.store.describe import main_type
-from modelrunner.types import Bundle, ModelFormat, ProgressReport
+from modelrunner.types import Bundle, ModelFormat
 
 _SCHEME = "quantized:"
 _TYPE = re.compile(r"[A-Z]{1,5}(?P<bits>[0-9]{1,2})[A-Z0-9_]{0,12}")

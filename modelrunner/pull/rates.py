@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from modelrunner.types import WorkProgress
+from modelrunner.progress import WorkProgress
 
 _WINDOW = 5.0  # seconds
 

@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 from modelrunner.defaults import ModelDefaults
 from modelrunner.durable import discard
 from modelrunner.errors import BadRequest, InsufficientDisk
+from modelrunner.progress import ProgressReport
+from modelrunner.pull.reports import FoundModel
 from modelrunner.store.references import Reference
-from modelrunner.types import Bundle, FoundModel, ModelFormat, ProgressReport
+from modelrunner.types import Bundle, ModelFormat
 from modelrunner.units import format_bytes
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile

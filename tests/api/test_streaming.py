@@ -12,7 +12,7 @@ from aiohttp import web
 from modelrunner.api.middleware import envelope, finish_head
 from modelrunner.api.streaming import Work, stream_progress
 from modelrunner.errors import ModelNotFound, NotFound, SourceFailed
-from modelrunner.types import FileProgress, ProgressReport, WorkProgress
+from modelrunner.progress import FileProgress, ProgressReport, WorkProgress
 from modelrunner.wire import Progress
 from tests.waiting import HUNG
 

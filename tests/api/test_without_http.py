@@ -14,11 +14,11 @@ from modelrunner.models.abilities import Abilities
 from modelrunner.models.orders import PullOrder
 from modelrunner.models.reload import Effect
 from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.progress import WorkProgress
 from modelrunner.pull import PullResult
 from modelrunner.scheduler import Fitting, Phase
 from modelrunner.store import RemoveResult
 from modelrunner.telemetry.accesslog import AccessLog
-from modelrunner.types import WorkProgress
 from tests.api.conftest import make_settings
 from tests.fakes import FakeBackend
 from tests.store.samples import write_gguf

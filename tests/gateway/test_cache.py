@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from modelrunner.aliases import Alias
 from modelrunner.gateway.detours.cache import ResponseCache
-from modelrunner.types import Alias, Mode, RunnerKey
+from modelrunner.types import Mode, RunnerKey
 from tests.gateway.fakes import SSE, Call, event, until
 from tests.gateway.harness import CHAT, Answer, Proxy, proxy, request
 from tests.gateway.test_observers import Notes

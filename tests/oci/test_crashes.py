@@ -10,8 +10,8 @@ import pytest
 
 from modelrunner.errors import ModelNotFound
 from modelrunner.oci.push import Pusher
+from modelrunner.progress import WorkProgress
 from modelrunner.store import Store
-from modelrunner.types import WorkProgress
 from tests.oci.artifacts import published
 from tests.oci.conftest import Machine
 from tests.oci.registry import Registry, publish

@@ -13,9 +13,9 @@ from modelrunner.errors import BadRequest, ModelNotFound, SourceFailed
 from modelrunner.oci.credentials import Credential
 from modelrunner.oci.push import Pusher
 from modelrunner.oci.repository import Manner
+from modelrunner.progress import WorkProgress
 from modelrunner.pull import Puller
 from modelrunner.pull.file import FileSource
-from modelrunner.types import WorkProgress
 from tests.oci.artifacts import published
 from tests.oci.conftest import MANNER, Machine
 from tests.oci.fake import FakeRegistry

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound, ModelRunnerError, SourceFailed
+from modelrunner.progress import WorkProgress
 from modelrunner.pull import Puller
 from modelrunner.pull.address import Address, AddressSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.store import Store
-from modelrunner.types import WorkProgress
 from tests.pull.hub import Fault, Hub, Repository, sha256
 from tests.pull.models import gguf
 from tests.pull.test_hostile import at_once

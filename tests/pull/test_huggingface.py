@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from modelrunner.errors import InsufficientDisk, InvalidReference, ModelNotFound, SourceFailed, UnsupportedModel
+from modelrunner.progress import FileProgress, WorkProgress
 from modelrunner.pull import Puller, PullResult
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.store import Store
-from modelrunner.types import FileProgress, WorkProgress
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import new_client

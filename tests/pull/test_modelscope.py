@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from modelrunner.errors import InvalidReference, ModelNotFound, SourceFailed
+from modelrunner.progress import WorkProgress
 from modelrunner.pull import Puller
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.modelscope import ModelScopeSource
 from modelrunner.store import Store
-from modelrunner.types import WorkProgress
 from tests.pull.hub import Fault, Repository
 from tests.pull.models import gguf
 from tests.pull.modelscope import ModelScope

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from modelrunner.errors import BadRequest, ModelNotFound
+from modelrunner.progress import WorkProgress
 from modelrunner.pull import Puller
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.store import Store
-from modelrunner.types import WorkProgress
 from tests.pull.hub import Fault, Hub, Repository
 from tests.pull.index import Index
 from tests.pull.models import gguf, wheel

