@@ -309,9 +309,9 @@ class Exchange:
     def round(self, request: dict) -> list:
         """The calls of this answer: those of the first round whose results are not there yet, if their tools are."""
         done = sum(
-            message.get("role") == "assistant" for message in request.get("messages", ()) if "tool_calls" in message
+            message.get("role") == "assistant" for message in request.get("messages") or () if "tool_calls" in message
         )
-        known = [tool["function"]["name"] for tool in request.get("tools", ())]
+        known = [tool["function"]["name"] for tool in request.get("tools") or ()]
         rounds = [json.loads(text) for text in self.options.round]
         return rounds[done] if done < len(rounds) and known else []
 

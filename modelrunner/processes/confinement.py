@@ -146,8 +146,9 @@ def _rules(program: str, env: Mapping[str, str], permissions: Permissions, abi: 
 
 
 def _program_files(program: str, env: Mapping[str, str], scripts: int = 4) -> Iterable[Path]:
-    """Yields the program, the folders with its libraries, for an interpreter of a virtual environment that and the
-    library of the Python that it was made from, and for a script the same of its interpreter."""
+    """Yields the program, the folders with its libraries and headers (an engine may compile), for an interpreter of a
+    virtual environment that and the same of the Python that it was made from, and for a script those of its
+    interpreter."""
     if (found := shutil.which(program, path=env.get("PATH"))) is None:
         return
     if scripts and (interpreter := _interpreter(found)):  # Linux follows four
@@ -158,7 +159,7 @@ def _program_files(program: str, env: Mapping[str, str], scripts: int = 4) -> It
         paths.append(home / "python")
     for path in dict.fromkeys(paths):
         prefix = path.parent.parent
-        yield from (path.parent, prefix / "lib", prefix / "lib64")
+        yield from (path.parent, *(prefix / name for name in ("lib", "lib64", "include")))
     for name in ("LD_LIBRARY_PATH", "PYTHONPATH"):
         yield from (Path(folder) for folder in env.get(name, "").split(os.pathsep) if os.path.isabs(folder))
 

@@ -163,8 +163,10 @@ async def test_the_rules_of_every_version_are_accepted(ground, monkeypatch, abi:
 async def test_a_python_that_was_copied_into_its_environment_finds_its_library(
     ground, tmp_path: Path, by_script: bool
 ) -> None:
+    """And its headers: vLLM compiles some work when it first meets it."""
     venv.create(tmp_path / "env", symlinks=False)
-    python, work, tool = tmp_path / "env/bin/python", "import json; print('found')", tmp_path / "tools/tool"
+    work = "import json, os, sysconfig; os.listdir(sysconfig.get_path('include')); print('found')"
+    python, tool = tmp_path / "env/bin/python", tmp_path / "tools/tool"
     tool.parent.mkdir()
     tool.write_text(f"#!{python}\n{work}\n")
     tool.chmod(0o755)
