@@ -69,7 +69,6 @@ def _plan(policy: type[Eviction]) -> type[Plan]:
 RULES = {
     "all rules": Rules(),
     "without wait": Rules(Policy(patience=0.0)),
-    "without crowds": Rules(Policy(crowd=0.0)),
     "without sparing": Rules(Policy(spare=0.0)),
     "without turns of models": Rules(plan=_OldestRequestFirst),
     "without idle first": Rules(plan=_plan(_BusyOrIdle)),

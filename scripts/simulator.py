@@ -1,9 +1,10 @@
 """A machine in virtual time, whose runners come and go as a plan decides: what a rule of the scheduler is worth,
 without an engine and without waiting. `scripts/bench scheduler` prints the table; `scheduling_rules.py` has its rows.
 
-An answer takes `work` * (1 + 0.6 * (sequences beside it in the engine)) * (engines that work) seconds: the engines
-share two processors. The times of the contention workload are such that both sides of `scripts/bench contention` come
-out as with real engines (docs/scheduling.md).
+Load and answer times are those that `scripts/bench contention` measured on two processors (docs/performance.md): an
+engine alone answers 8 requests a second one after another and 11.3 of four at once, and two engines share the
+processors. An answer therefore takes `work` * (1 + 0.6 * (sequences beside it in the engine)) * (engines that work)
+seconds.
 """
 
 import heapq
@@ -252,9 +253,9 @@ class Simulation:
 
 def contention() -> Workload:
     models = [
-        Model("smollm2", 290 * MIB, load=0.3, work=0.2),
-        Model("gemma", 340 * MIB, load=0.3, work=0.2),
-        Model("minilm", 100 * MIB, load=0.15, work=0.03),
+        Model("smollm2", 290 * MIB, load=0.5, work=0.22),
+        Model("gemma", 340 * MIB, load=0.6, work=0.33),
+        Model("minilm", 100 * MIB, load=0.2, work=0.03),
     ]
     names = [model.name for model in models]
     clients = [Client(lambda r: r.choice(names)) for _ in range(64)]

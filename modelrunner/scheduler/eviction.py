@@ -3,8 +3,7 @@
 A switch and back costs price = load(group's model) + load(runner). Let wait = min(patience, 8 * price).
 
 - An idle runner goes once it has been idle for load(runner), or the group has waited for `wait`.
-- A busy runner is drained once it has been ready for `price`, and the group has waited for `wait`; for 3 * patience
-  where others wait for the runner, and more interactive requests for the group's model than it serves.
+- A busy runner is drained once it has been ready for `price`, and the group has waited for `wait`.
 - A runner that only a batch uses goes at once for an interactive request, and no runner that interactive requests use
   goes for a batch.
 - A runner that sleeps, or loads without a waiting request, goes at once.
@@ -84,17 +83,18 @@ class Eviction:
         """The runners that go for `group`, which lacks `shortage`; they are candidates no longer. None if the runners
         that may go now do not suffice; then the time at which another one may go, infinity if no time helps."""
         policy, began, load = self.policy, group.since, _load_time(group.load_seconds, group.needs[0])
-        crowd = sum([not request.batch for request in group.waiting])
         chosen: list[_Victim] = []
         missing, again = shortage, math.inf
         for candidate in self._those_for(group.key in self.urgent):
-            slot, size, own, busy, at = candidate
+            _, size, own, busy, at = candidate
             if busy or at > self.now:
                 price = load + own
-                wait = min(policy.patience, policy.loads * price)
-                if busy and crowd > slot.leases and slot.key in self.waited_for:
-                    wait = max(wait, policy.crowd * policy.patience)
-                at = max(at + policy.spare * price, began + wait) if busy else min(at, began + wait)
+                wait = policy.loads * price
+                waited = began + (wait if wait < policy.patience else policy.patience)
+                if busy:
+                    at += policy.spare * price
+                if (waited > at) is busy:  # the later of both times for a busy runner, the sooner for an idle one
+                    at = waited
                 if at > self.now:
                     again = at if at < again else again
                     continue

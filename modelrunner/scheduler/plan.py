@@ -8,7 +8,8 @@
    leaving: wait. The model can never fit: refuse. It fits: start. Otherwise evict (`eviction`) and reserve the memory,
    which no request later in line may take.
 4. Of several variants of a run the first that can be given room by eviction is started.
-5. A pinned runner is never evicted; a request that only its memory could serve is refused. A pinned model that is
+5. A runner's memory counts until its process is gone.
+6. A pinned runner is never evicted; a request that only its memory could serve is refused. A pinned model that is
    waited for counts as pinned already.
 """
 
@@ -200,7 +201,7 @@ class Plan:
         if not begun:
             self.memory.reserve(need)
 
-    # Rules 4 and 5
+    # Rules 4 and 6
 
     def _choose(self, groups: Sequence[Group]) -> dict[RunnerKey, tuple[int, RequiredMemory]]:
         """By key, the number and the memory of the variant to start; refuses the groups of which none can ever fit.

@@ -33,8 +33,8 @@ class Scheduler:
 
     `make_runner` makes runners (`RunnerFactory`), `probe` gives the memory budget. `max_queue` bounds the requests that
     wait for one model, those inside the engine included; `max_wait` bounds the wait of one request. A request that
-    waits for memory drains a busy runner after `patience` at the latest, a crowd of them after three times that (see
-    `eviction`). `drain_limit` is how long `unload` waits for leases to end. `warm` is that of `Slots`.
+    waits for memory drains a busy runner after `patience` at the latest. `drain_limit` is how long `unload` waits for
+    leases to end. `warm` is that of `Slots`.
     """
 
     def __init__(

@@ -73,9 +73,9 @@ class Slot(NamedTuple):
     """The one runner of its key. `memory` counts until the process is gone. At most `capacity` requests hold a lease of
     the runner; `leases` do now, `interactive` of them not from a batch. `abandoned` are requests whose clients have
     left while the engine works on: they are no leases, and `capacity` is less by them. `parallel` is the number of the
-    engine's sequences. `last_used` is when the last lease began or ended, or when the load ended, which took
-    `load_seconds`, at `ready_at`. `variant` is the number of the variant that runs. `drain` says why the runner takes
-    no new leases, `error` how it ended by itself."""
+    engine's sequences. `last_used` is when the last lease began or
+    ended, or when the load ended; the load took `load_seconds` and ended at `ready_at`. `variant` is the number of the
+    variant that runs. `drain` says why the runner takes no new leases, `error` how it ended by itself."""
 
     key: RunnerKey
     phase: Phase
@@ -112,13 +112,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`max_wait` is how many seconds a request may wait in all. `patience` in seconds, `crowd` in multiples of it,
-    `loads` and `spare` in multiples of load times say when runners go, see `eviction`. A batch whose caller got nothing
-    for `ageing` seconds counts as interactive until its next turn."""
+    """`max_wait` is how many seconds a request may wait in all. `patience` in seconds, `loads` and `spare` in multiples
+    of load times say when runners go, see `eviction`. A batch whose caller got nothing for `ageing` seconds counts as
+    interactive until its next turn."""
 
     max_wait: float = 600.0
     patience: float = 6.0
-    crowd: float = 3.0
     loads: float = 8.0
     spare: float = 1.0
     ageing: float = 60.0

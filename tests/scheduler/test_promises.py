@@ -62,27 +62,6 @@ async def test_a_lone_request_waits_less_than_ten_seconds_by_default() -> None:
 
 
 @virtual
-async def test_a_crowd_lets_the_queue_of_another_model_go_on_for_a_while() -> None:
-    """For three times what a lone request waits; then for the two answers that the other engine has, and its load."""
-    world = World(10, {"flooded": Engine(6, load_seconds=0.5), "crowd": Engine(6, load_seconds=0.5)})
-    scheduler = world.scheduler()
-    requests = await flood(scheduler, "flooded", 1.0)
-    first = min(await asyncio.gather(*(answer(scheduler, "crowd", 1.0) for _ in range(10))))
-    assert 18.0 <= first <= 18.0 + 2 * 1.0 + 0.1 + 0.5 + 1e-6
-    await stop(scheduler, requests)
-
-
-@virtual
-async def test_a_crowd_of_batch_requests_makes_a_lone_request_wait_no_longer() -> None:
-    world = World(10, {"flooded": Engine(6, load_seconds=0.5), "lone": Engine(6, load_seconds=0.5)})
-    scheduler = world.scheduler()
-    requests = await flood(scheduler, "flooded", 1.0)
-    requests += [asyncio.create_task(answer(scheduler, "lone", 1.0, batch=True)) for _ in range(10)]
-    assert await answer(scheduler, "lone", 1.0) < 10.0
-    await stop(scheduler, requests)
-
-
-@virtual
 async def test_a_flood_of_batch_requests_delays_nobody_by_more_than_the_answers_that_run() -> None:
     world = World(10, {"batch": Engine(6, load_seconds=2.0), "chat": Engine(6, load_seconds=0.5)})
     scheduler = world.scheduler()
