@@ -22,7 +22,7 @@ _HANDED_ON_ONCE = (b"content-type", b"content-language", b"retry-after")
 _END = re.compile(rb"\r\n0+(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n\r\n\Z")
 _LAST_CHUNK = b"0\r\n\r\n"
 _USUAL_END = b"\r\n" + _LAST_CHUNK
-_MOST_PIECES = 64  # of a tail, before they are joined
+_MOST_KEPT = 8192  # bytes in the pieces of a tail, before they are joined
 TAIL = 1536
 """Bytes at the end of a body that are kept: an engine tells there how many tokens it counted."""
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
@@ -239,6 +239,7 @@ class ChunkedBodyAsSent(_ChunkReader):
 
     def __init__(self) -> None:
         super().__init__()
+        self._join_at = _MOST_KEPT
         self._last = [b"\r\n"]  # pieces, since to join them with each would cost a stream 15 % more processor time
 
     @property
@@ -246,16 +247,16 @@ class ChunkedBodyAsSent(_ChunkReader):
         return b"".join(self._last)[-TAIL:]
 
     def take(self, data: bytes) -> bytes:
-        if not data:
+        if not (length := len(data)):
             return b""
-        self._feed(data)
-        length, last = len(data), self._last
-        self.size += length
-        last.append(data)
-        if length > TAIL:
-            self._last = [data]
-        elif len(last) > _MOST_PIECES:
-            self._last = [self.tail]
+        try:  # as `_feed`, without the cost of a call for each chunk
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            raise EngineProtocolError("the engine sent more than one answer") from error
+        self.size = size = self.size + length
+        self._last.append(data)
+        if size > self._join_at:
+            self._last, self._join_at = [self.tail], size + _MOST_KEPT
         if self.done and not (tail := self.tail).endswith(_USUAL_END) and not _END.search(tail):
             raise EngineProtocolError("the engine's answer has trailers, or bytes after its end")
         return data
