@@ -308,7 +308,7 @@ async def test_descendants_that_hide_end_with_the_engine(start, victim, script):
     async with asyncio.timeout(HUNG):
         with pytest.raises(BackendExited):
             await task
-    assert {child.pid for child in psutil.Process().children()} == before
+    assert {child.pid for child in psutil.Process().children()} <= before  # orphans of other tests may have ended
 
 
 async def test_a_guardian_s_end_leaves_other_engines(start, tmp_path):
