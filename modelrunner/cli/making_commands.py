@@ -220,4 +220,4 @@ def show(client: Client, model: str, part: str | None, remote: bool, as_json: bo
         output.fields(simple)
         if found.template:
             output.say("")
-            output.say(found.template)
+            output.say(output.clean(found.template))

@@ -1,5 +1,6 @@
 """The commands about models on disk."""
 
+import re
 from pathlib import Path
 
 import click
@@ -149,11 +150,11 @@ def _rows(model: wire.Model) -> list[tuple[str, ...]]:
         told[-1] = "damaged"
     digits = model.id.removeprefix("sha256:")[:_SHOWN_DIGITS]
     able = [name for name in model.capabilities if name != "completion" or "chat" not in model.capabilities]
-    rest = (
-        *told,
-        " ".join(able),
-        digits,
-        ago(model.created),
-        "damaged" if model.damage else str(model.config.get("size") or ""),
-    )
+    size = "damaged" if model.damage else _size(str(model.config.get("size") or ""))
+    rest = (*told, " ".join(able), digits, ago(model.created), size)
     return [(name, *rest) for name in model.tags or ["<none>"]]
+
+
+def _size(told: str) -> str:
+    """Others publish it as a number of bytes."""
+    return format_bytes(int(told)) if re.fullmatch("[0-9]{1,18}", told) else told

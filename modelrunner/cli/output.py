@@ -1,7 +1,7 @@
 """Prints text made safe for a terminal, tables, JSON, notes and errors.
 
-A terminal obeys control characters, and names, logs and answers come from elsewhere: on a terminal such characters are
-shown as text, never sent. A pipe or a file gets them unchanged.
+A terminal obeys control characters, and names, logs and answers come from elsewhere: such characters are shown as text,
+never sent. Only what is a text of its own (an answer, a log, a template, JSON) goes into a pipe or a file unchanged.
 """
 
 import os
@@ -70,7 +70,7 @@ def done(text: str, as_json: bool, **fields: object) -> None:
 
 def heading(text: str, *, first: bool = True) -> None:
     """Prints a line above a part of the result, after an empty line unless it is the `first`."""
-    line = styled(f"[{shown(text, sys.stdout)}]", BOLD, sys.stdout)
+    line = styled(f"[{clean(text)}]", BOLD, sys.stdout)
     print(line if first else f"\n{line}", flush=True)
 
 
@@ -82,20 +82,20 @@ def clear() -> None:
 
 def note(text: str) -> None:
     """Prints a line about progress."""
-    print(shown(text, sys.stderr), file=sys.stderr, flush=True)
+    print(clean(text), file=sys.stderr, flush=True)
 
 
 def report(message: str, *, retry_after: float | None = None) -> None:
     """Prints an error, on one line."""
     again = f"; try again in {retry_after:.0f} s" if retry_after else ""
-    line = " ".join(shown(message, sys.stderr).split()) + again
+    line = _on_one_line(message) + again
     print(styled("error:", RED, sys.stderr), line, file=sys.stderr, flush=True)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, expendable: Sequence[str] = ()) -> None:
     """Prints columns as wide as their widest cell. If the terminal is too narrow, the columns named in `expendable` are
     left out, the first one first, and then the widest cells are cut."""
-    cells = [[" ".join(shown(cell, sys.stdout).split()) for cell in row] for row in rows]
+    cells = [[_on_one_line(cell) for cell in row] for row in rows]
     columns = [list(column) for column in zip(headings, *cells, strict=True)]
     limit = width()
     for name in expendable:
@@ -127,10 +127,14 @@ def _cut(text: str, limit: int) -> str:
 
 def fields(pairs: Iterable[tuple[str, str]]) -> None:
     """Prints names and values, one pair a line."""
-    known = [(name, " ".join(shown(value, sys.stdout).split())) for name, value in pairs]
+    known = [(_on_one_line(name), _on_one_line(value)) for name, value in pairs]
     width = max((len(name) for name, _ in known), default=0)
     for name, value in known:
         print(f"{name.ljust(width)}  {value}".rstrip())
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(clean(text).split())
 
 
 def json(text: bytes) -> None:

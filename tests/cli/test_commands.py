@@ -105,6 +105,11 @@ def test_what_is_listed_is_a_table_or_the_daemons_json(daemon: FakeDaemon, cli: 
     assert json.loads(cli(*command.split(), "--json").out) == answer
 
 
+def test_a_size_that_others_published_in_bytes_is_shown_as_one(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["GET /models"] = [{**MODEL, "config": {"size": "635992801"}}]
+    assert cli("list").out.splitlines()[1].endswith("  607MiB")
+
+
 def test_list_quietly(daemon: FakeDaemon, cli: Cli) -> None:
     daemon.answers["GET /models"] = [MODEL, {**MODEL, "tags": []}]
     assert cli("list", "--quiet").out == f"ai/smollm2:latest\n{ID}\n"

@@ -40,6 +40,19 @@ def test_only_a_terminal_is_protected() -> None:
     assert output.shown("\x1b[0m", io.StringIO()) == "\x1b[0m"
 
 
+def test_what_is_laid_out_for_people_is_safe_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe may end at a terminal, as that of `head` does."""
+    evil = "\x1b]0;owned\x07"
+    output.table(("NAME",), [(evil,)])
+    output.fields([(evil, evil)])
+    output.heading(evil)
+    output.note(evil)
+    output.report(evil)
+    out, err = capsys.readouterr()
+    assert (out.count("\\x1b]0;owned\\x07"), err.count("\\x1b]0;owned\\x07")) == (4, 2)
+    assert "\x1b" not in out + err
+
+
 def test_styles_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
