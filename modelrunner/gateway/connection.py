@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
-from modelrunner.errors import HeadersTooLarge, MethodNotAllowed, ModelRunnerError, Unavailable
+from modelrunner.errors import HeadersTooLarge, MethodNotAllowed, ModelRunnerError, RateLimited, Unavailable
 from modelrunner.gateway.admission import Admission, AdmittedHead
 from modelrunner.gateway.answering import Answers
 from modelrunner.gateway.decode import LARGE, Decoding
 from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.handover import HandoverTransport
+from modelrunner.gateway.heldback import Patience
 from modelrunner.gateway.interfaces import Terms
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.gateway.render import id_line, new_request_id
@@ -34,6 +35,7 @@ class ClientConnection(Answers):
         super().__init__(pipeline.limits)
         self._pipeline, self._listener, self._admission = pipeline, listener, admission
         self._fallback = fallback
+        self._patience = Patience(pipeline.held_back)
         self.peer = ""
         self._data = b""
         self._admitted: AdmittedHead | None = None
@@ -251,12 +253,26 @@ class ClientConnection(Answers):
         except Exception as raised:
             error = raised if isinstance(raised, ModelRunnerError) else fault(ask_id)
             self._pipeline.unbuffer(len(body))
-            headers, answer = self._pipeline.refusal(error, ask_id, terms.route.pattern)
-            self.respond(error.status, headers, id_line(ask_id), len(answer), answer)
-            self.finish()
+            self._turn_down(error, ask_id, terms.route.pattern)
         else:
             self._work = exchange
             exchange.start()
+
+    def _turn_down(self, error: ModelRunnerError, ask_id: str, path: str) -> None:
+        """Refuses one request. The next one is known to follow, unless too many such clients wait already."""
+        held_back = self._pipeline.held_back
+        if isinstance(error, RateLimited) and (delay := self._patience.delay(error)):
+            if not held_back.is_full:
+                later = RateLimited(str(error), retry_after=(error.retry_after or 0.0) - delay)
+                self._work = held_back.hold(delay, lambda: self._say_no(later, ask_id, path))
+                return
+            self.keep_alive = False
+        self._say_no(error, ask_id, path)
+
+    def _say_no(self, error: ModelRunnerError, ask_id: str, path: str) -> None:
+        headers, answer = self._pipeline.refusal(error, ask_id, path)
+        self.respond(error.status, headers, id_line(ask_id), len(answer), answer)
+        self.finish()
 
     def _hand_over(self, admitted: AdmittedHead, head: bytes) -> None:
         self.keep_alive = self.keep_alive and not admitted.line.http_1_0  # its answers may have no length

@@ -19,6 +19,7 @@ from modelrunner.errors import (
 from modelrunner.gateway.access import Access
 from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.exchange import Exchange
+from modelrunner.gateway.heldback import HeldBack
 from modelrunner.gateway.interfaces import Detour, Inference, Recorder, Sink, Terms, UnderWay
 from modelrunner.gateway.leasing import AliasChooser, Leasing, Resolve
 from modelrunner.gateway.observers import Observers, RequestRecord
@@ -70,6 +71,7 @@ class Pipeline(Leasing):
         self.responses: ResponseStore | None = None
         self.keys = keys
         self.addresses = AddressAllowances()
+        self.held_back = HeldBack()
         self.observers = Observers()
         self.tracing = False
         self.quarantine = Quarantine()

@@ -13,7 +13,15 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 
 _OVER_TLS = (
-    *("test_dialects", "test_engine_faults", "test_lanes", "test_limits", "test_observers", "test_request_limits"),
+    *(
+        "test_dialects",
+        "test_engine_faults",
+        "test_heldback",
+        "test_lanes",
+        "test_limits",
+        "test_observers",
+        "test_request_limits",
+    ),
     "test_terms",
 )
 
