@@ -24,6 +24,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 LOOK_UP_LIMIT = 60.0  # seconds for one answer of a hub or index, from the first byte asked to the last one read
 _LONGEST_PATIENCE = 86_400.0
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _GZIP = 16 + zlib.MAX_WBITS
 
 
@@ -40,13 +41,17 @@ def new_client(
     it over, cannot make the daemon talk to this machine's services. With `named`, hosts (with a port or any) that a
     person has named, those are the only others that may be private or without TLS, wherever the origin is. The address
     is checked after the name was resolved, before anything is sent; what a proxy connects to is the proxy's to check.
-    The first client takes 50 ms (the certificates)."""
+    No proxy of the environment is asked for this machine itself: what may do without TLS here must not leave it. The
+    first client takes 50 ms (the certificates)."""
     import httpx
 
-    guard = _Guard(httpx.URL(origin), named)
+    url = httpx.URL(origin)
+    guard = _Guard(url, named)
+    itself = f"all://[{url.host}]" if ":" in url.host else f"all://{url.host}"
     return httpx.AsyncClient(
         verify=context or _default_certificates(),
         proxy=proxy,
+        mounts={itself: None} if proxy is None and is_loopback(url.host) else None,
         follow_redirects=True,
         max_redirects=10,
         timeout=httpx.Timeout(30.0, connect=10.0),
@@ -119,7 +124,7 @@ class _Guard:
         return trace
 
     def _check_peer(self, url: "httpx.URL", peer: Any) -> None:
-        address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+        address = _meant(ipaddress.ip_address(str(peer[0]).partition("%")[0]))
         if self._is_named(url):
             return
         if not self._is_origin(url) or (self._connected and not self._inside):
@@ -128,10 +133,18 @@ class _Guard:
             self._connected, self._inside = True, not address.is_global
 
     def _require_allowed(self, host: str, address: _Address) -> None:
-        address = getattr(address, "ipv4_mapped", None) or address
+        address = _meant(address)
         inside = self._inside and self._named is None
         if address.is_link_local or address.is_multicast or (not address.is_global and not inside):
             raise SourceFailed(f"the source redirects to {host}, which is no public address; this is not followed")
+
+
+def _meant(address: _Address) -> _Address:
+    """The IPv4 address that one of IPv6 stands for (RFC 4291, 3056, 6052), if it does."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    translated = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else None
+    return address.ipv4_mapped or address.sixtofour or translated or address
 
 
 def is_loopback(host: str) -> bool:

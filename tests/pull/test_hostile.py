@@ -210,6 +210,19 @@ async def test_a_name_is_judged_by_the_address_that_it_is_connected_to(monkeypat
     assert asked == ["/y"]
 
 
+@pytest.mark.parametrize(
+    "inside",
+    [
+        *("127.0.0.1", "10.0.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "[::1]", "[fd00::1]", "[fe80::1]"),
+        *("[::ffff:169.254.169.254]", "[64:ff9b::a9fe:a9fe]", "[2002:7f00:1::]", "localhost", "localhost."),
+    ],
+)
+async def test_an_address_inside_is_refused_however_it_is_written(inside: str) -> None:
+    async with new_client("https://93.184.216.34") as client:
+        with pytest.raises(SourceFailed, match="no public address"):
+            await ask(client, f"https://{inside}:1/", {}, limit=100)
+
+
 @pytest.mark.parametrize("chunked", [True, False])
 async def test_a_file_that_is_shorter_than_announced(puller: Puller, hub: Hub, store: Store, chunked: bool) -> None:
     hub.faults.extend([Fault(short=1000, chunked=chunked)] * 100)
