@@ -107,7 +107,7 @@ class PullJob:
             report(WorkProgress("Files of the model are missing or damaged here: fetching them again", warning=True))
             return None
         model = PullResult(id, self._name(id), cached=True)
-        if wanted.reference.digest and wanted.verify_key is None:  # which means these very bytes
+        if wanted.reference.digest and not self._source.must_ask(wanted):  # which means these very bytes
             return model
         remembered = self._journal.revision(wanted.reference, wanted.origin, id)
         if remembered is None:

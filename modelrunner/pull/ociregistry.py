@@ -67,6 +67,9 @@ class RegistrySource(Source):
         except InvalidReference:
             return False
 
+    def must_ask(self, wanted: PullSpec) -> bool:
+        return super().must_ask(wanted) or bool(self._registries.keys(Reference.parse(wanted.text).host))
+
     async def revision(self, wanted: PullSpec) -> str | None:
         async def look_up(repository: RemoteRepository, reference: Reference) -> str:
             return str((await self._find(repository, reference, wanted)).revision)
@@ -101,7 +104,7 @@ class RegistrySource(Source):
             async with repository:
                 try:
                     return await work(repository, reference)
-                except (SourceFailed, ModelNotFound, UntrustedModel) as error:
+                except (SourceFailed, ModelNotFound, UntrustedModel, InvalidModel) as error:
                     if own:
                         raise
                     log.warning("the mirror %s cannot serve %s: %s", endpoint.host, reference, error)

@@ -169,6 +169,11 @@ class Source(ABC):
         fetching. Raises as `fetch`."""
         return None
 
+    def must_ask(self, wanted: PullSpec) -> bool:
+        """True if the source has to be asked about a model that is here, even if its digest is given: somebody must
+        have signed it."""
+        return wanted.verify_key is not None
+
     async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[FoundModel]:
         """At most `limit` models that it offers; none where it cannot be searched. Raises `SourceFailed`."""
         return ()

@@ -17,6 +17,7 @@ from modelrunner.oci.registries import RegistryRules
 from modelrunner.store import Store
 from tests.oci.artifacts import CNCF, DOCKER, NOTHING, PATH, V1, V2, docker_config, index, published
 from tests.oci.conftest import Machine
+from tests.oci.fake import FakeRegistry, body, status
 from tests.oci.registry import HTPASSWD, Artifact, Registry, artifact, publish, serving
 from tests.pull.models import gguf
 from tests.pull.test_puller import ignore
@@ -135,8 +136,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory, certificate: tuple[Path, P
         yield running
 
 
-def self_signed(folder: Path) -> tuple[Path, Path]:
-    """A certificate for `localhost`, and its key."""
+def self_signed(folder: Path, host: str = "localhost") -> tuple[Path, Path]:
+    """A certificate for `host`, and its key."""
     import datetime
 
     from cryptography import x509
@@ -144,7 +145,7 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
     now = datetime.datetime.now(datetime.UTC)
     made = (
         x509.CertificateBuilder()
@@ -154,7 +155,7 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
         .serial_number(1)
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
@@ -189,6 +190,48 @@ async def test_mirrors_come_first_and_the_registry_last(registry: Registry, lock
     assert (await fallen.puller.pull(f"{registry.host}/ai/mirrored", ignore)).id == model.id
     moved = Machine(tmp_path / "o", {"docker.io": RegistryRules(location=registry.host)})
     assert (await moved.puller.pull("mirrored", ignore)).id == model.id
+
+
+async def test_a_mirror_that_answers_nonsense_or_breaks_off_is_passed_over(registry: Registry, tmp_path: Path) -> None:
+    model = tiny(3 << 20, seed=8)
+    publish(registry, "ai/mirrored-too", "latest", model)
+    async with FakeRegistry({"ai/mirrored-too": model}).running() as mirror:
+        machine = Machine(tmp_path / "m", {registry.host: RegistryRules(mirrors=(f"http://{mirror.host}",))})
+        for pattern, answer in (
+            ("manifests", body(b"<html>log in</html>")),
+            ("blobs", status(404)),
+            ("$", status(500)),
+        ):
+            mirror.answers, mirror.seen = [(pattern, answer)], []
+            name = f"{registry.host}/ai/mirrored-too"
+            assert (await machine.puller.pull(name, ignore)).id == model.id
+            assert mirror.seen
+            machine.store.remove(name)
+
+
+async def test_a_helper_for_all_registries(machine: Machine) -> None:
+    """It may have a refresh token in place of a password, or fail."""
+    docker = Path(machine.environ["DOCKER_CONFIG"])
+    docker.mkdir()
+    helper = machine.folder / "bin" / "docker-credential-all"
+    helper.parent.mkdir()
+    helper.write_text(
+        '#!/bin/sh\nread host\ncase "$host" in\n'
+        'refreshed.example) echo \'{"Username":"<token>","Secret":"hidden"}\';;\n'
+        'https://index.docker.io/v1/) echo \'{"Username":"bob","Secret":"x"}\';;\n'
+        "odd.example) echo nonsense;;\n*) exit 1;;\nesac\n"
+    )
+    helper.chmod(0o755)
+    (docker / "config.json").write_text('{"auths": {"refreshed.example": {}}, "credsStore": "all"}')
+    assert await machine.credentials.find("refreshed.example") == Credential(refresh="hidden")
+    assert await machine.credentials.find("docker.io") == Credential("bob", "x")
+    assert await machine.credentials.find("unknown.example") is None
+    with pytest.raises(SourceFailed, match="docker-credential-all answers nonsense"):
+        await machine.credentials.find("odd.example")
+    machine.credentials.store("docker.io", ADA)
+    assert await machine.credentials.find("docker.io") == ADA  # our own login comes first
+    helper.unlink()
+    assert await machine.credentials.find("refreshed.example") is None
 
 
 async def test_dockers_own_logins_and_helpers_are_used(machine: Machine) -> None:

@@ -107,6 +107,10 @@ async def test_a_registry_whose_models_must_be_signed(
         await machine.puller.pull(name, ignore)
     ours.signs(registry, "signed/policy", model.id)
     assert (await machine.puller.pull(name, ignore)).id == model.id
+    elsewhere = publish(registry, "signed/other", "latest", model)  # the same model, which nobody has signed there
+    for text in (elsewhere, f"{registry.host}/signed/other@{model.id}"):
+        with pytest.raises(UntrustedModel):
+            await machine.puller.pull(text, ignore)
     missing = Machine(tmp_path / "missing", {registry.host: RegistryRules(keys=(tmp_path / "none.pub",))})
     with pytest.raises(BadRequest, match="cannot be read"):
         await missing.puller.pull(name, ignore)
