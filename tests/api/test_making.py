@@ -80,13 +80,38 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"messages": [USER], "stream": False, "options": {"num_predict": 2}},
         {"messages": [SYSTEM, *EXAMPLES, USER], "temperature": 0.2, "max_tokens": 2},
     ),
+    "generate": (
+        "/api/generate",
+        {"prompt": "hello", "stream": False, "options": {"temperature": 1}},
+        {"messages": [SYSTEM, *EXAMPLES, USER], "temperature": 1, "max_tokens": 3, "stop": ["END"]},
+    ),
+    "generate with its own system prompt": (
+        "/api/generate",
+        {"prompt": "hello", "stream": False, "system": "Luigi"},
+        {"messages": [{"role": "system", "content": "Luigi"}, *EXAMPLES, USER], "temperature": 0.2},
+    ),
+    "a raw prompt": (
+        "/api/generate",
+        {"prompt": "x", "stream": False, "raw": True},
+        {"prompt": "x", "temperature": 0.2, "max_tokens": 3, "messages": ...},
+    ),
+    "its tokens are counted": (
+        "/v1/messages/count_tokens",
+        {"messages": [USER]},
+        {"system": "You are Mario.", "messages": [*EXAMPLES, USER], "temperature": ...},
+    ),
+    "an engine by its name": (
+        "/engines/fake/v1/chat/completions",
+        {"messages": [USER]},
+        {"messages": [SYSTEM, *EXAMPLES, USER], "temperature": 0.2},
+    ),
     "embedding": ("/v1/embeddings", {"input": "x"}, {"input": "x", "temperature": ..., "messages": ...}),
 }
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
 async def test_what_a_request_leaves_out_comes_from_the_model(daemon: Daemon, tmp_path: Path, kind: str) -> None:
-    assert (await make(daemon, **CARRIED))["model"] == "mario"
+    assert (await make(daemon, **CARRIED, template="{{ messages }}"))["model"] == "mario"
     path, given, expected = REQUESTS[kind]
     async with daemon.tcp.post(path, json=member(given)) as answer:
         assert answer.status == 200, await answer.text()
