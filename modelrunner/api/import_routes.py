@@ -44,7 +44,8 @@ class ImportRoutes:
         _require_local(request)
         wanted = await read_json(request, wire.ImportRequest)
         model = await asyncio.to_thread(self._foreign.get, wanted.model, self._folder)
-        order = PullOrder(model.source, wanted.name or model.name)
+        recipe = await asyncio.to_thread(model.recipe)
+        order = PullOrder(model.source, wanted.name or model.name, recipe=recipe)
 
         async def take(report: ProgressReport) -> wire.Progress:
             name = (await self._library.pull(order, report)).name

@@ -1,40 +1,37 @@
 """Models that other programs keep on this machine: Hugging Face's cache, Ollama's store, LM Studio's folder. They are
 only read, and files that are none of their models are passed over.
 
-Layouts: huggingface_hub's guide "Manage your cache"; Ollama's FAQ, and its manifests, which are Docker's with layers of
-their own types; LM Studio's documentation, "Import models".
+Layouts: huggingface_hub's guide "Manage your cache"; LM Studio's documentation, "Import models".
 """
 
 import contextlib
-import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound
+from modelrunner.models import ollamastore
+from modelrunner.models.recipes import Recipe
 from modelrunner.pull.file import with_parts
 from modelrunner.pull.linking import LinkKind, link_kind
 from modelrunner.pull.selection import folder_files, with_shards
-from modelrunner.store import Digest, Reference
-
-_LARGEST_MANIFEST = 1 << 20  # bytes
-_OLLAMA_MANIFESTS = ("manifests", "manifest-v2")  # the second one of newer releases
-_OLLAMA = "application/vnd.ollama.image."
+from modelrunner.store import Reference
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignModel:
     """`program` keeps it, `name` is the reference that it would get, `file` is its file or folder; `parts` are further
-    files, as `with_parts` takes them. `size` in bytes; `cost` says how it would be taken."""
+    files, as `with_parts` takes them. `size` in bytes; `cost` says how it would be taken; `recipe` reads what it
+    carries for requests, and may raise `InvalidModel`."""
 
     program: str
     name: str
     file: Path
     size: int
     parts: tuple[tuple[str, str], ...] = ()
+    recipe: Callable[[], Recipe] = Recipe
     cost: LinkKind = LinkKind.COPY
 
     @property
@@ -71,7 +68,7 @@ class ForeignStores:
             device = os.stat(model.file).st_dev
             if device not in kinds:
                 kinds[device] = link_kind(_some_file(model.file), store_folder)
-            models.append(ForeignModel(model.program, model.name, model.file, model.size, model.parts, kinds[device]))
+            models.append(replace(model, cost=kinds[device]))
         return models
 
     def get(self, name: str, store_folder: Path) -> ForeignModel:
@@ -106,28 +103,9 @@ class ForeignStores:
                 yield from _ggufs("LM Studio", f"hf.co/{folder.parent.name}/{folder.name}", folder)
 
     def _in_ollama(self) -> Iterator[ForeignModel]:
-        for root in self._ollama:
-            manifests = [path for name in _OLLAMA_MANIFESTS for path in (root / name).glob("*/*/*/*")]
-            for path in sorted(manifests):
-                with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, InvalidReference):
-                    layers = _layers(path, root / "blobs")
-                    host, owner, model, tag = path.parts[-4:]
-                    main = layers["model"]
-                    parts = [("mmproj", layers["projector"].as_uri())] if "projector" in layers else []
-                    size = sum(os.stat(layers[kind]).st_size for kind in ("model", "projector") if kind in layers)
-                    yield from _named("Ollama", f"{host}/{owner}/{model}:{tag}", main, size, parts)
-
-
-def _layers(manifest: Path, blobs: Path) -> dict[str, Path]:
-    """The files of an Ollama model by their kind. Raises `ValueError`, `KeyError` and such for odd manifests."""
-    if manifest.stat().st_size > _LARGEST_MANIFEST:
-        raise ValueError
-    content: dict[str, Any] = json.loads(manifest.read_bytes())
-    found: dict[str, Path] = {}
-    for layer in content["layers"]:
-        digest = Digest.parse(layer["digest"])
-        found.setdefault(layer["mediaType"].removeprefix(_OLLAMA), blobs / f"sha256-{digest.hex}")
-    return found
+        for model in (model for root in self._ollama for model in ollamastore.models_in(root)):
+            with contextlib.suppress(OSError):
+                yield from _named("Ollama", model.name, model.file, model.size, model.parts, model.recipe)
 
 
 def _ggufs(program: str, name: str, folder: Path) -> Iterator[ForeignModel]:
@@ -146,11 +124,16 @@ def _ggufs(program: str, name: str, folder: Path) -> Iterator[ForeignModel]:
 
 
 def _named(
-    program: str, name: str, file: Path, size: int, parts: list[tuple[str, str]] | None = None
+    program: str,
+    name: str,
+    file: Path,
+    size: int,
+    parts: list[tuple[str, str]] | None = None,
+    recipe: Callable[[], Recipe] = Recipe,
 ) -> Iterator[ForeignModel]:
     """Nothing for a name that is no reference."""
     with contextlib.suppress(InvalidReference):
-        yield ForeignModel(program, Reference.parse_name(name).short, file.absolute(), size, tuple(parts or ()))
+        yield ForeignModel(program, Reference.parse_name(name).short, file.absolute(), size, tuple(parts or ()), recipe)
 
 
 def _folders(root: Path, pattern: str) -> list[Path]:

@@ -13,6 +13,7 @@ import pytest
 
 from modelrunner.pull import linking
 from tests.api.conftest import Daemon, StartDaemon
+from tests.pull.models import adapter
 from tests.store.folders import model_files, write
 from tests.store.samples import write_gguf
 
@@ -50,6 +51,18 @@ def ollama(root: Path) -> Path:
     evil = [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:../../../etc/passwd"}]
     manifest.with_name("evil").write_text(json.dumps({"layers": evil}))
     return root / "blobs" / f"sha256-{digest}"
+
+
+def carried(root: Path, **texts: str) -> None:
+    """Ollama's model `tiny:carries`: that one with further layers, whose kinds and texts are given."""
+    manifest = root / "manifests/registry.ollama.ai/library/tiny/7b"
+    found = json.loads(manifest.read_text())
+    for kind, text in texts.items():
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        (root / "blobs" / f"sha256-{digest}").write_text(text)
+        kind = f"application/vnd.ollama.image.{kind}"
+        found["layers"].append({"mediaType": kind, "digest": f"sha256:{digest}", "size": len(text)})
+    manifest.with_name("carries").write_text(json.dumps(found))
 
 
 def lm_studio(root: Path) -> Path:
@@ -130,6 +143,46 @@ async def test_a_model_is_taken_without_a_change_to_theirs(
         async with daemon.unix.delete(f"/models/{name.replace('/', '%2F')}") as answer:
             assert answer.status == 200
     assert snapshot(tmp_path / "home") == before
+
+
+async def test_what_a_model_of_ollama_carries_comes_along(
+    start_daemon: StartDaemon, theirs: dict[str, Path], tmp_path: Path
+) -> None:
+    carried(
+        tmp_path / "home/ollama",
+        system="You are Mario.",
+        params='{"temperature": 0.5, "stop": ["END"], "num_ctx": 512, "num_gpu": 9}',
+        messages='[{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]',
+        license="MIT License",
+        template="{{ .System }} {{ .Prompt }}",
+    )
+    daemon = await start_daemon()
+    assert (await take(daemon, "tiny:carries", name="mario"))["type"] == "success"
+    async with daemon.unix.get("/models/mario/show") as answer:
+        shown = await answer.json()
+    assert (shown["system"], shown["license"], shown["context_size"]) == ("You are Mario.", ["MIT License"], 512)
+    assert shown["parameters"] == {"temperature": 0.5, "stop": ["END"]}
+    assert [message["content"] for message in shown["messages"]] == ["1+1?", "2"]
+    assert ".Prompt" not in shown["template"]
+    for wrong in ({"params": "[1]"}, {"messages": "{"}, {"params": '{"temperature": "hot"}'}):
+        carried(tmp_path / "home/ollama", **wrong)
+        assert (await take(daemon, "tiny:carries", name="wrong"))["error"]["code"] in ("invalid_model", "bad_request")
+
+
+async def test_an_adapter_of_ollama_comes_along(
+    start_daemon: StartDaemon, theirs: dict[str, Path], tmp_path: Path
+) -> None:
+    root = tmp_path / "home/ollama"
+    carried(root, adapter="")
+    data = adapter()
+    (root / "blobs" / f"sha256-{hashlib.sha256(data).hexdigest()}").write_bytes(data)
+    manifest = root / "manifests/registry.ollama.ai/library/tiny/carries"
+    empty, whole = hashlib.sha256(b"").hexdigest(), hashlib.sha256(data).hexdigest()
+    manifest.write_text(manifest.read_text().replace(empty, whole))
+    daemon = await start_daemon()
+    assert (await take(daemon, "tiny:carries", name="styled"))["type"] == "success"
+    async with daemon.unix.get("/models/styled") as answer:
+        assert len((await answer.json())["adapters"]) == 1
 
 
 async def test_a_change_on_their_side_is_found(start_daemon: StartDaemon, theirs: dict[str, Path]) -> None:

@@ -1,0 +1,93 @@
+"""Models in Ollama's store: which files they consist of, and what they carry for requests.
+
+The layout: manifests as Docker's, with layers of Ollama's own types
+(https://github.com/ollama/ollama/blob/main/server/manifest.go, and model.go for what the layers hold)."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modelrunner import durable
+from modelrunner.defaults import SamplingOptions
+from modelrunner.errors import InvalidModel, InvalidReference
+from modelrunner.models.recipes import Recipe
+from modelrunner.store import Digest
+
+_LARGEST = 1 << 20  # bytes of a manifest, or of a layer that is read
+_MANIFESTS = ("manifests", "manifest-v2")  # the second one of newer releases
+_TYPE = "application/vnd.ollama.image."
+_CARRIED = ("system", "params", "messages", "license")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptModel:
+    """`layers` are its files by their kind."""
+
+    name: str
+    layers: Mapping[str, Sequence[Path]]
+
+    @property
+    def file(self) -> Path:
+        return self.layers["model"][0]
+
+    @property
+    def parts(self) -> list[tuple[str, str]]:
+        """As `with_parts` takes them."""
+        kinds = {"projector": "mmproj", "adapter": "lora"}
+        return [(kinds[kind], path.absolute().as_uri()) for kind in kinds for path in self._of(kind)]
+
+    @property
+    def size(self) -> int:
+        """In bytes. Raises `OSError` for a file that is not there."""
+        return sum(path.stat().st_size for kind in ("model", "projector", "adapter") for path in self._of(kind))
+
+    def recipe(self) -> Recipe:
+        """What it carries, except for its template, which is in Go's language: the one in its weights stands for it.
+        Parameters of a machine (`num_gpu`) are left out. Raises `InvalidModel`."""
+        try:
+            return self._recipe()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidModel(f"what {self.name} carries for requests cannot be read ({error})") from None
+
+    def _recipe(self) -> Recipe:
+        texts = {kind: [durable.read(path, _LARGEST).decode() for path in self._of(kind)] for kind in _CARRIED}
+        parameters: dict[str, Any] = {}
+        for text in texts["params"]:
+            parameters |= json.loads(text)
+        known = (*SamplingOptions.__struct_fields__, "num_ctx")
+        messages = [message for text in texts["messages"] for message in json.loads(text)]
+        return Recipe(
+            system="\n".join(texts["system"]) or None,
+            parameters={name: value for name, value in parameters.items() if name in known},
+            messages=[(str(message["role"]), str(message["content"])) for message in messages],
+            licences=[text for text in texts["license"] if text],
+        )
+
+    def _of(self, kind: str) -> Sequence[Path]:
+        return self.layers.get(kind, ())
+
+
+def models_in(root: Path) -> Iterator[KeptModel]:
+    """The models of a store; what is none is passed over."""
+    manifests = [path for name in _MANIFESTS for path in (root / name).glob("*/*/*/*")]
+    for path in sorted(manifests):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, InvalidReference):
+            layers = _layers(path, root / "blobs")
+            host, owner, model, tag = path.parts[-4:]
+            if len(layers["model"]) == 1:
+                yield KeptModel(f"{host}/{owner}/{model}:{tag}", layers)
+
+
+def _layers(manifest: Path, blobs: Path) -> dict[str, list[Path]]:
+    """Raises `ValueError`, `KeyError` and such for odd manifests."""
+    if manifest.stat().st_size > _LARGEST:
+        raise ValueError
+    content: dict[str, Any] = json.loads(manifest.read_bytes())
+    found: dict[str, list[Path]] = {}
+    for layer in content["layers"]:
+        digest = Digest.parse(layer["digest"])
+        found.setdefault(layer["mediaType"].removeprefix(_TYPE), []).append(blobs / f"sha256-{digest.hex}")
+    return found
