@@ -39,7 +39,8 @@ class JsonBodies(Dialect):
         """Raises `BadRequest` unless the body is one JSON object in UTF-8 with one `model`, bounded depth, and numbers
         that fit in a double."""
         try:
-            shallow = body.count(b"[") + body.count(b"{") <= SURELY_SHALLOW
+            # `replace` finds a byte faster than `count` does, and `rfind` below a text faster than `find`.
+            shallow = len(body) - len(body.replace(b"[", b"").replace(b"{", b"")) <= SURELY_SHALLOW
             decode = self.decoder.decode
             fields: Fields = decode(body) if shallow else decode_with_room(decode, body)
         except msgspec.ValidationError as error:
@@ -58,13 +59,17 @@ class JsonBodies(Dialect):
             _check_numbers(body)
         # A key may be written with escapes: \u0064 to \u006f are the letters of "model".
         small = len(body) <= _SLICE
-        count = body.count(_MODEL) if small else sum(piece.count(_MODEL) for piece in _slices(body, len(_MODEL)))
+        if small:
+            last = body.rfind(_MODEL)
+            single = last >= 0 and body.rfind(_MODEL, 0, last) < 0
+        else:
+            single = sum(piece.count(_MODEL) for piece in _slices(body, len(_MODEL))) == 1
         # `in` first takes the searched bytes for an integer and fails, which costs more than the search.
-        if count != 1 or (
+        if not single or (
             body.find(b"\\") >= 0 and any(b"\\u006" in piece for piece in ((body,) if small else _slices(body, 5)))
         ):
             _check_one_model(body)
-        if body.find(_OURS) >= 0 if small else any(_OURS in piece for piece in _slices(body, len(_OURS))):
+        if body.rfind(_OURS) >= 0 if small else any(_OURS in piece for piece in _slices(body, len(_OURS))):
             _check_ours(body, self.decoder.type.__struct_fields__)
         return fields
 
