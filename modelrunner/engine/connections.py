@@ -238,6 +238,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._receiver is None:  # as after every stream: nobody would hear of an error
+            self.abort()
+            return
         when = "in the middle of its answer" if self.answered else "without an answer"
         self.fail(ConnectionResetError(f"the engine closed the connection {when}"))
 

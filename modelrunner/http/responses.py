@@ -254,9 +254,12 @@ class ChunkedBodyAsSent(_ChunkReader):
         except httptools.HttpParserCallbackError as error:
             raise EngineProtocolError("the engine sent more than one answer") from error
         self.size = size = self.size + length
-        self._last.append(data)
-        if size > self._join_at:
-            self._last, self._join_at = [self.tail], size + _MOST_KEPT
+        if length >= TAIL:
+            self._last, self._join_at = [data], size + _MOST_KEPT
+        else:
+            self._last.append(data)
+            if size > self._join_at:
+                self._last, self._join_at = [self.tail], size + _MOST_KEPT
         if self.done and not (tail := self.tail).endswith(_USUAL_END) and not _END.search(tail):
             raise EngineProtocolError("the engine's answer has trailers, or bytes after its end")
         return data
