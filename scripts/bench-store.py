@@ -103,6 +103,7 @@ def daemon(data: Path) -> Iterator[Callable[..., bytes]]:
         places = {"DATA_DIR": str(data), "CACHE_DIR": f"{folder}/c", "RUNTIME_DIR": f"{folder}/r"}
         environ = os.environ | {f"MODELRUNNER_{name}": path for name, path in places.items()}
         environ |= {"MODELRUNNER_LISTEN": "", "MODELRUNNER_CONFIG": f"{folder}/config.toml"}
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program is compiled once, not at each start
         process = subprocess.Popen([PROGRAM, "serve"], env=environ, stderr=subprocess.DEVNULL)
         path = Path(folder) / "r/modelrunner.sock"
         try:

@@ -1,5 +1,6 @@
 """The commands about the daemon itself."""
 
+import gc
 import os
 import select
 import sys
@@ -98,6 +99,7 @@ def logs(client: Client, name: str | None, follow: bool, lines: str | None) -> N
 @click.option("--tls", type=click.Choice(["off", "self-signed"]), help="TLS on TCP, with a certificate made here.")
 def serve(listen: str | None, socket: str | None, tls: str | None) -> None:
     """Run the daemon in the foreground."""
+    gc.disable()  # until the daemon serves: what a start imports and reads is not garbage
     from modelrunner.config.locations import Locations
     from modelrunner.config.settings import Settings
     from modelrunner.daemon.app import run

@@ -113,6 +113,7 @@ async def serve(
                 await server.start()
                 if last:
                     gc.freeze()  # the modules and models stay: a collection need not look through them each time
+                    gc.enable()
                 try:
                     if ready:
                         ready()

@@ -41,7 +41,10 @@ class Digest(msgspec.Struct, frozen=True, order=True, cache_hash=True, gc=False)
     @classmethod
     def named(cls, text: str) -> Self | None:
         """Of 64 lower-case hexadecimal digits; None for any other text."""
-        return cls(text) if _HEX.fullmatch(text) else None
+        try:
+            return cls(text)
+        except InvalidReference:
+            return None
 
     def within(self, folder: Path) -> Path:
         """The file or folder of this digest in `folder`."""

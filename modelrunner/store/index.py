@@ -49,21 +49,17 @@ class Index:
         """Models that the index knows, once it is loaded."""
         return len(self._cached)
 
-    def entry(self, id: Digest, stamps: list[Stamp]) -> Entry | None:
-        """The model's entry, None if a file of it has changed since."""
+    def entry(self, id: Digest) -> Entry | None:
+        """The model's entry, which holds while its files have the `stamps`; None for an unknown model."""
         found = self._cached.get(id.hex)
-        if found is None or found.stamps != stamps:
-            return None
         try:
-            return _entry(id, found)
+            return _entry(id, found) if found else None
         except InvalidReference:
             return None
 
-    def config(self, id: Digest) -> str | None:
-        """The file name of the model's configuration; None for an unknown model."""
-        found = self._cached.get(id.hex)
-        config = Digest.named(found.config_file[0]) if found else None
-        return config.hex if config else None
+    def stamps(self, id: Digest) -> list[Stamp]:
+        """Those of a known model."""
+        return self._cached[id.hex].stamps
 
     def save(self, entries: Iterable[tuple[Entry, list[Stamp]]]) -> None:
         """Replaces the index. Damaged models are left out, and those for which it would grow too large. A failure is

@@ -65,11 +65,13 @@ def upgrade(data: Path, format: int, records: Records) -> None:
 def load(records: Records, index: Index, blobs: Blobs) -> tuple[Catalog, set[Digest], set[Digest]]:
     """The models; those whose records still hold a tag that belongs to another model; and those with a pending record.
     Reads only what the index does not know. Raises `OSError`."""
+    collects = gc.isenabled()
     gc.disable()  # nothing here is garbage, and looking through so many new objects would take as long again
     try:
         return _load(records, index, blobs)
     finally:
-        gc.enable()
+        if collects:
+            gc.enable()
 
 
 def _load(records: Records, index: Index, blobs: Blobs) -> tuple[Catalog, set[Digest], set[Digest]]:
@@ -82,9 +84,10 @@ def _load(records: Records, index: Index, blobs: Blobs) -> tuple[Catalog, set[Di
         for id, files in found.items():
             if files.pending and files.record is None:
                 continue
-            seen = [files.record or _NOTHING, files.manifest or _NOTHING, _stamp(folder, index.config(id))]
-            entry = index.entry(id, seen)
-            if entry is None:
+            entry = index.entry(id)
+            config = entry.contents.config.digest.hex if entry and entry.contents else None
+            seen = [files.record or _NOTHING, files.manifest or _NOTHING, _stamp(folder, config)]
+            if entry is None or index.stamps(id) != seen:
                 entry = _read(records, blobs, id)
                 fresh += entry.contents is not None
                 config = entry.contents.config.digest.hex if entry.contents else None

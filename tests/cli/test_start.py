@@ -200,3 +200,27 @@ assert int(child.stdout.readline()) == os.getpid()
 os.wait()
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_start_collects_no_garbage_and_a_daemon_that_serves_does(home: Path) -> None:
+    code = (
+        "import gc, os\n"
+        "from modelrunner.cli import main\n"
+        "from modelrunner.daemon import app\n"
+        "def whole(): return gc.get_stats()[2]['collections']\n"
+        "async def wait(daemon): print(gc.isenabled(), whole() - before, flush=True)\n"
+        "app.Daemon.wait, before = wait, whole()\n"
+        "main(['serve'])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HUNG, check=False)
+    assert result.stdout == "True 0\n", result.stderr
+
+
+def test_a_start_loads_no_library_that_only_some_requests_need() -> None:
+    code = (
+        "import sys; from modelrunner.daemon import app; "
+        "heavy = {'cryptography', 'huggingface_hub', 'hf_xet', 'httpx', 'mcp', 'opentelemetry', 'rich', 'jinja2'}; "
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HUNG, check=False)
+    assert result.stderr == ""
