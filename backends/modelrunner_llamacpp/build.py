@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from modelrunner_llamacpp import engines
 from modelrunner_llamacpp.engines import SOURCE, SOURCE_SHA256, SOURCE_TREE, SOURCE_VERSION, Engine, EngineKind
 from modelrunner_llamacpp.install import compiler
 
-_TARGETS = ("llama-server", "llama-fit-params", "llama-quantize")
+TARGETS = ("llama-server", "llama-fit-params", "llama-quantize")
+"""The programs of a build."""
 _NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
 _OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -47,9 +49,13 @@ async def install_build(context: BackendContext, progress: ProgressCallback) -> 
         raise BackendUnavailable(_NO_COMPILER)
     device = find_device()
     build = _BuildRun(context.logs / "build-llama.cpp.log", device, progress)
-    options = [*_OPTIONS, device.option if device else "", _cpu()]
-    name = enginecache.key(f"llama.cpp-{EngineKind.NATIVE}", SOURCE_VERSION, *options)
-    await engines.provide(context, EngineKind.NATIVE, name, build.make, progress)
+    await engines.provide(context, EngineKind.NATIVE, entry_name(device), build.make, progress)
+
+
+def entry_name(device: Device | None, targets: Sequence[str] = TARGETS) -> str:
+    """The name in the cache of a build that has the programs `targets`: one that lacks any is not taken for it."""
+    options = [*_OPTIONS, device.option if device else "", _cpu(), *targets]
+    return enginecache.key(f"llama.cpp-{EngineKind.NATIVE}", SOURCE_VERSION, *options)
 
 
 def find_device() -> Device | None:
@@ -87,7 +93,7 @@ class _BuildRun:
         tree = await self._source(work)
         await self._compile(tree, work / "out", tools)
         (folder / "bin").mkdir()
-        for target in _TARGETS:
+        for target in TARGETS:
             shutil.copy2(work / "out/bin" / target, folder / "bin" / target)
         await programs.execute([folder / "bin/llama-server", "--version"], log=self._log)
         return Engine(EngineKind.NATIVE, folder / "bin/llama-server", SOURCE_VERSION, devices=self._device is not None)
@@ -123,7 +129,7 @@ class _BuildRun:
                 self._progress(InstallProgress(f"compiling {what}", int(step[1]), int(step[2])))
 
         jobs = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-        command = ["cmake", "--build", str(out), "--parallel", jobs, "--target", *_TARGETS]
+        command = ["cmake", "--build", str(out), "--parallel", jobs, "--target", *TARGETS]
         await programs.execute(command, log=self._log, on_line=tell, env=env)
 
 

@@ -1,8 +1,10 @@
 """Installing the wheel by real pip, from an index made for the test; and what is said where nothing can be had."""
 
 import hashlib
+import json
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,8 @@ from pydantic import ValidationError
 
 from modelrunner.backend import BackendContext, BackendState, InstallProgress
 from modelrunner.errors import BackendUnavailable
-from modelrunner_llamacpp import LlamaCppBackend
-from modelrunner_llamacpp.engines import SOURCE, WHEEL, WHEEL_VERSION
+from modelrunner_llamacpp import LlamaCppBackend, build
+from modelrunner_llamacpp.engines import SOURCE, SOURCE_VERSION, WHEEL, WHEEL_VERSION
 
 MakeBackend = Callable[..., LlamaCppBackend]
 
@@ -138,6 +140,24 @@ async def test_no_wheel_but_a_compiler_builds(
 async def test_a_build_without_a_compiler(make_backend: MakeBackend, no_compiler: None) -> None:
     with pytest.raises(BackendUnavailable, match=r"needs a C\+\+ compiler.*build-essential"):
         await make_backend().install(lambda _: None, build=True)
+
+
+async def test_a_cached_build_that_lacks_a_program_is_not_taken(
+    make_backend: MakeBackend, empty_index: str, tmp_path: Path, isolated_pip: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no source in this test, so that a build ends where it begins."""
+    monkeypatch.setenv("PIP_INDEX_URL", empty_index)
+    device = build.find_device()
+    for targets, makes in ((build.TARGETS[:-1], True), (build.TARGETS, False)):
+        programs = tmp_path / "cache" / build.entry_name(device, targets) / "bin"
+        programs.mkdir(parents=True)
+        (programs.parent / "users").mkdir()
+        for name in targets:
+            (programs / name).touch(mode=0o700)
+        marker = {"kind": "native", "version": SOURCE_VERSION, "devices": False}
+        (programs.parent / "engine.json").write_text(json.dumps(marker))
+        with pytest.raises(BackendUnavailable, match=SOURCE) if makes else nullcontext():
+            await make_backend().install(lambda _: None, build=True)
 
 
 async def test_another_version_takes_its_digest(
