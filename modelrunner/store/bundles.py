@@ -5,8 +5,10 @@ whatever is damaged is replaced."""
 import hashlib
 import logging
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -121,6 +123,7 @@ class Bundles:
     def _describe(self, entry: Entry, contents: Contents, header: ModelHeader) -> Bundle:
         folder, reader = entry.id.within(self.folder), formats.reader_of(contents.files)
         files = {name: folder / name for name in contents.files}
+        trained = reader.context_length(header)
         return Bundle(
             model_id=str(entry.id),
             references=tuple(entry.names),
@@ -129,20 +132,26 @@ class Bundles:
             files=files,
             header=header,
             size=sum(file.size for file in contents.files.values()),
-            context_length=reader.context_length(header),
+            context_length=trained,
             capabilities=reader.capabilities(header, contents.files),
             brings_code=reader.brings_code(files),
             adapters=adapters.among(files),
-            defaults=_defaults(entry.config_data),
+            defaults=_defaults(entry.config_data, trained),
         )
 
 
 class _Carrier(msgspec.Struct):
-    defaults: ModelDefaults | None = None
+    defaults: ModelDefaults = NO_DEFAULTS
+    context_size: Any = None
 
 
-def _defaults(config: bytes) -> ModelDefaults | None:
-    found = msgspec.json.decode(config, type=_Carrier).defaults
+def _defaults(config: bytes, trained: int | None) -> ModelDefaults | None:
+    """docker/model-runner publishes the context size that a model asks for as `context_size`; one that is not below the
+    `trained` length, which we write there, asks for nothing."""
+    carrier = msgspec.json.decode(config, type=_Carrier)
+    found, asked = carrier.defaults, carrier.context_size
+    if found.context_size is None and type(asked) is int and 0 < asked < (trained or sys.maxsize):
+        found = msgspec.structs.replace(found, context_size=asked)
     return found if found != NO_DEFAULTS else None
 
 

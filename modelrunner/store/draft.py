@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -44,7 +44,10 @@ class Draft:
         """A model that gets a manifest of ours. `files` and their `paths` are by the names that they came under. Raises
         `InvalidModel`, `UnsupportedModel`."""
         reading = _read(paths, trust)
-        carried = {manifests.DEFAULTS: msgspec.to_builtins(defaults)} if defaults is not None else {}
+        carried: dict[str, Any] = {}
+        if defaults is not None:
+            carried = {manifests.DEFAULTS: msgspec.to_builtins(defaults)}
+            carried |= {"context_size": size} if (size := defaults.context_size) else {}  # docker's word for it
         stored = {name: StoredFile(files[given].digest, files[given].size) for name, given in reading.files.items()}
         data = manifests.encode_config(reading.config | carried, stored)
         others = tuple(StoredFile(licence.digest, licence.size) for licence in licences)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from modelrunner.defaults import ModelDefaults
 from modelrunner.errors import InvalidModel
 from modelrunner.store import Blob, Store
 from modelrunner.store.mediatypes import FILE_TYPE, GGUF_TYPE, PROJECTOR_TYPE, SAFETENSORS_TYPE, TEMPLATE_TYPE
@@ -19,9 +20,10 @@ V1, V2 = (f"application/vnd.docker.ai.model.config.v0.{n}+json" for n in (1, 2))
 Layers = list[tuple[str, bytes, str | None]]
 
 
-def publish(store: Store, layers: Layers, version: str = V1) -> tuple[bytes, dict[str, Blob]]:
-    """What a registry has: the manifest, and the blobs, downloaded."""
-    config = json.dumps({"config": CONFIG, "descriptor": {"created": "2026-01-01T00:00:00Z"}, "rootfs": {}}).encode()
+def publish(store: Store, layers: Layers, version: str = V1, **more: Any) -> tuple[bytes, dict[str, Blob]]:
+    """What a registry has: the manifest, and the blobs, downloaded. `more` stands in the configuration."""
+    created = {"created": "2026-01-01T00:00:00Z"}
+    config = json.dumps({"config": CONFIG | more, "descriptor": created, "rootfs": {}}).encode()
     blobs: dict[str, Blob] = {}
 
     def put(media_type: str, data: bytes, name: str | None) -> dict[str, Any]:
@@ -65,6 +67,26 @@ def test_the_digest_of_the_manifest_is_the_models_id(store: Store, tmp_path: Pat
         assert {digest: opened.have(f"sha256:{digest}") is not None for digest in blobs} == dict.fromkeys(blobs, True)
     store.remove("mine")
     assert list((store.data / "blobs/sha256").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "carried"), [(512, 512), (2048, None), (100_000, None), (0, None), (-1, None), ("512", None), (True, None)]
+)
+def test_the_context_size_that_others_publish(store: Store, tmp_path: Path, told: Any, carried: int | None) -> None:
+    """One beyond the trained length, or that length itself, asks for nothing."""
+    manifest, blobs = publish(store, [(GGUF_TYPE, gguf(tmp_path), None)], context_size=told)
+    store.create(blobs, "mine", manifest=manifest)
+    for opened in (store, Store(store.data)):
+        defaults = opened.bundle("mine").defaults
+        assert (defaults and defaults.context_size) == carried
+
+
+def test_the_context_size_that_we_publish(store: Store, tmp_path: Path) -> None:
+    given = {"model.gguf": store.ingest(write_gguf(store.partial / "x.gguf"))}
+    plain = store.create(given, "plain")
+    small = store.create(store.files("plain"), "small", defaults=ModelDefaults(context_size=512))
+    assert (plain.config["context_size"], small.config["context_size"]) == (2048, 512)
+    assert store.bundle("plain").defaults is None
 
 
 @pytest.mark.parametrize("version", [V1, V2])
