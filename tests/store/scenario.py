@@ -11,7 +11,6 @@ from modelrunner.errors import ModelRunnerError
 from modelrunner.pull.loading import LoadOptions, load
 from modelrunner.store import Blob, Store
 from modelrunner.store.blobs import ignore
-from tests.store.samples import ingest
 
 
 def burn(call: str, count: int, folder: Path) -> None:
@@ -20,6 +19,7 @@ def burn(call: str, count: int, folder: Path) -> None:
     descriptor = os.open(scratch, os.O_CREAT | os.O_RDWR)
     actions: dict[str, Callable[[], object]] = {
         "fsync": lambda: os.fsync(descriptor),
+        "write": lambda: os.write(descriptor, b"x"),
         "rename": lambda: os.rename(scratch, scratch),
         "link": lambda: _refused(lambda: os.link(scratch, scratch)),
         "unlink": lambda: _refused(lambda: os.unlink(folder / "absent")),
@@ -52,7 +52,7 @@ def change(data: Path, report: int) -> None:
             os.write(report, f"done {name}\n".encode())
 
     store = Store(data)
-    step("create", lambda: store.create({"m": ingest(store, 2)}, "new"))
+    step("create", lambda: store.create({"m": store.ingest(store.partial / "new.gguf")}, "new"))
     step("tag", lambda: store.tag("kept", "second"))
     step("untag", lambda: store.remove("second"))
     step("remove", lambda: store.remove("doomed"))

@@ -21,10 +21,11 @@ STRACE = shutil.which("strace")
 pytestmark = pytest.mark.skipif(STRACE is None, reason="strace is not installed")
 # System calls of a kind, and a few more than the scenario makes of them.
 KINDS = {
-    "fsync": ("fsync", 74),
-    "rename": ("rename,renameat,renameat2", 46),
-    "link": ("link,linkat", 50),
-    "unlink": ("unlink,unlinkat", 84),
+    "write": ("write", 54),
+    "fsync": ("fsync", 50),
+    "rename": ("rename,renameat,renameat2", 40),
+    "link": ("link,linkat", 36),
+    "unlink": ("unlink,unlinkat", 40),
 }
 
 
@@ -41,6 +42,7 @@ def sweep(tmp_path, call: str, fault: str):
     for folder in folders:
         shutil.copytree(template, folder / "data", symlinks=True)
         write_gguf(folder / "theirs.gguf", seed=3)
+        write_gguf(folder / "data/partial/new.gguf", seed=2)
         (folder / "archive.tar").write_bytes(archive)
     command = [STRACE, "-f", "-qq", "-o", tmp_path / "trace", "-e", f"trace={names}"]
     command += ["-e", f"inject={names}:{fault}:when={children}"]
@@ -87,7 +89,7 @@ def check(folder: Path) -> str:
         assert store.verify(name) == ()
         assert store.bundle(name).model_file.exists()
     if "begin prune" not in report and "begin create" in report:  # what was fetched is never fetched again
-        assert present["new"] != (folder / "data/partial/2.gguf").exists(), report
+        assert present["new"] != (folder / "data/partial/new.gguf").exists(), report
     assert {each.kind for each in store.leftovers()} <= {LeftoverKind.DOWNLOAD}, report
     leftovers = [path.name for path in (folder / "data").rglob("*.tmp")]
     assert leftovers == []
@@ -114,7 +116,13 @@ def test_killed_at_any_call(tmp_path, call):
 
 @pytest.mark.parametrize(
     ("call", "fault", "code"),
-    [("fsync", "error=EIO", "storage_failed"), ("rename", "error=ENOSPC", "insufficient_disk")],
+    [
+        ("write", "error=ENOSPC", "insufficient_disk"),
+        ("fsync", "error=EIO", "storage_failed"),
+        ("rename", "error=ENOSPC", "insufficient_disk"),
+        ("link", "error=ENOSPC", "insufficient_disk"),
+        ("unlink", "error=EIO", "storage_failed"),
+    ],
 )
 def test_failing_at_any_call(tmp_path, call, fault, code):
     reports = [check(folder) for folder in sweep(tmp_path, call, fault)]
@@ -125,6 +133,7 @@ def test_failing_at_any_call(tmp_path, call, fault, code):
 def test_everything_is_synced_before_it_is_named_and_named_before_it_is_acknowledged(tmp_path):
     store = Store(tmp_path / "runs/1/data")
     write_gguf(tmp_path / "runs/1/theirs.gguf", seed=3)
+    write_gguf(tmp_path / "runs/1/data/partial/new.gguf", seed=2)
     (tmp_path / "runs/1/archive.tar").write_bytes(archived(tmp_path / "elsewhere"))
     add_model(store, "kept", seed=0)
     add_model(store, "doomed", seed=1)
