@@ -17,7 +17,8 @@ Work = Callable[[], Coroutine[Any, Any, T]]
 
 
 class CallTimeout(Exception):
-    """The call passed its limit, or its thread is stuck. The message is the end of a sentence about the call."""
+    """The call passed its limit, or its thread is stuck or was stopped. The message is the end of a sentence about the
+    call."""
 
 
 class CallCancelled(Exception):
@@ -31,7 +32,8 @@ class BackendThread:
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._stopped = False
+        self._changing = threading.Lock()
         self._stuck_since: float | None = None
 
     async def run(
@@ -90,15 +92,19 @@ class BackendThread:
 
     def stop(self, patience: float) -> None:
         """Cancels the running work; the thread ends after it. Waits for that at most `patience` seconds. A stuck thread
-        ends with the process."""
-        loop, self._loop = self._loop, None
+        ends with the process. Later calls are refused, so that none of them starts another thread."""
+        with self._changing:
+            self._stopped = True
+            loop, self._loop = self._loop, None
         if loop is not None:
             loop.call_soon_threadsafe(lambda: _ending.add(loop.create_task(_end())))
         if self._thread is not None:
             self._thread.join(patience)
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        with self._starting:
+        with self._changing:
+            if self._stopped:
+                raise CallTimeout("cannot run: the daemon has closed the backend")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=_serve, args=(self._loop,), name=self._name, daemon=True)

@@ -57,6 +57,7 @@ class Usage:
         self._wall = wall
         self._new: dict[tuple[str, str, str], list[float]] = {}
         self._failing = False
+        self._writing = asyncio.Lock()
 
     def add(self, caller: str, model: str, records: Sequence[RequestRecord]) -> None:
         """Adds the caller's requests that the model answered."""
@@ -77,7 +78,12 @@ class Usage:
             await self.flush()
 
     async def flush(self) -> None:
-        """Writes the sums that are new. A disk that refuses them loses nothing: the next call tries again."""
+        """Writes the sums that are new, after those that are being written. A disk that refuses them loses nothing: the
+        next call tries again."""
+        async with self._writing:
+            await self._write_new()
+
+    async def _write_new(self) -> None:
         new, self._new = self._new, {}
         if not new:
             return

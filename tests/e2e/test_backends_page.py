@@ -49,6 +49,7 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
         "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
         "PYTHONPATH": os.pathsep.join([str(site), str(ROOT), str(ROOT / "backends")]),
         "TINY_MODEL": str(tmp_path / "small.gguf"),
+        "PYTEST_ADDOPTS": "",  # options of our own conftest mean nothing there
     }
     suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "test_tiny.py"]
     done = subprocess.run(suite, cwd=folder, env=environment, capture_output=True, text=True, check=False)

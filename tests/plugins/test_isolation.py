@@ -322,6 +322,14 @@ async def test_a_backend_that_is_not_isolated_is_asked_at_once(tmp_path: Path) -
     assert await asked(backend.version) == str(threading.get_ident())
 
 
+async def test_a_call_after_the_end_is_refused_and_starts_no_thread(isolated: Any) -> None:
+    backend = isolated()
+    backend.close()
+    with pytest.raises(BackendFaulty, match="closed"):
+        await backend.disk_usage()
+    assert "backend fake" not in [thread.name for thread in threading.enumerate()]
+
+
 def test_the_thread_ends_when_it_is_closed(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     backend = IsolatedBackend(FakeBackend(tmp_path))

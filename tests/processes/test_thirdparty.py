@@ -33,13 +33,13 @@ def with_plugin(site) -> dict[str, str]:
 
 
 def test_it_passes_the_contract_in_a_project_of_its_own(with_plugin, tmp_path):
-    """With pytest-asyncio in the mode that a project has by default."""
+    """With pytest-asyncio in the mode that a project has by default, and without the options of our conftest."""
     shutil.copy(SOURCE / "contract.py", tmp_path / "test_contract.py")
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_contract.py"],
         cwd=tmp_path,
-        env=os.environ | with_plugin,
+        env=os.environ | with_plugin | {"PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         check=False,

@@ -1,5 +1,8 @@
 """Usage is added up, survives, and stays small."""
 
+import asyncio
+import sqlite3
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -34,6 +37,22 @@ async def test_sums_by_model_caller_and_day(tmp_path: Path) -> None:
     assert await usage.sums(Grouping.KEY, month) == [UsageSum("lee", 2, 21, 8, 3.0), UsageSum("kim", 1, 10, 5, 1.5)]
     assert [each.requests for each in await usage.sums(Grouping.DAY, month)] == [2, 1]
     assert [each.requests for each in await usage.sums(Grouping.DAY, timedelta(0))] == [2]
+
+
+async def test_sums_wait_for_what_is_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "usage.sqlite"
+    usage = Usage(path, Wall())
+    month = timedelta(days=30)
+    assert await usage.sums(Grouping.MODEL, month) == []
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("begin immediate")  # until it ends, what is written waits and what is read does not
+        usage.add("", "ai/m", [record(Tokens(10, 5))])
+        writing = asyncio.create_task(usage.flush())
+        reading = asyncio.create_task(usage.sums(Grouping.MODEL, month))
+        assert await Usage(path, Wall()).sums(Grouping.MODEL, month) == []
+        other.execute("rollback")
+    assert [each.requests for each in await reading] == [1]
+    await writing
 
 
 async def test_it_survives_a_new_daemon(tmp_path: Path) -> None:
