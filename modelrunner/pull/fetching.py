@@ -1,12 +1,13 @@
 """Downloads the files of one model, several at the same time, with one progress."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import TypeVar
 
 from modelrunner.concurrency.tasks import all_stopped
 from modelrunner.progress import FileProgress, WorkProgress
 from modelrunner.pull.source import Context, require_space
+from modelrunner.store import Digest
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile, received
 
@@ -27,7 +28,7 @@ async def fetch_files(
     `InsufficientDisk`."""
     total, done = sum(file.size for file in files.values()), dict.fromkeys(files, 0)
     here = sum(received(path, file.size) for path, file in {context.partial(f): f for f in files.values()}.items())
-    context.require_quota(total)
+    context.require_quota({_identity(file): file.size for file in files.values()})
     require_space(context.folder, max(0, total - here))
     gate, stored = asyncio.Semaphore(_AT_ONCE), set[K]()
 
@@ -55,3 +56,8 @@ async def fetch_files(
         await check()
         await fetch_all(last)
     return stored
+
+
+def _identity(file: RemoteFile) -> Hashable:
+    """The same for files of the same content, as far as that is known."""
+    return (Digest.named(file.sha256) if file.sha256 else None) or file.partial_name

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 
 from modelrunner.concurrency.threads import HASHING, TRANSFERS, in_thread
@@ -20,6 +20,7 @@ from modelrunner.errors import (
 )
 from modelrunner.progress import ProgressReport, WorkProgress
 from modelrunner.pull.archives import unpacked_files
+from modelrunner.pull.claims import Claim
 from modelrunner.pull.journal import Journal, JournalEntry
 from modelrunner.pull.shared import SharedDownloads
 from modelrunner.pull.source import Context, FetchResult, Making, PullResult, PullSpec, Source, make_way
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class PullJob:
-    """The steps of one pull. Partial files lie in `folder`."""
+    """The steps of one pull. Partial files lie in `folder`; `claim` has its room in the quota."""
 
     def __init__(
         self,
@@ -46,8 +47,10 @@ class PullJob:
         source: Source,
         wanted: PullSpec,
         folder: Path,
+        claim: Claim,
     ) -> None:
         self._store, self._journal, self._shared = store, journal, shared
+        self.require_quota = claim.require
         self.transfers = transfers
         self._source, self._wanted, self.folder = source, wanted, folder
         self._used: set[Path] = set()
@@ -133,10 +136,6 @@ class PullJob:
         """What of the model is missing or damaged. Reads every byte if that was asked for."""
 
         return self._store.verify(id, _until(stop)) if self._wanted.verify else self._store.missing(id)
-
-    def require_quota(self, needed: int) -> None:
-        """Raises `InsufficientDisk`."""
-        self._store.require_quota(needed)
 
     async def stored(self, sha256: str) -> Path | None:
         return await in_thread(lambda stop: self._intact(f"sha256:{sha256}", _until(stop)), HASHING)
@@ -255,8 +254,8 @@ class _PullContext(Context):
         super().__init__(job.folder, report, job.stored, job.transfers)
         self._job = job
 
-    def require_quota(self, needed: int) -> None:
-        self._job.require_quota(needed)
+    def require_quota(self, files: Mapping[Hashable, int]) -> None:
+        self._job.require_quota(files)
 
     def partial(self, file: RemoteFile) -> Path:
         return self._job.partial(file)

@@ -16,6 +16,7 @@ from modelrunner.errors import BadRequest, InvalidModel, InvalidReference, Sourc
 from modelrunner.oci import imageindex
 from modelrunner.oci.repository import INDEX_TYPES
 from modelrunner.pull.archives import unpack_layers, unpacked_files
+from modelrunner.pull.claims import Claim
 from modelrunner.pull.source import PullResult, require_space
 from modelrunner.store import Blob, Digest, Reference, Store, tar
 from modelrunner.store.blobs import ReadProgress
@@ -46,14 +47,20 @@ class LoadOptions:
 
 
 def load(
-    store: Store, stream: tar.Stream, folder: Path, options: LoadOptions, progress: ReadProgress, stop: threading.Event
+    store: Store,
+    stream: tar.Stream,
+    folder: Path,
+    options: LoadOptions,
+    progress: ReadProgress,
+    stop: threading.Event,
+    claim: Claim,
 ) -> list[PullResult]:
     """Takes every model of the archive, once all of its files are here and have their digests. `folder` is an empty one
-    in `Store.partial`; `progress` gets the size of each piece. Blocks. Raises `InvalidModel`, `UnsupportedModel`,
-    `InvalidReference`, `InsufficientDisk`, `StorageFailed`."""
+    in `Store.partial`; `progress` gets the size of each piece; `claim` takes room in the quota. Blocks. Raises
+    `InvalidModel`, `UnsupportedModel`, `InvalidReference`, `InsufficientDisk`, `StorageFailed`."""
     if options.name is not None:
         Reference.parse_name(options.name)  # before anything is read
-    blobs, documents = _received(store, stream, folder, progress, stop)
+    blobs, documents = _received(store, stream, folder, progress, stop, claim)
     models = dict(_models(blobs, documents))
     if options.name is not None and len(models) > 1:
         raise BadRequest(f"the archive holds {len(models)} models: leave the name out", param="name")
@@ -61,12 +68,11 @@ def load(
 
 
 def _received(
-    store: Store, stream: tar.Stream, folder: Path, progress: ReadProgress, stop: threading.Event
+    store: Store, stream: tar.Stream, folder: Path, progress: ReadProgress, stop: threading.Event, claim: Claim
 ) -> tuple[dict[Digest, Blob], dict[str, bytes]]:
     """The blobs of the archive, and its documents by their names. What the store has is not written again."""
     blobs: dict[Digest, Blob] = {}
     documents: dict[str, bytes] = {}
-    written = 0
     for member in tar.members(stream, limit=_MOST_BYTES):
         place, _, name = member.name.rpartition("/")
         digest = Digest.named(name) if place == BLOBS else None
@@ -75,8 +81,7 @@ def _received(
         elif digest is not None:
             stored = _intact(store, digest, stop)
             if stored is None:
-                written += member.size
-                store.require_quota(written)
+                claim.require({digest: member.size})
                 stored = _written(store, member, digest, folder, progress, stop)
             else:
                 progress(member.size)

@@ -121,7 +121,8 @@ class Puller:
 
             with translated("loading the archive", self._store.data):
                 make_folder(folder, synced=False)
-                return load(self._store, LoopStream(pieces, loop, stop), folder, options, advanced, stop)
+                with self.uploads.claims.claim() as claim:
+                    return load(self._store, LoopStream(pieces, loop, stop), folder, options, advanced, stop, claim)
 
         self._busy.add(folder)
         try:
@@ -222,12 +223,13 @@ class Puller:
         meter = RateMeter(self._clock)
         with translated(f"pulling {wanted.text}", self._store.data):
             folder = self._store.partial / hashlib.sha256(wanted.key.encode()).hexdigest()[:32]
-        job = PullJob(self._store, self._journal, self._shared, self.transfers, source, wanted, folder)
 
         async def run(report: ProgressReport) -> PullResult:
-            async with self._pruning:
-                await in_thread(lambda _: job.prepare())
-            return await job.run(lambda line: report(meter.measured(line)))
+            with self.uploads.claims.claim() as claim:
+                job = PullJob(self._store, self._journal, self._shared, self.transfers, source, wanted, folder, claim)
+                async with self._pruning:
+                    await in_thread(lambda _: job.prepare())
+                return await job.run(lambda line: report(meter.measured(line)))
 
         work: JointWork[WorkProgress, PullResult] = JointWork(run, stops_alone=True, name=f"pull {wanted.text}")
         self._running[wanted.key] = wanted, work

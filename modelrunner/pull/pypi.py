@@ -91,7 +91,7 @@ class PypiSource(Source):
             pieces = await in_thread(lambda _: _pieces(path, name, first.link.file))
             parts = [await _find(indexes, piece, version) for piece, version in pieces]
             total = first.size + sum(part.size for part in parts)
-            context.require_quota(total)
+            context.require_quota({wanted.text: total})
             await in_thread(lambda _: _require_room(parts, folder))
             done = first.size
             for part in parts:

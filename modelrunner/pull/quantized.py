@@ -53,7 +53,7 @@ class QuantizedSource(Source):
                 param="requantize",
             )
         needed = expected_size(bundle, type)
-        context.require_quota(needed)
+        context.require_quota({wanted.text: needed})
         require_space(context.folder, needed)
         target = await in_thread(lambda _: make_way(context.folder, _TARGET))
         try:

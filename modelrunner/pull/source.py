@@ -2,7 +2,7 @@
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -124,9 +124,8 @@ class Context:
         self.folder, self.report, self.stored = folder, report, stored
         self.transfers = transfers or Transfers()
 
-    def require_quota(self, needed: int) -> None:
-        """Raises `InsufficientDisk` if a model with `needed` bytes that are not stored yet is more than models may
-        have."""
+    def require_quota(self, files: Mapping[Hashable, int]) -> None:
+        """Takes room in the quota for `files`, as `Claim.require`, until the pull is over."""
 
     def partial(self, file: RemoteFile) -> Path:
         """Where the file comes to lie, or has begun to."""

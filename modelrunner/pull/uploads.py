@@ -6,14 +6,16 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 from modelrunner import durable
 from modelrunner.concurrency.threads import LOADING, LoopStream, in_thread
-from modelrunner.errors import BadRequest, ModelNotFound, PayloadTooLarge, UnsupportedModel
+from modelrunner.errors import BadRequest, InsufficientDisk, ModelNotFound, PayloadTooLarge, UnsupportedModel
+from modelrunner.pull.claims import Claim, Claims
 from modelrunner.pull.selection import choose, folder_files
 from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way, require_space
 from modelrunner.store import Digest, Store
@@ -28,10 +30,11 @@ _PIECE, _STEP = 1 << 20, 64 << 20  # bytes that are written at once; after which
 
 class Uploads:
     """Verified files in the store's folder for what is on its way. One that becomes no model is removed after a day, or
-    by `prune`. `busy` are the files that are being written."""
+    by `prune`. `busy` are the files that are being written, and `claims` what they and all pulls may bring."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.claims = Claims(store)
         self.busy: set[Path] = set()
 
     def path(self, digest: Digest) -> Path:
@@ -56,9 +59,10 @@ class Uploads:
             with durable.translated("storing a file", self._store.data):
                 self._remove_old()
                 try:
-                    self._write(temporary, wanted, LoopStream(pieces, loop, stop), size)
-                    os.chmod(temporary, 0o444)
-                    os.rename(temporary, path)
+                    with self.claims.claim() as claim:
+                        self._write(temporary, wanted, LoopStream(pieces, loop, stop), size, claim)
+                        os.chmod(temporary, 0o444)
+                        os.rename(temporary, path)
                 finally:
                     durable.discard(temporary)
 
@@ -68,8 +72,7 @@ class Uploads:
         finally:
             self.busy.discard(temporary)
 
-    def _write(self, path: Path, wanted: Digest, stream: LoopStream, size: int) -> None:
-        waiting = sum(map(size_of, self._store.partial.glob(f"{_UPLOAD}*")))
+    def _write(self, path: Path, wanted: Digest, stream: LoopStream, size: int, claim: Claim) -> None:
         sha256, written, room = hashlib.sha256(), 0, 0
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
@@ -78,14 +81,30 @@ class Uploads:
                 if written > LARGEST:
                     raise PayloadTooLarge(f"a file has at most {LARGEST} bytes")
                 if written > room:
-                    room = max(size, written + _STEP)
+                    room = self._room(claim, wanted, written, size)
                     require_space(path.parent, room - written)
-                    self._store.require_quota(waiting + max(size, written))
                 sha256.update(piece)
                 file.write(piece)
             durable.sync(descriptor)
         if sha256.hexdigest() != wanted.hex:
             raise BadRequest(f"what came has another digest than {wanted}: send the file again", param="digest")
+
+    def _room(self, claim: Claim, wanted: Digest, written: int, size: int) -> int:
+        """Claims room for a file of which `written` bytes have come, and returns its size: that of the whole file if
+        `size` tells it, else that of a step, or of what has come where the quota has no more."""
+        claim.require(self._waiting())
+        if written > size:
+            with suppress(InsufficientDisk):
+                claim.require({wanted: written + _STEP})
+                return written + _STEP
+        claim.require({wanted: max(size, written)})
+        return max(size, written)
+
+    def _waiting(self) -> dict[Hashable, int]:
+        """The files that are no model's yet."""
+        files = self._store.partial.glob(f"{_UPLOAD}*")
+        paths = {Digest.named(path.name.removeprefix(_UPLOAD)): path for path in files}
+        return {digest: size_of(path) for digest, path in paths.items() if digest}
 
     def _remove_old(self) -> None:
         for path in self._store.partial.glob(f"{_UPLOAD}*"):

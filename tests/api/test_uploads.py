@@ -1,9 +1,13 @@
 """Ollama's way to send files and to make a model of them, by its own client."""
 
+import asyncio
 import hashlib
 import os
+import tarfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import ollama
 import pytest
@@ -11,6 +15,7 @@ import pytest
 from tests.api.conftest import Daemon, StartDaemon
 from tests.store.folders import model_files, write
 from tests.store.samples import write_gguf
+from tests.waiting import HUNG
 
 LIMIT = 64 << 10
 
@@ -94,6 +99,68 @@ async def test_the_quota_holds_for_what_is_sent(start_daemon: StartDaemon) -> No
         async with daemon.tcp.post(f"/api/blobs/{digest_of(content)}", data=content) as answer:
             assert answer.status == status
     assert len(waiting(daemon)) == 2
+
+
+class Slow:
+    """A body of which a half has come, until `go_on` is set; then the other one."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.half_sent, self.go_on = content, asyncio.Event(), asyncio.Event()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        half = len(self.content) // 2
+        yield self.content[:half]
+        self.half_sent.set()
+        await self.go_on.wait()
+        yield self.content[half:]
+
+
+async def bytes_in(folder: Path, pattern: str) -> None:
+    async with asyncio.timeout(HUNG):
+        while not any(path.stat().st_size for path in folder.glob(pattern)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_files_that_come_at_once_pass_no_quota_together(start_daemon: StartDaemon, announced: bool) -> None:
+    daemon = await start_daemon(models_quota=LIMIT)
+    slow, other = Slow(b"1" * (LIMIT // 4 * 3)), b"2" * (LIMIT // 4 * (2 if announced else 3))
+    headers = {"Content-Length": str(len(slow.content))} if announced else {}
+
+    async def send(content: bytes, data: Any, headers: dict[str, str]) -> tuple[int, str]:
+        place = f"/api/blobs/{digest_of(content)}"
+        async with daemon.tcp.post(place, data=data, headers=headers) as answer:
+            return answer.status, await answer.text()
+
+    first = asyncio.create_task(send(slow.content, slow.pieces(), headers))
+    await slow.half_sent.wait()
+    await bytes_in(daemon.settings.data_dir / "partial", "*")
+    status, said = await send(other, other, {})
+    assert (status, "models_quota" in said, "promised to what is coming" in said) == (507, True, True)
+    slow.go_on.set()
+    assert (await first)[0] == 201
+    assert (await send(other[: LIMIT // 4], other[: LIMIT // 4], {}))[0] == 201
+    assert len(waiting(daemon)) == 2
+
+
+async def test_an_archive_and_a_file_pass_no_quota_together(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models_quota=LIMIT)
+    member = tarfile.TarInfo(f"blobs/sha256/{'a' * 64}")
+    member.size = LIMIT // 4 * 3
+    slow, other = Slow(member.tobuf() + bytes(member.size)), b"2" * (LIMIT // 2)
+
+    async def load() -> str:
+        async with daemon.unix.post("/models/load", data=slow.pieces()) as answer:
+            return await answer.text()
+
+    loading = asyncio.create_task(load())
+    await slow.half_sent.wait()
+    await bytes_in(daemon.settings.data_dir / "partial", "load-*/*")
+    for status, said in ((507, "promised to what is coming"), (201, "")):
+        async with daemon.tcp.post(f"/api/blobs/{digest_of(other)}", data=other) as answer:
+            assert (answer.status, said in await answer.text()) == (status, True)
+        slow.go_on.set()
+        assert "damaged" in await loading
 
 
 async def test_a_file_of_no_model_goes_after_a_day(start_daemon: StartDaemon) -> None:

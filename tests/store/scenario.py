@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from modelrunner.errors import ModelRunnerError
+from modelrunner.pull.claims import Claims
 from modelrunner.pull.loading import LoadOptions, load
 from modelrunner.store import Blob, Store
 from modelrunner.store.blobs import ignore
@@ -64,8 +65,8 @@ def change(data: Path, report: int) -> None:
 def _load(store: Store) -> None:
     folder = store.partial / "load"
     folder.mkdir(exist_ok=True)
-    with open(store.data.parent / "archive.tar", "rb") as archive:
-        load(store, archive, folder, LoadOptions(), ignore, threading.Event())
+    with open(store.data.parent / "archive.tar", "rb") as archive, Claims(store).claim() as claim:
+        load(store, archive, folder, LoadOptions(), ignore, threading.Event(), claim)
 
 
 def _theirs(store: Store) -> Blob:
