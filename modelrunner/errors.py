@@ -16,7 +16,8 @@ ModelRunnerError 500
 ├── SourceFailed 502           a registry or hub did not answer as it should
 ├── Unavailable 503 ── ShuttingDown, BackingOff; RequestCancelled 503
 ├── TimedOut 504 ── RequestTooLong
-├── InsufficientMemory 507, InsufficientDisk 507
+├── InsufficientMemory 507, InsufficientDisk 507 ── QuotaExceeded
+├── FolderMissing 503         a disk with models is not mounted
 ├── StorageFailed 500          the disk failed, or the data is of a newer version
 └── DaemonUnreachable, AnswerBroken           the client's own: nothing came back, or not to its end
 
@@ -312,6 +313,16 @@ class InsufficientMemory(ModelRunnerError):
 class InsufficientDisk(ModelRunnerError):
     status, code = 507, "insufficient_disk"
     permanent = True
+
+
+class QuotaExceeded(InsufficientDisk):
+    """The models would have more bytes than `models_quota`."""
+
+
+class FolderMissing(ModelRunnerError):
+    """The folder of a model, one of `model_dirs`, cannot be used now."""
+
+    status, code, permanent = 503, "folder_missing", True
 
 
 class StorageFailed(ModelRunnerError):

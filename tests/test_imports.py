@@ -82,7 +82,7 @@ ALLOWED: dict[str, set[str]] = {
     "sandbox": set(),
     "schema": set(),
     "sdk": {"backend", "engine", "processes"},
-    "store": set(),
+    "store": {"config"},
     "telemetry": {"engine", "gateway", "http", "scheduler", "web"},
     "testing": {"backend", "engine", "plugins", "processes", "store"},
     "tools": {"processes"},

@@ -136,6 +136,17 @@ def verify(file: Path, expected: Digest | None, progress: ReadProgress = ignore,
         return Blob(digest, found.st_size, file, shared=found.st_nlink > 1)
 
 
+def copied(blob: Blob, target: Path, progress: ReadProgress = ignore) -> Blob:
+    """Copies the blob to `target`, which is synced, and whose content has the digest. Raises `SourceFailed` for a
+    damaged one, `OSError`."""
+    durable.discard(target)
+    with files.open_regular(blob.path) as source, open(target, "xb") as file:
+        while piece := source.read(_PIECE):
+            file.write(piece)
+            progress(len(piece))
+    return verify(target, blob.digest, progress)
+
+
 def is_intact(file: Path, digest: Digest, progress: ReadProgress = ignore) -> bool:
     """True if the content of a regular file has the digest. Raises `OSError`, but not for a file that is missing."""
     try:

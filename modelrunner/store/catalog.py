@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound
+from modelrunner.errors import FolderMissing, InvalidModel, InvalidReference, ModelNotFound
 from modelrunner.store.digests import Digest
 from modelrunner.store.manifests import Contents
 from modelrunner.store.records import Record
@@ -59,7 +59,7 @@ class StoredModel(msgspec.Struct, frozen=True):
 class Entry(msgspec.Struct, frozen=True):
     """One model. `contents` is None, and `damage` says why, for one whose manifest or configuration cannot be used: it
     keeps its place, so that pulling it again heals it and it hides no other; `remembered` are the blobs that its record
-    names. `number` and `version` are those of the record."""
+    names. `number` and `version` are those of the record. An `absent` one lies in a folder that is not there."""
 
     id: Digest
     tags: tuple[Reference, ...]
@@ -70,6 +70,7 @@ class Entry(msgspec.Struct, frozen=True):
     remembered: tuple[Digest, ...] = ()
     number: int = 0
     version: int = 0
+    absent: bool = False
 
     @property
     def blobs(self) -> dict[Digest, int]:
@@ -82,7 +83,9 @@ class Entry(msgspec.Struct, frozen=True):
         return self.contents.blobs.keys() if self.contents else self.remembered
 
     def usable(self) -> Contents:
-        """Raises `InvalidModel` for a damaged model."""
+        """Raises `InvalidModel` for a damaged model, `FolderMissing` for an absent one."""
+        if self.absent:
+            raise FolderMissing(f"{', '.join(self.names) or self.id}: {self.damage}", param="model")
         if self.contents is None:
             raise InvalidModel(f"{', '.join(self.names) or self.id}: {self.damage}; pull it again, or remove it")
         return self.contents
@@ -159,9 +162,26 @@ class Catalog:
         return self._changed([*before, *robbed], [*others, entry]), others
 
     def without(self, entry: Entry) -> "Catalog":
-        catalog = self._changed([entry], [])
-        del catalog.entries[entry.id], catalog.models[entry.id]
+        return self.changed([entry.id], [])
+
+    def changed(self, ids: Iterable[Digest], after: Iterable[Entry]) -> "Catalog":
+        """With the entries `after` in place of those that the models `ids` have here."""
+        before = [self.entries[id] for id in ids if id in self.entries]
+        after = list(after)
+        catalog = self._changed(before, after)
+        for id in {entry.id for entry in before} - {entry.id for entry in after}:
+            del catalog.entries[id], catalog.models[id]
         return catalog
+
+    def by_age(self) -> "Catalog":
+        """The same, oldest first."""
+        self.entries = dict(sorted(self.entries.items(), key=lambda item: item[1].created))
+        return self
+
+    def tagged(self, tag: Reference) -> Entry | None:
+        """The model with this name."""
+        id = self._by_tag.get(tag)
+        return self.entries[id] if id else None
 
     def find(self, text: str, *, whole: bool = False) -> tuple[Entry, tuple[Reference, ...]]:
         """Returns the model that `text` means, and those of its tags that `text` names (none where `text` is an ID).

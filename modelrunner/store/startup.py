@@ -19,7 +19,7 @@ from modelrunner.store.draft import published_config
 from modelrunner.store.index import Index
 from modelrunner.store.records import Records, Stamp, migrate_first, stamp, without_stolen
 
-FORMAT = 2
+FORMAT, FORMAT_FILE = 2, "format"
 FOLDERS = ("", "manifests", "manifests/sha256", "blobs", "blobs/sha256", "bundles", "partial")
 _NOTHING: Stamp = (-1, 0, 0)
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def check_format(data: Path) -> int:
     """The format of the store, 0 where there is none yet. Raises `StorageFailed`, with nothing touched, for the store
     of a newer release, and `OSError`."""
     try:
-        text = durable.read(data / "format").decode("ascii", "replace").strip()
+        text = durable.read(data / FORMAT_FILE).decode("ascii", "replace").strip()
     except FileNotFoundError:
         return 0
     if not (text.isdecimal() and 1 <= int(text[:9]) <= FORMAT):
@@ -59,7 +59,7 @@ def upgrade(data: Path, format: int, records: Records) -> None:
     if format == 1:
         migrate_first(data, records, blobs)
     if format < FORMAT:
-        durable.write(data / "format", f"{FORMAT}\n".encode())
+        durable.write(data / FORMAT_FILE, f"{FORMAT}\n".encode())
 
 
 def load(records: Records, index: Index, blobs: Blobs) -> tuple[Catalog, set[Digest], set[Digest]]:

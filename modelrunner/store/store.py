@@ -1,30 +1,26 @@
-"""The models on disk. One `Store` owns a data directory's models; the daemon's lock keeps others away."""
+"""The models on disk, in one folder or several. One `Store` owns them; the locks of the folders keep other daemons
+away."""
 
-import logging
-import time
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from modelrunner.defaults import ModelDefaults
-from modelrunner.durable import discard, is_full, translated, write
-from modelrunner.errors import Conflict
-from modelrunner.store import startup, usage
-from modelrunner.store.blobs import Blob, ReadProgress, ignore, verify
-from modelrunner.store.catalog import Catalog, Entry, StoredModel
+from modelrunner.durable import discard, translated
+from modelrunner.errors import BadRequest, Conflict, FolderMissing
+from modelrunner.store import usage
+from modelrunner.store.blobs import Blob, ReadProgress, copied, ignore, verify
+from modelrunner.store.catalog import StoredModel
 from modelrunner.store.digests import Digest
-from modelrunner.store.draft import Draft
-from modelrunner.store.files import Reserve
-from modelrunner.store.index import Index
-from modelrunner.store.leftovers import Leftover, leftovers
+from modelrunner.store.folder import ModelFolder
+from modelrunner.store.folders import Folders
+from modelrunner.store.leftovers import Leftover
 from modelrunner.store.manifests import UnpackedFile
 from modelrunner.store.reading import StoreReader
 from modelrunner.store.references import Reference
-from modelrunner.store.sweeping import Sweeper
-
-log = logging.getLogger(__name__)
+from modelrunner.store.union import updated
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +41,54 @@ class Store(StoreReader):
     `StorageFailed` for one that fails.
     """
 
-    def __init__(self, data: Path, quota: int | None = None) -> None:
-        """Opens the store in `data`, or makes it. `quota` is the most bytes that models may have. Raises
-        `StorageFailed` for the store of a newer release, which is left untouched, and for a disk that fails."""
+    def __init__(self, data: Path, quota: int | None = None, folders: Sequence[Path] = ()) -> None:
+        """Opens the store in `data`, or makes it. `quota` is the most bytes that models may have. Models may lie in
+        `folders`, too, the preferred first; those that cannot be used now are `absent`. Raises `StorageFailed` for the
+        store of a newer release, which is left untouched, and for a disk that fails."""
         super().__init__(data)
-        self.watchers: list[Callable[[], None]] = []
         self.quota = quota
-        self._reserve = Reserve(data / "reserve")
-        self._sweeper = Sweeper(data, self._records, self._blobs, self._bundles)
-        self._robbed: set[Digest] = set()  # models whose records still hold a tag that another model has got
-        with translated("opening the store", data):
-            self._catalog = self._open()
+        self._copying: set[Path] = set()
+        self._folders = Folders(self._open(data), folders, self._open)
+        self._folders.look()
+        self._unite()
 
-    def _open(self) -> Catalog:
-        format = startup.check_format(self.data)
-        self.data.parent.mkdir(parents=True, exist_ok=True)
-        startup.make_folders(self.data)
-        startup.upgrade(self.data, format, self._records)
-        catalog, self._robbed, pending = startup.load(self._records, Index(self.data), self._blobs)
-        self._sweeper.finish(catalog, pending)
-        self._sweeper.tidy()
-        self._reserve.fill()
-        self._version = max((entry.version for entry in catalog.entries.values()), default=0)
-        return catalog
+    def _open(self, path: Path) -> ModelFolder:
+        return ModelFolder(path, self._lock, self._folder_changed, self._require_quota, is_home=path == self.data)
+
+    def set_folders(self, folders: Sequence[Path]) -> None:
+        """Replaces the folders beside `data`."""
+        with self._lock:
+            self._folders.set_places(folders)
+            self._folders.look()
+            self._unite()
+
+    def close(self) -> None:
+        """Lets other daemons use the folders. Only needed where the process goes on."""
+        self._folders.close()
+
+    def places(self, name: Reference | None = None, wanted: Path | None = None) -> Sequence[ModelFolder]:
+        """The folders that a new model may go to, the best first: `wanted`, or the one that has the model `name`, or
+        all. Raises `BadRequest` for a folder that is none of them, `FolderMissing` for one that is not there, and
+        `Conflict` where the model lies in another one than is wanted."""
+        entry = self._catalog.tagged(name) if name is not None else None
+        here = self._folder_of(entry) if entry and not entry.absent else None
+        if wanted is None:
+            return (here,) if here else self._present
+        found = next((folder for folder in self._present if folder.data == wanted), None)
+        if found is None:
+            for folder in self._folders.absent:
+                if folder.path == wanted:
+                    raise FolderMissing(folder.message, param="folder")
+            known = ", ".join(str(folder.data) for folder in self._present)
+            raise BadRequest(f"{wanted} is no folder of models; model_dirs names them, here {known}", param="folder")
+        if here and here is not found:
+            raise Conflict(f"{name and name.short} lies in {here.data}: remove it, then pull it to {wanted}")
+        return (found,)
+
+    @property
+    def partial(self) -> Path:
+        """The preferred folder for files that are on their way into the store. It is made again if it was removed."""
+        return self._present[0].partial
 
     def ingest(
         self, file: Path, *, digest: str | None = None, hashed: bool = False, progress: ReadProgress = ignore
@@ -90,151 +111,121 @@ class Store(StoreReader):
         defaults: ModelDefaults | None = None,
         licences: Sequence[Blob] = (),
         progress: ReadProgress = ignore,
+        folder: Path | None = None,
     ) -> StoredModel:
         """Makes a model of ingested files, or of those that `have` returned, and gives it the name `reference`, which
         another model that has it loses. The same files always make the same model. A `manifest` is kept byte for byte
         and its digest is the model's ID; then the files are all that it names, and those that were `unpacked` from its
         archives, under any names. Without one, the model carries `defaults` and `licences`. `progress` is called while
-        files that are stored already are read, and not once anything is changed. On any failure the files are where
-        they were. Raises `InvalidModel` for files that are not a model's, `UnsupportedModel` for one that carries code
+        files that are stored already are read, and not once anything is changed. The model goes to `folder`, or to the
+        one that has most of its bytes already; what lies elsewhere is copied. On any failure the files are where they
+        were. Raises `InvalidModel` for files that are not a model's, `UnsupportedModel` for one that carries code
         unless `trust` is set."""
         tag = Reference.parse_name(reference) if reference is not None else None
-        paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
-        with translated("storing the model", self.data):
-            if manifest is None:
-                draft = Draft.of(files, paths, trust, defaults, licences)
-            else:
-                draft = Draft.published(manifest, unpacked, files, paths, trust)
-            blobs = [blob for blob in (*files.values(), *licences) if blob.digest in draft.contents.blobs]
-            intact = self._blobs.intact(blobs, progress)
-            with self._lock:
-                usage.require_quota(self._catalog, self.quota, draft.contents.blobs)
-                startup.make_folders(self.data)
-                entry = draft.entry(self._catalog.entries.get(draft.id), tag, self._next_version(), int(time.time()))
-                self._write(draft, entry, blobs, intact)
-                self._settle(blobs)
-                return self._catalog.models[draft.id]
+        (target,) = self.places(wanted=folder) if folder else [self._nearest([*files.values(), *licences])]
+        with self._brought(target, [*files.values(), *licences], progress) as own:
+            entry = target.create(
+                {name: own[blob.path] for name, blob in files.items()},
+                tag,
+                trust=trust,
+                manifest=manifest,
+                unpacked=unpacked,
+                defaults=defaults,
+                licences=[own[blob.path] for blob in licences],
+                progress=progress,
+            )
+        if tag is not None:
+            self._take_away(tag, target)
+        return self._shown(self._catalog, entry, ())
 
-    def _write(self, draft: Draft, entry: Entry, blobs: Iterable[Blob], intact: Container[Digest]) -> None:
-        """Writes the pending record, blobs, manifest and bundle, and makes the record hold. Each is durable before the
-        next. `intact` are the blobs that were stored already before the lock was taken."""
+    def _nearest(self, blobs: Sequence[Blob]) -> ModelFolder:
+        return max(self._present, key=lambda folder: sum(blob.size for blob in blobs if folder.contains(blob.path)))
+
+    @contextmanager
+    def _brought(
+        self, target: ModelFolder, blobs: Sequence[Blob], progress: ReadProgress
+    ) -> Iterator[dict[Path, Blob]]:
+        """The blobs by their paths, those of other folders copied into `target`: links do not reach from one disk to
+        another, and no folder depends on another one. Those that have waited elsewhere are removed in the end."""
+        others = [folder for folder in self._present if folder is not target]
+        own = {blob.path: blob for blob in blobs}
+        passing: list[Path] = []
         try:
-            self._records.prepare(entry.record)
-            for blob in blobs:
-                if blob.digest not in intact or self._blobs.size(blob.digest) != blob.size:
-                    self._blobs.adopt(blob)
-            self._blobs.put(draft.config_data)
-            if draft.unpacked is not None:
-                self._records.unpacked(draft.id).save(list(draft.unpacked))
-            write(draft.id.within(self._records.folder), draft.manifest)
-            self._bundles.lay_out(draft.id, draft.contents)
-            self._bundles.remember(draft.id, draft.header)
-            self._rewrite(entry)
+            for blob in own.copy().values():
+                if not any(folder.contains(blob.path) for folder in others):
+                    continue
+                if (here := target.have(blob.digest)) and target.check(blob.digest, progress):
+                    own[blob.path] = here
+                    continue
+                passing.append(target.partial / f"copy-{blob.digest.hex}-{secrets.token_hex(8)}")
+                self._copying.add(passing[-1])
+                with translated("copying a file", target.data):
+                    own[blob.path] = copied(blob, passing[-1], progress)
+            yield own
+            passing += [path for path, blob in own.items() if path != blob.path and any(f.waits(path) for f in others)]
         finally:
-            self._sweeper.finish(self._catalog, [draft.id])
+            for path in passing:
+                discard(path)
+                self._copying.discard(path)
 
-    def _settle(self, blobs: Iterable[Blob]) -> None:
-        try:
-            for blob in blobs:
-                self._blobs.settle(blob)
-        except OSError as error:
-            log.warning("finished downloads are still there: %s", error)
+    def _take_away(self, tag: Reference, target: ModelFolder) -> None:
+        """A model of another folder loses the name."""
+        for folder in self._present:
+            if folder is not target:
+                folder.untag(tag)
 
     def tag(self, source: str, target: str) -> None:
         """Gives the model `source`, a whole name or an ID, one more name, which another model that has it loses. Raises
         as `get` does."""
         tag = Reference.parse_name(target)
-        with self._lock, translated("storing the name", self.data):
+        with self._lock:
             entry, _ = self._catalog.find(source, whole=True)
-            entry.usable()
-            if tag not in entry.tags:
-                startup.make_folders(self.data)
-                self._rewrite(replace(entry, tags=(*entry.tags, tag), version=self._next_version()))
+            folder = self._folder_of(entry)
+            folder.tag(entry.id, tag)
+            self._take_away(tag, folder)
 
     def remove(self, text: str, *, force: bool = False) -> RemoveResult:
-        """Takes the name `text` away, and the model with its last name. Works on a full disk and for a damaged model. A
-        model ID means the model with all of its names: more than one needs `force`, or `Conflict` is raised. The caller
-        makes sure that the model is not in use. Raises as `whole`."""
-        with self._lock, translated("removing the model", self.data):
+        """Takes the name `text` away, and the model with its last name, in every folder that it lies in. Works on a
+        full disk and for a damaged model. A model ID means the model with all of its names: more than one needs
+        `force`, or `Conflict` is raised. The caller makes sure that the model is not in use. Raises as `whole`, and
+        `FolderMissing`."""
+        with self._lock:
             entry, named = self._catalog.find(text, whole=True)
+            copies = self._copies(entry)
             if named and len(entry.tags) > 1:
-                removed = self._untag(entry, named[0])
-            elif len(entry.tags) > 1 and not force:
+                for folder in copies:
+                    folder.untag(named[0])
+                return RemoveResult((named[0].short,))
+            if len(entry.tags) > 1 and not force:
                 raise Conflict(
                     f"it has the names {', '.join(entry.names)}: remove them one by one, or use force for all"
                 )
-            else:
-                removed = self._remove(entry)
-            self._reserve.fill()
-            return removed
-
-    def _untag(self, entry: Entry, tag: Reference) -> RemoveResult:
-        rest = tuple(other for other in entry.tags if other != tag)
-        self._with_reserve(lambda: self._rewrite(replace(entry, tags=rest, version=self._next_version())))
-        return RemoveResult((tag.short,))
-
-    def _remove(self, entry: Entry) -> RemoveResult:
-        self._with_reserve(self._settle_robbed)
-        if self._records.read(entry.id) is None:
-            self._with_reserve(lambda: self._records.write(entry.record))
-        self._records.withdraw(entry.id)
-        self._show(self._catalog.without(entry))
-        self._sweeper.finish(self._catalog, [entry.id])
-        return RemoveResult(tuple(entry.names), str(entry.id))
+            for folder in copies:
+                folder.remove(entry.id)
+            return RemoveResult(tuple(entry.names), str(entry.id))
 
     def leftovers(self, busy: Collection[Path] = ()) -> tuple[Leftover, ...]:
         """What `prune` would remove. `busy` are the folders in `partial` that downloads use."""
-        with translated("looking for leftovers", self.data), self._lock:
-            return tuple(leftovers(self._sweeper.unnamed(self._catalog), self.data, busy))
+        with self._lock:
+            return tuple(each for folder in self._present for each in folder.leftovers({*busy, *self._copying}))
 
     def prune(self, busy: Collection[Path] = ()) -> tuple[Leftover, ...]:
-        """Removes leftovers and returns them. While a model is damaged, blobs that no model names are kept, since they
-        may be its own."""
-        with self._lock, translated("removing leftovers", self.data):
-            found = self.leftovers(busy)
-            for leftover in found:
-                discard(leftover.path)
-            return found
+        """Removes leftovers and returns them. While a model is damaged, blobs of its folder that no model names are
+        kept, since they may be its own."""
+        with self._lock:
+            return tuple(each for folder in self._present for each in folder.prune({*busy, *self._copying}))
 
     def require_quota(self, needed: int) -> None:
-        """Raises `InsufficientDisk` if `needed` bytes more do not fit into the quota."""
-        usage.require_quota(self._catalog, self.quota, {}, needed)
+        """Raises `QuotaExceeded` if `needed` bytes more do not fit into the quota."""
+        if self.quota is not None:
+            usage.require_quota(self.quota, self.used(), needed)
 
-    def _next_version(self) -> int:
-        self._version += 1
-        return self._version
+    def _require_quota(self, folder: ModelFolder, blobs: Mapping[Digest, int]) -> None:
+        users = folder.catalog.users
+        self.require_quota(sum(size for digest, size in blobs.items() if not users[digest]))
 
-    def _rewrite(self, entry: Entry) -> None:
-        """Takes the entry into the catalog when its record is written. Models that lose a tag to it get their new
-        records afterwards: until then its higher version tells."""
-        self._settle_robbed()
-        catalog, robbed = self._catalog.with_entry(entry)
-        size = self._records.write(entry.record)
-        self._show(catalog)
-        self._robbed.update(other.id for other in robbed)
-        try:
-            self._settle_robbed()
-        except OSError as error:
-            log.warning("a name that was moved is still in the record of the other model as well: %s", error)
-        self._reserve.fill(size)
-
-    def _settle_robbed(self) -> None:
-        for id in tuple(self._robbed):
-            if id in self._catalog.entries:
-                self._records.write(self._catalog.entries[id].record)
-            self._robbed.discard(id)
-
-    def _show(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        for tell in self.watchers:
-            tell()
-
-    def _with_reserve(self, change: Callable[[], object]) -> None:
-        """Makes a change that is part of a deletion, with the disk space of the reserve if the disk is full."""
-        try:
-            change()
-        except OSError as error:
-            if not is_full(error):
-                raise
-            self._reserve.spend()
-            change()
+    def _folder_changed(self, folder: ModelFolder, ids: Sequence[Digest]) -> None:
+        self._folders.remember(folder, ids)
+        catalogs = self._catalogs
+        self._catalog = updated(self._catalog, catalogs, ids) if len(catalogs) > 1 else catalogs[0]
+        self._tell()

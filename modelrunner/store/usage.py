@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-from modelrunner.errors import InsufficientDisk
+from modelrunner.errors import QuotaExceeded
 from modelrunner.store.catalog import Catalog, StoredModel
 from modelrunner.store.digests import Digest
 from modelrunner.units import format_bytes
@@ -13,9 +14,10 @@ from modelrunner.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Bytes of one model; `shared` is the part that other models use too."""
+    """Bytes of one model in a folder; `shared` is the part that other models of the folder use too."""
 
     model: StoredModel
+    folder: Path
     size: int
     shared: int
 
@@ -25,21 +27,31 @@ class ModelSize:
         return self.size - self.shared
 
 
+class FolderUsage(NamedTuple):
+    """`total` is the bytes of all blobs, each counted once; `partial` those of unfinished downloads; `free` those that
+    the disk has left."""
+
+    path: Path
+    total: int
+    partial: int
+    free: int
+
+
 class StoreUsage(NamedTuple):
-    """`total` is the bytes of all blobs, each counted once; `partial` those of unfinished downloads."""
+    """`total` and `partial` are those of all folders."""
 
     models: list[ModelSize]
     total: int
     partial: int
+    folders: list[FolderUsage]
 
 
-def sizes(catalog: Catalog) -> list[ModelSize]:
-    found = []
+def sizes(catalog: Catalog, folder: Path, shown: Mapping[Digest, StoredModel]) -> Iterator[ModelSize]:
+    """The models of a folder as they are `shown`."""
     for entry in catalog.entries.values():
-        if entry.contents:
+        if entry.contents and entry.id in shown:
             shared = sum(size for digest, size in entry.blobs.items() if catalog.users[digest] > 1)
-            found.append(ModelSize(catalog.models[entry.id], sum(entry.blobs.values()), shared))
-    return found
+            yield ModelSize(shown[entry.id], folder, sum(entry.blobs.values()), shared)
 
 
 def used(catalog: Catalog) -> int:
@@ -50,24 +62,20 @@ def used(catalog: Catalog) -> int:
     return sum(blobs.values())
 
 
-def freed(catalog: Catalog, ids: Iterable[str]) -> Iterator[int]:
+def freed(catalog: Catalog, ids: Iterable[Digest]) -> Iterator[int]:
     """The bytes that each removal would free, one model after the other."""
     users = Counter(catalog.users)
     for id in ids:
-        blobs = catalog.entries[Digest.parse(id)].blobs
+        blobs = catalog.entries[id].blobs
         users.subtract(blobs.keys())
         yield sum(size for digest, size in blobs.items() if not users[digest])
 
 
-def require_quota(catalog: Catalog, quota: int | None, blobs: Mapping[Digest, int], unknown: int = 0) -> None:
-    """Raises `InsufficientDisk` if `blobs`, with their sizes, and `unknown` bytes more do not fit into the quota beside
-    the models that are here."""
-    if quota is None:
-        return
-    here = used(catalog)
-    needed = unknown + sum(size for digest, size in blobs.items() if not catalog.users[digest])
+def require_quota(quota: int, here: int, needed: int) -> None:
+    """Raises `QuotaExceeded` if `needed` bytes more do not fit into the quota beside those that models have
+    `here`."""
     if needed and here + needed > quota:
-        raise InsufficientDisk(
+        raise QuotaExceeded(
             f"the quota for models is {format_bytes(quota)} (models_quota): the models here have {format_bytes(here)}"
             f" and {format_bytes(needed)} are needed. Remove models with `modelrunner rm`, or those that were not used"
             + (f" for longest with `modelrunner prune --to {quota - needed}`" if needed <= quota else "")

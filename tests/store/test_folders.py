@@ -84,7 +84,7 @@ def test_removing_it_leaves_nothing(store: Store) -> None:
 def test_a_finetune_shares_its_tokenizer(store: Store) -> None:
     add_folder(store, "a", model_files(seed=1))
     add_folder(store, "b", model_files(seed=2))
-    usage, total, _ = store.disk_usage()
+    usage, total, *_ = store.disk_usage()
     assert [entry.shared for entry in usage] == [len(model_files()["config.json"]) + 2] * 2
     assert total == sum(entry.size for entry in usage) - usage[0].shared
 

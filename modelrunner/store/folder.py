@@ -1,0 +1,203 @@
+"""One folder of models: it changes them, each change wholly or not at all. Nothing in it refers to another folder."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from modelrunner.defaults import ModelDefaults
+from modelrunner.durable import discard, is_full, translated, write
+from modelrunner.store import startup
+from modelrunner.store.blobs import Blob, ReadProgress
+from modelrunner.store.catalog import Catalog, Entry
+from modelrunner.store.digests import Digest
+from modelrunner.store.draft import Draft
+from modelrunner.store.files import Reserve
+from modelrunner.store.folderreader import FolderReader
+from modelrunner.store.index import Index
+from modelrunner.store.leftovers import Leftover, leftovers
+from modelrunner.store.manifests import UnpackedFile
+from modelrunner.store.references import Reference
+from modelrunner.store.sweeping import Sweeper
+
+log = logging.getLogger(__name__)
+
+
+class ModelFolder(FolderReader):
+    """`lock` is held during each change. `changed` is called after each one with the models that it has changed,
+    `require_quota` before one that needs the blobs that it gets, with their sizes. The daemon's own folder `is_home`:
+    only that one is made where it is not, also while the daemon runs."""
+
+    def __init__(
+        self,
+        data: Path,
+        lock: threading.RLock,
+        changed: Callable[["ModelFolder", Sequence[Digest]], None],
+        require_quota: Callable[["ModelFolder", Mapping[Digest, int]], None],
+        *,
+        is_home: bool,
+    ) -> None:
+        """Opens the folder `data`, or makes it. Raises `StorageFailed` for one of a newer release, which is left
+        untouched, and for a disk that fails."""
+        super().__init__(data, lock, is_home=is_home)
+        self._changed = changed
+        self._require_quota = require_quota
+        self._reserve = Reserve(data / "reserve")
+        self._sweeper = Sweeper(data, self._records, self._blobs, self._bundles)
+        self._robbed: set[Digest] = set()  # models whose records still hold a tag that another model has got
+        with translated("opening the store", data):
+            self.catalog = self._open()
+
+    def _open(self) -> Catalog:
+        format = startup.check_format(self.data)
+        if self.is_home:
+            self.data.parent.mkdir(parents=True, exist_ok=True)
+        startup.make_folders(self.data)
+        startup.upgrade(self.data, format, self._records)
+        catalog, self._robbed, pending = startup.load(self._records, Index(self.data), self._blobs)
+        self._sweeper.finish(catalog, pending)
+        self._sweeper.tidy()
+        self._reserve.fill()
+        self._version = max((entry.version for entry in catalog.entries.values()), default=0)
+        return catalog
+
+    def create(
+        self,
+        files: Mapping[str, Blob],
+        tag: Reference | None,
+        *,
+        trust: bool,
+        manifest: bytes | None,
+        unpacked: Sequence[UnpackedFile] | None,
+        defaults: ModelDefaults | None,
+        licences: Sequence[Blob],
+        progress: ReadProgress,
+    ) -> Entry:
+        """As `Store.create`, of files on the folder's own file system."""
+        paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
+        with translated("storing the model", self.data):
+            if manifest is None:
+                draft = Draft.of(files, paths, trust, defaults, licences)
+            else:
+                draft = Draft.published(manifest, unpacked, files, paths, trust)
+            blobs = [blob for blob in (*files.values(), *licences) if blob.digest in draft.contents.blobs]
+            intact = self._blobs.intact(blobs, progress)
+            with self._lock:
+                self._require_quota(self, draft.contents.blobs)
+                self.require()
+                startup.make_folders(self.data)
+                entry = draft.entry(self.catalog.entries.get(draft.id), tag, self._next_version(), int(time.time()))
+                self._write(draft, entry, blobs, intact)
+                self._settle(blobs)
+                return self.catalog.entries[draft.id]
+
+    def _write(self, draft: Draft, entry: Entry, blobs: Iterable[Blob], intact: Container[Digest]) -> None:
+        """Writes the pending record, blobs, manifest and bundle, and makes the record hold. Each is durable before the
+        next. `intact` are the blobs that were stored already before the lock was taken."""
+        try:
+            self._records.prepare(entry.record)
+            for blob in blobs:
+                if blob.digest not in intact or self._blobs.size(blob.digest) != blob.size:
+                    self._blobs.adopt(blob)
+            self._blobs.put(draft.config_data)
+            if draft.unpacked is not None:
+                self._records.unpacked(draft.id).save(list(draft.unpacked))
+            write(draft.id.within(self._records.folder), draft.manifest)
+            self._bundles.lay_out(draft.id, draft.contents)
+            self._bundles.remember(draft.id, draft.header)
+            self._rewrite(entry)
+        finally:
+            self._sweeper.finish(self.catalog, [draft.id])
+
+    def _settle(self, blobs: Iterable[Blob]) -> None:
+        try:
+            for blob in blobs:
+                self._blobs.settle(blob)
+        except OSError as error:
+            log.warning("finished downloads are still there: %s", error)
+
+    def tag(self, id: Digest, tag: Reference) -> None:
+        """Gives the model one more name, which another one of the folder that has it loses."""
+        with self._lock, translated("storing the name", self.data):
+            entry = self.catalog.entries[id]
+            entry.usable()
+            self.require()
+            if tag not in entry.tags:
+                startup.make_folders(self.data)
+                self._rewrite(replace(entry, tags=(*entry.tags, tag), version=self._next_version()))
+
+    def untag(self, tag: Reference) -> None:
+        """Takes the name away from the model that has it. Works on a full disk."""
+        with self._lock, translated("removing the name", self.data):
+            if (entry := self.catalog.tagged(tag)) is not None:
+                rest = tuple(other for other in entry.tags if other != tag)
+                self._with_reserve(lambda: self._rewrite(replace(entry, tags=rest, version=self._next_version())))
+                self._reserve.fill()
+
+    def remove(self, id: Digest) -> None:
+        """Removes the model with all of its names. Works on a full disk and for a damaged model."""
+        with self._lock, translated("removing the model", self.data):
+            self._remove(self.catalog.entries[id])
+            self._reserve.fill()
+
+    def _remove(self, entry: Entry) -> None:
+        self._with_reserve(self._settle_robbed)
+        if self._records.read(entry.id) is None:
+            self._with_reserve(lambda: self._records.write(entry.record))
+        self._records.withdraw(entry.id)
+        self._show(self.catalog.without(entry), [entry.id])
+        self._sweeper.finish(self.catalog, [entry.id])
+
+    def leftovers(self, busy: Collection[Path]) -> tuple[Leftover, ...]:
+        """As `Store.leftovers`."""
+        with translated("looking for leftovers", self.data), self._lock:
+            return tuple(leftovers(self._sweeper.unnamed(self.catalog), self.data, busy))
+
+    def prune(self, busy: Collection[Path]) -> tuple[Leftover, ...]:
+        """As `Store.prune`."""
+        with self._lock, translated("removing leftovers", self.data):
+            found = self.leftovers(busy)
+            for leftover in found:
+                discard(leftover.path)
+            return found
+
+    def _next_version(self) -> int:
+        self._version += 1
+        return self._version
+
+    def _rewrite(self, entry: Entry) -> None:
+        """Takes the entry into the catalog when its record is written. Models that lose a tag to it get their new
+        records afterwards: until then its higher version tells."""
+        self._settle_robbed()
+        catalog, robbed = self.catalog.with_entry(entry)
+        size = self._records.write(entry.record)
+        self._show(catalog, [entry.id, *(other.id for other in robbed)])
+        self._robbed.update(other.id for other in robbed)
+        try:
+            self._settle_robbed()
+        except OSError as error:
+            log.warning("a name that was moved is still in the record of the other model as well: %s", error)
+        self._reserve.fill(size)
+
+    def _settle_robbed(self) -> None:
+        for id in tuple(self._robbed):
+            if id in self.catalog.entries:
+                self._records.write(self.catalog.entries[id].record)
+            self._robbed.discard(id)
+
+    def _show(self, catalog: Catalog, changed: Sequence[Digest]) -> None:
+        self.catalog = catalog
+        self._changed(self, changed)
+
+    def _with_reserve(self, change: Callable[[], object]) -> None:
+        """Makes a change that is part of a deletion, with the disk space of the reserve if the disk is full."""
+        try:
+            change()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._reserve.spend()
+            change()

@@ -1,0 +1,106 @@
+"""What a folder of models can tell: its models, their files, what is damaged, and how much disk they use."""
+
+import shutil
+import threading
+from pathlib import Path
+
+from modelrunner.durable import make_folder, read, translated
+from modelrunner.errors import FolderMissing, InvalidModel
+from modelrunner.store.blobs import Blob, Blobs, ReadProgress, is_intact
+from modelrunner.store.bundles import Bundles
+from modelrunner.store.catalog import Catalog, Entry
+from modelrunner.store.digests import Digest
+from modelrunner.store.files import size_of
+from modelrunner.store.manifests import LARGEST
+from modelrunner.store.records import Records, Stamp
+from modelrunner.store.startup import FORMAT_FILE
+from modelrunner.store.usage import FolderUsage
+from modelrunner.types import Bundle
+
+
+class FolderReader:
+    """The part of a `ModelFolder` that changes no model. Its methods take entries of models that are in the folder, and
+    raise as those of `Store`."""
+
+    def __init__(self, data: Path, lock: threading.RLock, *, is_home: bool) -> None:
+        self.data, self.is_home = data, is_home
+        self._records = Records(data / "manifests" / "sha256")
+        self._lock = lock
+        self._blobs = Blobs(data / "blobs" / "sha256")
+        self._bundles = Bundles(data / "bundles", self._blobs)
+        self.catalog = Catalog()
+
+    @property
+    def partial(self) -> Path:
+        """The folder for files that are on their way into this one. It is made again if it was removed."""
+        self.require()
+        folder = self.data / "partial"
+        make_folder(folder, synced=False)
+        return folder
+
+    def require(self) -> None:
+        """Raises `FolderMissing` where another folder than `home` is gone: what would be made in its place would lie
+        under the disk that comes back."""
+        if not self.is_home and not (self.data / FORMAT_FILE).exists():
+            raise FolderMissing(f"the folder {self.data} is not there any more: mount its disk")
+
+    @property
+    def damaged(self) -> set[Digest]:
+        """The files that were found damaged."""
+        return self._blobs.damaged
+
+    def contains(self, path: Path) -> bool:
+        """Whether it is the path of a stored file, or of one on its way."""
+        return path.is_relative_to(self._blobs.folder) or self.waits(path)
+
+    def waits(self, path: Path) -> bool:
+        """Whether it is the path of a file that is on its way."""
+        return path.is_relative_to(self.data / "partial")
+
+    def have(self, digest: Digest) -> Blob | None:
+        size = self._blobs.size(digest)
+        return Blob(digest, size, self._blobs.path(digest)) if size is not None else None
+
+    def manifest(self, entry: Entry) -> bytes:
+        with translated("reading the manifest", self.data):
+            data = read(entry.id.within(self._records.folder), LARGEST)
+        if Digest.of(data) != entry.id:
+            raise InvalidModel("its manifest is damaged: pull the model again")
+        return data
+
+    def bundle(self, entry: Entry) -> Bundle:
+        contents = entry.usable()
+        if ready := self._bundles.ready(entry, contents):
+            return ready
+        with self._lock, translated("laying out the model", self.data):
+            return self._bundles.make(entry, contents)
+
+    def missing(self, entry: Entry) -> tuple[Digest, ...]:
+        if not entry.id.within(self._records.folder).is_file():
+            return (entry.id,)
+        return tuple(digest for digest, size in entry.blobs.items() if self._blobs.size(digest) != size)
+
+    def verify(self, entry: Entry, progress: ReadProgress) -> tuple[Digest, ...]:
+        found = [digest for digest in entry.blobs if not self.check(digest, progress)]
+        with translated("reading the model", self.data):
+            if not is_intact(entry.id.within(self._records.folder), entry.id):
+                found.append(entry.id)
+        return tuple(found)
+
+    def check(self, digest: Digest, progress: ReadProgress) -> bool:
+        with translated("reading the model", self.data):
+            return self._blobs.check(digest, progress)
+
+    def stamp(self, digest: Digest) -> Stamp | None:
+        return self._blobs.stamp(digest)
+
+    def stamps(self) -> dict[Digest, Stamp]:
+        with translated("looking at the files of models", self.data):
+            digests = {digest for entry in self.catalog.entries.values() for digest in entry.blobs}
+            return {digest: found for digest in digests if (found := self._blobs.stamp(digest)) is not None}
+
+    def disk_usage(self) -> FolderUsage:
+        """Reads the folder: slow."""
+        with translated("measuring the store", self.data):
+            free = shutil.disk_usage(self.data).free
+            return FolderUsage(self.data, self._blobs.total(), size_of(self.partial), free)

@@ -1,0 +1,172 @@
+"""The folders that models lie in: which can be used now, and which models those have that cannot.
+
+A disk that is not mounted leaves an empty folder, and what is written there then is out of sight once it is.
+So a folder has to exist before it is used, and one that has had models is used again only where these are.
+"""
+
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from modelrunner.config import lockfile
+from modelrunner.durable import JsonFile
+from modelrunner.errors import ModelRunnerError
+from modelrunner.store.catalog import Catalog, Entry
+from modelrunner.store.digests import Digest
+from modelrunner.store.folder import ModelFolder
+from modelrunner.store.references import Reference
+from modelrunner.store.startup import FORMAT_FILE
+from modelrunner.store.union import AbsentFolder
+
+_MOUNT = "mount its disk, then run `modelrunner reload`"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenFolder:
+    """An open folder, and the descriptor of its lock."""
+
+    folder: ModelFolder
+    lock: int
+
+    @property
+    def is_there(self) -> bool:
+        """False when the folder is gone, or another file system lies over it."""
+        try:
+            return os.path.samestat(os.fstat(self.lock), os.lstat(self.folder.data / lockfile.NAME))
+        except OSError:
+            return False
+
+
+class _KnownModel(msgspec.Struct, frozen=True, array_like=True):
+    """What is kept of a model for the time when its folder is away: host, path and tag of each name, and when it came,
+    in Unix seconds."""
+
+    tags: list[tuple[str, str, str]]
+    created: int
+
+
+class Folders:
+    """`home` is in use for as long as the daemon runs, under the daemon's own lock; each other folder has a lock of its
+    own. `places` are all of them, the preferred first. Not locked: `Store` lets one call at a time change it."""
+
+    def __init__(self, home: ModelFolder, places: Sequence[Path], open: Callable[[Path], ModelFolder]) -> None:
+        self._home = home
+        self._open_folder = open
+        self._held: dict[Path, _OpenFolder] = {}
+        self._absent: dict[Path, AbsentFolder] = {}
+        self._file = JsonFile(home.data / "state" / "folders.json", dict[str, dict[str, _KnownModel]], cache=True)
+        self._known = self._file.load() or {}
+        self.set_places(places)
+
+    def set_places(self, places: Sequence[Path]) -> None:
+        """The home comes last where it is not among them. Folders that are left out are let go, with what is known of
+        them."""
+        self.places: tuple[Path, ...] = tuple(
+            dict.fromkeys((*places, *([] if self._home.data in places else [self._home.data])))
+        )
+        for path in self._held.keys() - set(self.places):
+            self._release(path)
+        known = {path: models for path, models in self._known.items() if Path(path) in self.places}
+        if known != self._known:
+            self._known = known
+            self._file.save(known)
+        self._absent = {path: folder for path, folder in self._absent.items() if path in self.places}
+
+    def look(self) -> bool:
+        """Opens the folders that can be used now, lets go of those that cannot any more, and returns whether there were
+        any."""
+        before = self.present, self.absent
+        for path in self.places:
+            if path in self._held and not self._held[path].is_there:
+                self._release(path)
+            if path not in self._held and path != self._home.data:
+                self._try(path)
+        return before != (self.present, self.absent)
+
+    @property
+    def is_current(self) -> bool:
+        """False if a look might find a change. Changes nothing, so that it needs no lock."""
+        held, absent = self._held.copy(), self.absent
+        return all(each.is_there for each in held.values()) and all(self._fault(a.path) == a.reason for a in absent)
+
+    @property
+    def present(self) -> tuple[ModelFolder, ...]:
+        open = {self._home.data: self._home} | {path: held.folder for path, held in self._held.items()}
+        return tuple(open[path] for path in self.places if path in open)
+
+    @property
+    def absent(self) -> tuple[AbsentFolder, ...]:
+        return tuple(self._absent.values())
+
+    def remember(self, folder: ModelFolder, ids: Iterable[Digest]) -> None:
+        """Writes down what the models are called, for the time when the folder is away. A failure is logged."""
+        if folder.is_home:
+            return
+        known, entries = self._known.setdefault(str(folder.data), {}), folder.catalog.entries
+        for id in ids:
+            known.pop(id.hex, None)
+            if id in entries:
+                tags = [(tag.host, tag.path, tag.tag) for tag in entries[id].tags]
+                known[id.hex] = _KnownModel(tags, entries[id].created)
+        self._file.save(self._known)
+
+    def _try(self, path: Path) -> None:
+        reason = self._fault(path)
+        if not reason:
+            try:
+                held = self._held[path] = self._hold(path)
+                self._absent.pop(path, None)
+                self._known[str(path)] = {}
+                self.remember(held.folder, held.folder.catalog.entries)
+                return
+            except ModelRunnerError as error:
+                reason = f"cannot be used: {error.message}"
+            except OSError as error:
+                reason = f"cannot be used: {error.strerror}"
+        if path not in self._absent or self._absent[path].reason != reason:
+            log.warning("the folder %s %s", path, reason)
+            self._absent[path] = AbsentFolder(path, reason, self._had(path, reason))
+
+    def _had(self, path: Path, reason: str) -> Catalog:
+        damage = f"the folder {path} {reason}"
+        return Catalog(
+            Entry(id, tuple(Reference(*tag) for tag in kept.tags), kept.created, b"{}", None, damage, absent=True)
+            for hex, kept in self._known.get(str(path), {}).items()
+            if (id := Digest.named(hex))
+        )
+
+    def _fault(self, path: Path) -> str:
+        """Why the folder cannot be used, as far as that is seen without opening it."""
+        if not os.path.isdir(path):  # False, too, where the disk gives an error
+            return f"is not there: {_MOUNT}; a new folder has to be made by hand"
+        if str(path) in self._known and not os.path.exists(path / FORMAT_FILE):
+            return f"is empty, and it had models: {_MOUNT}, or take it out of model_dirs"
+        return ""
+
+    def _hold(self, path: Path) -> _OpenFolder:
+        """Raises `OSError`, `ModelRunnerError`."""
+        lock = os.open(path / lockfile.NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return _OpenFolder(self._open_folder(path), lock)
+        except BlockingIOError:
+            os.close(lock)
+            raise ModelRunnerError("a daemon uses it already") from None
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def _release(self, path: Path) -> None:
+        held = self._held.pop(path)
+        os.close(held.lock)
+
+    def close(self) -> None:
+        """Lets all folders go."""
+        for path in list(self._held):
+            self._release(path)
