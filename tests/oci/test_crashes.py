@@ -99,6 +99,7 @@ async def test_a_pull_that_is_killed_at_any_call(registry: Registry, tmp_path: P
         ("fsync", "error=EIO", "storage_failed"),
         ("rename", "error=ENOSPC", "insufficient_disk"),
         ("link", "error=ENOSPC", "insufficient_disk"),
+        ("unlink", "error=EIO", "storage_failed"),
     ],
 )
 async def test_a_pull_that_fails_at_any_call(
@@ -111,13 +112,14 @@ async def test_a_pull_that_fails_at_any_call(
         await check_pull(folder, end, name)
 
 
-async def test_a_push_that_is_killed_at_any_call(registry: Registry, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["signal=KILL", "error=ECONNRESET"])
+async def test_a_push_that_is_killed_or_fails_at_any_call(registry: Registry, tmp_path: Path, fault: str) -> None:
     """The tag at the registry means the old model or the new one, whole."""
     children = KINDS["sendto"][1]
     for number in range(1, children + 1):
-        publish(registry, f"push/{number}", "v1", MODEL)
-    name = f"{registry.host}/push/NUMBER:v1"
-    for number, (folder, end) in enumerate(sweep(tmp_path, "push", "sendto", "signal=KILL", name), 1):
+        publish(registry, f"push-{fault[:5]}/{number}", "v1", MODEL)
+    name = f"{registry.host}/push-{fault[:5]}/NUMBER:v1"
+    for number, (folder, end) in enumerate(sweep(tmp_path, "push", "sendto", fault, name), 1):
         machine, target = Machine(folder), name.replace("NUMBER", str(number))
         new = machine.store.get("new").id
         there = await Machine(tmp_path / "elsewhere" / str(number)).puller.pull(target, ignore)
