@@ -39,8 +39,8 @@ class Watched:
         self.now = time.time()
         self.store, self.events, self._file = Store(folder), Events(), folder / "state" / "verified.json"
 
-    def verifier(self) -> Verifier:
-        return Verifier(self.store, self.events, self._file, WEEK, rate=1e15, wall=lambda: self.now)
+    def verifier(self, rate: float = 1e15) -> Verifier:
+        return Verifier(self.store, self.events, self._file, WEEK, rate=rate, wall=lambda: self.now)
 
     async def read(self) -> int:
         """Looks once, ends, and returns how many blobs were opened."""
@@ -65,6 +65,23 @@ async def test_each_file_is_read_when_its_time_has_come(tmp_path: Path) -> None:
     watched.now += WEEK
     assert await watched.read() == 2
     assert list(watched.events) == []
+
+
+async def test_it_reads_no_faster_than_it_may(tmp_path: Path) -> None:
+    """At a byte in a second the first piece takes hours, and the end of the daemon does not wait for it."""
+    watched = Watched(tmp_path)
+    add_model(watched.store, "m")
+    watched.now += WEEK + 1
+    with opened_in(watched.store.data / "blobs") as opened:
+        look = asyncio.create_task(watched.verifier(rate=1.0).look())
+        async with asyncio.timeout(HUNG):
+            while not opened:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await asyncio.wait([look], timeout=1.0)
+            assert (look.done(), len(set(opened))) == (False, 1), opened
+            look.cancel()
+            await asyncio.wait([look])
+    assert look.cancelled()
 
 
 async def test_damage_is_told_once_and_known_after_a_restart(tmp_path: Path) -> None:
