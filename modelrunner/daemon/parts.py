@@ -139,7 +139,8 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
     uploads = Uploads(store)
     tool = QuantizeTool(registry, data / "logs", stop_grace=settings.stop_grace, sandbox=settings.sandbox == "on")
     sources = sources_of(store, registries, credentials, uploads, tool)
-    puller = Puller(store, sources, transfers=Transfers(rate=settings.download_rate), uploads=uploads)
+    transfers = Transfers(rate=settings.download_rate, busy=scheduler.awaited)
+    puller = Puller(store, sources, transfers=transfers, uploads=uploads)
     abilities = KnownAbilities(store, resolver, configurations, state / "abilities.json")
 
     def forget_backends() -> None:
@@ -161,7 +162,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         probe=probe,
         scheduler=scheduler,
         library=library,
-        transfers=puller.transfers,
+        transfers=transfers,
         last_used=last_used,
         foreign=ForeignStores(),
         pruner=Pruner(store, library, scheduler, resolver, last_used),

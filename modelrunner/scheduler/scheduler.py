@@ -161,6 +161,11 @@ class Scheduler:
             return views.SchedulerHealth.ERROR
         return views.SchedulerHealth.BUSY if self._queues else views.SchedulerHealth.READY
 
+    def awaited(self) -> bool:
+        """True while a client waits for an answer, or for its end; requests of batches do not count. Cheap."""
+        queued = any(not ticket.request.batch for queue in self._queues.values() for ticket in queue.tickets.values())
+        return queued or any(slot.interactive for slot in self._slots.values())
+
     def memory(self) -> dict[str, int]:
         """Main memory in bytes: `budget`, `used` (what the runners count for) and `free`."""
         memory = Allocation(self._reconciler.budget(), [slot.view() for slot in self._slots.values()])

@@ -144,7 +144,7 @@ class _Download:
             await asyncio.sleep(self._transfers.settle)
             here, now = self._partial.length, loop.time()
             rate, before, then = (here - before) / max(now - then, 1e-9), here, now
-            slow = rate < self._transfers.fast and self._transfers.rate is None and not self._pausing
+            slow = rate < self._transfers.fast and self._transfers.limit is None and not self._pausing
             left = sum(end - start for start, end in self._pieces.free())
             if (
                 slow

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -125,6 +126,15 @@ async def test_a_path_is_answered_with_the_command_to_use(start_daemon: StartDae
     async with daemon.unix.post("/models/create", json={"from": "./x.gguf"}) as answer:
         assert answer.status == 400
         assert "modelrunner package --gguf ./x.gguf NAME" in (await answer.json())["error"]["message"]
+
+
+async def test_a_pull_ends_while_an_answer_never_does(start_daemon: StartDaemon, hub: Hub, tmp_path: Path) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    daemon.backend.knobs = ("--token-gate", str(tmp_path / "never"))
+    async with asyncio.timeout(HUNG), daemon.unix.post("/v1/chat/completions", json=CHAT | {"stream": True}) as answer:
+        await answer.content.readline()
+        assert (await create(daemon, {"from": NAME}))["type"] == "success"
+        assert not answer.content.at_eof()
 
 
 async def test_pulls_under_way_are_listed_and_cancelled(start_daemon: StartDaemon, hub: Hub) -> None:

@@ -19,6 +19,7 @@ from modelrunner.pull import PullResult
 from modelrunner.scheduler import Fitting, Phase
 from modelrunner.store import RemoveResult
 from modelrunner.telemetry.accesslog import AccessLog
+from modelrunner.types import Mode
 from tests.api.conftest import make_settings
 from tests.fakes import FakeBackend
 from tests.store.samples import write_gguf
@@ -82,6 +83,17 @@ async def test_a_models_whole_life(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         made.library.get("smol")
     assert list(made.configurations.settings) == []
+    await made.scheduler.close(0.0)
+
+
+async def test_downloads_are_bounded_while_somebody_waits_for_an_answer(tmp_path: Path) -> None:
+    made = parts(tmp_path)
+    await package(made, tmp_path, "smol")
+    limits = [made.transfers.limit]
+    with await made.scheduler.acquire(made.resolver(None, "smol", Mode.COMPLETION)):
+        limits.append(made.transfers.limit)
+    limits.append(made.transfers.limit)
+    assert [limit is None for limit in limits] == [True, False, True]
     await made.scheduler.close(0.0)
 
 

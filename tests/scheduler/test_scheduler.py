@@ -473,6 +473,30 @@ async def test_in_use_means_leased_or_waited_for() -> None:
 
 
 @virtual
+async def test_clients_wait_from_their_request_to_its_end_and_batches_do_not_count() -> None:
+    world = World(10, {"a": Engine(3)})
+    scheduler = world.scheduler()
+    assert not scheduler.awaited()
+    waiting = asyncio.create_task(scheduler.acquire(target("a"), batch=True))
+    await settle()
+    assert not scheduler.awaited()
+    batch = await waiting
+    waiting = asyncio.create_task(scheduler.acquire(target("a", parallel=2)))
+    lease = await waiting
+    assert scheduler.awaited()
+    waiting = asyncio.create_task(scheduler.acquire(target("a", parallel=2)))
+    await settle()
+    lease.release()
+    assert scheduler.awaited()
+    (await waiting).release()
+    assert not scheduler.awaited()
+    batch.release()
+    waiting = asyncio.create_task(scheduler.acquire(target("b")))
+    await settle()
+    await scheduler.close(0)
+
+
+@virtual
 async def test_close_lets_leases_end_and_refuses_the_rest() -> None:
     world = World(9, {"a": Engine(3), "b": Engine(3), "slow": Engine(3, load_seconds=99)})
     scheduler = world.scheduler()

@@ -196,18 +196,43 @@ def _never() -> threading.Event:
     return threading.Event()
 
 
-async def test_a_rate_is_kept_over_all_downloads(hub: Hub, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rate", "beside", "busy"),
+    [(1 << 20, 1 << 30, False), (None, 1 << 20, True), (1 << 20, 1 << 21, True), (1 << 21, 1 << 20, True)],
+)
+async def test_a_rate_is_kept_over_all_downloads(
+    hub: Hub, tmp_path: Path, rate: int | None, beside: int, busy: bool
+) -> None:
+    """Also one that holds while the daemon answers: downloads come to their end however long that is."""
     now, slept = 0.0, 0.0
 
     async def sleep(seconds: float) -> None:
         nonlocal now, slept
         now, slept = now + seconds, slept + seconds
 
-    transfers = Transfers(rate=1 << 20, clock=lambda: now, pause=sleep)
+    transfers = Transfers(rate=rate, beside=beside, busy=lambda: busy, settle=0.0, clock=lambda: now, pause=sleep)
     async with asyncio.TaskGroup() as group:
         for number in range(2):
             group.create_task(fetch(hub, tmp_path / str(number), transfers))
     assert slept == pytest.approx(2 * SIZE / (1 << 20), rel=0.05)
+    assert ranges(hub) == ["", ""]  # no further connections: it is not the source that is slow
+
+
+async def test_a_download_is_held_back_only_while_the_daemon_answers(hub: Hub, tmp_path: Path) -> None:
+    now, slept, here = 0.0, 0.0, 0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now, slept
+        now, slept = now + seconds, slept + seconds
+
+    def advanced(current: int) -> None:
+        nonlocal here
+        here = current
+
+    answers = range(SIZE // 4, SIZE // 2)
+    transfers = Transfers(beside=1 << 20, busy=lambda: here in answers, fast=0.0, clock=lambda: now, pause=sleep)
+    await fetch(hub, tmp_path / "x", transfers, advanced)
+    assert 0 < slept < 0.75 * SIZE / (1 << 20)  # what has come is told a few MiB later
 
 
 async def test_an_error_in_a_further_connection_is_the_first_ones_to_judge(tmp_path: Path) -> None:
