@@ -38,7 +38,8 @@ def link_kind(file: Path, folder: Path) -> LinkKind:
         return take(source, target)
     finally:
         os.close(source)
-        target.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the next start removes it
+            target.unlink(missing_ok=True)
 
 
 def _link(source: int, target: Path) -> bool:

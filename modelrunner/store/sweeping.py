@@ -44,7 +44,13 @@ class Sweeper:
 
     def tidy(self) -> None:
         """Removes temporary files, and downloads that nobody will go on with. Failures are logged."""
-        for folder in (self._data, self._records.folder, self._blobs.folder, self._bundles.folder):
+        for folder in (
+            self._data,
+            self._data / "partial",
+            self._records.folder,
+            self._blobs.folder,
+            self._bundles.folder,
+        ):
             with _tidying(folder):
                 durable.sweep_temporaries(folder)
         with _tidying(self._data / "partial"):

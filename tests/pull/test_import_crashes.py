@@ -1,0 +1,112 @@
+"""An import from another program's store that is killed or fails at any system call is wholly done or wholly absent,
+leaves theirs as it is, and the next one succeeds."""
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from modelrunner.errors import ModelNotFound
+from modelrunner.pull import Puller
+from modelrunner.pull.file import ImportSource
+from modelrunner.store import Store
+from modelrunner.store.leftovers import LeftoverKind
+from tests.api.test_import import carried, hugging_face, lm_studio, ollama, snapshot
+from tests.pull.import_scenario import NAMES, take
+from tests.store.samples import add_model
+from tests.waiting import HUNG
+
+STRACE = shutil.which("strace")
+pytestmark = pytest.mark.skipif(STRACE is None, reason="strace is not installed")
+# System calls of a kind, and a few more than the imports make of them.
+KINDS = {
+    "write": ("write", 50),
+    "fsync": ("fsync", 44),
+    "rename": ("rename,renameat,renameat2", 40),
+    "link": ("link,linkat", 46),
+    "unlink": ("unlink,unlinkat", 44),
+}
+
+
+def sweep(tmp_path: Path, call: str, fault: str) -> list[Path]:
+    """The folders of all children; child N was struck at its Nth call."""
+    names, children = KINDS[call]
+    add_model(Store(tmp_path / "template/data"), "kept", seed=0)
+    theirs = tmp_path / "template/theirs"
+    theirs.mkdir()
+    hugging_face(theirs / "hub")
+    ollama(theirs / "ollama")
+    carried(theirs / "ollama", system="You are Mario.", license="Free.")
+    lm_studio(theirs / "lmstudio")
+    folders = [tmp_path / "runs" / str(n) for n in range(1, children + 1)]
+    for folder in folders:
+        shutil.copytree(tmp_path / "template", folder, symlinks=True)
+    before = list(map(snapshot, [folder / "theirs" for folder in folders]))
+    command = [STRACE, "-f", "-qq", "-o", tmp_path / "trace", "-e", f"trace={names}"]
+    command += ["-e", f"inject={names}:{fault}:when={children}"]
+    command += [sys.executable, "-m", "tests.pull.import_scenario", call, str(children), tmp_path / "runs"]
+    subprocess.run(command, check=True, timeout=HUNG)  # type: ignore[arg-type]
+    trace = (tmp_path / "trace").read_text()
+    assert "INJECTED" in trace or "killed by SIGKILL" in trace
+    assert [snapshot(folder / "theirs") for folder in folders] == before
+    assert (folders[-1] / f"done {len(NAMES) - 1}").exists()  # the sweep reaches beyond the last call
+    return folders
+
+
+def has(store: Store, name: str) -> bool:
+    try:
+        store.get(name)
+    except ModelNotFound:
+        return False
+    return True
+
+
+def check(folder: Path) -> frozenset[str]:
+    """How the imports of a child ended, after its store was opened again and compared with that."""
+    theirs = snapshot(folder / "theirs")
+    ended = frozenset(path.name for path in folder.iterdir() if path.name.startswith(("done", "refused", "crashed")))
+    store = Store(folder / "data")
+    assert store.verify("kept") == ()
+    for number, name in enumerate(NAMES):
+        if here := has(store, name):
+            assert store.verify(name) == ()
+        assert here or f"done {number}" not in ended, (name, ended)
+        assert not (here and any(end.startswith(f"refused {number}") for end in ended)), (name, ended)
+    assert {each.kind for each in store.leftovers()} <= {LeftoverKind.DOWNLOAD}, ended
+    assert [path for path in (folder / "data").rglob("*.tmp") if "state" not in path.parts] == []
+    puller = Puller(store, [ImportSource()])
+
+    async def again() -> list[str]:
+        return [await take(puller, store, folder, name) for name in NAMES]
+
+    ids = asyncio.run(again())
+    assert [store.get(name).id for name in NAMES] == ids
+    assert [damage for name in NAMES for damage in store.verify(name)] == []
+    for name in NAMES:
+        store.remove(name)
+    assert snapshot(folder / "theirs") == theirs
+    return ended
+
+
+@pytest.mark.parametrize("call", KINDS)
+def test_killed_at_any_call(tmp_path: Path, call: str) -> None:
+    ends = {check(folder) for folder in sweep(tmp_path, call, "signal=KILL")}
+    assert len(ends) == len(NAMES) + 1  # before, between and after them
+
+
+@pytest.mark.parametrize(
+    ("call", "fault", "codes"),
+    [
+        ("write", "error=ENOSPC", {"insufficient_disk"}),
+        ("fsync", "error=EIO", {"storage_failed"}),
+        ("rename", "error=ENOSPC", {"insufficient_disk"}),
+        ("link", "error=ENOSPC", {"insufficient_disk"}),
+        ("unlink", "error=EIO", {"storage_failed"}),
+    ],
+)
+def test_failing_at_any_call(tmp_path: Path, call: str, fault: str, codes: set[str]) -> None:
+    ends = frozenset().union(*map(check, sweep(tmp_path, call, fault)))
+    assert {end.split()[2] for end in ends if not end.startswith("done")} == codes
