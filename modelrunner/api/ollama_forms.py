@@ -84,9 +84,13 @@ class OllamaCreateRequest(OllamaModelRequest, frozen=True, rename={"from_": "fro
         return self.from_ or (parse(self.modelfile).base if self.modelfile else "")
 
     def unsupported(self) -> list[str]:
-        """The names of the fields that cannot be followed here."""
-        found = [name for name in ("adapters", "quantize") if getattr(self, name)]
-        return found + (["modelfile"] if self.modelfile and parse(self.modelfile).adapters else [])
+        """The names of the fields that cannot be followed here, or not with the others."""
+        found = ["modelfile"] if self.modelfile and parse(self.modelfile).adapters else []
+        if self.adapters and (self.files or self.quantize):
+            found.append("adapters")
+        if self.quantize and self.files:
+            found.append("quantize")
+        return found
 
 
 class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from modelrunner.errors import BadRequest, Forbidden, NotFound, NotImplementedHe
 from modelrunner.models.library import Library
 from modelrunner.models.orders import PullOrder
 from modelrunner.models.publishing import Publisher
+from modelrunner.models.quantizing import Quantizer
 from modelrunner.progress import ProgressReport
 from modelrunner.scheduler import Scheduler
 from modelrunner.wire import Progress
@@ -29,8 +30,9 @@ _PROGRESS = {"application/x-ndjson": dict, "application/json": dict}
 
 
 class OllamaRoutes:
-    def __init__(self, library: Library, scheduler: Scheduler, publisher: Publisher) -> None:
+    def __init__(self, library: Library, scheduler: Scheduler, publisher: Publisher, quantizer: Quantizer) -> None:
         self._library = library
+        self._quantizer = quantizer
         self._publisher = publisher
         self._scheduler = scheduler
 
@@ -129,8 +131,8 @@ class OllamaRoutes:
         name, base = _reference(wanted), wanted.base
         if unsupported := wanted.unsupported():
             raise NotImplementedHere(
-                f"a model cannot be made with {', '.join(unsupported)} here: use `modelrunner create -f Modelfile` for "
-                "adapters, and pull a model that is quantized as it should be",
+                f"{', '.join(unsupported)} cannot be followed in this request: make a model of the files first, then "
+                "one of that with `from` and `adapters`, then one of that with `from` and `quantize`",
                 param=unsupported[0],
             )
         if wanted.files and base:
@@ -138,12 +140,18 @@ class OllamaRoutes:
         if not base and not wanted.files:
             raise BadRequest("from names no model", param="from")
         recipe = wanted.recipe()
-        order = PullOrder.of_files(wanted.files, name, recipe) if wanted.files else PullOrder(base, name, recipe=recipe)
+        if wanted.files:
+            order = PullOrder.of_files(wanted.files, name, recipe)
+        else:
+            order = PullOrder(base, name, recipe=recipe, adapters=wanted.adapters or {})
         if order.is_local and not order.is_uploaded:
             raise Forbidden("a file of this machine is packaged with `modelrunner package`", param="from")
 
         async def make(report: ProgressReport) -> Progress:
-            made = await self._library.make(order, report)
+            if wanted.quantize:
+                made = await self._quantizer.quantize(base, name, wanted.quantize, report, recipe=recipe)
+            else:
+                made = await self._library.make(order, report)
             return Progress("success", f"{made} is here", model=made)
 
         return await _streamed(request, wanted, make, mode="create")

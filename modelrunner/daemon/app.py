@@ -291,7 +291,7 @@ class Daemon:
             ToolRoutes(self._toolbox if self._settings.mcp else None),
             BatchRoutes(self._batches, self._files, self._batch_worker.look),
             KeyRoutes(parts.keys),
-            OllamaRoutes(parts.library, parts.scheduler, parts.publisher),
+            OllamaRoutes(parts.library, parts.scheduler, parts.publisher, parts.quantizer),
             ResidencyRoutes(parts.residency, parts.preloader),
             UiRoutes(),
             SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running), sandbox),

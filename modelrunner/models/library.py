@@ -25,6 +25,7 @@ from modelrunner.progress import ProgressReport, RunningPull, WorkProgress
 from modelrunner.pull import Puller, PullResult
 from modelrunner.pull.loading import LoadOptions
 from modelrunner.pull.reports import FoundModel, ModelOrigin, ModelUpdate
+from modelrunner.pull.uploads import is_uploaded
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, RemoveResult, Store, StoredModel
 from modelrunner.store.details import ModelDetails, details_of
@@ -119,8 +120,8 @@ class Library:
             raise
         origin = "files that were sent" if order.is_uploaded else order.source
         events.emit("pull", model=pulled.name, reason=f"pulled from {origin}", downloaded=_span(received))
-        if order.is_uploaded:
-            await asyncio.to_thread(self._puller.uploads.drop, order.source)
+        if is_uploaded(text):
+            await asyncio.to_thread(self._puller.uploads.drop, text)
         return pulled
 
     def origins(self, model: StoredModel) -> list[ModelOrigin]:

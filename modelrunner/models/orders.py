@@ -17,8 +17,9 @@ class PullOrder:
     with code of its own, which its engine will run. `verify` reads every byte of a model that is here. `mmproj`,
     `chat_template` and the LoRA adapters `lora` are files, written as the source is, that become parts of a model of
     this machine; a colon and a scale may follow an adapter. The public key `verify_key`, in PEM, must have
-    signed the model. With a `recipe` or further files, a source that is no file is a model that the new one is made
-    of: it is pulled if it is not here."""
+    signed the model. `adapters` are LoRA adapters that were sent before: the names and digests of their files. With a
+    `recipe`, `adapters` or further files, a source that is no file is a model that the new one is made of: it is
+    pulled if it is not here."""
 
     source: str
     name: str | None = None
@@ -30,6 +31,7 @@ class PullOrder:
     lora: Sequence[str] = ()
     verify_key: str | None = None
     recipe: Recipe = field(default_factory=Recipe)
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_files(cls, files: Mapping[str, str], name: str, recipe: Recipe) -> Self:
@@ -44,7 +46,7 @@ class PullOrder:
     @property
     def derives(self) -> bool:
         """True for a model that is made of another one."""
-        return not self._is_file and bool(self._parts or self.recipe)
+        return not self._is_file and bool(self._parts or self.recipe or self.adapters)
 
     @property
     def is_uploaded(self) -> bool:
@@ -60,6 +62,8 @@ class PullOrder:
         `BadRequest`."""
         if not self.source.strip():
             raise BadRequest("from names no model", param="from")
+        if base is not None and self.adapters:
+            return uploaded_source(self.adapters, base)
         return with_parts(self.source if base is None else stored_source(base), self._parts)
 
     @property

@@ -48,15 +48,22 @@ class Quantizer:
         self._store, self._puller, self._scheduler = store, puller, scheduler
 
     async def quantize(
-        self, reference: str, name: str, type: str, report: ProgressReport, *, requantize: bool = False
+        self,
+        reference: str,
+        name: str,
+        type: str,
+        report: ProgressReport,
+        *,
+        requantize: bool = False,
+        recipe: Recipe = Recipe(),  # noqa: B008  # it is immutable
     ) -> str:
-        """Makes the model `name` of the model `reference`, with weights of the `type` (Q4_K_M) and everything else that
-        it has, and returns the name. It ends when no caller waits for it any more; `pulls` shows it. `requantize` takes
-        a model that is quantized already. Raises `ModelNotFound`, `BadRequest`, `NotImplementedHere`,
-        `BackendUnavailable` (no engine with the tool is here), `BackendExited` (the tool failed),
-        `InsufficientDisk`."""
+        """Makes the model `name` of the model `reference`, with weights of the `type` (Q4_K_M), what the `recipe` says,
+        and everything else that it has, and returns the name. It ends when no caller waits for it any more; `pulls`
+        shows it. `requantize` takes a model that is quantized already. Raises `ModelNotFound`, `BadRequest`,
+        `NotImplementedHere`, `BackendUnavailable` (no engine with the tool is here), `BackendExited` (the tool
+        failed), `InsufficientDisk`."""
         base = self._store.get(reference)
-        making = Recipe().making(await asyncio.to_thread(details_of, self._store, base.id))
+        making = recipe.making(await asyncio.to_thread(details_of, self._store, base.id))
         text = quantized_source(base.name, type, requantize=requantize)
         made = await self._puller.pull(text, report, name=name, making=making)
         self._scheduler.events.emit("pull", model=made.name, reason=f"quantized from {base.name} to {type.upper()}")

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-from modelrunner import durable
+from modelrunner import durable, lora
 from modelrunner.concurrency.threads import LOADING, LoopStream, in_thread
 from modelrunner.errors import BadRequest, InsufficientDisk, ModelNotFound, PayloadTooLarge, UnsupportedModel
 from modelrunner.pull.claims import Claim, Claims
@@ -119,7 +119,8 @@ class Uploads:
 
 
 class UploadSource(Source):
-    """`uploaded:?NAME=DIGEST&...`: a model of files that were sent, or that the store has."""
+    """`uploaded:?NAME=DIGEST&...`: a model of files that were sent, or that the store has. `uploaded:BASE?...`: the
+    model BASE, which is here, with LoRA adapters that were sent."""
 
     needs_name = True
 
@@ -134,9 +135,10 @@ class UploadSource(Source):
         return await in_thread(lambda _: self._fetch(wanted.text, context.folder))
 
     def _fetch(self, text: str, folder: Path) -> FetchResult:
-        given = _files(text)
-        found = FetchResult({})
-        for name, source in _chosen(given).items():
+        given, base = _files(text), _base(text)
+        stored = {name: blob.digest.hex for name, blob in self._store.files(base).items()} if base else {}
+        found = FetchResult({}, stored=stored)
+        for name, source in (_adapters(given) if base else _chosen(given)).items():
             digest = given[source]
             waiting = self._uploads.path(digest)
             if self._store.have(str(digest)) is not None:
@@ -144,15 +146,16 @@ class UploadSource(Source):
             elif waiting.is_file():
                 os.link(waiting, make_way(folder, name))  # it stays there until the model is made
                 digests = {**found.digests, name: digest.hex}
-                found = replace(found, files={**found.files, name: folder / name}, digests=digests)
+                stored = {other: hex for other, hex in found.stored.items() if other != name}
+                found = replace(found, files={**found.files, name: folder / name}, digests=digests, stored=stored)
             else:
                 raise ModelNotFound(f"the file {source!r} ({digest}) is not here: send it first", param="files")
         return found
 
 
-def uploaded_source(files: Mapping[str, str]) -> str:
-    """The text of an `UploadSource`: `files` maps names to digests, `sha256:HEX`."""
-    return f"{_STORED}?{urlencode(list(files.items()))}"
+def uploaded_source(files: Mapping[str, str], base: str = "") -> str:
+    """The text of an `UploadSource`: `files` maps names to digests, `sha256:HEX`; with a `base`, they are adapters."""
+    return f"{_STORED}{quote(base)}?{urlencode(list(files.items()))}"
 
 
 def is_uploaded(text: str) -> bool:
@@ -167,6 +170,24 @@ def _files(text: str) -> dict[str, Digest]:
     except ValueError:
         raise BadRequest("files maps names to digests", param="files") from None
     return {name: Digest.parse(digest) for name, digest in given}
+
+
+def _base(text: str) -> str:
+    return unquote(text.removeprefix(_STORED).partition("?")[0])
+
+
+def _adapters(names: Mapping[str, Digest]) -> dict[str, str]:
+    """Maps names in the bundle to names that were given: each a file in GGUF, or the two of a PEFT folder. Raises
+    `BadRequest`."""
+    if names.keys() == {lora.CONFIG, lora.WEIGHTS}:
+        return {place: path.name for place, path in lora.LoraPath(Path("adapter")).files(folder=True).items()}
+    if odd := next((name for name in names if not name.lower().endswith(".gguf")), None):
+        raise BadRequest(
+            f"{odd!r} is no LoRA adapter: it is a file in GGUF, or {lora.CONFIG} and {lora.WEIGHTS}", param="adapters"
+        )
+    given = {name: lora.LoraPath(Path(name)) for name in names}
+    lora.check(given.values())
+    return {place: name for name, adapter in given.items() for place in adapter.files(folder=False)}
 
 
 def _chosen(names: Mapping[str, Digest]) -> dict[str, str]:

@@ -130,7 +130,7 @@ async def test_errors_are_typed(client: Made, tmp_path: Path) -> None:
     with pytest.raises(ollama.ResponseError, match="not here"):
         [part async for part in await made.chat("nope", HELLO, stream=True)]
     with pytest.raises(ollama.ResponseError) as impossible:
-        await made.create("x", from_="smol", quantize="q4_0")
+        await made.create("x", files={"x.gguf": f"sha256:{'0' * 64}"}, quantize="q4_0")
     assert impossible.value.status_code == 501
     with pytest.raises(ollama.ResponseError) as forbidden:
         await made.pull(f"file://{tmp_path}/x.gguf")

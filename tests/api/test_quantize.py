@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ollama
 import pytest
 
 from modelrunner.store import Store
@@ -89,3 +90,18 @@ async def test_what_cannot_be_done_is_said_and_leaves_nothing(
 async def test_there_has_to_be_room(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(models={"smol": 0}, models_quota="9KB")
     assert (await quantize(daemon, "smol"))[-1]["error"]["code"] == "insufficient_disk"
+
+
+async def test_by_ollamas_client(daemon: Daemon) -> None:
+    async with ollama.AsyncClient(f"http://127.0.0.1:{daemon.port}") as client:
+        made = await client.create("small", from_="mario", quantize="q4_0", system="You are Luigi.")
+        assert made.status == "success"
+        assert (await client.show("small")).license == CARRIED["license"][0]
+        with pytest.raises(ollama.ResponseError, match="no type here") as refused:
+            await client.create("x", from_="mario", quantize="q9_9")
+        assert refused.value.status_code == 400
+    async with daemon.tcp.get("/models/small/show") as answer:
+        assert (await answer.json())["system"] == "You are Luigi."
+    async with daemon.tcp.get("/models/small") as answer:
+        assert (await answer.json())["origins"][0]["from"] == "quantized:mario?type=Q4_0"
+    assert left(daemon) == []

@@ -9,12 +9,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ollama
 import pytest
 
 from tests.api.conftest import Daemon, StartDaemon
+from tests.models import lora
 from tests.store.folders import model_files, write
 from tests.store.samples import write_gguf
+from tests.store.test_adapters import peft
 from tests.waiting import HUNG
 
 LIMIT = 64 << 10
@@ -55,6 +58,44 @@ async def test_the_files_of_a_folder_make_a_model(start_daemon: StartDaemon, tmp
         details = (await client.show("folder")).details
     assert details is not None
     assert details.format == "safetensors"
+
+
+async def test_adapters_that_were_sent_join_a_model(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    daemon = await start_daemon()
+    width = 32
+    base = write_gguf(tmp_path / "m.gguf", tensors={"blk.0.attn_q.weight": np.zeros((width, width), np.float32)})
+    adapter = lora.write_gguf(tmp_path / "my style.gguf", width)
+    other = write(tmp_path / "other", {"x.txt": b"{}"}) / "x.txt"
+    async with client_of(daemon) as client:
+        await client.create("base", files={base.name: await client.create_blob(base)}, system="You are Mario.")
+        sent = await client.create_blob(adapter)
+        assert (await client.create("styled", from_="base", adapters={adapter.name: sent})).status == "success"
+        assert "You are Mario." in ((await client.show("styled")).modelfile or "")
+        assert waiting(daemon) == []
+        odd = await client.create_blob(other)
+        for adapters, status, said in (
+            ({"x.gguf": digest_of(b"1")}, 404, "send it first"),
+            ({"x.txt": odd}, 400, "is no LoRA adapter"),
+            ({"x.gguf": await client.create_blob(base)}, 422, "not a LoRA adapter"),
+        ):
+            with pytest.raises(ollama.ResponseError, match=said) as refused:
+                await client.create("x", from_="base", adapters=adapters)
+            assert refused.value.status_code == status
+    async with daemon.unix.get("/models/styled") as answer:
+        assert [each["name"] for each in (await answer.json())["adapters"]] == ["my-style"]
+
+
+async def test_the_files_of_a_peft_adapter_join_a_folder(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    daemon = await start_daemon()
+    base, adapter = write(tmp_path / "folder", model_files()), peft(tmp_path / "style")
+    async with client_of(daemon) as client:
+        for name, folder in (("base", base), ("styled", adapter)):
+            files = {path.name: await client.create_blob(path) for path in folder.iterdir()}
+            given: Any = {"files": files} if name == "base" else {"from_": "base", "adapters": files}
+            assert (await client.create(name, **given)).status == "success"
+    async with daemon.unix.get("/models/styled") as answer:
+        assert [each["name"] for each in (await answer.json())["adapters"]] == ["adapter"]
+    assert waiting(daemon) == []
 
 
 async def test_what_is_sent_must_have_its_digest(start_daemon: StartDaemon) -> None:
