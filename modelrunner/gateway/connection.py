@@ -22,6 +22,7 @@ from modelrunner.keys.ring import Scope
 
 _LINGER = 5.0  # seconds for a refused client to stop sending, so that it can read the reason
 _NEVER = float("inf")
+_INFERENCE = Scope.INFERENCE  # to look it up in its class costs every request
 
 
 class ClientConnection(Answers):
@@ -180,7 +181,7 @@ class ClientConnection(Answers):
             body = data[end : end + length] if 0 < length <= len(data) - end else b""  # whole, as usual
             if admitted.terms is not None:
                 if admitted.key is not None:
-                    admitted.key.check(Scope.INFERENCE)
+                    admitted.key.check(_INFERENCE)
                 self._pipeline.buffer(len(body), 0 if admitted.chunked else length)
         except ModelRunnerError as error:
             ask_id, origin = self._admission.identify(data[:end])

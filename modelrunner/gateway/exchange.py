@@ -86,7 +86,7 @@ class Exchange(Unasked):
         route = ask.terms.route
         try:
             target = pipeline.resolve.known.get((route.backend, ask.fields.model, route.mode))
-            if ask.terms.key is not None and target is not None:
+            if ask.terms.key is not None and ask.terms.key.key.models and target is not None:
                 ask.terms.check_model(target.spec.bundle)
             if route.runner is not None:
                 lease = pipeline.lease_runner(ask, route.runner, target)
@@ -142,7 +142,8 @@ class Exchange(Unasked):
             self._ignored = unread(ask.body, path if self._dialect.refuses_unread else "", read)
         if (defaults := runner.spec.bundle.defaults) is not None:
             body = filled(path, body, defaults)
-        if ask.terms.key is not None or lease.limits is not NO_LIMITS:
+        key = ask.terms.key
+        if (key is not None and key.limits is not NO_LIMITS) or lease.limits is not NO_LIMITS:
             body = self._limited(lease, path, body)
         if path not in runner.endpoints:
             check_endpoint(path, runner.endpoints, runner.key.backend)

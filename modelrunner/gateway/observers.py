@@ -130,7 +130,7 @@ def record_of(
         backend,
         runner_id,
         terms.caller,
-        terms.key_name,
+        terms.caller if terms.key is not None else "",  # then it is the key's name
         queued,
         loading,
         first_byte - arrived if first_byte else None,

@@ -196,12 +196,16 @@ class Pipeline(Leasing):
 
     def _counted(self, key: KeyHolder | None, peer: str, client: int) -> tuple[Allowance, ...]:
         """Counts a request in. Raises `Unauthorized`, `Forbidden`, `RateLimited`."""
-        address = self.addresses.of(peer)
-        if key is None and address is None:
-            return ()
+        address = self.addresses.of(peer) if self.addresses.active else None
         if key is not None:
-            key.check(_INFERENCE)
-        counted = (*((address,) if address is not None else ()), *((key.allowance,) if key is not None else ()))
+            if key.key.expires is not None or _INFERENCE not in key.key.scopes:
+                key.check(_INFERENCE)
+            if address is None:
+                key.allowance.begin(client)
+                return key.counted
+        if address is None:
+            return ()
+        counted = (address,) if key is None else (address, key.allowance)
         begin_all(counted, client)
         return counted
 

@@ -53,7 +53,8 @@ class Allowance:
             raise RateLimited(
                 f"{self._who} may have {most_running} requests under way at once", retry_after=_BUSY_PAUSE
             )
-        if most_tokens is not None and (wait := self._tokens.wait()) is not None:
+        tokens = self._tokens
+        if most_tokens is not None and tokens.spent >= most_tokens and (wait := tokens.wait()) is not None:
             raise RateLimited(f"{self._who} may use {most_tokens} tokens a minute", retry_after=wait)
         if most_requests is not None and (wait := self._requests.admit(client)) is not None:
             raise RateLimited(f"{self._who} may send {most_requests} requests a minute", retry_after=wait)

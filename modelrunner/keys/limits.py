@@ -17,6 +17,7 @@ GRACE = 2.0
 """Seconds for which a promised slot is kept: a whole second because Retry-After has no fractions, and one for the
 client's way here."""
 _MOST_PROMISES = 1000
+_TOGETHER = 0.01  # seconds of spending that are kept as one sum
 
 
 class RequestLimit:
@@ -90,34 +91,53 @@ class RequestLimit:
 
 class TokenLimit:
     """No further request once the last 60 seconds cost `limit` tokens. They are known when a request ends, so the one
-    that passes the limit is still answered whole."""
+    that passes the limit is still answered whole. What is spent within a hundredth of a second counts as spent at its
+    end. `spent` is what counts, perhaps with some that is older."""
 
     def __init__(self, limit: int, clock: Callable[[], float] = monotonic) -> None:
         self.limit = limit
         self._clock = clock
-        self._spent: deque[tuple[float, int]] = deque()
-        self._sum = 0
+        # When and how much, in two: a pair for each would be an object for the garbage collector.
+        self._times: deque[float] = deque()
+        self._amounts: deque[int] = deque()
+        self.spent = 0
+        self._together_until = -math.inf
 
     def spend(self, tokens: int) -> None:
-        if tokens:
-            self._spent.append((self._clock(), tokens))
-            self._sum += tokens
+        if not tokens:
+            return
+        now = self._clock()
+        self.spent += tokens
+        if now < self._together_until:
+            self._times[-1] = now
+            self._amounts[-1] += tokens
+        else:
+            self._together_until = now + _TOGETHER
+            self._times.append(now)
+            self._amounts.append(tokens)
+            self._forget(now)
 
     @property
     def is_idle(self) -> bool:
         """True if nothing of the past counts any more."""
-        return not self._spent or self._spent[-1][0] <= self._clock() - WINDOW
+        return not self._times or self._times[-1] <= self._clock() - WINDOW
 
     def wait(self) -> float | None:
         """Returns None while tokens are left, else the seconds until some are."""
+        if self.spent < self.limit:
+            return None
         now = self._clock()
-        while self._spent and self._spent[0][0] <= now - WINDOW:
-            self._sum -= self._spent.popleft()[1]
-        left = self._sum
+        self._forget(now)
+        left = self.spent
         if left < self.limit:
             return None
-        for time, tokens in self._spent:
+        for time, tokens in zip(self._times, self._amounts, strict=True):
             left -= tokens
             if left < self.limit:
                 return time + WINDOW - now
         return math.inf
+
+    def _forget(self, now: float) -> None:
+        while self._times and self._times[0] <= now - WINDOW:
+            self._times.popleft()
+            self.spent -= self._amounts.popleft()

@@ -56,21 +56,23 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyHolder:
-    """A key in use, with what it may still use, and what one request of it may take."""
+    """A key in use, with what it may still use, also as the one of `counted`, and what one request of it may take."""
 
     def __init__(self, key: ApiKey, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self.key = key
         self._wall = wall
         rates = Rates(key.requests_per_minute, key.tokens_per_minute, key.concurrency)
         self.allowance = Allowance(f"the key {key.name}", rates, clock)
+        self.counted = (self.allowance,)
         self.limits = RequestLimits.of(key.max_seconds, key.max_tokens)
 
     def check(self, scope: Scope) -> None:
         """Raises `Unauthorized` once the key has expired, and `Forbidden` for a scope that it lacks."""
-        if self.key.expires is not None and self._wall() >= self.key.expires:
-            raise Unauthorized(f"the key {self.key.name} has expired: make another with `modelrunner keys create`")
-        if scope not in self.key.scopes:
-            raise Forbidden(f"the key {self.key.name} lacks the scope {scope}; it has {', '.join(self.key.scopes)}")
+        key = self.key
+        if key.expires is not None and self._wall() >= key.expires:
+            raise Unauthorized(f"the key {key.name} has expired: make another with `modelrunner keys create`")
+        if scope not in key.scopes:
+            raise Forbidden(f"the key {key.name} lacks the scope {scope}; it has {', '.join(key.scopes)}")
 
     def check_model(self, *names: str) -> None:
         """`names` are those that the model is known by. Raises `Forbidden` unless the key allows one of them."""

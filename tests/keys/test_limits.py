@@ -68,6 +68,31 @@ def test_tokens_of_the_last_minute() -> None:
     assert tokens.wait() == pytest.approx(WINDOW)
 
 
+def test_no_token_is_forgotten_early_and_none_much_too_late() -> None:
+    """However densely they are spent."""
+    chance, clock = random.Random(5), FakeClock(0.0)
+    tokens = TokenLimit(1000, clock)
+    spent: list[tuple[float, int]] = []
+    refused = 0
+    for _ in range(20_000):
+        clock.advance(chance.choice((0.0001, 0.001, 0.02, 0.5)))
+        if (wait := tokens.wait()) is None:
+            spent.append((clock.now, chance.randrange(1, 30)))
+            tokens.spend(spent[-1][1])
+        last_minute = [(time, count) for time, count in spent[-1000:] if time > clock.now - WINDOW]
+        left = sum(count for _, count in last_minute)
+        if wait is None:
+            assert left - spent[-1][1] < 1000, "it admitted more"
+            continue
+        refused += 1
+        due = 0.0
+        for time, count in last_minute:
+            if left >= 1000:
+                left, due = left - count, time + WINDOW - clock.now
+        assert due - 1e-6 <= wait <= due + 0.0101
+    assert refused
+
+
 @pytest.mark.parametrize("limit", [1, 3])
 def test_clients_with_a_connection_for_each_request(limit: int) -> None:
     """Promises to closed connections go to those that come next: nobody starves, and impatience pushes nobody back."""
