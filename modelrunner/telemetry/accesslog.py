@@ -14,6 +14,7 @@ from modelrunner.gateway.observers import Observers, RequestRecord
 
 Form = Literal["off", "text", "json"]
 LOG_BYTES = 8 << 20  # per file; one older file is kept
+_MILLISECONDS = tuple(f".{number:03}Z " for number in range(1000))
 
 
 class AccessLog:
@@ -42,7 +43,7 @@ class AccessLog:
 
     def finished(self, records: Sequence[RequestRecord]) -> None:
         assert self._handler is not None
-        lines = "\n".join(map(self._render, records))
+        lines = "\n".join([self._render(record) for record in records])
         self._handler.handle(logging.makeLogRecord({"msg": lines, "levelno": logging.INFO}))
 
 
@@ -53,11 +54,17 @@ def _json(record: RequestRecord) -> str:
 def _text(record: RequestRecord) -> str:
     second, milliseconds = divmod(int(record.time * 1e3), 1000)
     tokens = record.tokens
+    before, after = _alike(record.route, record.model, record.status, record.caller, record.error)
     return (
-        f"{_date(second)}.{milliseconds:03}Z {record.request_id} {record.route}"
-        f" {record.model!a} {record.status} {record.duration:.3f}s {tokens.prompt}+{tokens.answer}"
-        f" {record.caller or '-'} {record.error or '-'}"
+        f"{_date(second)}{_MILLISECONDS[milliseconds]}{record.request_id}{before}{record.duration:.3f}s"
+        f" {tokens.prompt}+{tokens.answer}{after}"
     )
+
+
+@lru_cache(maxsize=64)
+def _alike(route: str, model: str, status: int, caller: str, error: str) -> tuple[str, str]:
+    """The parts of a line that many requests share."""
+    return f" {route} {model!a} {status} ", f" {caller or '-'} {error or '-'}"
 
 
 @lru_cache(maxsize=2)

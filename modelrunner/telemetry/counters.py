@@ -91,19 +91,19 @@ class RequestCounters:
         first.observe([record.first_byte for record in began])  # type: ignore[misc]  # they have one
         each.observe(
             [
-                (record.duration - record.first_byte) / (record.tokens.answer - 1)  # type: ignore[operator]
+                (record.duration - record.first_byte) / (answer - 1)  # type: ignore[operator]
                 for record in began
-                if record.tokens.answer > 1
+                if (answer := record.tokens.answer) > 1
             ]
         )
         sums = self._tokens.get(model)
         if sums is None:
             sums = self._tokens[model] = [0, 0, 0, 0]
-        for tokens in [record.tokens for record in records]:
-            sums[0] += tokens.prompt
-            sums[1] += tokens.answer
-            sums[2] += tokens.cached
-            sums[3] += tokens.drafted
+        tokens = [record.tokens for record in records]
+        sums[0] += sum([one.prompt for one in tokens])
+        sums[1] += sum([one.answer for one in tokens])
+        sums[2] += sum([one.cached for one in tokens])
+        sums[3] += sum([one.drafted for one in tokens])
 
     def families(self) -> Iterator[Metric]:
         labels = ("family", "model", "backend", "status", "error", "key")
