@@ -96,22 +96,26 @@ class UpstreamConnection(asyncio.Protocol):
     """One connection, and the exchange on it. `reused` says that it had served before this exchange; `answered` that a
     byte of the answer was seen; `begun` that the answer's head was handed on."""
 
+    # Of the exchange; `start` sets them.
+    _receiver: Receiver | None
+    _held_back: tuple[ResponseHead, int | None] | None
+    _body: Body | None
+    _interim: int
+    answered: bool
+    begun: bool
+
     def __init__(self, pool: UpstreamPool) -> None:
         self._pool = pool
         self._transport: asyncio.Transport | None = None
         self._dialing: asyncio.Task[None] | None = None
-        self._receiver: Receiver | None = None
         self._request = b""
         self._head = b""  # what came of an unfinished head
-        self._interim = 0
-        self._held_back: tuple[ResponseHead, int | None] | None = None
-        self._body: Body | None = None
         self._events = False  # the answer is an event stream
         self._paused = self._keep = False
         self._fault = False  # the answer is an error of the engine's own
         self._done: Callable[[], None] | None = None  # waits for the end of an exchange that was left
         self._left_at = 0.0
-        self.reused = self.answered = self.begun = False
+        self.reused = False
 
     def dial(self, endpoint: Endpoint) -> None:
         self._dialing = asyncio.get_running_loop().create_task(self._dial(endpoint))
@@ -238,8 +242,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._receiver is None:  # as after every stream: nobody would hear of an error
-            self.abort()
+        if self._receiver is None and self._done is None:  # as after every stream: nobody would hear of an error
+            self._pool._forget(self)
             return
         when = "in the middle of its answer" if self.answered else "without an answer"
         self.fail(ConnectionResetError(f"the engine closed the connection {when}"))
