@@ -38,9 +38,10 @@ class JsonBodies(Dialect):
     def read(self, body: bytes) -> Fields:
         """Raises `BadRequest` unless the body is one JSON object in UTF-8 with one `model`, bounded depth, and numbers
         that fit in a double."""
+        small = len(body) <= _SLICE
         try:
             # `replace` finds a byte faster than `count` does, and `rfind` below a text faster than `find`.
-            shallow = len(body) - len(body.replace(b"[", b"").replace(b"{", b"")) <= SURELY_SHALLOW
+            shallow = small and len(body) - len(body.replace(b"[", b"").replace(b"{", b"")) <= SURELY_SHALLOW
             decode = self.decoder.decode
             fields: Fields = decode(body) if shallow else decode_with_room(decode, body)
         except msgspec.ValidationError as error:
@@ -58,7 +59,6 @@ class JsonBodies(Dialect):
         ):
             _check_numbers(body)
         # A key may be written with escapes: \u0064 to \u006f are the letters of "model".
-        small = len(body) <= _SLICE
         if small:
             last = body.rfind(_MODEL)
             single = last >= 0 and body.rfind(_MODEL, 0, last) < 0
