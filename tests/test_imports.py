@@ -244,3 +244,15 @@ def test_the_daemon_stays_light() -> None:
             plain = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
             named = {node.module or "" for node in top if isinstance(node, ast.ImportFrom)}
             assert not {name.split(".")[0] for name in plain | named} & heavy, name_of(file)
+
+
+@pytest.mark.parametrize("word", ["extractall", "extract", "unpack_archive"])
+def test_no_archive_is_unpacked_under_names_of_its_own(word: str) -> None:
+    """Names in archives are only read: what is taken is written under names of ours (`store/tar.py`)."""
+    called = {
+        name_of(file): node.lineno
+        for file in SOURCES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == word
+    }
+    assert called == {}
