@@ -4,6 +4,8 @@ import asyncio
 import io
 import struct
 import tarfile
+import tracemalloc
+import zlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -93,6 +95,38 @@ async def test_a_pull_ends_in_words(
         await machine.puller.pull(f"{fake.host}/ai/tiny", ignore)
     assert str(raised.value).isprintable()
     assert machine.store.list() == []
+
+
+def gigabyte(kind: bytes) -> bytes:
+    """A tar with one file of a gigabyte, in a megabyte."""
+    member = tarfile.TarInfo("config.json")
+    member.size, member.type = 1 << 30, kind
+    packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    pieces = (member.tobuf(tarfile.GNU_FORMAT), *[bytes(1 << 20)] * 1024)
+    return b"".join(map(packer.compress, pieces)) + packer.flush()
+
+
+@pytest.mark.parametrize("bomb", ["endless", "gzip", "layers", "deep", "archive", "long name"])
+async def test_bombs_take_little_memory(fake: FakeRegistry, machine: Machine, bomb: str) -> None:
+    """At most the largest manifest, of 4 MiB, and 64 MiB."""
+    many = b'{"schemaVersion": 2, "layers": [%s]}' % b",".join([b"{}"] * 100_000)
+    manifests = {"endless": endless, "layers": body(many), "deep": body(b'{"a":' * 700_000)}
+    if bomb == "gzip":
+        manifests["gzip"] = body(gigabyte(tarfile.REGTYPE), Content_Encoding="gzip")
+    if bomb in manifests:
+        fake.on("GET .*manifests/", manifests[bomb])
+    else:
+        packed = gigabyte({"archive": tarfile.REGTYPE, "long name": tarfile.GNUTYPE_LONGNAME}[bomb])
+        layers = [(f"{CNCF}weight.config.v1.tar+gzip", packed, NOTHING)]
+        fake.models["ai/tiny"] = artifact(modelpack_config("safetensors", layers), f"{CNCF}config.v1+json", layers)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelRunnerError, match=r"more than|unpacks to more|a header of|not one that is understood"):
+            await machine.puller.pull(f"{fake.host}/ai/tiny", ignore)
+        assert tracemalloc.get_traced_memory()[1] < 68 << 20
+    finally:
+        tracemalloc.stop()
+    assert sum(path.stat().st_size for path in machine.store.data.rglob("*") if path.is_file()) < 70 << 20
 
 
 async def test_a_busy_registry_is_asked_again(fake: FakeRegistry, machine: Machine) -> None:
