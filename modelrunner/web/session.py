@@ -8,10 +8,12 @@ import ipaddress
 import re
 import socket
 import ssl
+import time
 import urllib.request
 import zlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -221,9 +223,18 @@ def _unpacked(body: bytes, encoding: str, limit: int, host: str) -> bytes:
     return unpacked
 
 
-def retry_after(text: str | None) -> float | None:
-    """Seconds, of a Retry-After header with a number; at most a day."""
-    return min(float(text[:20]), _LONGEST_PATIENCE) if text and re.fullmatch(r"[0-9]+", text) else None
+def retry_after(text: str | None, now: Callable[[], float] = time.time) -> float | None:
+    """Seconds, of a Retry-After header with a number or a date (RFC 9110, section 10.2.3); at most a day. `now` is in
+    Unix seconds."""
+    if not text:
+        return None
+    if re.fullmatch(r"[0-9]+", text):
+        return min(float(text[:20]), _LONGEST_PATIENCE)
+    try:
+        seconds = parsedate_to_datetime(text[:40]).timestamp() - now()
+    except (ValueError, OverflowError):
+        return None
+    return min(max(seconds, 0.0), _LONGEST_PATIENCE)
 
 
 def explain(error: BaseException, url: str) -> str:

@@ -261,6 +261,20 @@ def test_a_wait_is_a_number_of_seconds_up_to_a_day() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("Wed, 21 Oct 2015 07:28:30 GMT", 30.0),
+        ("Wed, 21 Oct 2015 07:00:00 GMT", 0.0),
+        ("Wed, 21 Oct 9999 07:28:00 GMT", 86_400.0),
+        ("Wed, 99 Oct 2015 07:28:00 GMT", None),
+        ("Wed, 21 Oct 2015", None),
+    ],
+)
+def test_a_wait_may_be_a_date(text: str, seconds: float | None) -> None:
+    assert retry_after(text, lambda: 1445412480.0) == seconds
+
+
+@pytest.mark.parametrize(
     ("cause", "words"),
     [
         (socket.gaierror(-2, "Name or service not known"), "cannot be resolved"),
