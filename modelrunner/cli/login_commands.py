@@ -34,7 +34,7 @@ def login(host: str, user: str | None, piped: bool) -> None:
         raise click.UsageError("a user without a colon, and a password, are needed")
     locations, host = Locations.find(), host.lower()
     tables = Settings.load(locations).registries
-    registries = Registries({name.lower(): RegistryRules(**table.model_dump()) for name, table in tables.items()})
+    registries = Registries({name: RegistryRules(**table.model_dump()) for name, table in tables.items()})
     credential = Credential(user, password)
     asyncio.run(check(registries, host, credential))
     Credentials(locations.logins).store(host, credential)

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from modelrunner.aliases import Alias, AliasPolicy
 from modelrunner.config.locations import SOCKET_NAME, ConfigFile, ConfigurationError, Locations, first_private
 from modelrunner.config.modelconfig import ModelConfiguration
+from modelrunner.config.registrytables import RegistryHost, RegistryTable
 from modelrunner.errors import BadRequest
 from modelrunner.schema import nearest
 from modelrunner.types import KeepAlive, McpServer
@@ -143,20 +144,6 @@ ModelTable = Annotated[ModelConfiguration, BeforeValidator(_model)]
 FilePath = Annotated[Path, AfterValidator(Path.expanduser)]
 
 
-class RegistryTable(BaseModel):
-    """A `[registries."HOST"]` table; docs/models.md describes each key."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    mirrors: Words = ()
-    location: str | None = None
-    plain_http: bool | None = None
-    ca: FilePath | None = None
-    token_hosts: Words = ()
-    hosts: Words = ()
-    keys: tuple[FilePath, ...] = ()
-
-
 class NotifyTable(BaseModel):
     """The `[notify]` table; docs/configuration.md describes each key."""
 
@@ -222,7 +209,7 @@ class Settings(BaseModel):
     tools_time: Seconds = 120.0
     tools_rounds: int = Field(default=8, ge=0)
     tools_loop_time: Annotated[Seconds, Field(gt=0)] = 600.0
-    registries: Mapping[str, RegistryTable] = Field(default_factory=dict)
+    registries: Mapping[RegistryHost, RegistryTable] = Field(default_factory=dict)
     models: Mapping[str, ModelTable] = Field(default_factory=dict)
     aliases: Mapping[str, AliasTable] = Field(default_factory=dict)
     backends: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)

@@ -8,7 +8,8 @@ from modelrunner import durable
 from modelrunner.aliases import Alias
 from modelrunner.backend import Backend, BackendContext
 from modelrunner.config.locations import ConfigurationError, logins_beside
-from modelrunner.config.settings import RegistryTable, Settings
+from modelrunner.config.registrytables import RegistryTable
+from modelrunner.config.settings import Settings
 from modelrunner.daemon import logs, shapes
 from modelrunner.daemon.sources import sources_of
 from modelrunner.durable import JsonFile
@@ -185,7 +186,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
 
 
 def _rules(tables: Mapping[str, RegistryTable]) -> dict[str, RegistryRules]:
-    return {host.lower(): RegistryRules(**table.model_dump()) for host, table in tables.items()}
+    return {host: RegistryRules(**table.model_dump()) for host, table in tables.items()}
 
 
 def _id(store: Store, reference: str) -> str | None:

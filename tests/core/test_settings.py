@@ -71,6 +71,11 @@ def test_a_wrong_variable_is_named(name: str, text: str) -> None:
         load("", {name: text})
 
 
+@pytest.mark.parametrize("host", ["docker.io", "Registry.Example:5000", "localhost", "127.0.0.1:5000", "[::1]:5000"])
+def test_a_registry_has_a_table_of_its_own(host: str) -> None:
+    assert load(f'[registries."{host}"]\nplain_http = true').registries[host.lower()].plain_http
+
+
 def test_a_model_has_a_table_of_its_own() -> None:
     settings = load('[models."ai/smollm2"]\ncontext-size = 2048\nkeep_alive = "10s"')
     assert settings.models["ai/smollm2"].context_size == 2048
@@ -88,6 +93,11 @@ def test_a_model_has_a_table_of_its_own() -> None:
         ("stall_limit = nan", "stall_limit"),
         ("keep_alive = = 1", "line 1, column"),
         ('[models."m"]\ncontxt-size = 1', "contxt-size"),
+        ('[registries."https://registry.example"]', "registries.*without a scheme or a path"),
+        ('[registries."registry.example/team"]', "registries.*without a scheme or a path"),
+        ('[registries."registry-1.docker.io"]', r"registries.*its name is docker\.io"),
+        ('[registries."hf.co"]', "registries.*it is no registry"),
+        ('[registries."registry.example"]\nkey = []', "registries.*key"),
     ],
 )
 def test_a_wrong_setting_is_named(config: str, words: str) -> None:
