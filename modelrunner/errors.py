@@ -60,6 +60,11 @@ class ModelRunnerError(Exception):
         return {"error": error, "request_id": request_id}
 
 
+def code_of(error: BaseException) -> str:
+    """Returns the code of an error; one that is not ours is a fault of ours."""
+    return error.code if isinstance(error, ModelRunnerError) else ModelRunnerError.code
+
+
 class BadRequest(ModelRunnerError):
     status, code, type = 400, "bad_request", "invalid_request_error"
 

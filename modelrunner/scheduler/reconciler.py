@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import assert_never
 
-from modelrunner.errors import EngineFailed, ModelRunnerError
+from modelrunner.errors import EngineFailed, ModelRunnerError, code_of
 from modelrunner.scheduler.eventloop import Alarm, Background
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.failures import is_past
@@ -214,16 +214,17 @@ class Reconciler:
         for ticket in refused:
             ticket.granted.set_exception(error)
         if refused:
-            self._events.emit("refuse", model=name, reason=str(error), requests=len(refused))
+            self._events.emit("refuse", model=name, reason=str(error), requests=len(refused), code=code_of(error))
 
     def _tell_end(self, slot: RunnerSlot, reason: Reason, room_for: str) -> None:
         name = slot.target.name
         log.info("stopping %s: %s%s", name, reason, room_for and f" ({room_for})")
         if reason is Reason.ROOM:
             why = f"{room_for or 'another model'} needs the room"
-            self._events.emit("evict", model=name, runner=slot.runner.id, reason=why, room_for=room_for)
+            details = {"code": reason.code, "room_for": room_for}
+            self._events.emit("evict", model=name, runner=slot.runner.id, reason=why, **details)
         else:
-            self._events.emit("stop", model=name, runner=slot.runner.id, reason=reason)
+            self._events.emit("stop", model=name, runner=slot.runner.id, reason=reason, code=reason.code)
 
     def _start(self, key: RunnerKey, memory: RequiredMemory, number: int) -> None:
         target, variant = self.queues[key].target, self.queues[key].variants[number]
@@ -248,8 +249,8 @@ class Reconciler:
             slot.failed(task.exception() or EngineFailed("the backend's run() returned"))
         if slot.error is not None:
             log.warning("%s ended: %s", slot.target.name, slot.error)
-            code = slot.error.code if isinstance(slot.error, ModelRunnerError) else "internal_error"
-            self._events.emit("crash", model=slot.target.name, runner=slot.runner.id, reason=str(slot.error), code=code)
+            code, why = code_of(slot.error), str(slot.error)
+            self._events.emit("crash", model=slot.target.name, runner=slot.runner.id, reason=why, code=code)
         slot.become(Phase.ENDED, self.time())
         self.changed()  # before those that wait for its end go on: they see it forgotten
         slot.gone.set()

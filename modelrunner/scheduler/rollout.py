@@ -27,7 +27,7 @@ def retire(reconciler: Reconciler, target: Target) -> None:
     for key in list(_others(reconciler.queues, target)):
         _move(reconciler, reconciler.queues.pop(key), target)
     for key in _others(reconciler.slots, target):
-        reconciler.drain(reconciler.slots[key], Reason.UNLOAD)
+        reconciler.drain(reconciler.slots[key], Reason.REPLACED)
     reconciler.changed()
 
 

@@ -106,7 +106,7 @@ class Scheduler:
     def discard(self, target: Target) -> None:
         """Drains the runner of exactly this configuration, after a restart that failed."""
         if slot := self._slots.get(target.key):
-            self._reconciler.drain(slot, Reason.UNLOAD)
+            self._reconciler.drain(slot, Reason.REPLACED)
 
     def modes(self, model_id: str) -> set[Mode]:
         """The modes in which the model is loaded, or in which requests wait for it."""

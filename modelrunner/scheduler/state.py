@@ -27,13 +27,18 @@ class Phase(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a runner is drained or stopped."""
+    """Why a runner is drained or stopped, as a sentence; `code` is the same for programs."""
 
     IDLE = "its keep-alive has passed"
     ROOM = "another model needs the room"
     UNLOAD = "it was unloaded"
     PAUSED = "it is paused"
+    REPLACED = "another configuration takes its place"
     SHUTDOWN = "the daemon shuts down"
+
+    @property
+    def code(self) -> str:
+        return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)

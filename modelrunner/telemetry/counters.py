@@ -25,6 +25,11 @@ _HISTOGRAMS = (
     ("gen_ai_server_time_per_output_token_seconds", "Time per token after the first", _TOKEN_BUCKETS),
     ("gen_ai_server_request_duration_seconds", "Time from the request's arrival to its end", BUCKETS),
 )
+_BY_REASON = {
+    "modelrunner_crashes": ("Runners that ended by themselves, by the code of the error", ("crash",)),
+    "modelrunner_evictions": ("Runners that the daemon ended, by the reason", ("evict", "stop")),
+    "modelrunner_refusals": ("Requests that waited for a runner and got none, by the code of the error", ("refuse",)),
+}
 _OF_RUNNERS = frozenset(("load", "ready", "sleep", "wake", "evict", "stop", "crash"))
 
 
@@ -129,14 +134,15 @@ class EventCounters:
 
     def __init__(self) -> None:
         self._events: Counter[tuple[str, str]] = Counter()
-        self._crashes: Counter[tuple[str, str]] = Counter()
+        self._reasons: dict[str, Counter[tuple[str, str]]] = {name: Counter() for name in _BY_REASON}
         self._downloaded = 0
         self._loads: dict[str, Histogram] = {}
 
     def add(self, event: EventRecord) -> None:
         self._events[event.event, event.model if event.event in _OF_RUNNERS else ""] += 1
-        if event.event == "crash":
-            self._crashes[event.model, event.details.get("code", _UNKNOWN)] += 1
+        for name, (_, kinds) in _BY_REASON.items():
+            if event.event in kinds and (code := event.details.get("code")):
+                self._reasons[name][event.model, code] += event.details.get("requests", 1)
         self._downloaded += event.details.get("downloaded", 0)
         if event.event == "ready" and (seconds := event.details.get("seconds")) is not None:
             self._loads.setdefault(event.model, Histogram(BUCKETS)).observe([seconds])
@@ -148,14 +154,11 @@ class EventCounters:
         for pair, count in self._events.items():
             events.add_metric(pair, count)
         yield events
-        crashes = CounterMetricFamily(
-            "modelrunner_crashes",
-            "Runners that ended by themselves, by the code of the error",
-            labels=("model", "reason"),
-        )
-        for pair, count in self._crashes.items():
-            crashes.add_metric(pair, count)
-        yield crashes
+        for name, (meaning, _) in _BY_REASON.items():
+            family = CounterMetricFamily(name, meaning, labels=("model", "reason"))
+            for pair, count in self._reasons[name].items():
+                family.add_metric(pair, count)
+            yield family
         yield CounterMetricFamily("modelrunner_pulled_bytes", "Bytes that pulls downloaded", value=self._downloaded)
         loads = HistogramMetricFamily("modelrunner_model_load_seconds", "Time to load a model", labels=("model",))
         for model, times in self._loads.items():

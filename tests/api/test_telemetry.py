@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from modelrunner.types import RequiredMemory
 from tests.api.conftest import Daemon, StartDaemon
 
 CHAT = {"model": "smol", "messages": [{"role": "user", "content": "the secret of my heart"}]}
@@ -58,6 +59,56 @@ async def test_metrics_equal_what_the_clients_counted(start_daemon: StartDaemon)
     assert total(found, "modelrunner_runners", state="ready") == 2
     assert total(found, "modelrunner_runner_memory_bytes", figure="estimated", device="ram", model="smol") > 0
     assert total(found, "process_resident_memory_bytes") > 0
+
+
+async def test_why_runners_ended_and_requests_were_refused(start_daemon: StartDaemon) -> None:
+    """Each way in which a runner ends, but for the daemon's own end."""
+    daemon = await start_daemon(models={"smol": 0, "other": 1, "huge": 2}, memory_budget="66MiB")
+
+    async def post(path: str, **body: Any) -> None:
+        async with daemon.unix.post(path, json=body) as answer:
+            assert answer.status < 300, await answer.text()
+
+    assert await ask(daemon) == 200
+    assert await ask(daemon, {**CHAT, "model": "other"}) == 200
+    await post("/engines/unload", models=["other"])
+    assert await ask(daemon, {**CHAT, "keep_alive": 0}) == 200
+    async with daemon.unix.get("/engines/events?since=0") as events:
+        seen = list[bytes]()
+        while len(seen) < 3:
+            line = await events.content.readline()
+            if line.startswith(b"data: ") and json.loads(line[6:])["event"] in ("evict", "stop"):
+                seen.append(line)
+    assert await ask(daemon) == 200
+    await post("/engines/pause", model="smol")
+    await post("/engines/resume", model="smol")
+    assert await ask(daemon) == 200
+    await post("/engines/_configure", model="smol", **{"context-size": 2048, "apply": "restart"})
+    daemon.backend.memory = RequiredMemory(200 << 20)
+    assert await ask(daemon, {**CHAT, "model": "huge"}) == 507
+    daemon.backend.memory = RequiredMemory(64 << 20)
+    await post("/engines/unload", models=["smol"])
+    daemon.backend.knobs = ("--crash", "as you wished")
+    assert await ask(daemon, {**CHAT, "model": "other"}) == 502
+    found = await metrics(daemon)
+
+    def reasons(name: str) -> dict[tuple[str, str], float]:
+        labels = [(dict(has), value) for (each, has), value in found.items() if each == name]
+        return {(each["model"], each["reason"]): value for each, value in labels}
+
+    assert reasons("modelrunner_evictions_total") == {
+        ("smol", "room"): 1,
+        ("other", "unload"): 1,
+        ("smol", "idle"): 1,
+        ("smol", "paused"): 1,
+        ("smol", "replaced"): 1,
+        ("smol", "unload"): 1,
+    }
+    assert reasons("modelrunner_refusals_total") == {
+        ("huge", "insufficient_memory"): 1,
+        ("other", "engine_exited"): 1,
+    }
+    assert reasons("modelrunner_crashes_total") == {("other", "engine_exited"): 1}
 
 
 async def test_metrics_of_the_engines_tell_their_runner(start_daemon: StartDaemon) -> None:

@@ -62,7 +62,7 @@ async def test_who_must_go_first_and_who_went_lately() -> None:
     assert "a is evicted" in told.reason
     await loaded(scheduler, "b")
     went = [event for event in (await why(scheduler, "b")).events if event.event == "evict"]
-    assert [(event.model, event.details) for event in went] == [("a", {"room_for": "b"})]
+    assert [(event.model, event.details) for event in went] == [("a", {"code": "room", "room_for": "b"})]
     assert (await why(scheduler, "a")).events[-1].reason == "b needs the room"
     await scheduler.close(0)
 
