@@ -27,8 +27,10 @@ def daemon(folder: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]
         assert process.stdout.readline() == "ready\n"
         transport = httpx.HTTPTransport(uds=str(folder / "r" / "modelrunner.sock"))
         with httpx.Client(transport=transport, base_url="http://localhost/v1", timeout=HUNG) as client:
-            yield process, client
-        process.kill()
+            try:
+                yield process, client
+            finally:
+                process.kill()
 
 
 def answered(client: httpx.Client, batch: dict[str, Any]) -> list[str]:
