@@ -1,7 +1,8 @@
 """The daemon with a model for chats, one that ranks, and a backend that runs the bench's engine:
 `daemon.py FOLDER ENGINE PORT`. With OBSERVED in the environment, it counts requests and their use, writes the access
-log, and has an API key with limits, whose text is in the file `key` of FOLDER; with MESSAGES, its engine has
-Anthropic's messages."""
+log, and has an API key with limits, whose text is in the file `key` of FOLDER; with COUNTED, it counts requests; with
+TLS, it speaks TLS with a
+certificate of its own; with MESSAGES, its engine has Anthropic's messages."""
 
 import os
 import struct
@@ -70,6 +71,10 @@ def main(folder: Path, engine: str, port: str) -> None:
     locations = Locations.find(environ | {"MODELRUNNER_CONFIG": str(folder / "none.toml")})
     observed = bool(os.environ.get("OBSERVED"))
     overrides: dict[str, Any] = {"telemetry": True, "access_log": "text"} if observed else {}
+    if os.environ.get("COUNTED"):
+        overrides["telemetry"] = True
+    if os.environ.get("TLS"):
+        overrides["tls"] = "self-signed"
     settings = Settings.load(locations, listen=f"127.0.0.1:{port}", keep_alive="-1", max_queue=8192, **overrides)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.data_dir)

@@ -4,22 +4,17 @@ import asyncio
 import json
 import re
 import shutil
-import socket
-import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from tests.api.conftest import Daemon, StartDaemon, start_daemon
+from tests.telemetry.prometheus import CONTRIB, prometheus, promtool, query, told
 from tests.waiting import HUNG
 
 __all__ = ["start_daemon"]
-CONTRIB = Path(__file__).parents[2] / "contrib"
 CHAT = {"model": "smol", "messages": [{"role": "user", "content": "x"}]}
 SCRAPES = 10
 CLIENTS = 4
@@ -30,12 +25,6 @@ async def ask(daemon: Daemon, body: dict[str, Any] = CHAT) -> int:
     async with daemon.unix.post("/v1/chat/completions", json=body) as answer:
         await answer.read()
         return answer.status
-
-
-def promtool(*words: str, told: str = "") -> tuple[int, str]:
-    """The exit code and the output of `promtool check`."""
-    done = subprocess.run(["promtool", "check", *words], input=told, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
 
 
 async def used(daemon: Daemon) -> str:
@@ -63,47 +52,6 @@ async def test_rules_and_dashboard_name_metrics_that_exist(start_daemon: StartDa
     told = await used(await start_daemon(models={"smol": 0, "other": 1}))
     assert named - set(re.findall(r"^# TYPE (\w+)", told, re.MULTILINE)) - set(re.findall(r"^\w+", told, re.M)) == set()
     assert len(named) > 10
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@asynccontextmanager
-async def prometheus(folder: Path, target: int) -> AsyncIterator[aiohttp.ClientSession]:
-    """A Prometheus that scrapes the daemon at that port, and a client for its API."""
-    port, config = free_port(), folder / "prometheus.yml"
-    jobs = [{"job_name": "modelrunner", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}]
-    rules = [str(CONTRIB / "prometheus-rules.yml")]
-    config.write_text(json.dumps({"global": {"scrape_interval": "250ms"}, "scrape_configs": jobs, "rule_files": rules}))
-    options = [f"--config.file={config}", f"--storage.tsdb.path={folder}", f"--web.listen-address=127.0.0.1:{port}"]
-    with (folder / "prometheus.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec("prometheus", *options, stdout=log, stderr=log)
-    try:
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
-            yield client
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-async def query(client: aiohttp.ClientSession, expression: str) -> dict[tuple[str, ...], float]:
-    """The value for each combination of labels, without those of the scrape; nothing while it starts."""
-    try:
-        async with client.get("/api/v1/query", params={"query": expression}) as answer:
-            found = (await answer.json())["data"]["result"] if answer.status == 200 else []
-    except aiohttp.ClientConnectionError:
-        return {}
-    return {tuple(value for _, value in sorted(each["metric"].items())): float(each["value"][1]) for each in found}
-
-
-async def told(client: aiohttp.ClientSession, expression: str, enough: Callable[[dict[Any, float]], bool]) -> None:
-    """Returns once what Prometheus has scraped is enough."""
-    while not enough(await query(client, expression)):  # noqa: ASYNC110 - Prometheus tells no one
-        await asyncio.sleep(0.1)
 
 
 async def test_its_counts_are_those_of_the_clients(start_daemon: StartDaemon, tmp_path: Path) -> None:
