@@ -3,7 +3,7 @@
     load         time to first token after an unload, against the daemon's own command line, started on another socket
     start        one cold start as a timeline: what of it is ours
     throughput   warm time to first token, tokens per second at several concurrent streams: medians of paired rounds
-    sandbox      cold start and tokens per second of the engine in its sandbox, against the same command line without
+    sandbox      cold start and tokens per second of engines in the sandbox, against a second daemon without sandbox
     compile      time to ready with torch.compile, the cache of what was compiled empty, and not (vLLM)
 
 Usage: bench-engine.py [--backend llama.cpp|vllm] [--parts load,start,throughput] [--rounds 5] [--tokens 96]
@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -127,12 +128,20 @@ async def paired(
     return found
 
 
-def report(name: str, pairs: list[tuple[float, float]], unit: str, scale: float = 1.0) -> None:
+def report(
+    name: str,
+    pairs: list[tuple[float, float]],
+    unit: str,
+    scale: float = 1.0,
+    who: tuple[str, str] = ("daemon", "direct"),
+) -> None:
     mine, other = (statistics.median(p[i] for p in pairs) * scale for i in (0, 1))
     ratio = statistics.median(a / b for a, b in pairs)
     apart = statistics.median(a - b for a, b in pairs) * scale
-    figures = f"daemon {mine:8.1f} {unit}  direct {other:8.1f} {unit}  ratio {ratio:5.3f}"
-    print(f"{name:34} {figures}  difference {apart:+7.1f} {unit}")
+    figures = f"{who[0]} {mine:8.1f} {unit}  {who[1]} {other:8.1f} {unit}  ratio {ratio:5.3f}"
+    ratios = sorted(a / b for a, b in pairs)
+    spread = f"  ratios {ratios[0]:.3f} to {ratios[-1]:.3f}"
+    print(f"{name:34} {figures}  difference {apart:+7.1f} {unit}{spread}")
 
 
 async def rate(target: Target, streams: int, tokens: int) -> float:
@@ -176,17 +185,42 @@ async def load(target: Target, other: Path, rounds: int) -> None:
     report("cold time to first token", await paired(rounds, cold, cold_direct), "ms", 1000)
 
 
-async def sandbox(target: Target, other: Path, rounds: int, tokens: int) -> None:
-    """ "direct" is the engine without a sandbox. Both are asked on their own sockets."""
-    await load(target, other, rounds)
-    argv, environment = await engine_command(target, other)
-    confined = await engine_of(target)
-    async with direct(argv, environment, other):
-        free = Target(other, confined.model)
-        for where in (confined, free):
+@contextmanager
+def without_sandbox(target: Target, folder: Path) -> Iterator[Target]:
+    """A second daemon with the same engines and models, and `sandbox = "off"`."""
+    data, run = folder / "data-free", folder / "run-free"
+    shutil.copytree(folder / "data", data, ignore=shutil.ignore_patterns("daemon.lock", "logs"))
+    own = {"MODELRUNNER_DATA_DIR": str(data), "MODELRUNNER_RUNTIME_DIR": str(run), "MODELRUNNER_SANDBOX": "off"}
+    process = subprocess.Popen([MODELRUNNER, "serve"], env=os.environ | own, stderr=subprocess.DEVNULL)
+    try:
+        while not (run / "modelrunner.sock").exists():
+            time.sleep(0.05)
+        yield Target(run / "modelrunner.sock", target.model)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def sandbox(target: Target, folder: Path, rounds: int, tokens: int) -> None:
+    """One engine is loaded at a time for the starts, and asked at a time for the tokens."""
+    who = "sandbox", "off"
+    with without_sandbox(target, folder) as free:
+
+        async def cold(where: Target) -> float:
+            await unload(target)
+            await unload(free)
+            return await stream(where, 8)
+
+        for where in (target, free):  # files and caches are warm from here on
+            await cold(where)
+            shown = (await runner_of(where))["sandbox"]
+            print(f"{where.socket.parent.name:34} sandbox: {shown}")
+        pairs = await paired(rounds, lambda: cold(target), lambda: cold(free))
+        report("cold time to first token", pairs, "ms", 1000, who)
+        for where in (target, free):
             await rate(where, 1, 8)
-        pairs = await paired(rounds, lambda: rate(confined, 1, tokens), lambda: rate(free, 1, tokens))
-    report("tokens per second, in the sandbox", pairs, "/s")
+        pairs = await paired(rounds, lambda: rate(target, 1, tokens), lambda: rate(free, 1, tokens))
+        report("tokens per second", pairs, "/s", who=who)
 
 
 async def unload(target: Target) -> None:
@@ -241,7 +275,7 @@ async def measure(target: Target, folder: Path, arguments: argparse.Namespace) -
             case "start":
                 await start(target, arguments.backend, "cold start")
             case "sandbox":
-                await sandbox(target, folder / "direct.sock", arguments.rounds, arguments.tokens)
+                await sandbox(target, folder, arguments.rounds, arguments.tokens)
             case "throughput":
                 await throughput(target, STREAMS[arguments.backend], arguments.rounds, arguments.tokens)
             case "compile":

@@ -2,6 +2,7 @@
 
 --rounds N (3)  --seconds N (3) per measurement  --streams 256,1000  --also NAME=PORT for a further proxy on that port;
 --before FOLDER for the daemon of another checkout, which has its .venv;
+--tls for TLS to nginx and to a daemon, with the same certificate, compared with each other;
 --observed for a second daemon that counts requests and use, writes the access log, and has a key with limits;
 --litellm PROGRAM (of `pip install 'litellm[proxy]'` in an environment of its own) measures that too, with one worker.
 Needs gcc, nginx and wrk. Prints medians, and their ratio to nginx: the speed of a machine drifts, a ratio less.
@@ -14,6 +15,7 @@ import re
 import resource
 import shutil
 import socket
+import ssl
 import statistics
 import subprocess
 import sys
@@ -38,6 +40,7 @@ SHAPES = [
 ]
 TARGETS = {SHAPES[0][0]: "<= 1.5", SHAPES[1][0]: ">= 0.6", SHAPES[2][0]: ">= 0.8"}
 LARGE = 30 << 20
+ANYBODY = ssl._create_unverified_context()  # a certificate is not what is measured
 CHATS = 2000  # on one connection, after a GET or after another chat
 NGINX = """
 {user} worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.err; worker_rlimit_nofile 16384;
@@ -47,7 +50,12 @@ http {{ access_log off; keepalive_requests 1000000000;
   fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   upstream engine {{ server unix:{folder}/engine.sock; keepalive 512; }}
   server {{ listen 127.0.0.1:{port}; location / {{
-    proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off; }} }} }}
+    proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off; }} }}
+  {tls} }}
+"""
+NGINX_TLS = """server {{ listen 127.0.0.1:{port} ssl; ssl_certificate {certificate}/certificate.pem;
+  ssl_certificate_key {certificate}/key.pem; ssl_protocols TLSv1.2 TLSv1.3; location / {{
+    proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off; }} }}
 """
 
 
@@ -60,6 +68,12 @@ class Subject:
     port: int
     process: psutil.Process | None = None
     key: str = ""
+    scheme: str = "http"
+
+    @property
+    def base(self) -> str:
+        """The name of the subject that it is compared with."""
+        return "nginx, TLS" if self.scheme == "https" else "nginx"
 
 
 def free_port() -> int:
@@ -77,14 +91,14 @@ def running(*argv: object, **options: object) -> Iterator[psutil.Process]:
         process.wait(20)
 
 
-def wait_for(port: int, seconds: int = 10, key: Path | None = None) -> None:
+def wait_for(port: int, seconds: int = 10, key: Path | None = None, scheme: str = "http") -> None:
     """Until a chat on the port is answered: the model is loaded by then. `key` is the file of the key to send."""
     data = json.dumps({"model": "bench", "messages": []}).encode()
     for _ in range(seconds * 20):
         try:
             headers = {"Content-Type": "application/json"} | ({} if key is None else {"X-API-Key": key.read_text()})
-            ask = urllib.request.Request(f"http://127.0.0.1:{port}{CHAT}", data, headers)
-            with urllib.request.urlopen(ask, timeout=20) as answer:
+            ask = urllib.request.Request(f"{scheme}://127.0.0.1:{port}{CHAT}", data, headers)
+            with urllib.request.urlopen(ask, timeout=20, context=ANYBODY if scheme == "https" else None) as answer:
                 answer.read()
             return
         except OSError:
@@ -111,16 +125,27 @@ def litellm(folder: Path, program: str, engine: int) -> Iterator[Subject]:
 
 @contextmanager
 def subjects(
-    folder: Path, also: list[str], litellm_program: str | None, before: Path | None, *, observed: bool
+    folder: Path, also: list[str], litellm_program: str | None, before: Path | None, *, observed: bool, tls: bool
 ) -> Iterator[list[Subject]]:
     for program in ("engine", "listen"):
         subprocess.run(["gcc", "-O2", "-o", folder / program, HERE / f"{program}.c", "-lpthread"], check=True)
     direct, nginx, daemon = free_port(), free_port(), free_port()
-    user = "user root;" if os.geteuid() == 0 else ""
-    (folder / "nginx.conf").write_text(NGINX.format(user=user, folder=folder, port=nginx))
+    user, block, over_tls = "user root;" if os.geteuid() == 0 else "", "", free_port()
     others = [Subject(name, int(port)) for name, port in (text.split("=") for text in also)]
     with ExitStack() as stack:
         stack.enter_context(running(folder / "engine", folder / "engine.sock", direct))
+        if tls:
+            port, place = free_port(), folder / "tls"
+            place.mkdir()
+            own = os.environ | {"TLS": "true"}
+            secure = stack.enter_context(
+                running(sys.executable, HERE / "daemon.py", place, folder / "engine", port, env=own)
+            )
+            wait_for(port, scheme="https")
+            others.append(Subject("modelrunner, TLS", port, secure, scheme="https"))
+            [certificate] = place.rglob("certificate.pem")
+            block = NGINX_TLS.format(port=over_tls, certificate=certificate.parent)
+        (folder / "nginx.conf").write_text(NGINX.format(user=user, folder=folder, port=nginx, tls=block))
         master = stack.enter_context(running("nginx", "-c", folder / "nginx.conf", "-g", "daemon off;"))
         ours = stack.enter_context(running(sys.executable, HERE / "daemon.py", folder, folder / "engine", daemon))
         if observed:
@@ -144,6 +169,9 @@ def subjects(
             wait_for(port)
         if litellm_program:
             others.append(stack.enter_context(litellm(folder, litellm_program, direct)))
+        if tls:
+            wait_for(over_tls, scheme="https")
+            others.append(Subject("nginx, TLS", over_tls, master.children()[0], scheme="https"))
         yield [
             Subject("direct", direct),
             Subject("nginx", nginx, master.children()[0]),
@@ -154,7 +182,7 @@ def subjects(
 
 def wrk(subject: Subject, connections: int, stream: bool, seconds: int) -> tuple[float, float]:
     """Median latency in microseconds, and answers per second. An answer other than 200 ends the bench."""
-    url = f"http://127.0.0.1:{subject.port}{CHAT}"
+    url = f"{subject.scheme}://127.0.0.1:{subject.port}{CHAT}"
     command = [
         "wrk",
         "-t1",
@@ -199,10 +227,10 @@ def closed_loop(all_subjects: list[Subject], rounds: int, seconds: int) -> None:
     for shape, _, _ in SHAPES:
         print(f"\n{shape} (target {TARGETS[shape]} of nginx)")
         for subject in all_subjects:
-            mine, base = figures[shape, subject.name], figures[shape, "nginx"]
+            mine, base = figures[shape, subject.name], figures[shape, subject.base]
             ratio = statistics.median(a / b for a, b in zip(mine, base, strict=True))
             cpu = f"; CPU {statistics.median(spent[shape, subject.name]):6.1f} us each" if subject.process else ""
-            print(f"  {subject.name:12} {statistics.median(mine):10,.0f}   {ratio:6.2f} of nginx{cpu}")
+            print(f"  {subject.name:16} {statistics.median(mine):10,.0f}   {ratio:6.2f} of {subject.base}{cpu}")
 
 
 class Client:
@@ -255,7 +283,11 @@ def chats(subject: Subject, first: str, count: int) -> float:
 
 
 def daemons(all_subjects: list[Subject]) -> list[Subject]:
-    return [s for s in all_subjects if s.process is not None and s.name not in ("nginx", "litellm", "observed")]
+    return [s for s in open_loop_subjects(all_subjects) if s.process is not None and s.name != "nginx"]
+
+
+def open_loop_subjects(all_subjects: list[Subject]) -> list[Subject]:
+    return [s for s in all_subjects if s.name not in ("litellm", "observed") and s.scheme == "http"]
 
 
 def after_a_get(all_subjects: list[Subject], rounds: int) -> None:
@@ -356,6 +388,7 @@ def main() -> None:
     parser.add_argument("--litellm")
     parser.add_argument("--before", type=Path)
     parser.add_argument("--observed", action="store_true")
+    parser.add_argument("--tls", action="store_true")
     options = parser.parse_args()
     missing = [program for program in ("gcc", "nginx", "wrk") if shutil.which(program) is None]
     if missing:
@@ -364,14 +397,16 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 16384)), hard))
     with (
         tempfile.TemporaryDirectory() as name,
-        subjects(Path(name), options.also, options.litellm, options.before, observed=options.observed) as found,
+        subjects(
+            Path(name), options.also, options.litellm, options.before, observed=options.observed, tls=options.tls
+        ) as found,
     ):
         closed_loop(found, options.rounds, options.seconds)
         after_a_get(found, options.rounds)
         beside_a_large_body(found, Path(name), options.rounds)
         for streams in filter(None, options.streams.split(",")):
             open_loop(
-                [s for s in found if s.name not in ("litellm", "observed")],
+                open_loop_subjects(found),
                 Path(name),
                 int(streams),
                 options.rounds,
