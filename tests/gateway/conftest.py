@@ -16,8 +16,10 @@ _OVER_TLS = (
     *(
         "test_dialects",
         "test_engine_faults",
+        "test_flow",
         "test_heldback",
         "test_lanes",
+        "test_leaving",
         "test_limits",
         "test_observers",
         "test_request_limits",
@@ -27,8 +29,10 @@ _OVER_TLS = (
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`kind` is the lane under test: inference; inference after something else on the same connection; over TLS."""
-    if "kind" in metafunc.fixturenames:
+    """`kind` is the lane under test: inference; inference after something else on the same connection; over TLS.
+    A test with kinds of its own keeps them."""
+    own = [mark for mark in metafunc.definition.iter_markers("parametrize") if "kind" in mark.args[0]]
+    if "kind" in metafunc.fixturenames and not own:
         over_tls = metafunc.module.__name__.rpartition(".")[2] in _OVER_TLS
         metafunc.parametrize("kind", ["fast", "aiohttp", "tls"] if over_tls else ["fast", "aiohttp"])
 

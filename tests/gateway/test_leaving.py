@@ -21,11 +21,13 @@ async def reset(client: Client) -> None:
 
 
 async def half_close(client: Client) -> None:
-    client.writer.write_eof()
+    with socket.socket(fileno=socket.dup(client.writer.get_extra_info("socket").fileno())) as sock:
+        sock.shutdown(socket.SHUT_WR)  # over TLS, too: without a word of TLS's own
 
 
 WAYS = [pytest.param(way, tcp, id=f"{way.__name__}-{'tcp' if tcp else 'unix'}")
         for way, tcp in [(close, True), (reset, True), (half_close, True), (close, False)]]  # fmt: skip
+WITHOUT_TLS = pytest.mark.parametrize("kind", ["fast", "aiohttp"])  # only the Unix socket serves who half-closes
 Leave = Callable[[Client], Awaitable[None]]
 
 
@@ -116,6 +118,7 @@ async def test_the_lease_ends_with_the_engine(folder: Path, kind: str) -> None:
         assert served.scheduler.leases == 0
 
 
+@WITHOUT_TLS
 async def test_a_half_closed_client_of_the_unix_socket_is_served(folder: Path, kind: str) -> None:
     gate = asyncio.Event()
 
@@ -134,6 +137,7 @@ async def test_a_half_closed_client_of_the_unix_socket_is_served(folder: Path, k
         assert await client.closed() == b""
 
 
+@WITHOUT_TLS
 async def test_a_half_closed_client_of_the_unix_socket_may_still_leave(folder: Path, kind: str) -> None:
     async with proxy(folder, kind, Call.left) as served:
         client = await served.connect()
@@ -186,6 +190,6 @@ async def test_a_reader_that_stops_stops_the_engine(folder: Path, kind: str) -> 
         while sent != before or not sent:  # until the engine is stuck
             before = sent
             await asyncio.sleep(0.05)
-        assert sent < 4_000_000
-        await client.leave()
+        assert sent < 6_000_000
+        await reset(client)  # a goodbye of TLS would wait behind what it does not read
         await served.engine.until(lambda e: e.open == 0)
