@@ -1,6 +1,7 @@
 """/models/import: models that other programs keep on this machine."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
@@ -18,9 +19,9 @@ from modelrunner.progress import ProgressReport
 
 
 class ImportRoutes:
-    """Only for callers on the Unix socket, who may read these files themselves. `folder` is one of the store's."""
+    """Only for callers on the Unix socket, who may read these files themselves. `folder` gives one of the store's."""
 
-    def __init__(self, library: Library, foreign: ForeignStores, folder: Path) -> None:
+    def __init__(self, library: Library, foreign: ForeignStores, folder: Callable[[], Path]) -> None:
         self._library = library
         self._foreign = foreign
         self._folder = folder
@@ -33,7 +34,7 @@ class ImportRoutes:
         """Lists the models that other programs keep on this machine. Only on the Unix socket."""
         _require_local(request)
         here = {name for model in self._library for name in model.tags}
-        found = await asyncio.to_thread(self._foreign.find, self._folder)
+        found = await asyncio.to_thread(lambda: self._foreign.find(self._folder()))
         return json_response(
             [wire.Importable(m.name, m.program, m.size, str(m.cost), str(m.file), m.name in here) for m in found]
         )
@@ -43,7 +44,7 @@ class ImportRoutes:
         """Takes one of them. Only on the Unix socket."""
         _require_local(request)
         wanted = await read_json(request, wire.ImportRequest)
-        model = await asyncio.to_thread(self._foreign.get, wanted.model, self._folder)
+        model = await asyncio.to_thread(lambda: self._foreign.get(wanted.model, self._folder()))
         recipe = await asyncio.to_thread(model.recipe)
         order = PullOrder(model.source, wanted.name or model.name, recipe=recipe)
 

@@ -80,6 +80,7 @@ class ModelRoutes:
     @documented(list[wire.Model])
     async def list_models(self, request: web.Request) -> web.Response:
         """Lists the models on disk."""
+        await self._library.look()
         models = (*self._library, *self._library.damaged())
         abilities = await self._library.abilities(models)
         return json_response([wireforms.model(*found) for found in zip(models, abilities, strict=True)])
@@ -109,6 +110,7 @@ class ModelRoutes:
             chat_template=wanted.chat_template,
             lora=wanted.lora,
             verify_key=wanted.verify_key,
+            folder=Path(wanted.folder) if wanted.folder else None,
             recipe=Recipe(
                 wanted.system,
                 wanted.template,

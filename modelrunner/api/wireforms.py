@@ -257,12 +257,15 @@ def disk_usage(found: DiskReport) -> wire.DiskUsage:
             each.shared,
             each.reclaimable,
             int(found.last_used[each.model.id]),
+            str(each.folder),
         )
         for each in found.store.models
     ]
     backends = [wire.BackendUsage(each.name, each.version, each.engine, each.state) for each in found.engines]
     engines = sum(each.engine for each in found.engines)
-    return wire.DiskUsage(models, backends, found.store.total, engines, found.store.partial)
+    folders = [wire.FolderUsage(str(f.path), f.total, f.partial, f.free) for f in found.store.folders]
+    folders += [wire.FolderUsage(str(folder.path), absent=folder.message) for folder in found.absent]
+    return wire.DiskUsage(models, backends, found.store.total, engines, found.store.partial, folders)
 
 
 def pruned(things: Sequence[PrunedThing], *, dry_run: bool) -> wire.PruneResponse:

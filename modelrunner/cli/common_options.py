@@ -15,6 +15,13 @@ from modelrunner.errors import BadRequest
 Command = Callable[..., Any]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+folder_option = click.option(
+    "--to",
+    "folder",
+    metavar="FOLDER",
+    callback=lambda ctx, param, value: os.path.abspath(os.path.expanduser(value)) if value else None,
+    help="The one of `model_dirs` that the model goes to.",
+)
 trust_option = click.option(
     "--trust-remote-code",
     "trust",

@@ -46,7 +46,13 @@ def disk_usage(client: Client, as_json: bool) -> None:
         ("all models", "", format_bytes(usage.models_disk_usage), "", "", ""),
         ("unfinished downloads", "", format_bytes(usage.partial), "", format_bytes(usage.partial), ""),
     ]
+    there = [folder for folder in usage.folders if not folder.absent]
+    if len(usage.folders) > 1:
+        rows += [("folder", f.path, format_bytes(f.size), "", f"{format_bytes(f.free)} free", "") for f in there]
     output.table(("WHAT", "NAME", "SIZE", "SHARED", "RECLAIMABLE", "LAST USED"), rows, expendable=("SHARED",))
+    for folder in usage.folders:
+        if folder.absent:
+            output.note(folder.absent)
     if output.is_terminal(sys.stderr):
         output.note(
             "`modelrunner prune` removes unfinished downloads, with --conversations saved conversations too, with"

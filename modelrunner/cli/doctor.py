@@ -82,6 +82,7 @@ def examine(host: str | None) -> Iterator[Finding]:
         )
         return
     yield _version(status)
+    yield from _folders(status)
     checks: list[Callable[[Client], Iterator[Finding]]] = [_engines, _models, _readiness]
     for check in checks:
         try:
@@ -187,6 +188,14 @@ def _version(status: wire.Status) -> Finding:
     return Finding("daemon", "ok", text)
 
 
+def _folders(status: wire.Status) -> Iterator[Finding]:
+    for path, fault in status.model_dirs.items():
+        if fault:
+            yield Finding("models folder", "error", fault)
+        elif len(status.model_dirs) > 1:
+            yield _disk("models folder", Path(path))
+
+
 def _engines(client: Client) -> Iterator[Finding]:
     for name, text in client.call("GET", "/engines/status", dict[str, str]).items():
         if is_missing(text):
@@ -200,8 +209,9 @@ def _engines(client: Client) -> Iterator[Finding]:
 def _models(client: Client) -> Iterator[Finding]:
     models = client.call("GET", "/models", list[wire.Model])
     yield Finding("models", "ok", f"{len(models)} on this machine")
+    away = client.call("GET", "/version", wire.Status).model_dirs.values()
     for model in models:
-        if model.damage:
+        if model.damage and model.damage not in away:
             yield Finding(
                 f"model {model.name}",
                 "error",

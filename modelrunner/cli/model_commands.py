@@ -63,6 +63,9 @@ def list_models(client: Client, quiet: bool, as_json: bool) -> None:
         headings = ("MODEL NAME", *told)
         expendable = ("CAPABILITIES", "CREATED", "ARCHITECTURE", "MODEL ID", "PARAMETERS")
         output.table(headings, [row for model in models for row in _rows(model)], expendable=expendable)
+        if any(model.damage for model in models):
+            for fault in filter(None, client.call("GET", "/version", wire.Status).model_dirs.values()):
+                output.note(fault)
 
 
 @click.command()

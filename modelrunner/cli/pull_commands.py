@@ -7,7 +7,7 @@ import click
 from modelrunner import wire
 from modelrunner.cli import output
 from modelrunner.cli.client import Client, decode, path
-from modelrunner.cli.common_options import json_option, trust_option, with_client
+from modelrunner.cli.common_options import folder_option, json_option, trust_option, with_client
 from modelrunner.cli.prepare import pull as pull_model
 from modelrunner.cli.prepare import pulled
 from modelrunner.cli.progress import amount, shared_displays
@@ -26,6 +26,7 @@ from modelrunner.cli.several import each
 )
 @click.option("--sha256", metavar="HEX", help="What the file at an https address has to be.")
 @click.option("--name", help="What the model is called here.")
+@folder_option
 @json_option
 @with_client()
 def pull(
@@ -36,6 +37,7 @@ def pull(
     key: Path | None,
     sha256: str | None,
     name: str | None,
+    folder: str | None,
     as_json: bool,
 ) -> int:
     """Download models.
@@ -58,7 +60,14 @@ def pull(
         def pull_one(model: str) -> None:
             names[model] = pull_model(
                 client,
-                wire.PullRequest(model, name=name, trust_remote_code=trust, verify=verify, verify_key=signer),
+                wire.PullRequest(
+                    model,
+                    name=name,
+                    trust_remote_code=trust,
+                    verify=verify,
+                    verify_key=signer,
+                    folder=folder,
+                ),
                 displays=displays,
             )
 

@@ -98,6 +98,14 @@ class ConfigFile:
         return f"{self.path}, line {found[0]}, column {found[1]}" if found else str(self.path)
 
 
+def whole(path: Path) -> Path:
+    """The path in its normal form. Raises `ValueError` for one that is not absolute."""
+    path = path.expanduser()
+    if not path.is_absolute():
+        raise ValueError(f"{str(path)!r} is not absolute: write the whole path of the folder")
+    return Path(os.path.normpath(path))
+
+
 def logins_beside(config_file: Path) -> Path:
     """The file with the passwords of registries, in docker's format."""
     return config_file.with_name("logins.json")

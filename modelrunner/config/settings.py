@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from modelrunner.aliases import Alias, AliasPolicy
-from modelrunner.config.locations import SOCKET_NAME, ConfigFile, ConfigurationError, Locations, first_private
+from modelrunner.config.locations import SOCKET_NAME, ConfigFile, ConfigurationError, Locations, first_private, whole
 from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.config.registrytables import RegistryHost, RegistryTable
 from modelrunner.errors import BadRequest
@@ -142,6 +142,7 @@ ModelTable = Annotated[ModelConfiguration, BeforeValidator(_model)]
 
 
 FilePath = Annotated[Path, AfterValidator(Path.expanduser)]
+FolderPaths = Annotated[tuple[Annotated[Path, AfterValidator(whole)], ...], BeforeValidator(_list)]
 
 
 class NotifyTable(BaseModel):
@@ -173,6 +174,7 @@ class Settings(BaseModel):
     hosts: Words = ()
     memory_budget: Annotated[Bytes, Field(gt=0)] | None = None
     memory_reserve: Bytes | None = None
+    model_dirs: FolderPaths = ()
     models_quota: Annotated[Bytes, Field(gt=0)] | None = None
     verify_every: Annotated[Age, Field(gt=0)] | None = None
     download_rate: Annotated[Bytes, Field(ge=1 << 16)] | None = None

@@ -266,6 +266,7 @@ class Daemon:
         await self._telemetry.usage.flush()
         await self._responses.close()
         self._parts.registry.close()
+        self._parts.store.close()
         log.info("ended")
 
     def _application(self) -> web.Application:
@@ -278,7 +279,7 @@ class Daemon:
         families = (
             # Before the routes of models, where all text after `/models/` is a reference.
             DiagnosticRoutes(parts.library, parts.explainer, parts.scheduler.events),
-            ImportRoutes(parts.library, parts.foreign, parts.store.partial),
+            ImportRoutes(parts.library, parts.foreign, lambda: parts.store.partial),
             ArchiveRoutes(parts.library),
             ModelRoutes(parts.library, parts.remote, parts.quantizer, parts.publisher, parts.pruner),
             EngineRoutes(parts.scheduler, parts.residency, parts.disk, parts.statuses, parts.installer),

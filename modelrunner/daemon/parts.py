@@ -1,5 +1,6 @@
 """Makes the parts of the daemon, once, from its settings."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -99,7 +100,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
     state = data / "state"
     state.mkdir(mode=0o700, exist_ok=True)
     durable.sweep_temporaries(state)
-    store = Store(data, settings.models_quota)
+    store = Store(data, settings.models_quota, settings.model_dirs)
     registry = registry or BackendRegistry.discover(
         lambda backend: _context(settings, backend),
         chosen=JsonFile(state / "choices.json", dict[str, str], cache=True),
@@ -282,6 +283,7 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_l
         "access_log": lambda s: access_log.use(s["access_log"]),
         "log_level": lambda s: logs.set_level(s["log_level"]),
         "models_quota": set_quota,
+        "model_dirs": lambda s: asyncio.to_thread(parts.store.set_folders, s["model_dirs"]),
         "download_rate": set_download_rate,
         "registries": lambda s: parts.registries.replace(_rules(s["registries"])),
     }

@@ -70,6 +70,7 @@ class KnownAbilities:
         self._settings = configurations.settings
         self._known: dict[str, Abilities] = {}
         self._named: dict[str, str | None] = {}
+        self._looks = store.looks
         self._changes = 0
         store.watchers.append(self._store_changed)
         configurations.watchers.append(self._configured)
@@ -147,8 +148,8 @@ class KnownAbilities:
         """A change of the store matters to other models only where a setting names a model."""
         settings = self._configurations.settings
         named = {reference: settings.model_id(reference) for reference in settings.references()}
-        if named != self._named:
-            self._named = named
+        if named != self._named or self._looks != self._store.looks:  # those of a folder that is back
+            self._named, self._looks = named, self._store.looks
             self.forget()
 
 

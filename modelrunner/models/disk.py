@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from modelrunner.errors import ModelRunnerError
 from modelrunner.models.lastused import LastUsed
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.store import Store, StoreUsage
+from modelrunner.store.union import AbsentFolder
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class DiskReport:
     store: StoreUsage
     engines: tuple[EngineSize, ...]
     last_used: Mapping[str, float]
+    absent: Sequence[AbsentFolder] = ()
 
 
 class DiskMeter:
@@ -56,6 +58,7 @@ class DiskMeter:
 
     async def usage(self) -> DiskReport:
         """Reads the folders. Raises `StorageFailed`."""
+        await asyncio.to_thread(self._store.look)
         store = await asyncio.to_thread(self._store.disk_usage)
         engines = []
         for backend in self._registry:
@@ -69,7 +72,7 @@ class DiskMeter:
             engines.append(EngineSize(backend.name, version, size, state))
         self._last_used.look()
         used = {each.model.id: self._last_used.of(each.model) for each in store.models}
-        return DiskReport(store, tuple(engines), used)
+        return DiskReport(store, tuple(engines), used, self._store.absent())
 
 
 def _size(folder: Path) -> int:

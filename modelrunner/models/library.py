@@ -5,6 +5,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
 
 from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import (
@@ -30,6 +31,7 @@ from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, RemoveResult, Store, StoredModel
 from modelrunner.store.details import ModelDetails, details_of
 from modelrunner.store.layout import ModelArchive, archive_of
+from modelrunner.store.union import AbsentFolder
 from modelrunner.types import ModelFormat
 
 log = logging.getLogger(__name__)
@@ -58,6 +60,17 @@ class Library:
     def __iter__(self) -> Iterator[StoredModel]:
         """The usable models, oldest first."""
         return iter(self._store.list())
+
+    async def look(self) -> tuple[AbsentFolder, ...]:
+        """Looks which of the folders are there, and returns those that are not."""
+        if len(self._store.folders) > 1:
+            await asyncio.to_thread(self._store.look)
+        return self._store.absent()
+
+    @property
+    def folders(self) -> Sequence[Path]:
+        """Those that models may lie in, the preferred first."""
+        return self._store.folders
 
     def damaged(self) -> tuple[StoredModel, ...]:
         """The models that cannot be used: `damage` says why."""
@@ -114,6 +127,7 @@ class Library:
                 verify=order.verify,
                 verify_key=None if order.derives else order.verify_key,
                 making=making,
+                folder=order.folder,
             )
         except ModelRunnerError as error:
             events.emit("pull", model=order.name or order.source, reason=f"failed: {error}", downloaded=_span(received))

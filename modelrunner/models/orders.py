@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 from modelrunner.errors import BadRequest
@@ -17,9 +18,9 @@ class PullOrder:
     with code of its own, which its engine will run. `verify` reads every byte of a model that is here. `mmproj`,
     `chat_template` and the LoRA adapters `lora` are files, written as the source is, that become parts of a model of
     this machine; a colon and a scale may follow an adapter. The public key `verify_key`, in PEM, must have
-    signed the model. `adapters` are LoRA adapters that were sent before: the names and digests of their files. With a
-    `recipe`, `adapters` or further files, a source that is no file is a model that the new one is made of: it is
-    pulled if it is not here."""
+    signed the model, which goes to `folder`, one of the store's. `adapters` are LoRA adapters that were sent before:
+    the names and digests of their files. With a `recipe`, `adapters` or further files, a source that is no file is a
+    model that the new one is made of: it is pulled if it is not here."""
 
     source: str
     name: str | None = None
@@ -30,6 +31,7 @@ class PullOrder:
     chat_template: str | None = None
     lora: Sequence[str] = ()
     verify_key: str | None = None
+    folder: Path | None = None
     recipe: Recipe = field(default_factory=Recipe)
     adapters: Mapping[str, str] = field(default_factory=dict)
 

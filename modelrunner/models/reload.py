@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -59,8 +59,8 @@ class _ModelChange:
     change: SettingChange
 
 
-# Gives the owner of a setting its new value; is called with all values.
-Setter = Callable[[Mapping[str, Any]], None]
+# Gives the owner of a setting its new value, or returns the work that does so; is called with all values.
+Setter = Callable[[Mapping[str, Any]], Awaitable[None] | None]
 
 
 class Reloader:
@@ -145,8 +145,10 @@ class Reloader:
     async def _apply(self, new: FileSettings, settings: list[SettingChange], models: list[_ModelChange]) -> None:
         await self._configurations.renew([model.model_id for model in models if model.reloads])
         for change in settings:
-            if setter := self._setters.get(change.name):
-                setter(new.values)
+            setter = self._setters.get(change.name)
+            if setter is not None and (work := setter(new.values)) is not None:
+                await work
+        await asyncio.to_thread(self._store.look)  # a disk may have been mounted
         # What could not be put into force is reported again the next time.
         holds = {name: value for name, value in new.values.items() if name in self._setters}
         self._current = FileSettings({**self._current.values, **holds}, new.models, new.place)

@@ -6,6 +6,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from modelrunner.concurrency.threads import HASHING, TRANSFERS, in_thread
@@ -27,12 +28,27 @@ from modelrunner.pull.source import Context, FetchResult, Making, PullResult, Pu
 from modelrunner.store import Blob, Digest, Store
 from modelrunner.store.blobs import ReadProgress
 from modelrunner.store.files import size_of
+from modelrunner.store.folder import ModelFolder
 from modelrunner.store.names import TEMPLATE
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.transfers import Transfers
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a pull goes: `name` is that of its folder for partial files. Unless the place is `fixed`, the model goes
+    where most of its files are already."""
+
+    place: ModelFolder
+    name: str
+    fixed: bool
+
+    @property
+    def folder(self) -> Path:
+        return self.place.data / "partial" / self.name
 
 
 class PullJob:
@@ -46,26 +62,27 @@ class PullJob:
         transfers: Transfers,
         source: Source,
         wanted: PullSpec,
-        folder: Path,
+        target: Target,
         claim: Claim,
     ) -> None:
         self._store, self._journal, self._shared = store, journal, shared
         self.require_quota = claim.require
         self.transfers = transfers
-        self._source, self._wanted, self.folder = source, wanted, folder
+        self._source, self._wanted, self._target = source, wanted, target
+        self.folder = target.folder
         self._used: set[Path] = set()
         self._hashed: dict[Path, tuple[int, int]] = {}
         self._clear_soon = False
 
     def prepare(self) -> None:
-        """Makes the folder. Blocks. Raises `InsufficientDisk`, `StorageFailed`."""
-        with translated(f"pulling {self._wanted.text}", self._store.data):
-            make_folder(self.folder, synced=False)
+        """Makes the folder. Blocks. Raises `InsufficientDisk`, `StorageFailed`, `FolderMissing`."""
+        with translated(f"pulling {self._wanted.text}", self._target.place.data):
+            make_folder(self._target.place.partial / self._target.name, synced=False)
 
     async def run(self, report: ProgressReport) -> PullResult:
         """Whatever happens, the folder stays only if it holds bytes that another attempt can go on with."""
         wanted = self._wanted
-        with translated(f"pulling {wanted.text}", self._store.data):
+        with translated(f"pulling {wanted.text}", self._target.place.data):
             try:
                 return await self._run(report)
             except UnsupportedModel:  # another attempt could not go on with it
@@ -154,7 +171,7 @@ class PullJob:
     def partial(self, file: RemoteFile) -> Path:
         if file.sha256 is None:
             return self.folder / file.partial_name
-        path = self._store.partial / file.sha256
+        path = self._target.place.partial / file.sha256
         if path not in self._used:
             self._used.add(path)
             self._shared.use(path)
@@ -197,6 +214,7 @@ class PullJob:
             defaults=making.defaults,
             licences=[self._text(text) for text in making.licences],
             progress=go_on,
+            folder=self._target.place.data if self._target.fixed else None,
         )
         if fetched.revision is not None:
             entry = JournalEntry(wanted.origin, model.id, fetched.revision, wanted.text, fetched.version)

@@ -5,10 +5,12 @@ import asyncio
 import hashlib
 import logging
 import secrets
+import shutil
 import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from modelrunner.concurrency.joint import JointWork
@@ -16,16 +18,18 @@ from modelrunner.concurrency.threads import LOADING, LoopStream, ended, in_threa
 from modelrunner.durable import discard, make_folder, translated
 from modelrunner.errors import (
     BadRequest,
+    InsufficientDisk,
     InvalidReference,
     ModelNotFound,
     ModelRunnerError,
     NotFound,
+    QuotaExceeded,
     RequestCancelled,
 )
 from modelrunner.progress import ProgressReport, RunningPull, WorkProgress
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
-from modelrunner.pull.job import PullJob
+from modelrunner.pull.job import PullJob, Target
 from modelrunner.pull.journal import Journal, JournalEntry
 from modelrunner.pull.loading import LoadOptions, load
 from modelrunner.pull.pypi import PypiSource
@@ -35,6 +39,7 @@ from modelrunner.pull.shared import SharedDownloads
 from modelrunner.pull.source import Making, Preview, PullResult, PullSpec, Source
 from modelrunner.pull.uploads import Uploads
 from modelrunner.store import Leftover, Reference, Store
+from modelrunner.store.folder import ModelFolder
 from modelrunner.store.references import unpasted
 from modelrunner.types import ModelFormat
 from modelrunner.web.transfers import Transfers
@@ -77,6 +82,7 @@ class Puller:
         verify: bool = False,
         verify_key: str | None = None,
         making: Making | None = None,
+        folder: Path | None = None,
     ) -> PullResult:
         """Brings the model `text` into the store under `name`, or under `text` itself. A model that is there, is not
         damaged and has not changed at its source is not fetched again; nor is one whose source cannot be asked.
@@ -85,9 +91,10 @@ class Puller:
         `progress` is called from the event loop's thread. A caller who asks for a model that is being pulled joins in;
         when the last caller is cancelled the download stops, and what has come stays for the next attempt. `token` goes
         to the source and nowhere else. A public key `verify_key`, in PEM, must have signed the model. `trust` takes a
-        model that carries code, which its engine will run; `making` is what a packaged model carries. Raises
-        `InvalidReference`, `ModelNotFound`, `SourceFailed`, `UnsupportedModel`, `InvalidModel`, `UntrustedModel`,
-        `InsufficientDisk`, `StorageFailed`."""
+        model that carries code, which its engine will run; `making` is what a packaged model carries. It goes to
+        `folder`, or to the first one of the store's that has room. Raises as `Store.places`, and `InvalidReference`,
+        `ModelNotFound`, `SourceFailed`, `UnsupportedModel`, `InvalidModel`, `UntrustedModel`, `InsufficientDisk`,
+        `StorageFailed`."""
         text = unpasted(text)
         source = self._source(text)
         if source.needs_name and name is None:
@@ -95,7 +102,7 @@ class Puller:
         if verify_key is not None and not source.signs:
             raise BadRequest("only models in registries have signatures", param="verify-key")
         reference = source.name(text) if name is None else Reference.parse_name(name)
-        wanted = PullSpec(text, source.normal(text), reference, token, trust, verify, verify_key, making)
+        wanted = PullSpec(text, source.normal(text), reference, token, trust, verify, verify_key, making, folder)
         while (running := self._running.get(wanted.key)) is not None:
             asked, work = running
             if not work.abandoned and (asked.verify or not verify):
@@ -110,7 +117,7 @@ class Puller:
         stays of an archive that fails. Raises as `loading.load`, and what `pieces` raises."""
         loop, done = asyncio.get_running_loop(), 0
         with translated("loading the archive", self._store.data):
-            folder = self._store.partial / f"load-{secrets.token_hex(8)}"
+            folder = self._roomy(size).partial / f"load-{secrets.token_hex(8)}"
 
         def work(stop: threading.Event) -> list[PullResult]:
             def advanced(count: int) -> None:
@@ -130,6 +137,11 @@ class Puller:
         finally:
             await in_thread(lambda _: discard(folder))
             self._busy.discard(folder)
+
+    def _roomy(self, size: int) -> ModelFolder:
+        """The first folder with room for so many bytes, or the first. Raises `OSError`."""
+        places = self._store.places()
+        return next((place for place in places if shutil.disk_usage(place.data).free > size), places[0])
 
     def name(self, text: str) -> Reference:
         """The name that a pull of `text` gives if it is told none. Raises `InvalidReference`, `ModelNotFound`."""
@@ -221,24 +233,37 @@ class Puller:
 
     def _start(self, source: Source, wanted: PullSpec) -> JointWork[WorkProgress, PullResult]:
         meter = RateMeter(self._clock)
-        with translated(f"pulling {wanted.text}", self._store.data):
-            folder = self._store.partial / hashlib.sha256(wanted.key.encode()).hexdigest()[:32]
+        name = hashlib.sha256(wanted.key.encode()).hexdigest()[:32]
+        places = self._store.places(str(wanted.reference), wanted.folder)
+        begun = sorted(places, key=lambda place: not (place.data / "partial" / name).exists())
+        folders = {place.data / "partial" / name for place in begun}
 
-        async def run(report: ProgressReport) -> PullResult:
+        async def attempt(place: ModelFolder, report: ProgressReport) -> PullResult:
+            target = Target(place, name, fixed=wanted.folder is not None or place is not places[0])
             with self.uploads.claims.claim() as claim:
-                job = PullJob(self._store, self._journal, self._shared, self.transfers, source, wanted, folder, claim)
+                job = PullJob(self._store, self._journal, self._shared, self.transfers, source, wanted, target, claim)
                 async with self._pruning:
                     await in_thread(lambda _: job.prepare())
                 return await job.run(lambda line: report(meter.measured(line)))
 
+        async def run(report: ProgressReport) -> PullResult:
+            for place, other in pairwise(begun):
+                try:
+                    return await attempt(place, report)
+                except QuotaExceeded:
+                    raise
+                except InsufficientDisk as error:
+                    report(WorkProgress(f"{error.message}; it goes to {other.data}", warning=True))
+            return await attempt(begun[-1], report)
+
         work: JointWork[WorkProgress, PullResult] = JointWork(run, stops_alone=True, name=f"pull {wanted.text}")
         self._running[wanted.key] = wanted, work
         self._started[wanted.key] = time.time()
-        self._busy.add(folder)
+        self._busy |= folders
 
         def over(_: object) -> None:
             del self._running[wanted.key], self._started[wanted.key]
-            self._busy.discard(folder)
+            self._busy -= folders
 
         work.task.add_done_callback(over)
         return work

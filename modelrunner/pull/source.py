@@ -38,7 +38,7 @@ class PullSpec:
     """What a pull is to bring. `text` is as the caller wrote it, `origin` its normal form; `reference` is the name that
     the model gets. `token` goes to the source and nowhere else. `trust` takes a model that carries code. `verify` reads
     every byte of a model that is here already. `verify_key`, in PEM, must have signed it. `making` is for a model that
-    gets a manifest of ours."""
+    gets a manifest of ours. `folder` is the one of the store's folders that it goes to."""
 
     text: str
     origin: str
@@ -48,12 +48,14 @@ class PullSpec:
     verify: bool = False
     verify_key: str | None = None
     making: Making | None = None
+    folder: Path | None = None
 
     @property
     def key(self) -> str:
         """Pulls with the same key can be one download."""
         trusted = " trusted" if self.trust else ""
-        return f"{self.origin} {self.reference}{trusted} {self.verify_key or ''} {self.making or ''}".rstrip()
+        text = f"{self.origin} {self.reference}{trusted} {self.verify_key or ''} {self.making or ''}"
+        return f"{text} {self.folder or ''}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
 """Files that a client sends over HTTP before it makes a model of them, and the source that takes them from there."""
 
 import asyncio
+import errno
 import hashlib
 import os
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Hashable, Mapping
@@ -144,13 +146,22 @@ class UploadSource(Source):
             if self._store.have(str(digest)) is not None:
                 found = replace(found, stored={**found.stored, name: digest.hex})
             elif waiting.is_file():
-                os.link(waiting, make_way(folder, name))  # it stays there until the model is made
+                _linked(waiting, make_way(folder, name))  # it stays there until the model is made
                 digests = {**found.digests, name: digest.hex}
                 stored = {other: hex for other, hex in found.stored.items() if other != name}
                 found = replace(found, files={**found.files, name: folder / name}, digests=digests, stored=stored)
             else:
                 raise ModelNotFound(f"the file {source!r} ({digest}) is not here: send it first", param="files")
         return found
+
+
+def _linked(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:  # the model goes to another disk
+            raise
+        shutil.copyfile(source, target)
 
 
 def uploaded_source(files: Mapping[str, str], base: str = "") -> str:

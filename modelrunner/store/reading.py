@@ -131,6 +131,11 @@ class StoreReader:
         """The folders that cannot be used now."""
         return self._folders.absent
 
+    @property
+    def folders(self) -> Sequence[Path]:
+        """All of them, there or not, the preferred first."""
+        return self._folders.places
+
     def look(self) -> None:
         """Looks which folders are there. Takes microseconds where there is only one, and else waits for the disks."""
         if not self._folders.is_current:

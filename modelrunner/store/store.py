@@ -9,7 +9,7 @@ from pathlib import Path
 
 from modelrunner.defaults import ModelDefaults
 from modelrunner.durable import discard, translated
-from modelrunner.errors import BadRequest, Conflict, FolderMissing
+from modelrunner.errors import BadRequest, Conflict, FolderMissing, ModelNotFound
 from modelrunner.store import usage
 from modelrunner.store.blobs import Blob, ReadProgress, copied, ignore, verify
 from modelrunner.store.catalog import StoredModel
@@ -66,12 +66,11 @@ class Store(StoreReader):
         """Lets other daemons use the folders. Only needed where the process goes on."""
         self._folders.close()
 
-    def places(self, name: Reference | None = None, wanted: Path | None = None) -> Sequence[ModelFolder]:
+    def places(self, name: str | None = None, wanted: Path | None = None) -> Sequence[ModelFolder]:
         """The folders that a new model may go to, the best first: `wanted`, or the one that has the model `name`, or
         all. Raises `BadRequest` for a folder that is none of them, `FolderMissing` for one that is not there, and
         `Conflict` where the model lies in another one than is wanted."""
-        entry = self._catalog.tagged(name) if name is not None else None
-        here = self._folder_of(entry) if entry and not entry.absent else None
+        here = self._place_of(name) if name is not None else None
         if wanted is None:
             return (here,) if here else self._present
         found = next((folder for folder in self._present if folder.data == wanted), None)
@@ -82,8 +81,15 @@ class Store(StoreReader):
             known = ", ".join(str(folder.data) for folder in self._present)
             raise BadRequest(f"{wanted} is no folder of models; model_dirs names them, here {known}", param="folder")
         if here and here is not found:
-            raise Conflict(f"{name and name.short} lies in {here.data}: remove it, then pull it to {wanted}")
+            raise Conflict(f"the model lies in {here.data}: remove it, then pull it to {wanted}", param="folder")
         return (found,)
+
+    def _place_of(self, name: str) -> ModelFolder | None:
+        try:
+            entry, _ = self._catalog.find(name, whole=True)
+            return self._folder_of(entry)
+        except (ModelNotFound, FolderMissing):
+            return None
 
     @property
     def partial(self) -> Path:

@@ -69,7 +69,8 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Status(msgspec.Struct, frozen=True):
     """`GET /version`: the values that `modelrunner status` shows. `sandbox` is the machine's means for
-    it, "off" where the settings say so; `sandboxes` say what holds for each runner, by its ID."""
+    it, "off" where the settings say so; `sandboxes` say what holds for each runner, by its ID. `model_dirs` has a text
+    for each of them, "" or why it cannot be used."""
 
     pid: int
     version: str
@@ -80,6 +81,7 @@ class Status(msgspec.Struct, frozen=True):
     memory: dict[str, int]
     sandbox: str = ""
     sandboxes: dict[str, str] = {}
+    model_dirs: dict[str, str] = {}
 
 
 class RequestStatus(msgspec.Struct, frozen=True):

@@ -82,7 +82,8 @@ class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknow
     """`POST /models/create`. `trust_remote_code` takes a model that carries code, code that its engine will run;
     `verify` reads every byte of a model that is here already. `mmproj`, `chat_template` and the LoRA adapters
     `lora` are files that are packaged with a model of this machine: `file:///path`, of an adapter `file:///path:SCALE`
-    too. `verify_key` is a public key in PEM that must have signed the model. The fields from `system` on are what the
+    too. `verify_key` is a public key in PEM that must have signed the model. `folder` is the one of `model_dirs` that
+    the model goes to. The fields from `system` on are what the
     new model carries, beside what the model `from` has; `template` is the text of a chat template in Jinja,
     `parameters` are Ollama's options."""
 
@@ -95,6 +96,7 @@ class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknow
     chat_template: str | None = None
     lora: list[str] = []
     verify_key: str | None = None
+    folder: str | None = None
     system: str | None = None
     template: str | None = None
     parameters: dict[str, Any] = {}
@@ -250,8 +252,8 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 class ModelUsage(msgspec.Struct, frozen=True):
-    """Bytes; `shared` is the part that other models use too. `last_used` is Unix seconds: the time of the pull for a
-    model that was never used."""
+    """Bytes; `shared` is the part that other models of its `folder` use too. `last_used` is Unix seconds: the time of
+    the pull for a model that was never used."""
 
     id: str
     tags: list[str]
@@ -259,6 +261,18 @@ class ModelUsage(msgspec.Struct, frozen=True):
     shared: int
     reclaimable: int
     last_used: int = 0
+    folder: str = ""
+
+
+class FolderUsage(msgspec.Struct, frozen=True):
+    """A folder of models, in bytes: its files, shared ones counted once, unfinished downloads, and what its disk has
+    left. `absent` says why it cannot be used now, "" if it can."""
+
+    path: str
+    size: int = 0
+    partial: int = 0
+    free: int = 0
+    absent: str = ""
 
 
 class BackendUsage(msgspec.Struct, frozen=True):
@@ -271,13 +285,14 @@ class BackendUsage(msgspec.Struct, frozen=True):
 
 
 class DiskUsage(msgspec.Struct, frozen=True):
-    """`GET /engines/df`: bytes. The totals count shared blobs once."""
+    """`GET /engines/df`: bytes. The totals count what models of one folder share once."""
 
     models: list[ModelUsage]
     backends: list[BackendUsage]
     models_disk_usage: int
     default_backend_disk_usage: int
     partial: int
+    folders: list[FolderUsage] = []
 
 
 class Removal(msgspec.Struct, frozen=True, omit_defaults=True, rename="pascal"):

@@ -65,9 +65,10 @@ async def start_daemon(tmp_path: Path) -> AsyncIterator[StartDaemon]:
         folder.mkdir(exist_ok=True)
         settings = make_settings(folder, **overrides)
         settings.data_dir.mkdir(exist_ok=True)
-        store = Store(settings.data_dir)
-        for reference, seed in (models or {}).items():
-            add_model(store, reference, seed, metadata=metadata)
+        if models:
+            store = Store(settings.data_dir)
+            for reference, seed in models.items():
+                add_model(store, reference, seed, metadata=metadata)
         backend = FakeBackend(folder)
         ready = asyncio.Event()
         registry = BackendRegistry({"fake": backend}, {"broken": "ImportError: no such module"})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from modelrunner.errors import BadRequest, Conflict, FolderMissing, InsufficientDisk, InvalidModel
-from modelrunner.store import Reference, Store
+from modelrunner.store import Store
 from tests.store.samples import add_model, files_under, ingest, write_gguf
 
 
@@ -323,10 +323,10 @@ def test_where_a_model_may_go(disks: Disks) -> None:
     store = disks.open()
     add_to(store, disks.two, "b", 1)
     assert [folder.data for folder in store.places()] == [disks.one, disks.two, disks.data]
-    assert [folder.data for folder in store.places(Reference.parse("b"))] == [disks.two]
+    assert [folder.data for folder in store.places("b")] == [disks.two]
     assert [folder.data for folder in store.places(wanted=disks.data)] == [disks.data]
-    with pytest.raises(Conflict, match=f"b lies in {disks.two}: remove it"):
-        store.places(Reference.parse("b"), disks.one)
+    with pytest.raises(Conflict, match=f"lies in {disks.two}: remove it"):
+        store.places("b", disks.one)
     with pytest.raises(BadRequest, match=f"model_dirs .*{disks.one}"):
         store.places(wanted=disks.one.parent)
 
