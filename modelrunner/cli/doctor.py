@@ -4,7 +4,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -83,12 +83,16 @@ def examine(host: str | None) -> Iterator[Finding]:
         return
     yield _version(status)
     yield from _folders(status)
-    checks: list[Callable[[Client], Iterator[Finding]]] = [_engines, _models, _readiness]
-    for check in checks:
+    checks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "engines": lambda: _engines(client),
+        "models": lambda: _models(client, status.model_dirs.values()),
+        "readiness": lambda: _readiness(client),
+    }
+    for name, check in checks.items():
         try:
-            yield from check(client)
+            yield from check()
         except ModelRunnerError as error:
-            yield Finding(check.__name__.strip("_"), "error", error.message, "`modelrunner logs` may say why")
+            yield Finding(name, "error", error.message, "`modelrunner logs` may say why")
 
 
 def _python() -> Finding:
@@ -206,10 +210,10 @@ def _engines(client: Client) -> Iterator[Finding]:
             yield Finding(f"engine {name}", "ok", text)
 
 
-def _models(client: Client) -> Iterator[Finding]:
+def _models(client: Client, away: Collection[str]) -> Iterator[Finding]:
+    """`away` are the faults of folders, which are told apart from damage."""
     models = client.call("GET", "/models", list[wire.Model])
     yield Finding("models", "ok", f"{len(models)} on this machine")
-    away = client.call("GET", "/version", wire.Status).model_dirs.values()
     for model in models:
         if model.damage and model.damage not in away:
             yield Finding(

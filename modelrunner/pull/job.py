@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PullTarget:
     """Where a pull goes: `name` is that of its folder for partial files. Unless the place is `fixed`, the model goes
     where most of its files are already."""
 
@@ -62,7 +62,7 @@ class PullJob:
         transfers: Transfers,
         source: Source,
         wanted: PullSpec,
-        target: Target,
+        target: PullTarget,
         claim: Claim,
     ) -> None:
         self._store, self._journal, self._shared = store, journal, shared

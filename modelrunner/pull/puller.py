@@ -29,7 +29,7 @@ from modelrunner.errors import (
 from modelrunner.progress import ProgressReport, RunningPull, WorkProgress
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
-from modelrunner.pull.job import PullJob, Target
+from modelrunner.pull.job import PullJob, PullTarget
 from modelrunner.pull.journal import Journal, JournalEntry
 from modelrunner.pull.loading import LoadOptions, load
 from modelrunner.pull.pypi import PypiSource
@@ -239,7 +239,7 @@ class Puller:
         folders = {place.data / "partial" / name for place in begun}
 
         async def attempt(place: ModelFolder, report: ProgressReport) -> PullResult:
-            target = Target(place, name, fixed=wanted.folder is not None or place is not places[0])
+            target = PullTarget(place, name, fixed=wanted.folder is not None or place is not places[0])
             with self.uploads.claims.claim() as claim:
                 job = PullJob(self._store, self._journal, self._shared, self.transfers, source, wanted, target, claim)
                 async with self._pruning:

@@ -14,7 +14,7 @@ from modelrunner.store.files import size_of
 from modelrunner.store.manifests import LARGEST
 from modelrunner.store.records import Records, Stamp
 from modelrunner.store.startup import FORMAT_FILE
-from modelrunner.store.usage import FolderUsage
+from modelrunner.store.usage import FolderSize
 from modelrunner.types import Bundle
 
 
@@ -99,8 +99,8 @@ class FolderReader:
             digests = {digest for entry in self.catalog.entries.values() for digest in entry.blobs}
             return {digest: found for digest in digests if (found := self._blobs.stamp(digest)) is not None}
 
-    def disk_usage(self) -> FolderUsage:
+    def disk_usage(self) -> FolderSize:
         """Reads the folder: slow."""
         with translated("measuring the store", self.data):
             free = shutil.disk_usage(self.data).free
-            return FolderUsage(self.data, self._blobs.total(), size_of(self.partial), free)
+            return FolderSize(self.data, self._blobs.total(), size_of(self.partial), free)

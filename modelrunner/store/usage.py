@@ -27,7 +27,7 @@ class ModelSize:
         return self.size - self.shared
 
 
-class FolderUsage(NamedTuple):
+class FolderSize(NamedTuple):
     """`total` is the bytes of all blobs, each counted once; `partial` those of unfinished downloads; `free` those that
     the disk has left."""
 
@@ -43,7 +43,7 @@ class StoreUsage(NamedTuple):
     models: list[ModelSize]
     total: int
     partial: int
-    folders: list[FolderUsage]
+    folders: list[FolderSize]
 
 
 def sizes(catalog: Catalog, folder: Path, shown: Mapping[Digest, StoredModel]) -> Iterator[ModelSize]:
