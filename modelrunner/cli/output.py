@@ -126,8 +126,8 @@ def _cut(text: str, limit: int) -> str:
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> None:
-    """Prints names and values, one pair a line."""
-    known = [(_on_one_line(name), _on_one_line(value)) for name, value in pairs]
+    """Prints names and values, one pair a line. Blanks that align the parts of a name stay."""
+    known = [(" ".join(clean(name).splitlines()), _on_one_line(value)) for name, value in pairs]
     width = max((len(name) for name, _ in known), default=0)
     for name, value in known:
         print(f"{name.ljust(width)}  {value}".rstrip())

@@ -1,11 +1,13 @@
 """Prepares a model for requests: pulls it, installs its engine, and sets its configuration."""
 
 from contextlib import suppress
+from typing import Any
 
 from modelrunner import wire
 from modelrunner.cli.client import Client, path
 from modelrunner.cli.output import done, note
 from modelrunner.cli.progress import Displays, follow
+from modelrunner.cli.request import STARTER, STARTER_SYSTEM, SYSTEM
 from modelrunner.errors import BadRequest, ModelNotFound, ModelRunnerError
 
 
@@ -29,6 +31,17 @@ def prepare(client: Client, model: str, *, backend: str | None, context_size: in
         note(f"{model} now runs with {settings} for everybody; `modelrunner configure {model}` shows and changes that")
     _install_engine(client, model)
     return model
+
+
+def default_system(client: Client, model: str) -> str | None:
+    """Returns the system prompt for a person who gives none. None leaves it to the daemon, which adds what the model
+    carries."""
+    found = client.call("GET", path("models", model), dict[str, Any])
+    carried = found.get("config", {}).get("defaults", {})
+    if "system" in carried or "messages" in carried:
+        return None
+    is_starter = any(tag.partition("==")[0] == STARTER for tag in found.get("tags", []))
+    return STARTER_SYSTEM if is_starter else SYSTEM
 
 
 def check_sees(client: Client, model: str) -> None:

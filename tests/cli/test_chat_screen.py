@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from modelrunner.cli.client import path
-from modelrunner.cli.request import SYSTEM
-from modelrunner.cli.run import STARTER
+from modelrunner.cli.request import STARTER, SYSTEM
 from tests.cli.fake_daemon import FakeDaemon, Handler, Status, Stream, events, lines, words
 from tests.cli.tmux import Screen, screen
 from tests.waiting import HUNG
@@ -190,7 +189,7 @@ def test_without_a_model_the_starter_is_offered(daemon: FakeDaemon, tmp_path: Pa
     here = path("models", STARTER)
     daemon.answers |= {
         "GET /models": [],
-        f"GET {here}": [Status(404, "model_not_found", "not here"), Status(404, "model_not_found", "not here")],
+        f"GET {here}": [*[Status(404, "model_not_found", "not here")] * 3, starter],
         "POST /models/create": lines({"type": "success", "message": "done", "model": STARTER}),
         f"GET {path('v1', 'models', STARTER)}": {"backend": None},
     }

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from modelrunner.cli.request import SYSTEM
+from modelrunner.cli.request import STARTER, STARTER_SYSTEM, SYSTEM
 from tests.cli.conftest import Cli, Result
 from tests.cli.fake_daemon import FakeDaemon, Handler, Status, events, lines, words
 from tests.cli.test_output import Terminal
 from tests.waiting import HUNG
 
 CHAT = ("POST", "/v1/chat/completions")
+MODEL = {"id": "sha256:1", "tags": ["m"], "created": 1, "config": {}}
 PNG = b"\x89PNG\r\n\x1a\nrest"
 
 
@@ -21,7 +22,7 @@ PNG = b"\x89PNG\r\n\x1a\nrest"
 def daemon(daemon: FakeDaemon) -> FakeDaemon:
     """With the model `m` and its engine."""
     daemon.answers |= {
-        "GET /models/m": {"id": "sha256:1"},
+        "GET /models/m": MODEL,
         "GET /v1/models/m": {"id": "m", "backend": "llama.cpp"},
         "GET /engines/status": {"llama.cpp": "Running: llama.cpp b1"},
         "POST /v1/chat/completions": words("Par", "is"),
@@ -52,6 +53,23 @@ def test_an_empty_system_prompt_is_none(daemon: FakeDaemon, cli: Cli) -> None:
     assert cli("run", "m", "q", "--system", "").code == 0
     [body] = daemon.asked(*CHAT)
     assert body["messages"] == [{"role": "user", "content": "q"}]
+
+
+@pytest.mark.parametrize("carried", [{"system": "Be kind."}, {"messages": [{"role": "system", "content": "Be kind."}]}])
+def test_a_system_prompt_that_the_model_carries_is_left_to_the_daemon(
+    daemon: FakeDaemon, cli: Cli, carried: dict[str, Any]
+) -> None:
+    daemon.answers["GET /models/m"] = MODEL | {"config": {"defaults": carried}}
+    assert cli("run", "m", "q").code == 0
+    [body] = daemon.asked(*CHAT)
+    assert body["messages"] == [{"role": "user", "content": "q"}]
+
+
+def test_the_starter_has_a_prompt_of_its_own(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["GET /models/m"] = MODEL | {"tags": ["other", STARTER]}
+    assert cli("run", "m", "q").code == 0
+    [body] = daemon.asked(*CHAT)
+    assert body["messages"][0] == {"role": "system", "content": STARTER_SYSTEM}
 
 
 def test_every_parameter_is_sent(daemon: FakeDaemon, cli: Cli) -> None:

@@ -38,6 +38,18 @@ def test_the_command_line_streams_paris(daemon: Daemon) -> None:
     assert "The capital of France is Paris." in done.stdout
 
 
+def test_the_starter_answers_sensibly_as_it_is(daemon: Daemon) -> None:
+    """README's example without options, for eight seeds: a small model may miss once."""
+    answers = []
+    for seed in range(8):
+        done = daemon.run("run", SMOLLM2, "Where is Paris?", "--seed", str(seed), "--max-tokens", "200", "--json")
+        assert done.returncode == 0, done.stderr
+        answers.append(json.loads(done.stdout)["choices"][0])
+    texts = [answer["message"]["content"] for answer in answers]
+    assert sum("France" in text for text in texts) >= 7, texts
+    assert sum(answer["finish_reason"] == "stop" for answer in answers) >= 7, texts
+
+
 def test_a_piped_question_is_answered_too(daemon: Daemon) -> None:
     done = daemon.run(
         "run", SMOLLM2, "--system", "You are a helpful assistant.", "--temperature", "0", "--json", stdin=QUESTION

@@ -8,7 +8,7 @@ from unittest.mock import ANY
 import pytest
 from playwright.async_api import expect
 
-from modelrunner.cli.run import STARTER
+from modelrunner.cli.request import STARTER
 from tests.api.conftest import StartDaemon
 from tests.pull.hub import Fault, Hub, Repository
 from tests.pull.models import gguf
