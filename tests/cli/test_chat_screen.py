@@ -9,7 +9,7 @@ import pytest
 
 from modelrunner.cli.client import path
 from modelrunner.cli.request import STARTER, SYSTEM
-from tests.cli.fake_daemon import FakeDaemon, Handler, Status, Stream, events, lines, words
+from tests.cli.fake_daemon import FakeDaemon, Handler, Status, Stream, Text, events, lines, words
 from tests.cli.tmux import Screen, screen
 from tests.waiting import HUNG
 
@@ -189,7 +189,7 @@ def test_without_a_model_the_starter_is_offered(daemon: FakeDaemon, tmp_path: Pa
     here = path("models", STARTER)
     daemon.answers |= {
         "GET /models": [],
-        f"GET {here}": [*[Status(404, "model_not_found", "not here")] * 3, starter],
+        f"GET {here}": [*[Status(404, "model_not_found", "not here")] * 3, Text(json.dumps(starter).encode())],
         "POST /models/create": lines({"type": "success", "message": "done", "model": STARTER}),
         f"GET {path('v1', 'models', STARTER)}": {"backend": None},
     }
