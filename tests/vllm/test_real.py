@@ -60,6 +60,14 @@ def chat(
     return post(daemon, path, messages=messages, temperature=0, **fields)
 
 
+def loaded(daemon: Daemon) -> int:
+    """The process of the chat model's engine, the only engine of vLLM afterwards."""
+    daemon.run("unload", MINILM_SAFETENSORS)  # if it is loaded
+    assert chat(daemon, max_tokens=1).status_code == 200
+    pid: int = runner(daemon)["pid"]
+    return pid
+
+
 def shared_memory_of(daemon: Daemon) -> set[str]:
     """Its engines' segments and semaphores."""
     owner = Scratch(daemon.data / "engines")
@@ -155,7 +163,7 @@ def test_a_tool_that_must_be_called(daemon: Daemon) -> None:
 
 
 def test_a_name_that_came_later_and_a_part_of_one(daemon: Daemon) -> None:
-    before = runner(daemon)["pid"]
+    before = loaded(daemon)
     assert daemon.run("tag", SMOLLM2_SAFETENSORS, "test/later").returncode == 0
     for name in ("test/later", "llama-safetensors"):
         answer = chat(daemon, max_tokens=4, model=name)
@@ -180,6 +188,8 @@ def test_both_engines_answer_at_once(daemon: Daemon) -> None:
 
 def test_where_one_engine_fits_they_take_turns(daemon: Daemon) -> None:
     """A budget that holds at once, so that vLLM starts once more for this, not twice."""
+    loaded(daemon)
+    assert daemon.chat(SMOLLM2, max_tokens=1).status_code == 200
     needs = [
         max((each["memory"][w] or {"ram": 0})["ram"] for w in ("estimated", "measured")) for each in daemon.runners()
     ]
@@ -210,7 +220,7 @@ def test_where_one_engine_fits_they_take_turns(daemon: Daemon) -> None:
     ],
 )
 def test_settings_that_are_refused_change_nothing(daemon: Daemon, words: tuple[str, ...], said: str) -> None:
-    before = runner(daemon)["pid"]
+    before = loaded(daemon)
     refused = daemon.run("configure", SMOLLM2_SAFETENSORS, *words)
     assert refused.returncode == 1
     assert said in refused.stderr
@@ -221,7 +231,7 @@ def test_settings_that_are_refused_change_nothing(daemon: Daemon, words: tuple[s
 def test_a_client_that_leaves_ends_the_generation(daemon: Daemon) -> None:
     """Long before all of its tokens. vLLM has a counter of what was aborted, which stays 0 for a client
     that leaves, with nobody between as well (docs/vllm.md): what ends is seen."""
-    assert chat(daemon, max_tokens=1).status_code == 200
+    loaded(daemon)
     body = {"model": SMOLLM2_SAFETENSORS, "prompt": "Once", "max_tokens": 8000, "ignore_eos": True, "stream": True}
     with daemon.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
         chunks = answer.iter_raw()  # closes the connection when nobody refers to it any more
@@ -233,7 +243,7 @@ def test_a_client_that_leaves_ends_the_generation(daemon: Daemon) -> None:
 def test_a_lease_lasts_until_vllm_has_dropped_the_request(daemon: Daemon) -> None:
     """The client leaves while a long prompt is computed, of which vLLM knows nothing until the step is over: its
     connection is closed long before. A prompt of the same length tells how long the step takes."""
-    assert chat(daemon, max_tokens=1).status_code == 200
+    loaded(daemon)
     lasted = []
     for leaves in (False, True):
         body = {"model": SMOLLM2_SAFETENSORS, "prompt": f"{leaves} " + "word " * 1800, "max_tokens": 1}
@@ -264,11 +274,9 @@ def test_embeddings(daemon: Daemon) -> None:
 def test_an_engine_that_loses_a_process_is_replaced(daemon: Daemon, name: str) -> None:
     """The API server, or the one that computes; the engine that the first test leaves is the one that the second
     breaks."""
-    daemon.run("unload", MINILM_SAFETENSORS)  # what is in shared memory is of one engine then
-    assert chat(daemon, max_tokens=4).status_code == 200
+    lost = psutil.Process(loaded(daemon))
     before = shared_memory_of(daemon)
     assert before
-    lost = psutil.Process(runner(daemon)["pid"])
     tree = [lost, *lost.children(recursive=True)]
     next(process for process in tree if name in command_line(process)).send_signal(signal.SIGKILL)
     until(lambda: not alive(tree))
