@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import httpx
 
 _CHUNK = 1 << 20
+_EVERY = 1.0  # seconds between two writes of what comes slowly: a kill loses no more, and progress is seen
 _MOST_PENDING = 4 << 20
 _SLOWEST = 1 << 18  # bytes that must come within `patience`
 Renewal = Callable[[str, Mapping[str, str]], Awaitable[Mapping[str, str] | None]]
@@ -115,21 +116,27 @@ class Attempts:
     async def _receive(
         self, response: "httpx.Response", claim: ByteRange, bounded: bool, arrived: Callable[[], None]
     ) -> None:
-        """Writes in large pieces and in a thread, while further ones come, but loses none of what has come when it is
-        cut short. `arrived` is called after every 256 KiB."""
+        """Writes in large pieces, or what comes in a second, in a thread, while further ones come. Loses none of what
+        has come when it is cut short. `arrived` is called after every 256 KiB."""
+        loop = asyncio.get_running_loop()
         position = written = claim.start
         pending: list[bytes] = []
-        unmarked, cut = 0, False
+        unmarked, cut, receiving = 0, False, True
         writing: asyncio.Task[None] | None = None
+        last_write = loop.time()
 
-        async def flush() -> None:
-            nonlocal pending, written, writing
-            if writing is not None:
-                await asyncio.shield(writing)
-                self._advanced(self._partial.length)
+        def write() -> None:
+            nonlocal pending, written, writing, last_write
             full, offset, pending = pending, written, []
-            written = position
+            written, last_write = position, loop.time()
             writing = asyncio.create_task(in_thread(lambda stop: self._partial.write(offset, full, stop)))
+            writing.add_done_callback(wrote)
+
+        def wrote(task: asyncio.Task[None]) -> None:
+            self._advanced(self._partial.length)
+            goes_on = receiving and task is writing and not task.cancelled() and task.exception() is None
+            if goes_on and position - written >= _CHUNK:
+                write()
 
         try:
             async with aclosing(body_of(response)) as body:
@@ -146,17 +153,19 @@ class Attempts:
                         await self._transfers.paced(unmarked)
                         arrived()
                         unmarked = 0
-                    idle = writing is None or writing.done()
-                    waiting = position - written
-                    if (waiting >= _CHUNK and idle) or waiting >= _MOST_PENDING:
-                        await flush()
+                    if writing is None or writing.done():
+                        if writing is not None:
+                            writing.result()
+                        if position - written >= _CHUNK or (pending and loop.time() - last_write >= _EVERY):
+                            write()
+                    while writing is not None and position - written >= _MOST_PENDING:
+                        await asyncio.shield(writing)  # `wrote` has begun the next when it ends
                     if position >= end:
                         break
                 else:
                     cut = True
-            if pending:
-                await flush()
         finally:
+            receiving = False
             if writing is not None:
                 await settled(writing)
                 writing.result()
