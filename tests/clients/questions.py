@@ -10,5 +10,7 @@ PARIS = "The capital of France is Paris."
 MESSAGES: Any = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
 CITY: Any = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
 SHOWN = 30
+ENDLESS = {"ignore_eos": True}
+"""For an answer that must not be over before a client on a busy machine has left it. llama.cpp's name."""
 CITIES = ("Paris", "Rome")
 TOOL: Any = {"type": "function", "function": {"name": "weather", "description": "of a city", "parameters": CITY}}

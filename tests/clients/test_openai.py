@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.clients.conftest import StopsTheEngine
-from tests.clients.questions import CITIES, CITY, MESSAGES, PARIS, QUESTION, SHOWN, TOOL
+from tests.clients.questions import CITIES, CITY, ENDLESS, MESSAGES, PARIS, QUESTION, SHOWN, TOOL
 from tests.clients.questions import SYSTEM as INSTRUCTIONS
 from tests.e2e.conftest import MINILM, SMOLLM2
 
@@ -56,7 +56,9 @@ def test_a_chat_that_is_left_stops_the_engine(client: openai.OpenAI, stops_the_e
     asked: Any = [{"role": "user", "content": "Count to a million."}]
     with (
         stops_the_engine(),
-        client.chat.completions.create(model=SMOLLM2, messages=asked, max_tokens=4000, stream=True) as stream,
+        client.chat.completions.create(
+            model=SMOLLM2, messages=asked, max_tokens=4000, stream=True, extra_body=ENDLESS
+        ) as stream,
     ):
         next(iter(stream))
 
@@ -102,7 +104,7 @@ def test_tools_of_a_response(client: openai.OpenAI) -> None:
 def test_a_response_that_is_left_stops_the_engine(client: openai.OpenAI, stops_the_engine: StopsTheEngine) -> None:
     with stops_the_engine():
         stream = client.responses.create(
-            model=SMOLLM2, input="Count to a million.", max_output_tokens=4000, stream=True
+            model=SMOLLM2, input="Count to a million.", max_output_tokens=4000, stream=True, extra_body=ENDLESS
         )
         next(iter(stream))
         stream.close()

@@ -25,7 +25,7 @@ without, shown = (
     few.invoke(question),
     llm.bind_tools([tool], tool_choice="required").bind(max_tokens=4).invoke(question),
 )
-long = llm.bind(max_tokens=4000).stream("Count to a million.")
+long = llm.bind(max_tokens=4000, extra_body={"ignore_eos": True}).stream("Count to a million.")
 next(long)
 long.close()  # leaves the stream
 error = ""

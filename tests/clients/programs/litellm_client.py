@@ -25,7 +25,8 @@ vectors = litellm.embedding(model=f"openai/{embedding_model}", input=texts, enco
 models = litellm.get_valid_models(
     check_provider_endpoint=True, custom_llm_provider="openai", api_key="none", api_base=base
 )
-long = litellm.completion(**{**ask, "max_tokens": 4000}, stream=True)
+endless = {"max_tokens": 4000, "extra_body": {"ignore_eos": True}}  # not over before the client leaves
+long = litellm.completion(**{**ask, **endless}, stream=True)
 next(long)
 long.completion_stream.close()  # leaves the stream
 error = ""

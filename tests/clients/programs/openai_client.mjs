@@ -23,7 +23,8 @@ const response = await client.responses.create({ model: chatModel, input: messag
 const vectors = await client.embeddings.create({ model: embeddingModel, input: ["a cat", "a dog"] });
 const models = [];
 for await (const model of client.models.list()) models.push(model.id);
-const long = await client.chat.completions.create({ ...ask, max_tokens: 4000, stream: true });
+const endless = { max_tokens: 4000, ignore_eos: true }; // so that the answer is not over before the client leaves
+const long = await client.chat.completions.create({ ...ask, ...endless, stream: true });
 for await (const _ of long) break; // leaves the stream
 let error = "";
 try {
