@@ -2,13 +2,10 @@
 succeeds."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from modelrunner.errors import ModelNotFound
 from modelrunner.oci.push import Pusher
 from modelrunner.progress import WorkProgress
 from modelrunner.store import Store
@@ -16,19 +13,18 @@ from tests.oci.artifacts import published
 from tests.oci.conftest import Machine
 from tests.oci.registry import Registry, publish
 from tests.store.samples import add_model
-from tests.waiting import HUNG
+from tests.strace import exists, needs_strace, strike
 
-STRACE = shutil.which("strace")
-pytestmark = pytest.mark.skipif(STRACE is None, reason="strace is not installed")
+pytestmark = needs_strace
 # System calls of a kind, and a few more than a pull or push makes of them.
 KINDS = {
-    "pwritev": ("pwritev,pwritev2", 6),
-    "write": ("write", 24),
-    "fsync": ("fsync", 20),
-    "rename": ("rename,renameat,renameat2", 14),
-    "link": ("link,linkat", 12),
-    "unlink": ("unlink,unlinkat", 20),
-    "sendto": ("sendto", 40),
+    "pwritev": 6,
+    "write": 24,
+    "fsync": 20,
+    "rename": 14,
+    "link": 12,
+    "unlink": 20,
+    "sendto": 40,
 }
 
 
@@ -41,19 +37,25 @@ MODEL, FILES = published()["docker v0.1, GGUF"]
 
 def sweep(tmp_path: Path, what: str, call: str, fault: str, name: str) -> list[tuple[Path, str]]:
     """The folders of all children and how each ended; child N was struck at its Nth call."""
-    names, children = KINDS[call]
+    children = KINDS[call]
     template = Store(tmp_path / "template")
     add_model(template, "kept", seed=0)
     add_model(template, "new", seed=1)
     folders = [tmp_path / "runs" / str(n) for n in range(1, children + 1)]
     for folder in folders:
         shutil.copytree(tmp_path / "template", folder / "data", symlinks=True)
-    command = [STRACE, "-f", "-qq", "-o", tmp_path / "trace", "-e", f"trace={names}"]
-    command += ["-e", f"inject={names}:{fault}:when={children}"]
-    command += [sys.executable, "-m", "tests.oci.scenario", what, call, str(children), tmp_path / "runs", name]
-    subprocess.run(command, check=True, timeout=HUNG)  # type: ignore[arg-type]
-    trace = (tmp_path / "trace").read_text()
-    assert "INJECTED" in trace or "killed by SIGKILL" in trace
+    strike(
+        tmp_path / "trace",
+        call,
+        children,
+        fault,
+        "tests.oci.scenario",
+        what,
+        call,
+        str(children),
+        tmp_path / "runs",
+        name,
+    )
     ends = ("done", "refused storage_failed", "refused insufficient_disk", "refused source_failed")
     found = [next((end for end in ends if (folder / end).exists()), "killed") for folder in folders]
     assert found[-1] == "done"  # the sweep reaches beyond the last call
@@ -61,18 +63,10 @@ def sweep(tmp_path: Path, what: str, call: str, fault: str, name: str) -> list[t
     return list(zip(folders, found, strict=True))
 
 
-def has(store: Store, name: str) -> bool:
-    try:
-        store.get(name)
-    except ModelNotFound:
-        return False
-    return True
-
-
 async def check_pull(folder: Path, end: str, name: str) -> None:
     machine = Machine(folder)
     assert machine.store.verify("kept") == ()
-    if here := has(machine.store, name):
+    if here := exists(machine.store, name):
         assert machine.store.verify(name) == ()
     assert here or end != "done"
     assert not (here and end.startswith("refused")), end
@@ -115,7 +109,7 @@ async def test_a_pull_that_fails_at_any_call(
 @pytest.mark.parametrize("fault", ["signal=KILL", "error=ECONNRESET"])
 async def test_a_push_that_is_killed_or_fails_at_any_call(registry: Registry, tmp_path: Path, fault: str) -> None:
     """The tag at the registry means the old model or the new one, whole."""
-    children = KINDS["sendto"][1]
+    children = KINDS["sendto"]
     for number in range(1, children + 1):
         publish(registry, f"push-{fault[:5]}/{number}", "v1", MODEL)
     name = f"{registry.host}/push-{fault[:5]}/NUMBER:v1"

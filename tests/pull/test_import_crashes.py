@@ -3,13 +3,10 @@ leaves theirs as it is, and the next one succeeds."""
 
 import asyncio
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from modelrunner.errors import ModelNotFound
 from modelrunner.pull import Puller
 from modelrunner.pull.file import ImportSource
 from modelrunner.store import Store
@@ -17,23 +14,22 @@ from modelrunner.store.leftovers import LeftoverKind
 from tests.api.test_import import carried, hugging_face, lm_studio, ollama, snapshot
 from tests.pull.import_scenario import NAMES, take
 from tests.store.samples import add_model
-from tests.waiting import HUNG
+from tests.strace import exists, needs_strace, strike
 
-STRACE = shutil.which("strace")
-pytestmark = pytest.mark.skipif(STRACE is None, reason="strace is not installed")
+pytestmark = needs_strace
 # System calls of a kind, and a few more than the imports make of them.
 KINDS = {
-    "write": ("write", 50),
-    "fsync": ("fsync", 44),
-    "rename": ("rename,renameat,renameat2", 40),
-    "link": ("link,linkat", 46),
-    "unlink": ("unlink,unlinkat", 44),
+    "write": 50,
+    "fsync": 44,
+    "rename": 40,
+    "link": 46,
+    "unlink": 44,
 }
 
 
 def sweep(tmp_path: Path, call: str, fault: str) -> list[Path]:
     """The folders of all children; child N was struck at its Nth call."""
-    names, children = KINDS[call]
+    children = KINDS[call]
     add_model(Store(tmp_path / "template/data"), "kept", seed=0)
     theirs = tmp_path / "template/theirs"
     theirs.mkdir()
@@ -45,23 +41,12 @@ def sweep(tmp_path: Path, call: str, fault: str) -> list[Path]:
     for folder in folders:
         shutil.copytree(tmp_path / "template", folder, symlinks=True)
     before = list(map(snapshot, [folder / "theirs" for folder in folders]))
-    command = [STRACE, "-f", "-qq", "-o", tmp_path / "trace", "-e", f"trace={names}"]
-    command += ["-e", f"inject={names}:{fault}:when={children}"]
-    command += [sys.executable, "-m", "tests.pull.import_scenario", call, str(children), tmp_path / "runs"]
-    subprocess.run(command, check=True, timeout=HUNG)  # type: ignore[arg-type]
-    trace = (tmp_path / "trace").read_text()
-    assert "INJECTED" in trace or "killed by SIGKILL" in trace
+    strike(
+        tmp_path / "trace", call, children, fault, "tests.pull.import_scenario", call, str(children), tmp_path / "runs"
+    )
     assert [snapshot(folder / "theirs") for folder in folders] == before
     assert (folders[-1] / f"done {len(NAMES) - 1}").exists()  # the sweep reaches beyond the last call
     return folders
-
-
-def has(store: Store, name: str) -> bool:
-    try:
-        store.get(name)
-    except ModelNotFound:
-        return False
-    return True
 
 
 def check(folder: Path) -> frozenset[str]:
@@ -71,7 +56,7 @@ def check(folder: Path) -> frozenset[str]:
     store = Store(folder / "data")
     assert store.verify("kept") == ()
     for number, name in enumerate(NAMES):
-        if here := has(store, name):
+        if here := exists(store, name):
             assert store.verify(name) == ()
         assert here or f"done {number}" not in ended, (name, ended)
         assert not (here and any(end.startswith(f"refused {number}") for end in ended)), (name, ended)

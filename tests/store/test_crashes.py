@@ -9,29 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.errors import ModelNotFound
 from modelrunner.store import Store
 from modelrunner.store.layout import archive_of
 from modelrunner.store.leftovers import LeftoverKind
 from tests.store.folders import add_folder, model_files
 from tests.store.samples import add_model, write_gguf
-from tests.waiting import HUNG
+from tests.strace import exists, needs_strace, strike
 
-STRACE = shutil.which("strace")
-pytestmark = pytest.mark.skipif(STRACE is None, reason="strace is not installed")
+pytestmark = needs_strace
 # System calls of a kind, and a few more than the scenario makes of them.
 KINDS = {
-    "write": ("write", 54),
-    "fsync": ("fsync", 50),
-    "rename": ("rename,renameat,renameat2", 40),
-    "link": ("link,linkat", 36),
-    "unlink": ("unlink,unlinkat", 40),
+    "write": 54,
+    "fsync": 50,
+    "rename": 40,
+    "link": 36,
+    "unlink": 40,
 }
 
 
 def sweep(tmp_path, call: str, fault: str):
     """The folders of all children; child N was struck at its Nth call."""
-    names, children = KINDS[call]
+    children = KINDS[call]
     template = tmp_path / "template"
     store = Store(template)
     add_model(store, "kept", seed=0)
@@ -44,11 +42,7 @@ def sweep(tmp_path, call: str, fault: str):
         write_gguf(folder / "theirs.gguf", seed=3)
         write_gguf(folder / "data/partial/new.gguf", seed=2)
         (folder / "archive.tar").write_bytes(archive)
-    command = [STRACE, "-f", "-qq", "-o", tmp_path / "trace", "-e", f"trace={names}"]
-    command += ["-e", f"inject={names}:{fault}:when={children}"]
-    command += [sys.executable, "-m", "tests.store.scenario", call, str(children), tmp_path / "runs"]
-    subprocess.run(command, check=True, timeout=HUNG)
-    assert "INJECTED" in (tmp_path / "trace").read_text() or "killed by SIGKILL" in (tmp_path / "trace").read_text()
+    strike(tmp_path / "trace", call, children, fault, "tests.store.scenario", call, str(children), tmp_path / "runs")
     return folders
 
 
@@ -98,14 +92,6 @@ def check(folder: Path) -> str:
     return report
 
 
-def exists(store: Store, name: str) -> bool:
-    try:
-        store.get(name)
-    except ModelNotFound:
-        return False
-    return True
-
-
 @pytest.mark.parametrize("call", KINDS)
 def test_killed_at_any_call(tmp_path, call):
     reports = [check(folder) for folder in sweep(tmp_path, call, "signal=KILL")]
@@ -137,7 +123,7 @@ def test_everything_is_synced_before_it_is_named_and_named_before_it_is_acknowle
     (tmp_path / "runs/1/archive.tar").write_bytes(archived(tmp_path / "elsewhere"))
     add_model(store, "kept", seed=0)
     add_model(store, "doomed", seed=1)
-    command = [STRACE, "-f", "-qq", "-y", "-o", tmp_path / "trace", "-e", "trace=fsync,link,rename,write"]
+    command = ["strace", "-f", "-qq", "-y", "-o", tmp_path / "trace", "-e", "trace=fsync,link,rename,write"]
     subprocess.run(
         [*command, sys.executable, "-m", "tests.store.scenario", "fsync", "1", tmp_path / "runs"], check=True
     )
