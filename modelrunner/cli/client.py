@@ -6,11 +6,14 @@ stop the work."""
 
 import http.client
 import re
+import select
 import socket
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from math import inf
+from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -29,6 +32,7 @@ from modelrunner.errors import (
 
 CONNECT_TIMEOUT = 5.0
 CALL_TIMEOUT = 30.0
+_STEP = 0.1  # seconds: a late Ctrl-C feels immediate
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
 
 T = TypeVar("T")
@@ -45,13 +49,34 @@ class _FaultBody(msgspec.Struct):
     error: Any
 
 
+class _Socket(socket.socket):
+    """Waits for data in steps. Python looks for signals before it enters a system call: a Ctrl-C that comes in between
+    would not be heeded before the next byte."""
+
+    def recv_into(self, *arguments: Any) -> int:
+        limit = self.gettimeout()
+        end = inf if limit is None else monotonic() + limit
+        while not select.select([self], [], [], max(0.0, min(_STEP, end - monotonic())))[0]:
+            if monotonic() >= end:
+                raise TimeoutError("timed out")
+        return super().recv_into(*arguments)
+
+
+class _TcpConnection(http.client.HTTPConnection):
+    def connect(self) -> None:
+        super().connect()
+        limit = self.sock.gettimeout()
+        self.sock = _Socket(fileno=self.sock.detach())
+        self.sock.settimeout(limit)
+
+
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
         super().__init__("localhost", timeout=CONNECT_TIMEOUT)
         self._path = path
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock = _Socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
 
@@ -193,7 +218,7 @@ class Client:
             case "https":
                 made = _PinnedConnection(self._url.hostname or "", self._url.port, self._fingerprint)
             case _:
-                made = http.client.HTTPConnection(self._url.hostname or "", self._url.port, timeout=CONNECT_TIMEOUT)
+                made = _TcpConnection(self._url.hostname or "", self._url.port, timeout=CONNECT_TIMEOUT)
         try:
             made.connect()
         except OSError as error:

@@ -1,3 +1,4 @@
+import _thread
 import socket
 import threading
 from collections.abc import Iterator
@@ -152,3 +153,16 @@ def test_an_answer_that_breaks_off_is_an_error_of_ours(daemon: FakeDaemon) -> No
     daemon.answers["GET /x"] = Stream([b"1"], broken=True)
     with pytest.raises(AnswerBroken):
         Client(daemon.url).fetch("GET", "/x")
+
+
+def test_ctrl_c_is_heeded_when_it_comes_just_before_a_wait(daemon: FakeDaemon) -> None:
+    """`interrupt_main` is such a Ctrl-C: it tells Python of a signal that interrupts no system call."""
+    daemon.answers["POST /events"] = Stream([b"data: 1\n\n"], hold=Handler.wait_for_client_to_leave)
+    client = Client(daemon.url)
+    with client.open("POST", "/events", {}) as response:
+        found = client.events(response)
+        assert next(found).data == "1"
+        later = threading.Timer(0.2, _thread.interrupt_main)  # the main thread waits by then
+        later.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(found)
