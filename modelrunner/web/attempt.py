@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import httpx
 
 _CHUNK = 1 << 20
-_EVERY = 1.0  # seconds between two writes of what comes slowly: a kill loses no more, and progress is seen
+_EVERY = 1.0  # seconds between two writes of what comes slowly, so that progress is seen
 _MOST_PENDING = 4 << 20
 _SLOWEST = 1 << 18  # bytes that must come within `patience`
 Renewal = Callable[[str, Mapping[str, str]], Awaitable[Mapping[str, str] | None]]
@@ -158,7 +158,7 @@ class Attempts:
                             writing.result()
                         if position - written >= _CHUNK or (pending and loop.time() - last_write >= _EVERY):
                             write()
-                    while writing is not None and position - written >= _MOST_PENDING:
+                    if writing is not None and position - written >= _MOST_PENDING:
                         await asyncio.shield(writing)  # `wrote` has begun the next when it ends
                     if position >= end:
                         break
