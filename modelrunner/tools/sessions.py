@@ -123,29 +123,31 @@ async def _stdio(server: McpServer, path: Path, options: ProcessOptions) -> Asyn
 async def _running(
     command: Sequence[str], environment: dict[str, str], path: Path, options: ProcessOptions
 ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter], None]:
-    accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+    begun: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+    begun = asyncio.get_running_loop().create_future()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if begun.done():
+            writer.close()
+        else:
+            begun.set_result((reader, writer))
+
     path.unlink(missing_ok=True)
-    listener = await asyncio.start_unix_server(
-        lambda reader, writer: accepted.put_nowait((reader, writer)), path, limit=_LONGEST_LINE
-    )
+    listener = await asyncio.start_unix_server(accept, path, limit=_LONGEST_LINE)
     argv = [sys.executable, "-I", "-S", str(_BRIDGE), str(path), *command]
     env = process.scrubbed_environment() | environment
     running = asyncio.create_task(process.run(argv, env=env, options=options), name=path.name)
-    accepting = asyncio.create_task(accepted.get())
-    writer: asyncio.StreamWriter | None = None
     try:
-        await asyncio.wait((running, accepting), timeout=_CONNECT, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((running, begun), timeout=_CONNECT, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
-        if not accepting.done():
+        if not begun.done():
             raise TimeoutError("the program did not begin")
-        reader, writer = accepting.result()
-        yield reader, writer
+        yield begun.result()
     finally:
-        accepting.cancel()
         listener.close()
         path.unlink(missing_ok=True)
-        if writer is not None:
-            writer.close()
+        if not begun.cancel():
+            begun.result()[1].close()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

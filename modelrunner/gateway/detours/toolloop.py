@@ -48,9 +48,13 @@ class _Question(Exchange):
     def __init__(self, pipeline: "Pipeline", ask: Inference, loop: "_ToolLoop", dialect: TurnDialect) -> None:
         super().__init__(pipeline, ask, loop)
         self._is_told = False
-        self._dialect = dialect
+        self._dialect = self._turns = dialect
         self._loop = loop
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def turn(self) -> ToolTurn:
+        return self._turns.turn
 
     def _refuse(self, error: ModelRunnerError, *, tell: bool = True) -> None:
         if not self._over:
@@ -103,17 +107,17 @@ class _ToolLoop:
             self._question.resume()
 
     def leave(self, relay: Relay) -> None:
-        if self._question is not None and not self._question.over.done():
-            self._count(self._question.record().tokens)
-            self._question.cancel()
+        if (question := self._question) is not None:
+            self._note_lease(question)
+            if not question.over.done():
+                self._count(question.record().tokens)
+                question.cancel()
         if self._task is not None:
             self._task.cancel()
 
     # Sink
 
     def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
-        assert self._question is not None
-        self.relay.lease = self._question.lease
         if not self._own:
             self._headers += tuple(one for one in headers if one[0].startswith(b"X-Modelrunner"))
             self._own = own
@@ -125,6 +129,8 @@ class _ToolLoop:
 
     def finish(self) -> None:
         assert self._question is not None
+        used = self._question.turn.usage
+        self._count(Tokens(used.prompt_tokens, used.completion_tokens, used.cached))
         self._question.end()
 
     def cut(self) -> None:
@@ -185,18 +191,21 @@ class _ToolLoop:
         fields = msgspec.structs.replace(dialect.read(body), keep_alive=self._ask.fields.keep_alive)
         fields = msgspec.structs.replace(fields, model=self._ask.fields.model)
         ask = msgspec.structs.replace(self._ask, body=body, fields=fields)
-        self._question = turn = _Question(pipeline, ask, self, dialect)
+        self._question = question = _Question(pipeline, ask, self, dialect)
         try:
-            turn.start()
-            await turn.over
+            question.start()
+            await question.over
         finally:
-            turn.cancel()
+            self._note_lease(question)
+            question.cancel()
         # The model that was chosen for an alias answers to the end.
-        self._ask = msgspec.structs.replace(turn.ask, body=self._ask.body)
-        self._first = dialect.turn.first
-        used = dialect.turn.usage
-        self._count(Tokens(used.prompt_tokens, used.completion_tokens, used.cached))
-        return dialect.turn
+        self._ask = msgspec.structs.replace(question.ask, body=self._ask.body)
+        self._first = question.turn.first
+        return question.turn
+
+    def _note_lease(self, question: _Question) -> None:
+        """For the record: the model that serves the chat, also when its answer never came."""
+        self.relay.lease = question.lease or self.relay.lease
 
     def _count(self, used: Tokens) -> None:
         self._usage = [a + b for a, b in zip(self._usage, (used.prompt, used.answer, used.cached), strict=True)]
