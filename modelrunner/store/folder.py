@@ -12,7 +12,7 @@ from modelrunner.defaults import ModelDefaults
 from modelrunner.durable import discard, is_full, translated, write
 from modelrunner.store import startup
 from modelrunner.store.blobs import Blob, ReadProgress
-from modelrunner.store.catalog import Catalog, Entry
+from modelrunner.store.catalog import Catalog, Entry, StoredModel
 from modelrunner.store.digests import Digest
 from modelrunner.store.draft import Draft
 from modelrunner.store.files import Reserve
@@ -75,8 +75,10 @@ class ModelFolder(FolderReader):
         defaults: ModelDefaults | None,
         licences: Sequence[Blob],
         progress: ReadProgress,
-    ) -> Entry:
-        """As `Store.create`, of files on the folder's own file system."""
+        then: Callable[[Entry], StoredModel],
+    ) -> StoredModel:
+        """As `Store.create`, of files on the folder's own file system. Returns what `then` does, which is called with
+        the lock still held."""
         paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
         with translated("storing the model", self.data):
             if manifest is None:
@@ -92,7 +94,7 @@ class ModelFolder(FolderReader):
                 entry = draft.entry(self.catalog.entries.get(draft.id), tag, self._next_version(), int(time.time()))
                 self._write(draft, entry, blobs, intact)
                 self._settle(blobs)
-                return self.catalog.entries[draft.id]
+                return then(self.catalog.entries[draft.id])
 
     def _write(self, draft: Draft, entry: Entry, blobs: Iterable[Blob], intact: Container[Digest]) -> None:
         """Writes the pending record, blobs, manifest and bundle, and makes the record hold. Each is durable before the

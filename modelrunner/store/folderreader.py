@@ -61,6 +61,11 @@ class FolderReader:
         size = self._blobs.size(digest)
         return Blob(digest, size, self._blobs.path(digest)) if size is not None else None
 
+    def has_whole(self, id: Digest) -> bool:
+        """Whether the model `id` lies here, with a manifest that can be read."""
+        entry = self.catalog.entries.get(id)
+        return entry is not None and entry.contents is not None
+
     def manifest(self, entry: Entry) -> bytes:
         with translated("reading the manifest", self.data):
             data = read(entry.id.within(self._records.folder), LARGEST)

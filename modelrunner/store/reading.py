@@ -188,14 +188,12 @@ class StoreReader:
 
     def _shown(self, catalog: Catalog, entry: Entry, suspect: Sequence[ModelFolder]) -> StoredModel:
         model = catalog.models[entry.id]
-        if (
-            not suspect
-            or model.damage
-            or not any(
-                folder is self._folder_of(entry) and not entry.blobs.keys().isdisjoint(folder.damaged)
-                for folder in suspect
-            )
-        ):
+        if model.damage or all(entry.blobs.keys().isdisjoint(folder.damaged) for folder in suspect):
+            return model
+        usable = (folder for folder in self._present if folder.has_whole(entry.id))  # none: it was removed meanwhile
+        if (served := next(usable, None)) is None or served not in suspect:
+            return model
+        if entry.blobs.keys().isdisjoint(served.damaged):
             return model
         return replace(model, damage="a file of it is damaged: pull or package it again")
 
@@ -208,7 +206,7 @@ class StoreReader:
     def _folder_of(self, entry: Entry) -> ModelFolder:
         """The first folder that the model lies in, as usable as it is anywhere. Raises `FolderMissing`."""
         copies = self._copies(entry)
-        return next((folder for folder in copies if folder.catalog.entries[entry.id].contents), copies[0])
+        return next((folder for folder in copies if folder.has_whole(entry.id)), copies[0])
 
     def _copies(self, entry: Entry) -> Sequence[ModelFolder]:
         """The folders that the model lies in. Raises `FolderMissing`."""

@@ -1,6 +1,7 @@
 """The models on disk, in one folder or several. One `Store` owns them; the locks of the folders keep other daemons
 away."""
 
+import logging
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,10 +10,10 @@ from pathlib import Path
 
 from modelrunner.defaults import ModelDefaults
 from modelrunner.durable import discard, translated
-from modelrunner.errors import BadRequest, Conflict, FolderMissing, ModelNotFound
+from modelrunner.errors import BadRequest, Conflict, FolderMissing, InsufficientDisk, ModelNotFound, StorageFailed
 from modelrunner.store import usage
 from modelrunner.store.blobs import Blob, ReadProgress, copied, ignore, verify
-from modelrunner.store.catalog import StoredModel
+from modelrunner.store.catalog import Entry, StoredModel
 from modelrunner.store.digests import Digest
 from modelrunner.store.folder import ModelFolder
 from modelrunner.store.folders import Folders
@@ -21,6 +22,8 @@ from modelrunner.store.manifests import UnpackedFile
 from modelrunner.store.reading import StoreReader
 from modelrunner.store.references import Reference
 from modelrunner.store.union import updated
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,7 @@ class Store(StoreReader):
         tag = Reference.parse_name(reference) if reference is not None else None
         (target,) = self.places(wanted=folder) if folder else [self._nearest([*files.values(), *licences])]
         with self._brought(target, [*files.values(), *licences], progress) as own:
-            entry = target.create(
+            return target.create(
                 {name: own[blob.path] for name, blob in files.items()},
                 tag,
                 trust=trust,
@@ -139,9 +142,16 @@ class Store(StoreReader):
                 defaults=defaults,
                 licences=[own[blob.path] for blob in licences],
                 progress=progress,
+                then=lambda entry: self._created(entry, tag, target),
             )
+
+    def _created(self, entry: Entry, tag: Reference | None, target: ModelFolder) -> StoredModel:
+        """With the lock held since the model is there: nobody takes it, or its name, away in between."""
         if tag is not None:
-            self._take_away(tag, target)
+            try:
+                self._take_away(tag, target)
+            except (StorageFailed, InsufficientDisk) as error:
+                log.warning("the name %s belongs to a model of another folder as well: %s", tag.short, error)
         return self._shown(self._catalog, entry, ())
 
     def _nearest(self, blobs: Sequence[Blob]) -> ModelFolder:
