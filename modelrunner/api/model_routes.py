@@ -80,7 +80,7 @@ class ModelRoutes:
     @documented(list[wire.Model])
     async def list_models(self, request: web.Request) -> web.Response:
         """Lists the models on disk."""
-        await self._library.look()
+        await self._library.looks.absent()
         models = (*self._library, *self._library.damaged())
         abilities = await self._library.abilities(models)
         return json_response([wireforms.model(*found) for found in zip(models, abilities, strict=True)])

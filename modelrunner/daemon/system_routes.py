@@ -77,7 +77,8 @@ class SystemRoutes:
         failing = diagnostics.failing({model.id: model.name for model in self._library})
         unready = bool(trouble) or any(map(self._is_needed, failing))
         damaged = [f"{model.name} is damaged: {model.damage}" for model in self._library if model.damage]
-        damaged += [folder.message for folder in await self._library.look()]
+        damaged += [folder.message for folder in await self._library.looks.absent()]
+        damaged.append(self._library.looks.trouble)
         reason = "; ".join(filter(None, [trouble, *failing.values(), *damaged]))
         status = "error" if unready and not ending else health.status
         told = msgspec.structs.replace(health, status=status, reason=reason)
@@ -87,7 +88,7 @@ class SystemRoutes:
     async def version(self, request: web.Request) -> web.Response:
         """Tells the version, the addresses and the engines."""
         where = self._addresses
-        absent = {str(folder.path): folder.message for folder in await self._library.look()}
+        absent = {str(folder.path): folder.message for folder in await self._library.looks.absent()}
         return json_response(
             wire.Status(
                 pid=os.getpid(),

@@ -20,6 +20,7 @@ from modelrunner.errors import (
 )
 from modelrunner.models.abilities import Abilities, KnownAbilities
 from modelrunner.models.configurations import Configurations
+from modelrunner.models.folderlooks import FolderLooks
 from modelrunner.models.orders import PullOrder
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.progress import ProgressReport, RunningPull, WorkProgress
@@ -31,7 +32,6 @@ from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, RemoveResult, Store, StoredModel
 from modelrunner.store.details import ModelDetails, details_of
 from modelrunner.store.layout import ModelArchive, archive_of
-from modelrunner.store.union import AbsentFolder
 from modelrunner.types import ModelFormat
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class Library:
         abilities: KnownAbilities,
     ) -> None:
         self._store = store
+        self.looks = FolderLooks(store)
         self._puller = puller
         self._scheduler = scheduler
         self._registry = registry
@@ -60,12 +61,6 @@ class Library:
     def __iter__(self) -> Iterator[StoredModel]:
         """The usable models, oldest first."""
         return iter(self._store.list())
-
-    async def look(self) -> tuple[AbsentFolder, ...]:
-        """Looks which of the folders are there, and returns those that are not."""
-        if len(self._store.folders) > 1:
-            await asyncio.to_thread(self._store.look)
-        return self._store.absent()
 
     @property
     def folders(self) -> Sequence[Path]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ from modelrunner.durable import JsonFile
 from modelrunner.errors import StorageFailed
 from modelrunner.scheduler.events import Events
 from modelrunner.store import Digest, Store
+from modelrunner.store.reading import StoredFile
 from modelrunner.store.records import Stamp
 
 RATE = 32 << 20
@@ -49,51 +50,71 @@ class Verifier:
     ) -> None:
         self._store = store
         self._events = events
-        self._file = JsonFile(file, dict[str, _Read], cache=True)
+        self._file = JsonFile(file, dict[str, dict[str, _Read]], cache=True)
         self._every = every
         self._rate = rate
         self._wall = wall
-        self._read = self._file.load() or {} if every is not None else {}
+        self._read = dict(self._load()) if every is not None else {}
         self._written = wall()
+        self._looks = store.looks
+        store.watchers.append(self._store_changed)
 
     async def run(self) -> None:
         """Reads until it is cancelled, or returns at once where nothing is to be read."""
         try:
             while self._every is not None:
-                try:
-                    await self.look()
-                except StorageFailed as error:
-                    log.warning("the files of models cannot be verified now: %s", error)
+                await self.look()
                 await asyncio.sleep(_PAUSE)
         finally:
             if self._every is not None:
-                self._file.save(self._read)
+                self._save()
 
     async def look(self) -> None:
-        """Reads every file whose time has come, the one that waits longest first. Raises `StorageFailed`."""
+        """Reads every file whose time has come, the one that waits longest first; a disk that fails is left alone."""
         stamps = await asyncio.to_thread(self._store.stamps)
-        self._read = {digest: read for digest, read in self._read.items() if Digest(digest) in stamps}
-        for digest, stamp in stamps.items():
-            read = self._read.get(digest.hex)
-            if read is not None and not read.sound and read.stamp == stamp:
-                self._store.mark_damaged(digest)
-        for _, digest in sorted(self._due(stamps)):
-            await self._check(digest, stamps[digest])
+        here = {file.folder for file in stamps}
+        self._read = {  # what is known of a folder that is away is kept
+            file: read
+            for file, read in self._read.items()
+            if file in stamps or (file.folder in self._store.folders and file.folder not in here)
+        }
+        await asyncio.to_thread(self._mark)
+        failing = set()
+        for _, file in sorted(self._due(stamps)):
+            if file.folder not in failing:
+                try:
+                    await self._check(file, stamps[file])
+                except StorageFailed as error:
+                    log.warning("the files of models cannot be verified now: %s", error)
+                    failing.add(file.folder)
 
-    def _due(self, stamps: dict[Digest, Stamp]) -> Iterator[tuple[float, Digest]]:
+    def _mark(self) -> None:
+        """What was found damaged is damaged still: after a restart, and in a folder that is back."""
+        self._looks = self._store.looks
+        for file, read in list(self._read.items()):
+            if not read.sound:
+                try:
+                    self._store.mark_damaged(file, read.stamp)
+                except StorageFailed as error:
+                    log.warning("%s", error)
+
+    def _store_changed(self) -> None:
+        if self._looks != self._store.looks:
+            self._mark()
+
+    def _due(self, stamps: Mapping[StoredFile, Stamp]) -> Iterator[tuple[float, StoredFile]]:
         assert self._every is not None
-        for digest, stamp in stamps.items():
-            read = self._read.get(digest.hex)
+        for file, stamp in stamps.items():
+            read = self._read.get(file)
             if read is not None and read.stamp != stamp:
-                yield 0.0, digest
+                yield 0.0, file
             else:
                 last = read.time if read is not None else stamp[1] / 1e9
                 if self._wall() - last >= self._every:
-                    yield last, digest
+                    yield last, file
 
-    async def _check(self, digest: Digest, stamp: Stamp) -> None:
-        names = self._store.names_with(digest)
-        if not names:  # removed meanwhile
+    async def _check(self, file: StoredFile, stamp: Stamp) -> None:
+        if not self._store.names_with(file):  # removed meanwhile
             return
 
         def work(stop: threading.Event) -> bool:
@@ -101,15 +122,27 @@ class Verifier:
                 if stop.wait(size / self._rate):
                     raise asyncio.CancelledError
 
-            return self._store.check(digest, gently)
+            return self._store.check(file, gently)
 
         sound = await in_thread(work, _READING)
-        before = self._read.get(digest.hex)
-        self._read[digest.hex] = _Read(self._wall(), stamp, sound)
+        before = self._read.get(file)
+        self._read[file] = _Read(self._wall(), stamp, sound)
         if not sound and (before is None or before.sound or before.stamp != stamp):
-            for name in self._store.names_with(digest):
-                log.error("the file %s of %s is damaged: pull or package the model again", digest, name)
+            for name in self._store.names_with(file):
+                log.error("the file %s of %s is damaged: pull or package the model again", file.digest, name)
                 self._events.emit("damage", model=name, reason=f"a file of {name} is damaged: pull or package it again")
         if self._wall() - self._written >= _WRITE:
             self._written = self._wall()
-            await asyncio.to_thread(self._file.save, self._read)
+            await asyncio.to_thread(self._save)
+
+    def _load(self) -> Iterator[tuple[StoredFile, _Read]]:
+        for folder, files in (self._file.load() or {}).items():
+            for hex, read in files.items():
+                if digest := Digest.named(hex):
+                    yield StoredFile(Path(folder), digest), read
+
+    def _save(self) -> None:
+        kept: dict[str, dict[str, _Read]] = {}
+        for file, read in list(self._read.items()):
+            kept.setdefault(str(file.folder), {})[file.digest.hex] = read
+        self._file.save(kept)

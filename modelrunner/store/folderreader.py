@@ -96,8 +96,10 @@ class FolderReader:
         with translated("reading the model", self.data):
             return self._blobs.check(digest, progress)
 
-    def stamp(self, digest: Digest) -> Stamp | None:
-        return self._blobs.stamp(digest)
+    def mark_damaged(self, digest: Digest, stamp: Stamp) -> None:
+        with translated("looking at a file of models", self.data):
+            if self._blobs.stamp(digest) == stamp:
+                self._blobs.damaged.add(digest)
 
     def stamps(self) -> dict[Digest, Stamp]:
         with translated("looking at the files of models", self.data):

@@ -1,9 +1,11 @@
 """What a store can tell: its models, their files, what is damaged, where they lie, and how much disk they use."""
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -18,6 +20,15 @@ from modelrunner.store.records import Stamp
 from modelrunner.store.union import AbsentFolder, united
 from modelrunner.store.usage import StoreUsage
 from modelrunner.types import Bundle
+
+log = logging.getLogger(__name__)
+
+
+class StoredFile(NamedTuple):
+    """A file of models: the folder's data directory, and the digest of its content."""
+
+    folder: Path
+    digest: Digest
 
 
 class StoreReader:
@@ -101,31 +112,43 @@ class StoreReader:
 
     def verify(self, text: str, progress: ReadProgress = ignore) -> tuple[Digest, ...]:
         """Reads every byte of the model again, about a second per gigabyte. Returns its digests whose file is missing
-        or damaged. From then on they count as missing, so the model is not served until pulling it again heals it.
-        `progress` gets the size of each piece in bytes; it may stop the reading by raising."""
+        or damaged. From then on they count as missing, so the model is not served until pulling it again heals it, or
+        from another folder that has it. `progress` gets the size of each piece in bytes; it may stop the reading by
+        raising."""
         entry, _ = self._catalog.find(text)
         return self._folder_of(entry).verify(entry, progress) if entry.contents else (entry.id,)
 
-    def check(self, digest: Digest, progress: ReadProgress = ignore) -> bool:
-        """Reads every byte of a models' file, wherever it lies, and returns whether it has its digest; from then on one
-        that has not counts as missing. `progress` as in `verify`. Raises `StorageFailed`."""
-        having = [folder for folder in self._present if folder.stamp(digest)] or self._present
-        found = [folder.check(digest, progress) for folder in having]
-        return all(found)
+    def check(self, file: StoredFile, progress: ReadProgress = ignore) -> bool:
+        """Reads every byte of a file of models, and returns whether it has its digest; from then on one that has not
+        counts as missing. `progress` as in `verify`. Raises `StorageFailed`."""
+        folder = self._present_at(file.folder)
+        return folder is None or folder.check(file.digest, progress)
 
-    def mark_damaged(self, digest: Digest) -> None:
-        """Lets a file count as missing until a healthy one takes its place."""
+    def mark_damaged(self, file: StoredFile, stamp: Stamp) -> None:
+        """Lets the file count as missing, if it still has the stamp, until a healthy one takes its place. Raises
+        `StorageFailed`."""
+        if (folder := self._present_at(file.folder)) is not None:
+            folder.mark_damaged(file.digest, stamp)
+
+    def stamps(self) -> dict[StoredFile, Stamp]:
+        """Every file of the usable models that is here, with its stamp. Takes a tenth of a second for thousands.
+        Leaves out a folder whose disk fails, with a word in the log."""
+        found: dict[StoredFile, Stamp] = {}
         for folder in self._present:
-            folder.damaged.add(digest)
+            try:
+                stamps = folder.stamps()
+            except StorageFailed as error:
+                log.warning("the files of models cannot be looked at now: %s", error)
+                continue
+            found |= {StoredFile(folder.data, digest): stamp for digest, stamp in stamps.items()}
+        return found
 
-    def stamps(self) -> dict[Digest, Stamp]:
-        """Every file of the usable models that is here, with its stamp. Takes a tenth of a second for thousands."""
-        return {digest: stamp for folder in reversed(self._present) for digest, stamp in folder.stamps().items()}
-
-    def names_with(self, digest: Digest) -> tuple[str, ...]:
+    def names_with(self, file: StoredFile) -> tuple[str, ...]:
         """The models that have this file, each by its first name or its ID."""
-        catalog = self._catalog
-        return tuple(catalog.models[entry.id].name for entry in catalog.entries.values() if digest in entry.blobs)
+        catalog, folder = self._catalog, self._present_at(file.folder)
+        entries = folder.catalog.entries.values() if folder is not None else ()
+        having = [entry.id for entry in entries if file.digest in entry.blobs]
+        return tuple(catalog.models[id].name for id in having if id in catalog.models)
 
     def absent(self) -> tuple[AbsentFolder, ...]:
         """The folders that cannot be used now."""
@@ -190,10 +213,8 @@ class StoreReader:
         model = catalog.models[entry.id]
         if model.damage or all(entry.blobs.keys().isdisjoint(folder.damaged) for folder in suspect):
             return model
-        usable = (folder for folder in self._present if folder.has_whole(entry.id))  # none: it was removed meanwhile
-        if (served := next(usable, None)) is None or served not in suspect:
-            return model
-        if entry.blobs.keys().isdisjoint(served.damaged):
+        served = _best(self._present, entry)  # None: it was removed meanwhile
+        if served is None or entry.blobs.keys().isdisjoint(served.damaged):
             return model
         return replace(model, damage="a file of it is damaged: pull or package it again")
 
@@ -204,9 +225,9 @@ class StoreReader:
         return self._folder_of(entry), entry
 
     def _folder_of(self, entry: Entry) -> ModelFolder:
-        """The first folder that the model lies in, as usable as it is anywhere. Raises `FolderMissing`."""
+        """The folder that the model is served from. Raises `FolderMissing`."""
         copies = self._copies(entry)
-        return next((folder for folder in copies if folder.has_whole(entry.id)), copies[0])
+        return _best(copies, entry) or copies[0]
 
     def _copies(self, entry: Entry) -> Sequence[ModelFolder]:
         """The folders that the model lies in. Raises `FolderMissing`."""
@@ -216,3 +237,13 @@ class StoreReader:
         if not found:
             raise ModelNotFound(f"the model {entry.id} was removed meanwhile", param="model")
         return found
+
+    def _present_at(self, path: Path) -> ModelFolder | None:
+        return next((folder for folder in self._present if folder.data == path), None)
+
+
+def _best(folders: Sequence[ModelFolder], entry: Entry) -> ModelFolder | None:
+    """The first folder that has the model without a known damage, else the first with a manifest that can be read."""
+    whole = [folder for folder in folders if folder.has_whole(entry.id)]
+    sound = (folder for folder in whole if entry.blobs.keys().isdisjoint(folder.damaged))
+    return next(sound, whole[0] if whole else None)

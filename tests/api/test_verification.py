@@ -4,17 +4,20 @@ import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from modelrunner.errors import InvalidModel
+from modelrunner.errors import InvalidModel, StorageFailed
 from modelrunner.models.verification import Verifier
 from modelrunner.scheduler.events import Events
 from modelrunner.store import Store
+from modelrunner.store.blobs import ReadProgress
+from modelrunner.store.reading import StoredFile
 from tests.api.conftest import StartDaemon
 from tests.opened import opened_in
-from tests.store.samples import add_model
+from tests.store.samples import add_model, ingest
 from tests.waiting import HUNG
 
 WEEK = 7 * 86_400.0
@@ -35,9 +38,14 @@ def damage(store: Store, name: str) -> Path:
 class Watched:
     """A store that is verified, with a clock of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, disks: Sequence[Path] = ()) -> None:
         self.now = time.time()
-        self.store, self.events, self._file = Store(folder), Events(), folder / "state" / "verified.json"
+        self._data, self._disks, self._file = folder, disks, folder / "state" / "verified.json"
+        self.store, self.events = Store(folder, None, disks), Events()
+
+    def restart(self) -> None:
+        self.store.close()
+        self.store = Store(self._data, None, self._disks)
 
     def verifier(self, rate: float = 1e15) -> Verifier:
         return Verifier(self.store, self.events, self._file, WEEK, rate=rate, wall=lambda: self.now)
@@ -47,12 +55,15 @@ class Watched:
         verifier = self.verifier()
         with opened_in(self.store.data / "blobs") as opened:
             await verifier.look()
+        await self.end(verifier)
+        return len(set(opened))
+
+    async def end(self, verifier: Verifier) -> None:
         running = asyncio.create_task(verifier.run())
         await asyncio.sleep(0)
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
-        return len(set(opened))
 
 
 async def test_each_file_is_read_when_its_time_has_come(tmp_path: Path) -> None:
@@ -94,7 +105,7 @@ async def test_damage_is_told_once_and_known_after_a_restart(tmp_path: Path) -> 
     watched.now += WEEK + 1
     await watched.read()
     assert [(event.event, event.model) for event in watched.events] == [("damage", "m")]
-    watched.store = Store(tmp_path)
+    watched.restart()
     assert await watched.read() == 0
     assert [bool(model.damage) for model in watched.store.list()] == [False, True]
     with pytest.raises(InvalidModel, match="damaged"):
@@ -113,6 +124,66 @@ async def test_a_file_that_was_changed_is_read_soon(tmp_path: Path) -> None:
     os.utime(damage(watched.store, "m"))
     assert await watched.read() == 1
     assert [event.model for event in watched.events] == ["m"]
+
+
+async def test_damage_is_that_of_one_disk_also_after_a_restart_and_when_it_is_back(tmp_path: Path) -> None:
+    """Both have the model; what is damaged on the first is served from the second."""
+    disks = [tmp_path / "one", tmp_path / "two"]
+    for disk in disks:
+        disk.mkdir()
+        store = Store(tmp_path / "data", None, [disk])
+        add_model(store, "m")
+        if disk is disks[0]:
+            damage(store, "m")
+        store.close()
+    watched = Watched(tmp_path / "data", disks)
+    watched.now += WEEK + 1
+    verifier = watched.verifier()
+    await verifier.look()
+    assert [event.model for event in watched.events] == ["m"]
+
+    def served() -> tuple[str, Path]:
+        return watched.store.get("m").damage, watched.store.bundle("m").directory.parents[1]
+
+    assert served() == ("", disks[1])
+    await watched.end(verifier)
+    watched.restart()
+    verifier = watched.verifier()
+    await verifier.look()
+    assert served() == ("", disks[1])
+    disks[0].rename(tmp_path / "away")
+    watched.store.look()
+    assert served() == ("", disks[1])
+    await verifier.look()
+    (tmp_path / "away").rename(disks[0])
+    watched.store.look()  # before the verifier looks again
+    assert served() == ("", disks[1])
+    watched.store.close()
+
+
+async def test_a_disk_that_fails_keeps_no_other_from_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disks = [tmp_path / "one", tmp_path / "two"]
+    for disk in disks:
+        disk.mkdir()
+    watched = Watched(tmp_path / "data", disks)
+    for seed, disk in enumerate(disks):
+        watched.store.create({"m": ingest(watched.store, seed)}, f"m{seed}", folder=disk)
+    damage(watched.store, "m1")
+    watched.now += WEEK + 1
+    read = watched.store.check
+
+    def failing(file: StoredFile, progress: ReadProgress) -> bool:
+        if file.folder == disks[0]:
+            raise StorageFailed("reading the model: Input/output error")
+        return read(file, progress)
+
+    monkeypatch.setattr(watched.store, "check", failing)
+    await watched.verifier().look()
+    assert [event.model for event in watched.events] == ["m1"]
+    assert caplog.text.count("Input/output error") == 1
+    watched.store.close()
 
 
 async def test_the_daemon_shows_what_was_damaged(start_daemon: StartDaemon, tmp_path: Path) -> None:

@@ -66,6 +66,15 @@ def weights(folder: Path) -> set[str]:
     return {path.name for path in (folder / "blobs/sha256").iterdir() if path.stat().st_size > 3000}
 
 
+def flip_a_byte(folder: Path) -> str:
+    """Of the weights in the folder. Returns their digest."""
+    (digest,) = weights(folder)
+    path = folder / "blobs/sha256" / digest
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    return digest
+
+
 def test_a_new_model_goes_to_the_first_folder_and_all_are_listed(disks: Disks) -> None:
     store = disks.open()
     add_model(store, "a")
@@ -202,10 +211,7 @@ def test_what_lies_elsewhere_is_copied_and_not_linked(disks: Disks, tmp_path: Pa
 def test_a_damaged_file_is_not_copied(disks: Disks) -> None:
     store = disks.open()
     add_to(store, disks.one, "a")
-    (digest,) = weights(disks.one)
-    path = disks.one / "blobs/sha256" / digest
-    path.chmod(0o600)
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    digest = flip_a_byte(disks.one)
     blob = store.have(f"sha256:{digest}")
     assert blob is not None
     before = files_under(disks.two)
@@ -363,12 +369,25 @@ def test_damage_is_that_of_one_folder(disks: Disks) -> None:
     add_model(disks.open(disks.one), "a")
     add_model(disks.open(disks.two), "b", seed=1)
     store = disks.open()
-    (digest,) = weights(disks.two)
-    path = disks.two / "blobs/sha256" / digest
-    path.chmod(0o600)
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    digest = flip_a_byte(disks.two)
     assert [str(found)[7:] for found in store.verify("b")] == [digest]
     assert [bool(model.damage) for model in store.list()] == [False, True]
     with pytest.raises(InvalidModel):
         store.bundle("b")
     assert store.bundle("a")
+
+
+def test_a_damaged_copy_leaves_the_model_served_from_the_other(disks: Disks) -> None:
+    for folder in (disks.one, disks.two):
+        add_model(disks.open(folder), "a")
+    store = disks.open()
+    digest = flip_a_byte(disks.one)
+    assert [str(found)[7:] for found in store.verify("a")] == [digest]
+    assert store.missing("a") == store.verify("a") == ()
+    assert store.bundle("a").model_file.is_relative_to(disks.two)
+    assert [model.damage for model in store.list()] == [""]
+    flip_a_byte(disks.two)
+    assert store.verify("a")
+    assert [bool(model.damage) for model in store.list()] == [True]
+    with pytest.raises(InvalidModel):
+        store.bundle("a")

@@ -1,0 +1,40 @@
+"""Looks which of the folders of models are there, without letting anybody wait for a disk that does not answer."""
+
+import asyncio
+import time
+
+from modelrunner.concurrency.threads import Pool
+from modelrunner.store import Store
+from modelrunner.store.union import AbsentFolder
+
+WAIT = 1.0
+"""Seconds that a look may take before its callers go on with what was known before."""
+_THREADS = Pool("looking at folders", 1, prompt=False)
+
+
+class FolderLooks:
+    """All who ask while a look is under way share it. A disk that never answers keeps one thread of its own."""
+
+    def __init__(self, store: Store, wait: float = WAIT) -> None:
+        self._store = store
+        self._wait = wait
+        self._look: asyncio.Future[None] | None = None
+        self._begun = 0.0
+
+    async def absent(self) -> tuple[AbsentFolder, ...]:
+        """The folders that cannot be used: as they are now, or as last seen where the disks take longer than `wait`."""
+        if len(self._store.folders) > 1:
+            if self._look is None or self._look.done():
+                self._begun = time.monotonic()
+                self._look = asyncio.get_running_loop().run_in_executor(_THREADS, self._store.look)
+            await asyncio.wait({self._look}, timeout=max(0.0, self._begun + self._wait - time.monotonic()))
+            if self._look.done():
+                self._look.result()
+        return self._store.absent()
+
+    @property
+    def trouble(self) -> str:
+        """A sentence while a look takes longer than `wait`, else ""."""
+        if self._look is None or self._look.done() or (taken := time.monotonic() - self._begun) < self._wait:
+            return ""
+        return f"a disk of model_dirs has not answered for {taken:.0f} s"
