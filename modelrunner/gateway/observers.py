@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _EVERY = 0.05  # seconds between two rounds of telling
+_LONGEST = 640  # characters: no model has a longer name, and no route a longer path
 
 
 class RequestRecord(msgspec.Struct, frozen=True, gc=False):
@@ -29,7 +30,8 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     `route` is the client's path with `{backend}` or `{runner}` for a name, `family` the API's. `status` is 499 for a
     client that left; `error` is the code of the error, "" without one. `model` is the name that the client wrote,
     `model_name` that of the model that the runner serves, "" without a runner; `key` is the name of the API key, ""
-    without one. A request that was refused before its body was read has no `model` and no `caller`."""
+    without one. A request that gets no exchange has no `model`; one that is refused before its body is read has no
+    `caller` and no `key` either. What clients write is `shortened`: records are kept, and written to logs."""
 
     request_id: str
     family: str
@@ -100,6 +102,11 @@ class Observers:
                 log.exception("%s failed", type(observer).__name__)
 
 
+def shortened(text: str) -> str:
+    """What a record keeps of a text from a client, which may have megabytes."""
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
 def record_of(
     ask: Inference,
     lease: "Lease | None",
@@ -125,7 +132,7 @@ def record_of(
         route.pattern,
         status,
         error,
-        ask.fields.model,
+        shortened(ask.fields.model),
         model_name,
         backend,
         runner_id,

@@ -22,7 +22,7 @@ from modelrunner.gateway.exchange import Exchange
 from modelrunner.gateway.heldback import HeldBack
 from modelrunner.gateway.interfaces import Detour, Inference, Recorder, Sink, Terms, UnderWay
 from modelrunner.gateway.leasing import AliasChooser, Leasing, Resolve
-from modelrunner.gateway.observers import Observers, RequestRecord
+from modelrunner.gateway.observers import Observers, RequestRecord, shortened
 from modelrunner.gateway.quarantine import Quarantine
 from modelrunner.gateway.render import harmless_id
 from modelrunner.gateway.response_store import ResponseStore
@@ -231,13 +231,25 @@ class Pipeline(Leasing):
                 param="modelrunner_tools",
             )
 
-    def refusal(self, error: ModelRunnerError, request_id: str, path: str) -> tuple[tuple[Header, ...], bytes]:
+    def refusal(
+        self, error: ModelRunnerError, request_id: str, path: str, terms: Terms | None = None
+    ) -> tuple[tuple[Header, ...], bytes]:
         """Returns headers and body of the answer to a request that gets no exchange, in the shape of the path's
-        family."""
+        family. `terms` are those of its head, if that was admitted."""
         dialect = dialect_of(path)
-        if self.observers.active:
-            self.observers.tell(RequestRecord(request_id, dialect.name, path, error.status, error.code, time=time()))
+        self._tell(dialect.name, path, request_id, error.status, error.code, terms)
         return dialect.error(error, request_id)
+
+    def gone(self, request_id: str, terms: Terms) -> None:
+        """A client has left before it got its refusal."""
+        self._tell(terms.route.dialect.name, terms.route.pattern, request_id, 499, "", terms)
+
+    def _tell(self, family: str, path: str, request_id: str, status: int, error: str, terms: Terms | None) -> None:
+        if self.observers.active:
+            caller, key = (terms.caller, terms.key_name) if terms is not None else ("", "")
+            self.observers.tell(
+                RequestRecord(request_id, family, shortened(path), status, error, caller=caller, key=key, time=time())
+            )
 
 
 def _key_text(header: GetHeader) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from modelrunner.gateway.observers import Observers, RequestRecord
+from modelrunner.telemetry.accesslog import AccessLog
 from tests.gateway.fakes import SSE, Call, event, until
 from tests.gateway.harness import CHAT, proxy, request
 
@@ -98,6 +99,22 @@ async def test_refusals_before_the_exchange_are_told(folder: Path) -> None:
             ("openai", "/v1/completions", 411, "length_required"),
             ("openai", "", 400, "bad_request"),
         ]
+
+
+async def test_no_record_is_longer_than_it_must_be(folder: Path, kind: str) -> None:
+    """Records are kept, logged and sent: a client must not choose how long they are."""
+    async with proxy(folder, kind) as served:
+        notes = Notes(served.pipeline.observers)
+        log = AccessLog(folder / "access.log", served.pipeline.observers)
+        log.use("text")
+        assert (await served.ask(request(body={"model": "a" * 640}))).status == 404
+        assert (await served.ask(request(body={"model": "é" * (1 << 20)}))).status == 404
+        assert (await served.ask(request(CHAT + "?" + "x" * 10_000, b"{}"))).status == 400
+        assert (await served.ask(b"GET /" + b"x" * 10_000 + b" HTTP/2\r\n\r\n")).status == 400
+        assert [record.model for record in notes.records] == ["a" * 640, "é" * 639 + "…", "", ""]
+        assert [len(record.route) for record in notes.records] == [20, 20, 20, 640]
+        log.close()
+    assert (folder / "access.log").stat().st_size < 8000
 
 
 async def test_an_observer_that_fails_is_logged_and_costs_no_answer(
