@@ -9,7 +9,7 @@ from modelrunner.gateway.answering import Answers
 from modelrunner.gateway.decode import LARGE, Decoding
 from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.handover import HandoverTransport
-from modelrunner.gateway.heldback import Patience
+from modelrunner.gateway.heldback import Held, Patience
 from modelrunner.gateway.interfaces import Terms
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.gateway.render import id_line, new_request_id
@@ -108,7 +108,9 @@ class ClientConnection(Answers):
 
     def drain(self) -> None:
         self.keep_alive = False
-        if self._work is None and self._body is None and not self._data:
+        if isinstance(self._work, Held):
+            self._work.release()
+        elif self._work is None and self._body is None and not self._data:
             self._transport.close()
 
     def _leave(self) -> None:
@@ -254,24 +256,27 @@ class ClientConnection(Answers):
         except Exception as raised:
             error = raised if isinstance(raised, ModelRunnerError) else fault(ask_id)
             self._pipeline.unbuffer(len(body))
-            self._turn_down(error, ask_id, terms.route.pattern)
+            self._turn_down(error, ask_id, terms)
         else:
             self._work = exchange
             exchange.start()
 
-    def _turn_down(self, error: ModelRunnerError, ask_id: str, path: str) -> None:
+    def _turn_down(self, error: ModelRunnerError, ask_id: str, terms: Terms) -> None:
         """Refuses one request. The next one is known to follow, unless too many such clients wait already."""
         held_back = self._pipeline.held_back
-        if isinstance(error, RateLimited) and (delay := self._patience.delay(error)):
-            if not held_back.is_full:
+        if isinstance(error, RateLimited) and (delay := self._patience.delay(error, terms.key_name)):
+            if not (held_back.is_full or self._listener.draining):
                 later = RateLimited(str(error), retry_after=(error.retry_after or 0.0) - delay)
-                self._work = held_back.hold(delay, lambda: self._say_no(later, ask_id, path))
+                self._work = held_back.hold(
+                    delay, lambda: self._say_no(later, ask_id, terms), lambda: self._pipeline.gone(ask_id, terms)
+                )
                 return
             self.keep_alive = False
-        self._say_no(error, ask_id, path)
+        self._say_no(error, ask_id, terms)
 
-    def _say_no(self, error: ModelRunnerError, ask_id: str, path: str) -> None:
-        headers, answer = self._pipeline.refusal(error, ask_id, path)
+    def _say_no(self, error: ModelRunnerError, ask_id: str, terms: Terms) -> None:
+        self._work = None  # it is over: a client that leaves while this is written got its answer
+        headers, answer = self._pipeline.refusal(error, ask_id, terms.route.pattern, terms)
         self.respond(error.status, headers, id_line(ask_id), len(answer), answer)
         self.finish()
 

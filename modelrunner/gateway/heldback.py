@@ -39,41 +39,42 @@ class HeldBack:
     def is_full(self) -> bool:
         return self._count >= self._most
 
-    def hold(self, seconds: float, then: Callable[[], None]) -> "Held":
+    def hold(self, seconds: float, then: Callable[[], None], gone: Callable[[], None]) -> "Held":
+        """Calls `then` in so many seconds, or `gone` where the client leaves before."""
         self._count += 1
-        return Held(self, seconds, then)
+        return Held(self, seconds, then, gone)
 
     def let_go(self) -> None:
         self._count -= 1
 
 
 class Patience:
-    """What one connection was told: when to come again. One that obeys is never held back. The first refusal of one
-    that does not waits up to `_FIRST`, and half of it at least; each further one twice as long as the one before, none
-    longer than `_LONGEST`."""
+    """What each API key on one connection was told: when to come again. A client that obeys is never held back, nor is
+    one key for another. The first refusal of one that does not obey waits up to `_FIRST`, and half of it at least; each
+    further one twice as long as the one before, none longer than `_LONGEST`."""
 
-    __slots__ = ("_all", "_delay", "_until")
+    __slots__ = ("_all", "_told")
 
     def __init__(self, held_back: HeldBack) -> None:
         self._all = held_back
-        self._delay = 0.0
-        self._until = 0.0
+        self._told: dict[str, tuple[float, float]] = {}  # by the key's name: the last delay, the time it was told
 
-    def delay(self, error: RateLimited) -> float:
-        """Returns the seconds to hold this refusal back, at most until the time that it names."""
+    def delay(self, error: RateLimited, key: str) -> float:
+        """Returns the seconds to hold this refusal of the key back, at most until the time that it names."""
         now, wait = self._all.clock(), error.retry_after or 0.0
-        self._delay = min(max(2 * self._delay, _FIRST), _LONGEST) if now < self._until else 0.0
-        self._until = now + wait
-        return min(self._delay * (0.5 + self._all.spread() / 2), wait)
+        delay, until = self._told.get(key, (0.0, 0.0))
+        delay = min(max(2 * delay, _FIRST), _LONGEST) if now < until else 0.0
+        self._told[key] = delay, now + wait
+        return min(delay * (0.5 + self._all.spread() / 2), wait)
 
 
 class Held:
     """One refusal that waits; the work of its connection meanwhile."""
 
-    __slots__ = ("_all", "_then", "_timer")
+    __slots__ = ("_all", "_gone", "_then", "_timer")
 
-    def __init__(self, held_back: HeldBack, seconds: float, then: Callable[[], None]) -> None:
-        self._all, self._then = held_back, then
+    def __init__(self, held_back: HeldBack, seconds: float, then: Callable[[], None], gone: Callable[[], None]) -> None:
+        self._all, self._then, self._gone = held_back, then, gone
         self._timer = held_back.later(seconds, self._go_on)
 
     def pause(self) -> None:
@@ -84,6 +85,12 @@ class Held:
     def cancel(self) -> None:
         self._timer.cancel()
         self._all.let_go()
+        self._gone()
+
+    def release(self) -> None:
+        """Lets it wait no longer."""
+        self._timer.cancel()
+        self._go_on()
 
     def _go_on(self) -> None:
         self._all.let_go()

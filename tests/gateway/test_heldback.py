@@ -8,8 +8,10 @@ from pathlib import Path
 
 from modelrunner.gateway.heldback import HeldBack
 from modelrunner.keys.allowances import AddressAllowances, Rates
-from tests.gateway.harness import Answer, Client, Proxy, proxy, request
-from tests.waiting import HUNG
+from modelrunner.keys.ring import ApiKey, KeyRing
+from tests.gateway.fakes import until
+from tests.gateway.harness import CHAT, Answer, Client, Proxy, proxy, request
+from tests.gateway.test_observers import Notes
 
 
 @dataclass
@@ -54,9 +56,16 @@ async def ask_early(served: Proxy, client: Client) -> None:
     """Returns once the refusal waits."""
     held = len(served.pipeline.held_back)
     await client.send(request(Host=served.host()))
-    async with asyncio.timeout(HUNG):
-        while len(served.pipeline.held_back) == held:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: len(served.pipeline.held_back) > held)
+
+
+async def waiting_client(served: Proxy) -> Client:
+    """The one client that an address may have in a minute, after it has asked twice too often: its refusal waits."""
+    client = await served.connect(tcp=True)
+    assert (await ask(served, client)).status == 200
+    assert (await ask(served, client)).status == 429
+    await ask_early(served, client)
+    return client
 
 
 async def test_a_client_that_obeys_never_waits(folder: Path, kind: str) -> None:
@@ -119,10 +128,7 @@ async def test_no_refusal_waits_beyond_the_time_that_it_names(folder: Path, kind
 async def test_others_are_answered_meanwhile_and_in_order(folder: Path, kind: str) -> None:
     async with proxy(folder, kind) as served:
         time = limited(served, requests_per_minute=1)
-        client, other = await served.connect(tcp=True), await served.connect(tcp=True)
-        assert (await ask(served, client)).status == 200
-        assert (await ask(served, client)).status == 429
-        await ask_early(served, client)
+        client, other = await waiting_client(served), await served.connect(tcp=True)
         health = request("/health", b"", method="GET", Host=served.host())
         await client.send(health)
         assert (await ask(served, other)).status == 429
@@ -132,18 +138,39 @@ async def test_others_are_answered_meanwhile_and_in_order(folder: Path, kind: st
         assert [(await client.answer()).status for _ in range(2)] == [429, 200]
 
 
-async def test_a_client_that_leaves_waits_no_more(folder: Path, kind: str) -> None:
+async def test_a_client_that_leaves_waits_no_more_and_is_counted(folder: Path, kind: str) -> None:
     async with proxy(folder, kind) as served:
-        time = limited(served, requests_per_minute=1)
-        client = await served.connect(tcp=True)
-        assert (await ask(served, client)).status == 200
-        assert (await ask(served, client)).status == 429
-        await ask_early(served, client)
+        time, notes = limited(served, requests_per_minute=1), Notes(served.pipeline.observers)
+        client = await waiting_client(served)
         await client.leave()
-        async with asyncio.timeout(HUNG):
-            while len(served.pipeline.held_back):  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until(lambda: not len(served.pipeline.held_back))
         assert [timer.cancelled() for _, timer in time.timers] == [True]
+        assert [(r.route, r.status, r.error) for r in notes.records] == [
+            (CHAT, 200, ""),
+            (CHAT, 429, "rate_limited"),
+            (CHAT, 499, ""),
+        ]
+
+
+async def test_one_key_waits_for_no_other_on_the_same_connection(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind) as served:
+        time, notes = limited(served), Notes(served.pipeline.observers)
+        served.pipeline.keys = ring = KeyRing(folder / "keys.json")
+        made = {name: ring.create(ApiKey(name=name, digest="", concurrency=0))[1] for name in ("kim", "lee")}
+        asked = {name: request(Host=served.host(), X_API_Key=text) for name, text in made.items()}
+        client = await served.connect(tcp=True)
+        assert (await client.ask(asked["kim"])).status == 429
+        await client.send(asked["kim"])
+        await until(lambda: len(served.pipeline.held_back) == 1)
+        time.ring()
+        assert (await client.answer()).status == 429
+        assert (await client.ask(asked["lee"])).status == 429  # at once
+        await client.send(asked["kim"])
+        await until(lambda: len(served.pipeline.held_back) == 1)
+        time.ring()
+        assert (await client.answer()).status == 429
+        assert time.delays == [0.1, 0.2]
+        assert [record.key for record in notes.records] == ["kim", "kim", "lee", "kim"]
 
 
 async def test_beyond_so_many_the_answer_comes_at_once_and_the_connection_ends(folder: Path, kind: str) -> None:
@@ -167,11 +194,14 @@ async def test_beyond_so_many_the_answer_comes_at_once_and_the_connection_ends(f
 async def test_a_daemon_that_ends_answers_those_that_wait(folder: Path, kind: str) -> None:
     async with proxy(folder, kind) as served:
         time = limited(served, requests_per_minute=1)
-        client = await served.connect(tcp=True)
-        assert (await ask(served, client)).status == 200
-        assert (await ask(served, client)).status == 429
-        await ask_early(served, client)
+        client, late = await waiting_client(served), await served.connect(tcp=True)
+        assert (await ask(served, late)).status == 429
+        again = request(Host=served.host())
+        await late.send(again[:-1])
+        await until(lambda: served.pipeline.buffered > 0)
         served.lanes["tcp"].drain()
-        time.ring()
-        assert (await client.answer()).headers["connection"] == "close"
-        assert await client.closed() == b""
+        await late.send(again[-1:])
+        for refused in (await client.answer(), await late.answer()):
+            assert (refused.status, refused.headers["connection"]) == (429, "close")
+        assert [await client.closed(), await late.closed()] == [b"", b""]
+        assert [timer.cancelled() for _, timer in time.timers] == [True]
