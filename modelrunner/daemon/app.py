@@ -219,7 +219,6 @@ class Daemon:
             asyncio.create_task(parts.library.learn_abilities(), name="abilities"),
             asyncio.create_task(parts.last_used.run(), name="last used"),
             asyncio.create_task(parts.verifier.run(), name="verify"),
-            asyncio.create_task(self._telemetry.count_events(), name="events"),
             asyncio.create_task(self._batch_worker.run(), name="batches"),
             asyncio.create_task(self._telemetry.usage.run(), name="usage"),
             *([asyncio.create_task(self._notifier().run(), name="notify")] if self._notifies else []),
@@ -227,6 +226,7 @@ class Daemon:
         ]
         if certificate is not None:
             self._background.append(asyncio.create_task(certificate.watch(), name="certificate"))
+        self._counting = asyncio.create_task(self._telemetry.count_events(), name="events")
 
     @property
     def _notifies(self) -> bool:
@@ -250,7 +250,8 @@ class Daemon:
         self._streams.close()
         # At once: a request that comes while the tasks end is refused, too.
         draining = _drain(self._parts.scheduler, self.lifecycle, self._settings.drain_limit)
-        await asyncio.gather(draining, asyncio.wait(self._background))
+        # What ends meanwhile is counted: the metrics are read until the last answer.
+        await asyncio.gather(draining, asyncio.wait([*self._background, self._counting]))
         if self._tcp_server:
             self._tcp_server.close()
         self._doorway.close()

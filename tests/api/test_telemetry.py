@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from modelrunner.types import RequiredMemory
 from tests.api.conftest import Daemon, StartDaemon
+from tests.waiting import HUNG
 
 CHAT = {"model": "smol", "messages": [{"role": "user", "content": "the secret of my heart"}]}
 
@@ -62,7 +63,7 @@ async def test_metrics_equal_what_the_clients_counted(start_daemon: StartDaemon)
 
 
 async def test_why_runners_ended_and_requests_were_refused(start_daemon: StartDaemon) -> None:
-    """Each way in which a runner ends, but for the daemon's own end."""
+    """Each way in which a runner ends, but for the daemon's own end, which the next test is about."""
     daemon = await start_daemon(models={"smol": 0, "other": 1, "huge": 2}, memory_budget="66MiB")
 
     async def post(path: str, **body: Any) -> None:
@@ -109,6 +110,23 @@ async def test_why_runners_ended_and_requests_were_refused(start_daemon: StartDa
         ("other", "engine_exited"): 1,
     }
     assert reasons("modelrunner_crashes_total") == {("other", "engine_exited"): 1}
+
+
+async def test_what_the_end_of_the_daemon_ends_is_counted(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """The metrics are read as long as an answer goes on."""
+    daemon = await start_daemon(models={"smol": 0, "other": 1}, drain_limit=HUNG)
+    assert await ask(daemon, {**CHAT, "model": "other"}) == 200
+    daemon.backend.knobs = (f"--token-gate={tmp_path / 'gate'}",)
+    async with daemon.unix.post("/v1/chat/completions", json={**CHAT, "stream": True, "max_tokens": 30}) as answer:
+        await answer.content.readline()
+        async with daemon.unix.post("/shutdown") as asked:
+            assert asked.status == 202
+        async with asyncio.timeout(HUNG):
+            while not total(await metrics(daemon), "modelrunner_evictions_total", model="other", reason="shutdown"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        (tmp_path / "gate").touch()
+        assert b"[DONE]" in await answer.content.read()
+    await daemon.task
 
 
 async def test_metrics_of_the_engines_tell_their_runner(start_daemon: StartDaemon) -> None:
