@@ -14,7 +14,7 @@ from modelrunner.durable import JsonFile
 from modelrunner.errors import StorageFailed
 from modelrunner.scheduler.events import Events
 from modelrunner.store import Digest, Store
-from modelrunner.store.reading import StoredFile
+from modelrunner.store.reading import PlacedBlob
 from modelrunner.store.records import Stamp
 
 RATE = 32 << 20
@@ -102,7 +102,7 @@ class Verifier:
         if self._looks != self._store.looks:
             self._mark()
 
-    def _due(self, stamps: Mapping[StoredFile, Stamp]) -> Iterator[tuple[float, StoredFile]]:
+    def _due(self, stamps: Mapping[PlacedBlob, Stamp]) -> Iterator[tuple[float, PlacedBlob]]:
         assert self._every is not None
         for file, stamp in stamps.items():
             read = self._read.get(file)
@@ -113,7 +113,7 @@ class Verifier:
                 if self._wall() - last >= self._every:
                     yield last, file
 
-    async def _check(self, file: StoredFile, stamp: Stamp) -> None:
+    async def _check(self, file: PlacedBlob, stamp: Stamp) -> None:
         if not self._store.names_with(file):  # removed meanwhile
             return
 
@@ -135,11 +135,11 @@ class Verifier:
             self._written = self._wall()
             await asyncio.to_thread(self._save)
 
-    def _load(self) -> Iterator[tuple[StoredFile, _Read]]:
+    def _load(self) -> Iterator[tuple[PlacedBlob, _Read]]:
         for folder, files in (self._file.load() or {}).items():
             for hex, read in files.items():
                 if digest := Digest.named(hex):
-                    yield StoredFile(Path(folder), digest), read
+                    yield PlacedBlob(Path(folder), digest), read
 
     def _save(self) -> None:
         kept: dict[str, dict[str, _Read]] = {}

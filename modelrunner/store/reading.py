@@ -24,8 +24,8 @@ from modelrunner.types import Bundle
 log = logging.getLogger(__name__)
 
 
-class StoredFile(NamedTuple):
-    """A file of models: the folder's data directory, and the digest of its content."""
+class PlacedBlob(NamedTuple):
+    """A file of models in one place: the folder's data directory, and the digest of its content."""
 
     folder: Path
     digest: Digest
@@ -118,32 +118,32 @@ class StoreReader:
         entry, _ = self._catalog.find(text)
         return self._folder_of(entry).verify(entry, progress) if entry.contents else (entry.id,)
 
-    def check(self, file: StoredFile, progress: ReadProgress = ignore) -> bool:
+    def check(self, file: PlacedBlob, progress: ReadProgress = ignore) -> bool:
         """Reads every byte of a file of models, and returns whether it has its digest; from then on one that has not
         counts as missing. `progress` as in `verify`. Raises `StorageFailed`."""
         folder = self._present_at(file.folder)
         return folder is None or folder.check(file.digest, progress)
 
-    def mark_damaged(self, file: StoredFile, stamp: Stamp) -> None:
+    def mark_damaged(self, file: PlacedBlob, stamp: Stamp) -> None:
         """Lets the file count as missing, if it still has the stamp, until a healthy one takes its place. Raises
         `StorageFailed`."""
         if (folder := self._present_at(file.folder)) is not None:
             folder.mark_damaged(file.digest, stamp)
 
-    def stamps(self) -> dict[StoredFile, Stamp]:
+    def stamps(self) -> dict[PlacedBlob, Stamp]:
         """Every file of the usable models that is here, with its stamp. Takes a tenth of a second for thousands.
         Leaves out a folder whose disk fails, with a word in the log."""
-        found: dict[StoredFile, Stamp] = {}
+        found: dict[PlacedBlob, Stamp] = {}
         for folder in self._present:
             try:
                 stamps = folder.stamps()
             except StorageFailed as error:
                 log.warning("the files of models cannot be looked at now: %s", error)
                 continue
-            found |= {StoredFile(folder.data, digest): stamp for digest, stamp in stamps.items()}
+            found |= {PlacedBlob(folder.data, digest): stamp for digest, stamp in stamps.items()}
         return found
 
-    def names_with(self, file: StoredFile) -> tuple[str, ...]:
+    def names_with(self, file: PlacedBlob) -> tuple[str, ...]:
         """The models that have this file, each by its first name or its ID."""
         catalog, folder = self._catalog, self._present_at(file.folder)
         entries = folder.catalog.entries.values() if folder is not None else ()

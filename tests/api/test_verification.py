@@ -14,7 +14,7 @@ from modelrunner.models.verification import Verifier
 from modelrunner.scheduler.events import Events
 from modelrunner.store import Store
 from modelrunner.store.blobs import ReadProgress
-from modelrunner.store.reading import StoredFile
+from modelrunner.store.reading import PlacedBlob
 from tests.api.conftest import StartDaemon
 from tests.opened import opened_in
 from tests.store.samples import add_model, ingest
@@ -174,7 +174,7 @@ async def test_a_disk_that_fails_keeps_no_other_from_being_read(
     watched.now += WEEK + 1
     read = watched.store.check
 
-    def failing(file: StoredFile, progress: ReadProgress) -> bool:
+    def failing(file: PlacedBlob, progress: ReadProgress) -> bool:
         if file.folder == disks[0]:
             raise StorageFailed("reading the model: Input/output error")
         return read(file, progress)
