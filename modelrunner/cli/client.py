@@ -56,7 +56,9 @@ class _Socket(socket.socket):
     def recv_into(self, *arguments: Any) -> int:
         limit = self.gettimeout()
         end = inf if limit is None else monotonic() + limit
-        while not select.select([self], [], [], max(0.0, min(_STEP, end - monotonic())))[0]:
+        poll = select.poll()  # `select.select` takes no descriptor above 1023
+        poll.register(self, select.POLLIN)
+        while not poll.poll(max(0.0, min(_STEP, end - monotonic())) * 1e3):
             if monotonic() >= end:
                 raise TimeoutError("timed out")
         return super().recv_into(*arguments)
