@@ -16,7 +16,7 @@ _SAMPLES = 256  # of each latency in a step: the newest ones
 
 class HistoryStep(msgspec.Struct, frozen=True):
     """What ended in the ten seconds from `time` on, in Unix seconds. `failed` counts answers with a status of 400 or
-    more; latencies are in seconds, None where no request was answered."""
+    more, and those that broke off; latencies are in seconds, None where no request was answered."""
 
     time: int
     requests: int
@@ -43,7 +43,7 @@ class History:
         self._requests += len(records)
         self._prompt += sum([record.tokens.prompt for record in records])
         self._answer += sum([record.tokens.answer for record in records])
-        good = [record for record in records if record.status < 400]
+        good = [record for record in records if record.status < 400 and not record.error]
         self._failed += len(records) - len(good)
         self._durations.extend([record.duration for record in good])
         self._firsts.extend([record.first_byte for record in good if record.first_byte is not None])

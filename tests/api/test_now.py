@@ -70,11 +70,11 @@ def test_an_hour_in_steps_of_ten_seconds():
     history = History(clock)
     for duration in (1.0, 2.0, 9.0):
         history.take([record(200, duration=duration, first_byte=0.5, tokens=Tokens(3, 8))])
-    history.take([record(503)])
+    history.take([record(503), record(200, duration=99.0, error="engine_crashed")])
     assert list(history) == []  # the step goes on
     clock.advance(STEP)
     (step,) = history
-    assert (step.time, step.requests, step.failed, step.completion_tokens) == (1000, 4, 1, 24)
+    assert (step.time, step.requests, step.failed, step.completion_tokens) == (1000, 5, 2, 24)
     assert (step.duration_p50, step.first_byte_p95) == (2.0, 0.5)
     clock.advance(3600 + STEP)
     assert list(history) == []

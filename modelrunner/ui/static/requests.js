@@ -34,12 +34,13 @@ function spans(request) {
   const { queued, loading, first_byte: first, duration } = request;
   const begun = queued + loading;
   if (!request.status && !request.runner) return [["queued", duration]];
-  if (first == null) return [["queued", queued], ["loading", loading], [request.status >= 400 ? "failed" : "first", Math.max(0, duration - begun)]];
-  return [["queued", queued], ["loading", loading], ["first", Math.max(0, first - begun)], ["answer", Math.max(0, duration - first)]];
+  if (first == null) return [["queued", queued], ["loading", loading], [hasFailed(request) ? "failed" : "first", Math.max(0, duration - begun)]];
+  return [["queued", queued], ["loading", loading], ["first", Math.max(0, first - begun)], [hasFailed(request) ? "failed" : "answer", Math.max(0, duration - first)]];
 }
 
 const WORDS = { queued: "queued", loading: "loading", first: "until the first token", answer: "answering", failed: "until the fault" };
-const statusKind = (status) => (!status ? "calm" : status < 400 ? "good" : status === 499 ? "" : "bad");
+const hasFailed = ({ status, error }) => status >= 400 || Boolean(status && error); // a stream may break off after its 200
+const statusKind = (request) => (!request.status ? "calm" : request.status === 499 ? "" : hasFailed(request) ? "bad" : "good");
 
 function Row({ request, longest }) {
   const [open, setOpen] = useState(false);
@@ -49,7 +50,7 @@ function Row({ request, longest }) {
   return html`<li>
     <button type="button" class="request" aria-expanded=${open ? "true" : "false"} onClick=${() => setOpen(!open)}>
       <span class="when muted figure">${clock(request.time)}</span><span class="name">${name}</span>
-      <span><${Badge} kind=${statusKind(request.status)}>${request.status || "now"}<//></span>
+      <span><${Badge} kind=${statusKind(request)}>${!request.status ? "now" : request.status < 400 && request.error ? "cut" : request.status}<//></span>
       <span class="span" aria-hidden="true">${parts.map(([part, size]) => html`<div key=${part} class=${`w-${part}`} style=${width(size)}></div>`)}</span>
       <span class="number">${seconds(request.duration)}</span><span class="tokens number muted">${request.tokens_per_second ? `${number(request.tokens_per_second)} t/s` : ""}</span>
     </button>
@@ -74,7 +75,7 @@ function Waterfall({ running, ended, skipped, counted }) {
   const [shown, setShown] = useState(SHOWN);
   const all = [...running, ...ended.toReversed()];
   const models = [...new Set(all.map((each) => each.model_name || each.model).filter(Boolean))].sort();
-  const passes = { "": () => true, ok: (each) => each.status && each.status < 400, failed: (each) => each.status >= 400, running: (each) => !each.status };
+  const passes = { "": () => true, ok: (each) => each.status && !hasFailed(each), failed: hasFailed, running: (each) => !each.status };
   const found = all.filter((each) => (!model || (each.model_name || each.model) === model) && passes[status](each)
     && (!words || [each.request_id, each.route, each.caller, each.error].some((word) => word.toLowerCase().includes(words.toLowerCase()))));
   const longest = Math.max(0.001, ...found.slice(0, shown).map((each) => each.duration));
