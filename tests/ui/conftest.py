@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request, async_playwright
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request, async_playwright, expect
 
 from tests.api.conftest import Daemon, start_daemon
 
@@ -19,6 +19,7 @@ FLAGS = [
     *("--disable-component-update", "--disable-sync"),
 ]
 PHONE = {"width": 390, "height": 844}
+VIEWS = ("now", "models", "chat", "requests", "usage")
 DESK = {"width": 1280, "height": 860}
 TALKS = {"tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
 """Metadata of a model with a chat template."""
@@ -103,3 +104,10 @@ def shots() -> Path:
     folder = Path(os.environ.get("MODELRUNNER_SCREENSHOTS", ".pytest_cache/screenshots"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+async def show(page: Page, daemon: Daemon, view: str) -> None:
+    """Goes to a view, and waits until its data are there."""
+    await page.goto(f"http://127.0.0.1:{daemon.port}/#/{view}")
+    await expect(page.get_by_role("heading", level=1, name=view.capitalize())).to_be_attached()
+    await expect(page.locator(".skeleton")).to_have_count(0)

@@ -14,10 +14,18 @@ const VIEWS = [
 ];
 const THEMES = ["auto", "light", "dark"];
 
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch { // an address that somebody has cut
+    return part;
+  }
+}
+
 function useRoute() {
   const read = () => {
     const [view, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
-    return { view: VIEWS.some(([name]) => name === view) ? view : "now", rest: rest.map(decodeURIComponent) };
+    return { view: VIEWS.some(([name]) => name === view) ? view : "now", rest: rest.map(decoded) };
   };
   const [route, setRoute] = useState(read);
   useEffect(() => {
