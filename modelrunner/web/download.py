@@ -137,22 +137,17 @@ class _Download:
                 self._pausing = False
 
     async def _widen(self) -> None:
-        """Opens further connections while the file comes slowly."""
-        loop = asyncio.get_running_loop()
+        """Opens further connections while the file comes slowly, and neither a limit nor a pause is the reason."""
+        loop, transfers = asyncio.get_running_loop(), self._transfers
         before, then = self._partial.length, loop.time()
         while True:
-            await asyncio.sleep(self._transfers.settle)
+            begun = transfers.now()
+            await asyncio.sleep(transfers.settle)
             here, now = self._partial.length, loop.time()
             rate, before, then = (here - before) / max(now - then, 1e-9), here, now
-            slow = rate < self._transfers.fast and self._transfers.limit is None and not self._pausing
+            slow = rate < transfers.fast and transfers.free_since(begun) and not self._pausing
             left = sum(end - start for start, end in self._pieces.free())
-            if (
-                slow
-                and not self._single
-                and left >= self._pieces.length
-                and here
-                and self._transfers.may_open(self._host)
-            ):
+            if slow and not self._single and left >= self._pieces.length and here and transfers.may_open(self._host):
                 task = asyncio.create_task(self._help())
                 self._helpers.add(task)
                 task.add_done_callback(self._helpers.discard)

@@ -16,7 +16,7 @@ _GENTLY = 12_500_000 * (os.cpu_count() or 1)
 class Transfers:
     """At most `whole` connections, of which `per_host` to one host, and `rate` bytes per second in all (None: without
     a limit); at most `beside` while the daemon is `busy` with answers. A file gets a further connection every `settle`
-    seconds, while it comes slower than `fast` bytes per second, where there is no limit: a faster one is held up by
+    seconds, while it comes slower than `fast` bytes per second and no limit held meanwhile: a faster one is held up by
     this machine. Belongs to one event loop."""
 
     def __init__(
@@ -64,6 +64,13 @@ class Transfers:
         if not self._busy():
             return self.rate
         return self._beside if self.rate is None else min(self.rate, self._beside)
+
+    def free_since(self, moment: float) -> bool:
+        """Whether no limit has held bytes back since `moment`, which is a time of `now`, nor does one hold."""
+        return self.limit is None and self._due <= moment
+
+    def now(self) -> float:
+        return self._clock()
 
     async def paced(self, count: int) -> None:
         """Returns when `count` further bytes may be taken."""

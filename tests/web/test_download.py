@@ -235,6 +235,36 @@ async def test_a_download_is_held_back_only_while_the_daemon_answers(hub: Hub, t
     assert 0 < slept < 0.75 * SIZE / (1 << 20)  # what has come is told a few MiB later
 
 
+async def test_what_a_limit_held_back_did_not_come_slowly(hub: Hub, tmp_path: Path) -> None:
+    """The daemon answers for a moment, and its limit holds the download back beyond that."""
+    now, here, over, during = 0.0, 0, False, []
+
+    def advanced(current: int) -> None:
+        nonlocal here
+        here = current
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now, over
+        over, before = True, len(hub.contents)
+        transfers.fast = float("inf")  # from here on a further one would be welcome
+        for _ in range(200):  # as many chances to open one
+            await asyncio.sleep(0)
+        during.append(len(hub.contents) - before)
+        now += seconds
+
+    hold = asyncio.Event()
+    hub.faults.append(Fault(hold=hold))
+    transfers = Transfers(
+        beside=1 << 20, busy=lambda: here > 0 and not over, fast=0.0, settle=0.0, clock=lambda: now, pause=sleep
+    )
+    task = asyncio.create_task(fetch(hub, tmp_path / "x", transfers, advanced))
+    await until(lambda: len(hub.contents) > 1)  # no limit holds any more
+    hold.set()
+    await task
+    assert (tmp_path / "x").read_bytes() == DATA
+    assert during == [0]
+
+
 async def test_an_error_in_a_further_connection_is_the_first_ones_to_judge(tmp_path: Path) -> None:
     """A mock transport has no connection of its own to read from."""
     asked = 0
