@@ -20,6 +20,7 @@ _EMBEDDING = "token_embd.weight"  # its two matrices are the other way round
 # from the last one.
 _GGUF_MATRICES = {".lora_a": 0, ".lora_b": 1}
 _PEFT_MATRICES = {".lora_A.weight": 1, ".lora_B.weight": 0}
+_OTHER = {lora.CONFIG: lora.WEIGHTS, lora.WEIGHTS: lora.CONFIG}
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _CONVERT = "llama.cpp's convert_lora_to_gguf.py makes one of a PEFT folder"
 
@@ -47,7 +48,7 @@ def applied(bundle: Bundle, texts: Sequence[str]) -> Bundle:
         files |= given.files(folder=folder)
     try:
         adapters = among(files)
-        check(adapters, bundle.header)
+        check(files, bundle.header)
     except InvalidModel as error:
         raise BadRequest(error.message.removeprefix("invalid model: "), param="lora") from None
     except OSError as error:
@@ -69,48 +70,54 @@ def require(path: Path, *, folder: bool) -> None:
         raise BadRequest(f"{path} is no LoRA adapter for a GGUF model, which is a GGUF file; {_CONVERT}", param="lora")
 
 
-def check(adapters: Sequence[Adapter], model: ModelHeader) -> None:
-    """Raises `InvalidModel` for a file that is no LoRA adapter, or for one of another model: another architecture,
-    tensors that the model lacks, or tensors of another shape."""
-    for adapter in adapters:
-        if adapter.path.is_dir():
-            _check_peft(adapter, model)
-        else:
-            _check_gguf(adapter, model)
+def check(files: Mapping[str, Path], model: ModelHeader) -> None:
+    """Looks at the adapters among the files of a model, which may lie anywhere. Raises `InvalidModel` for a file that
+    is no LoRA adapter, or for one of another model: another architecture, tensors that the model lacks, or tensors of
+    another shape."""
+    for file, path in files.items():
+        if (named := lora.name_and_scale(file)) is None:
+            continue
+        stem, is_peft, part = file.partition("/")
+        if not is_peft:
+            _check_gguf(named[0], path, model)
+        elif (other := files.get(f"{stem}/{_OTHER[part]}")) is None:
+            raise InvalidModel(f"the LoRA adapter {named[0]} lacks its file {_OTHER[part]}")
+        elif part == lora.CONFIG:
+            _check_peft(named[0], path, other, model)
 
 
-def _check_gguf(adapter: Adapter, model: ModelHeader) -> None:
-    header = gguf.read_header(adapter.path)
+def _check_gguf(name: str, path: Path, model: ModelHeader) -> None:
+    header = gguf.read_header(path)
     kind = str(header.metadata.get("general.type", "model"))
     if kind != "adapter" or header.metadata.get("adapter.type") != "lora":
-        raise InvalidModel(f"{adapter.name} is a GGUF file of the type {kind[:40]!r}, not a LoRA adapter; {_CONVERT}")
+        raise InvalidModel(f"{name} is a GGUF file of the type {kind[:40]!r}, not a LoRA adapter; {_CONVERT}")
     if header.architecture != model.architecture:
         raise InvalidModel(
-            f"the LoRA adapter {adapter.name} is for the architecture {header.architecture[:80]!r}, and the model is of"
+            f"the LoRA adapter {name} is for the architecture {header.architecture[:80]!r}, and the model is of"
             f" {model.architecture!r}"
         )
     shapes = {tensor.name: tensor.shape for tensor in model.tensors}
     for base, dimension, length in _lengths(header.tensors, _GGUF_MATRICES):
         if base not in shapes:
-            raise _foreign(adapter, f"changes {base}, which the model does not have")
+            raise _foreign(name, f"changes {base}, which the model does not have")
         if base != _EMBEDDING and length != shapes[base][dimension]:
-            raise _foreign(adapter, f"changes {length} values of {base} where the model has {shapes[base][dimension]}")
+            raise _foreign(name, f"changes {length} values of {base} where the model has {shapes[base][dimension]}")
 
 
-def _check_peft(adapter: Adapter, model: ModelHeader) -> None:
-    config = boundedjson.read(adapter.path / lora.CONFIG, _MAX_CONFIG, _MOST_SIGNS)
+def _check_peft(name: str, place: Path, weights: Path, model: ModelHeader) -> None:
+    config = boundedjson.read(place, _MAX_CONFIG, _MOST_SIGNS)
     kind, rank = (config.get("peft_type"), config.get("r")) if isinstance(config, dict) else (None, None)
     if kind != "LORA":
-        raise InvalidModel(f"the adapter {adapter.name} is of the type {str(kind)[:40]!r}, not LORA ({lora.CONFIG})")
+        raise InvalidModel(f"the adapter {name} is of the type {str(kind)[:40]!r}, not LORA ({lora.CONFIG})")
     if type(rank) is not int or rank < 1:
-        raise InvalidModel(f"the LoRA adapter {adapter.name} has no rank: `r` of {lora.CONFIG} is {str(rank)[:40]}")
+        raise InvalidModel(f"the LoRA adapter {name} has no rank: `r` of {lora.CONFIG} is {str(rank)[:40]}")
     # Packed weights have shapes of their own, and an engine may rename modules: only what can be compared is.
     shapes = {tensor.name: tensor.shape for tensor in model.tensors if tensor.dtype in _FLOATS}
-    tensors = safetensors.read_tensors(adapter.path / lora.WEIGHTS)
+    tensors = safetensors.read_tensors(weights)
     for base, dimension, length in _lengths(tensors, _PEFT_MATRICES):
         shape = shapes.get(f"{base.removeprefix(_PEFT_PREFIX)}.weight", ())
         if len(shape) == 2 and length != shape[dimension]:
-            raise _foreign(adapter, f"changes {length} values of {base} where the model has {shape[dimension]}")
+            raise _foreign(name, f"changes {length} values of {base} where the model has {shape[dimension]}")
 
 
 def _lengths(tensors: Iterable[Tensor], matrices: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
@@ -122,5 +129,5 @@ def _lengths(tensors: Iterable[Tensor], matrices: Mapping[str, int]) -> Iterator
                 yield tensor.name.removesuffix(suffix), dimension, tensor.shape[dimension]
 
 
-def _foreign(adapter: Adapter, difference: str) -> InvalidModel:
-    return InvalidModel(f"the LoRA adapter {adapter.name} was made for another model: it {difference}")
+def _foreign(name: str, difference: str) -> InvalidModel:
+    return InvalidModel(f"the LoRA adapter {name} was made for another model: it {difference}")

@@ -43,7 +43,7 @@ def read(paths: Mapping[str, Path]) -> Reading:
     if TEMPLATE in paths:
         header = _with_template(header, describe.read_template(TEMPLATE, paths[TEMPLATE]))
         files[TEMPLATE] = TEMPLATE
-    adapters.check(adapters.among({name: paths[name] for name in loras}), header)
+    adapters.check({name: paths[name] for name in loras}, header)
     files |= {name: name for name in loras}
     size = sum(paths[given].stat().st_size for given in files.values())
     return Reading(files, header, configuration(header, weights, size))

@@ -44,7 +44,7 @@ def read(paths: Mapping[str, Path]) -> Reading:
     metadata = _flattened(_object(paths[CONFIG], _MAX_CONFIG)) | _processor(paths) | _templates(paths)
     header = ModelHeader(metadata | {"general.architecture": _architecture(metadata)}, _tensors(paths))
     _check(header)
-    adapters.check(adapters.among({name: paths[name] for name in sorted(paths)}), header)
+    adapters.check({name: paths[name] for name in sorted(paths)}, header)
     weights = header.tensors
     config = describe.configuration(
         ModelFormat.SAFETENSORS,

@@ -89,7 +89,7 @@ async def test_the_files_of_a_peft_adapter_join_a_folder(start_daemon: StartDaem
     daemon = await start_daemon()
     base, adapter = write(tmp_path / "folder", model_files()), peft(tmp_path / "style")
     async with client_of(daemon) as client:
-        for name, folder in (("base", base), ("styled", adapter)):
+        for name, folder in (("base", base), ("styled", adapter), ("again", adapter)):  # then its files are stored
             files = {path.name: await client.create_blob(path) for path in folder.iterdir()}
             given: Any = {"files": files} if name == "base" else {"from_": "base", "adapters": files}
             assert (await client.create(name, **given)).status == "success"

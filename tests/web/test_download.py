@@ -237,7 +237,8 @@ async def test_a_download_is_held_back_only_while_the_daemon_answers(hub: Hub, t
 
 async def test_what_a_limit_held_back_did_not_come_slowly(hub: Hub, tmp_path: Path) -> None:
     """The daemon answers for a moment, and its limit holds the download back beyond that."""
-    now, here, over, during = 0.0, 0, False, []
+    now, here, over = 0.0, 0, False
+    during: list[int] = []
 
     def advanced(current: int) -> None:
         nonlocal here
