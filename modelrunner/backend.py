@@ -227,6 +227,12 @@ class Backend(ABC):
         answer (gateway/dialects/assembly.py). Called when the engine is ready."""
         return {}
 
+    def chooses_by_word(self, spec: RunSpec) -> Collection[str]:
+        """Returns the endpoints at which the engine takes words alone for `tool_choice`, and calls any tool where an
+        object names one. The gateway then offers it that tool alone, and requires a call. Called when the engine is
+        ready."""
+        return ()
+
     async def settled(self, spec: RunSpec, endpoint: Endpoint) -> None:
         """Returns once the engine works for no request whose connection it has closed already. Called after clients
         have left, and the places of their requests count as taken until it returns; not called again before that. By

@@ -212,6 +212,11 @@ class LlamaCppBackend(Backend):
         engine = self._found()
         return {} if engine is not None and engine.kind is EngineKind.PYTHON else requests.AS_STREAMS
 
+    def chooses_by_word(self, spec: RunSpec) -> Collection[str]:
+        """llama-cpp-python's server takes names."""
+        engine = self._found()
+        return () if engine is not None and engine.kind is EngineKind.PYTHON else requests.BY_WORD
+
     async def request_fields(self, spec: RunSpec, endpoint: Endpoint) -> Mapping[str, Collection[str]]:
         engine = self._found()
         return requests.READ_IN_PYTHON if engine is not None and engine.kind is EngineKind.PYTHON else requests.READ

@@ -15,6 +15,9 @@ AS_STREAMS: Mapping[str, Mapping[str, Any]] = {
     "/v1/messages": {"stream": True},
 }
 """As `Backend.asked_as_streams`."""
+BY_WORD = frozenset({"/v1/chat/completions", "/apply-template", "/v1/messages", "/v1/messages/count_tokens"})
+"""As `Backend.chooses_by_word`. llama.cpp's server takes another type for "auto" in a chat, and in a message each name
+for "required" (tools/server: server-common.cpp, server-chat.cpp)."""
 _SAMPLING = frozenset(
     (
         *("verbose", "timings_per_token", "stream", "stream_options", "cache_prompt", "return_tokens"),

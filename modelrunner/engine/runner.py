@@ -86,6 +86,7 @@ class Runner:
         self.endpoints = backend.endpoints
         self.sleep_level = 0  # as of `Backend.sleep_level`, once it is ready
         self.asked_as_streams: Mapping[str, Mapping[str, Any]] = {}  # as of the backend, once it is ready
+        self.chooses_by_word: Collection[str] = ()  # the same
         self.request_fields: Mapping[str, Collection[str]] = {}  # the same
         self._backend = backend
         self._folder = folder
@@ -223,6 +224,8 @@ class Runner:
         self.sleep_level = await self._told("sleep_level", asked(self._backend.sleep_level, self.spec), 0)
         streams = asked(self._backend.asked_as_streams, self.spec)
         self.asked_as_streams = await self._told("asked_as_streams", streams, {})
+        words = asked(self._backend.chooses_by_word, self.spec)
+        self.chooses_by_word = await self._told("chooses_by_word", words, ())
         fields = self._backend.request_fields(self.spec, self.endpoint)
         self.request_fields = await self._told("request_fields", fields, {})
         if self.state is RunnerState.STARTING and not engine.done():

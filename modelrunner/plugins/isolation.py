@@ -167,6 +167,9 @@ class IsolatedBackend(Backend):
     def asked_as_streams(self, spec: RunSpec) -> Mapping[str, Mapping[str, Any]]:
         return self._now("asked_as_streams", checks.fields_by_path, spec)
 
+    def chooses_by_word(self, spec: RunSpec) -> Collection[str]:
+        return self._now("chooses_by_word", checks.words, spec)
+
     async def request_fields(self, spec: RunSpec, endpoint: Endpoint) -> Mapping[str, Collection[str]]:
         return await self._checked("request_fields", checks.names_by_path, spec, endpoint)
 

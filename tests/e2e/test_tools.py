@@ -67,6 +67,17 @@ def test_a_tool_is_called_and_the_model_goes_on(daemon: Daemon) -> None:
     assert "tool_calls" not in told["choices"][0]["message"]
 
 
+def test_the_tool_that_a_client_names_is_called(daemon: Daemon, engine: str) -> None:
+    """Though the chat before called another one."""
+    function = {"name": "other", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+    tools = [{"type": "function", "function": {**function, "name": name}} for name in (TOOL, "other")]
+    choice = {"type": "function", "function": {"name": "other"}}
+    answer = ask(daemon, tools=tools, tool_choice=choice, modelrunner_tools=None)
+    assert answer.status_code == 200, answer.text
+    [call] = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("other", {})
+
+
 def test_in_a_stream(daemon: Daemon) -> None:
     text = ask(daemon, stream=True).text
     assert text.index("event: modelrunner.tool_call\n") < text.index("event: modelrunner.tool_result\n")

@@ -1,7 +1,7 @@
 """Engines of any behaviour, byte by byte, and a scheduler that grants at once: what the proxy's tests stand on."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,6 +175,7 @@ class FakeRunner:
 
     endpoints = FAKE_ENDPOINTS
     asked_as_streams: Mapping[str, Mapping[str, Any]] = {}
+    chooses_by_word: Collection[str] = ()
     request_fields: Mapping[str, frozenset[str]] = {}
 
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:

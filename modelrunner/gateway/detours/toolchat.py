@@ -8,6 +8,7 @@ import msgspec
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.detours.toolturn import ToolCall
 from modelrunner.gateway.dialects.bodies import MEMBERS, with_members
+from modelrunner.gateway.toolchoice import name_of
 
 _STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 _OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
@@ -39,7 +40,7 @@ class ToolChat:
             raise BadRequest(f"a chat with modelrunner_tools: {error}") from None
         if chat.n not in (None, 1):
             raise BadRequest("a chat with modelrunner_tools has one answer: leave `n` out", param="n")
-        self.theirs = frozenset(name for tool in chat.tools or () if (name := _name_of(tool)) is not None)
+        self.theirs = frozenset(name for tool in chat.tools or () if (name := name_of(tool)) is not None)
         self.wants_usage = bool(chat.stream_options and chat.stream_options.include_usage)
         self._tools: list[Any] = [*(chat.tools or ())]
         self._choice = chat.tool_choice
@@ -48,9 +49,8 @@ class ToolChat:
 
     def request(self, functions: Sequence[dict[str, Any]]) -> bytes:
         """The next question to the engine, with these tools beside the client's own. A `tool_choice` that requires a
-        call holds until one was made: else there would never be an answer. llama.cpp's server takes words alone for it
-        (`common_chat_tool_choice_parse_oaicompat` in common/chat.cpp), so a named tool is the only one of its
-        question."""
+        call holds until one was made: else there would never be an answer. A named tool is the only one of its
+        question, with every engine."""
         tools = [*self._tools, *functions]
         changed: dict[str, Any] = {"messages": self._messages, **_STREAM}
         if not tools:
@@ -59,7 +59,7 @@ class ToolChat:
             changed["tool_choice"] = "auto"
         elif (named := _named(self._choice)) is not None:
             changed["tool_choice"] = "required"
-            tools = [tool for tool in tools if _name_of(tool) == named]
+            tools = [tool for tool in tools if name_of(tool) == named]
             if not tools:
                 raise BadRequest(f"`tool_choice` names {named!r}, which is none of the tools", param="tool_choice")
         return with_members(self._members, {**changed, "tools": tools})
@@ -77,12 +77,5 @@ class ToolChat:
             self._messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
 
-def _name_of(tool: dict[str, Any]) -> str | None:
-    """The name of a function, as a tool or as a choice; None of what is none."""
-    function = tool.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) else None
-
-
 def _named(choice: str | dict[str, Any] | None) -> str | None:
-    return _name_of(choice) if isinstance(choice, dict) else None
+    return name_of(choice) if isinstance(choice, dict) else None

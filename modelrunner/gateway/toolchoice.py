@@ -1,0 +1,60 @@
+"""A `tool_choice` that names tools, for an engine that takes words alone (`Backend.chooses_by_word`): the engine is
+offered these tools alone, and the word that stands for the rest of the choice.
+
+Source of the shapes: https://platform.openai.com/docs/api-reference/chat/create, https://docs.claude.com/en/api/messages
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from modelrunner.errors import BadRequest
+from modelrunner.gateway.dialects.bodies import MEMBERS, with_members
+
+_MESSAGES = "/v1/messages"
+
+
+def by_word(path: str, body: bytes) -> bytes:
+    """The body for the engine's endpoint `path`, unchanged unless its choice names tools. Raises `BadRequest` for a
+    choice that no word stands for, and for one of which no tool is there."""
+    members = MEMBERS.decode(body)
+    choice = msgspec.json.decode(members.get("tool_choice", b"null"))
+    if not isinstance(choice, dict):
+        return body
+    if path.startswith(_MESSAGES):
+        if choice.get("type") != "tool":
+            return body
+        word: Any = {**choice, "type": "any"}
+        word.pop("name", None)
+        names: Collection[Any] = (choice.get("name"),)
+    else:
+        word, names = _of_a_chat(choice)
+    tools = msgspec.json.decode(members.get("tools", b"null"))
+    offered = [tool for tool in tools if name_of(tool) in names] if isinstance(tools, list) else []
+    if not offered:
+        told = ", ".join(repr(name) for name in names)
+        raise BadRequest(f"`tool_choice` names {told}, which is none of the tools", param="tool_choice")
+    return with_members(members, {"tools": offered, "tool_choice": word})
+
+
+def name_of(tool: Any) -> str | None:
+    """The name of a tool, as it is offered or chosen; None of what is none."""
+    found = tool.get("function", tool) if isinstance(tool, dict) else None
+    name = found.get("name") if isinstance(found, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _of_a_chat(choice: dict[str, Any]) -> tuple[str, Collection[str | None]]:
+    """The word, and the names of the tools that may be called."""
+    match choice.get("type"):
+        case "function" if (name := name_of(choice)) is not None:
+            return "required", (name,)
+        case "allowed_tools" if isinstance(allowed := choice.get("allowed_tools"), dict):
+            tools, mode = allowed.get("tools"), allowed.get("mode")
+            if isinstance(tools, list) and mode in ("auto", "required"):
+                return mode, [name_of(tool) for tool in tools]
+    raise BadRequest(
+        "`tool_choice` is auto, none or required, or an object that names a function or the allowed tools",
+        param="tool_choice",
+    )
