@@ -52,14 +52,13 @@ def claude(target: AgentTarget) -> Launch:
 
 def codex(target: AgentTarget) -> Launch:
     """https://developers.openai.com/codex/config-advanced: `-c` sets what config.toml would; it asks for responses. Its
-    search of the web runs at a service, and its agents come as a namespace of tools: both are switched off."""
+    search of the web runs at a service, so that is switched off."""
     provider = f"model_providers.{_PROVIDER}"
     settings = {
         "model": target.model,
         "model_context_window": target.context,
         "model_provider": _PROVIDER,
         "web_search": "disabled",
-        "features.multi_agent": False,
         f"{provider}.name": _PROVIDER,
         f"{provider}.base_url": f"{target.url}/v1",
         f"{provider}.env_key": "MODELRUNNER_API_KEY",

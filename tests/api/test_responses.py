@@ -177,10 +177,83 @@ async def test_tools_formats_and_items(client: Made) -> None:
     assert body["response_format"]["json_schema"]["name"] == "n"
 
 
+PATCH: Any = {
+    "type": "custom",
+    "name": "patch",
+    "description": "Edits files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: LINE"},
+}
+AGENTS: Any = {"type": "namespace", "name": "agents", "description": "Others.", "tools": [{**TOOL, "name": "spawn"}]}
+CALLED: Any = [["patch", {"input": "*** Begin"}], ["agents__spawn", {"x": 1}], ["sum", {"a": 2}]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tools_with_free_text_and_in_namespaces(client: Made, stream: bool) -> None:
+    """As a coding agent has them, beside tools of OpenAI's service."""
+    daemon, made = client
+    daemon.backend.knobs = (*daemon.backend.knobs, "--round", msgspec.json.encode(CALLED).decode())
+    asks: Any = {"model": "smol", "tools": [TOOL, PATCH, AGENTS, {"type": "web_search"}]}
+    if stream:
+        events = [event async for event in await made.responses.create(input="go", stream=True, **asks)]
+        answer: Any = events[-1].response
+        told: Any = [event for event in events if "custom_tool_call_input" in event.type]
+        assert [event.type for event in told] == [f"response.custom_tool_call_input.{end}" for end in ("delta", "done")]
+        assert (told[0].delta, told[1].input, told[0].item_id) == ("*** Begin", "*** Begin", answer.output[1].id)
+        begun: Any = [event.item for event in events if event.type == "response.output_item.added"]
+        assert (begun[1].type, begun[1].input, begun[2].arguments) == ("custom_tool_call", "", "")
+    else:
+        raw = await made.responses.with_raw_response.create(input="go", **asks)
+        assert raw.headers["x-modelrunner-ignored"] == "tools.web_search"
+        answer = raw.parse()
+    _, patch, spawn, plain = answer.output
+    assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "patch", "*** Begin")
+    assert (spawn.type, spawn.namespace, spawn.name, spawn.arguments) == (
+        "function_call",
+        "agents",
+        "spawn",
+        '{"x": 1}',
+    )
+    assert (plain.type, plain.namespace, plain.name) == ("function_call", None, "sum")
+    outputs: Any = [
+        {"type": "custom_tool_call_output", "call_id": patch.call_id, "output": "done"},
+        {"type": "function_call_output", "call_id": spawn.call_id, "output": "spawned"},
+    ]
+    await made.responses.create(input=outputs, previous_response_id=answer.id, **asks)
+    first, second = asked(daemon)
+    offered = {tool["function"]["name"]: tool["function"] for tool in first["tools"]}
+    assert list(offered) == ["sum", "patch", "agents__spawn"]
+    assert offered["patch"]["description"] == "Edits files.\nThe input follows this lark grammar:\nstart: LINE"
+    assert offered["patch"]["parameters"]["required"] == ["input"]
+    said, *results = second["messages"][-3:]
+    functions = [call["function"] for call in said["tool_calls"]]
+    assert [function["name"] for function in functions] == ["patch", "agents__spawn", "sum"]
+    assert msgspec.json.decode(functions[0]["arguments"]) == {"input": "*** Begin"}
+    assert [result["content"] for result in results] == ["done", "spawned"]
+
+
+async def test_choices_among_tools(client: Made) -> None:
+    daemon, made = client
+    allowed: Any = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "custom", "name": "patch"}, {"type": "web_search"}],
+    }
+    choices: list[Any] = [{"type": "custom", "name": "patch"}, allowed, "none"]
+    for choice in choices:
+        await made.responses.create(model="smol", input="go", tools=[TOOL, PATCH], tool_choice=choice)
+    named = {"type": "function", "function": {"name": "patch"}}
+    listed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}
+    assert [body["tool_choice"] for body in asked(daemon)] == [named, listed, "none"]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "file_search"}]}, "tools"),
+        ({"tools": [{"type": ["web_search"]}]}, "tools"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "namespace", "name": "b"}]}]}, "tools"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"conversation": "c"}, "conversation"),
         ({"background": True, "stream": True}, "stream"),
         ({"background": True, "store": False}, "store"),

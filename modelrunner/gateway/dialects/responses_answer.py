@@ -88,6 +88,7 @@ class ResponseEvents(ChunkTranslation):
         super().__init__()
         self.headers = (*EVENT_STREAM, *headers)
         self._fields = fields
+        self._offered = fields.offered()
         self._number = 0  # of the next event
         self._done: list[dict[str, Any]] = []
         self._open: _OpenItem | None = None
@@ -142,17 +143,19 @@ class ResponseEvents(ChunkTranslation):
         )
 
     def _call(self, call: GrowingToolCall) -> bytes:
-        index, id = len(self._done), new_id("fc")
-        item = {"id": id, "type": "function_call", "status": "completed", "call_id": call.id or new_id("call")}
-        item |= {"name": call.name, "arguments": call.arguments}
+        index, call_id = len(self._done), call.id or new_id("call")
+        item = self._offered.item(new_id("fc"), call_id, call)
         self._done.append(item)
-        begun = item | {"status": "in_progress", "arguments": ""}
-        place = {"item_id": id, "output_index": index}
-        done = {"name": call.name, "arguments": call.arguments}
+        kind, content, done = "function_call_arguments", "arguments", {"name": item["name"]}
+        if item["type"] == "custom_tool_call":
+            kind, content, done = "custom_tool_call_input", "input", {}
+        begun = item | {"status": "in_progress", content: ""}
+        place = {"item_id": item["id"], "output_index": index}
+        done[content] = item[content]
         return (
             self.event("response.output_item.added", output_index=index, item=begun)
-            + self.event("response.function_call_arguments.delta", **place, delta=call.arguments)
-            + self.event("response.function_call_arguments.done", **place, **done)
+            + self.event(f"response.{kind}.delta", **place, delta=item[content])
+            + self.event(f"response.{kind}.done", **place, **done)
             + self.event("response.output_item.done", output_index=index, item=item)
         )
 

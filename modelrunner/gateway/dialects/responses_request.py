@@ -7,8 +7,11 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
+import msgspec
+
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.dialects.dialect import Fields, decoded
+from modelrunner.gateway.dialects.responses_tools import OfferedTools, arguments_with, function_name
 from modelrunner.gateway.response_store import ResponseStore
 
 _WITHOUT_EFFECT = ("include", "max_tool_calls", "truncation", "service_tier")
@@ -50,7 +53,7 @@ class ResponseFields(Fields, frozen=True, gc=False):
             raise BadRequest("a response in the background is not streamed: leave one of the two out", param="stream")
         if self.background and self.store is False:
             raise BadRequest("a response in the background is stored: leave `store` out", param="store")
-        self.functions()
+        self.offered().choice(decoded(self.tool_choice, "tool_choice"))
         self._format()
         messages(self.items())
 
@@ -66,19 +69,12 @@ class ResponseFields(Fields, frozen=True, gc=False):
     def ignored(self) -> list[str]:
         """The names of what the request has and nothing here uses."""
         given = [name for name in _WITHOUT_EFFECT if getattr(self, name) not in (None, [], "auto", "disabled")]
-        return given + (["truncation"] if self.truncation == "auto" else [])
+        left_out = [f"tools.{kind}" for kind in self.offered().left_out]
+        return given + (["truncation"] if self.truncation == "auto" else []) + left_out
 
-    def functions(self) -> list[dict[str, Any]]:
-        """The tools, as of a chat. Raises `BadRequest` for tools that run at a service."""
-        found = []
-        tools = decoded(self.tools, "tools") or []
-        for tool in tools if isinstance(tools, list) else [tools]:
-            if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):
-                raise BadRequest("only tools of the type function are offered here", param="tools")
-            names = ("name", "description", "parameters", "strict")
-            function = {name: tool[name] for name in names if tool.get(name) is not None}
-            found.append({"type": "function", "function": function})
-        return found
+    def offered(self) -> OfferedTools:
+        """The tools. Raises `BadRequest` for some that run at a service."""
+        return OfferedTools(decoded(self.tools, "tools"))
 
     def chat(self, history: Iterable[dict[str, Any]]) -> dict[str, Any]:
         """The body of a chat. `history` are the items before this request's. Raises `BadRequest`."""
@@ -89,12 +85,12 @@ class ResponseFields(Fields, frozen=True, gc=False):
                 body[name] = value
         if self.max_output_tokens is not None:
             body["max_tokens"] = self.max_output_tokens
-        if tools := self.functions():
+        offered = self.offered()
+        if tools := offered.functions():
             body["tools"] = tools
         choice = decoded(self.tool_choice, "tool_choice")
         if choice is not None:
-            named = isinstance(choice, dict) and choice.get("type") == "function"
-            body["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}} if named else choice
+            body["tool_choice"] = offered.choice(choice)
         if self.reasoning and self.reasoning.get("effort"):
             body["reasoning_effort"] = self.reasoning["effort"]
         return body | self._format()
@@ -148,13 +144,17 @@ def messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
                 role = item.get("role")
                 role = "system" if role == "developer" else role
                 found.append({"role": role, "content": _content(item.get("content"))})
-            case "function_call":
-                call = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+            case "function_call" | "custom_tool_call" as kind:
+                arguments = item.get("arguments") or "{}"
+                if kind == "custom_tool_call":
+                    arguments = msgspec.json.encode(arguments_with(item.get("input"))).decode()
+                name = function_name(item.get("name"), item.get("namespace"))
+                call = {"name": name, "arguments": arguments}
                 if not found or found[-1]["role"] != "assistant":
                     found.append({"role": "assistant", "content": ""})
                 made = {"id": item.get("call_id"), "type": "function", "function": call}
                 found[-1].setdefault("tool_calls", []).append(made)
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 output = item.get("output")
                 text = output if isinstance(output, str) else _content(output)
                 found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
