@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -50,14 +50,21 @@ class UsageSum:
 
 class Usage:
     """Adds up in memory, and writes once a second in a thread: no request waits for the disk. `wall` is the time of day
-    in Unix seconds."""
+    in Unix seconds; `pause` waits for so many seconds."""
 
-    def __init__(self, path: Path, wall: Callable[[], float] = time.time, largest: int = _LARGEST) -> None:
+    def __init__(
+        self,
+        path: Path,
+        wall: Callable[[], float] = time.time,
+        largest: int = _LARGEST,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._database = Database(path, _TABLE, largest=largest)
-        self._wall = wall
+        self._wall, self._pause = wall, pause
         self._new: dict[tuple[str, str, str], list[float]] = {}
         self._failing = False
         self._writing = asyncio.Lock()
+        self._writes: set[asyncio.Task[None]] = set()
 
     def add(self, caller: str, model: str, records: Sequence[RequestRecord]) -> None:
         """Adds the caller's requests that the model answered."""
@@ -74,19 +81,23 @@ class Usage:
     async def run(self) -> None:
         """Writes until it is cancelled."""
         while True:
-            await asyncio.sleep(EVERY)
+            await self._pause(EVERY)
             await self.flush()
 
     async def flush(self) -> None:
         """Writes the sums that are new, after those that are being written. A disk that refuses them loses nothing: the
-        next call tries again."""
-        async with self._writing:
-            await self._write_new()
+        next call tries again. Nor does a call that is cancelled: its write goes on, and the next call waits for it."""
+        self._writes.add(write := asyncio.create_task(self._write_new(), name="write usage"))
+        write.add_done_callback(self._writes.discard)
+        await asyncio.shield(write)
 
     async def _write_new(self) -> None:
-        new, self._new = self._new, {}
-        if not new:
-            return
+        async with self._writing:
+            new, self._new = self._new, {}
+            if new:
+                await self._write_in_thread(new)
+
+    async def _write_in_thread(self, new: dict[tuple[str, str, str], list[float]]) -> None:
         try:
             await asyncio.to_thread(self._write, new)
             self._failing = False

@@ -2,6 +2,8 @@
 
 import asyncio
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -53,6 +55,45 @@ async def test_sums_wait_for_what_is_being_written(tmp_path: Path) -> None:
         other.execute("rollback")
     assert [each.requests for each in await reading] == [1]
     await writing
+
+
+async def test_a_write_that_nobody_waits_for_goes_on(tmp_path: Path) -> None:
+    usage = Usage(tmp_path / "usage.sqlite", Wall())
+    loop, free = asyncio.get_running_loop(), threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    busy = asyncio.create_task(asyncio.to_thread(free.wait))  # the only thread
+    usage.add("", "ai/m", [record(Tokens(10, 5))])
+    leaving = asyncio.create_task(usage.flush())
+    await asyncio.wait([leaving], timeout=0.0)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    assert leaving.cancelled()
+    usage.add("", "ai/m", [record(Tokens(1, 1))])
+    reading = asyncio.create_task(usage.sums(Grouping.MODEL, timedelta(days=1)))
+    free.set()
+    assert await reading == [UsageSum("ai/m", 2, 11, 6, 3.0)]
+    await busy
+
+
+async def test_it_writes_once_a_second(tmp_path: Path) -> None:
+    """So a kill loses what was answered within a second, and during the write before it."""
+    path = tmp_path / "usage.sqlite"
+    pauses, bell = asyncio.Queue[float](), asyncio.Queue[None]()
+
+    async def pause(seconds: float) -> None:
+        pauses.put_nowait(seconds)
+        await bell.get()
+
+    usage = Usage(path, Wall(), pause=pause)
+    running = asyncio.create_task(usage.run())
+    assert await pauses.get() == 1.0
+    for number in range(1, 4):
+        usage.add("", "ai/m", [record()])
+        bell.put_nowait(None)
+        assert await pauses.get() == 1.0
+        assert [each.requests for each in await Usage(path, Wall()).sums(Grouping.DAY, timedelta(days=1))] == [number]
+    running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_it_survives_a_new_daemon(tmp_path: Path) -> None:
