@@ -36,7 +36,8 @@ class _Read(msgspec.Struct, frozen=True):
 class Verifier:
     """`every` is in seconds: a file is read when its last reading, or its arrival, is that long ago, and at once when
     it has changed since its last reading. None: never. What was found is kept in `file`: a file that was found
-    damaged counts as missing after a restart too. `wall` is the time of day in Unix seconds."""
+    damaged counts as missing after a restart too. `wall` is the time of day in Unix seconds; `pause` waits for an event
+    for so many seconds, and tells whether it came."""
 
     def __init__(
         self,
@@ -47,13 +48,14 @@ class Verifier:
         *,
         rate: float = RATE,
         wall: Callable[[], float] = time.time,
+        pause: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
         self._store = store
         self._events = events
         self._file = JsonFile(file, dict[str, dict[str, _Read]], cache=True)
         self._every = every
         self._rate = rate
-        self._wall = wall
+        self._wall, self._pause = wall, pause
         self._read = dict(self._load()) if every is not None else {}
         self._written = wall()
         self._looks = store.looks
@@ -119,7 +121,7 @@ class Verifier:
 
         def work(stop: threading.Event) -> bool:
             def gently(size: int) -> None:
-                if stop.wait(size / self._rate):
+                if self._pause(stop, size / self._rate):
                     raise asyncio.CancelledError
 
             return self._store.check(file, gently)

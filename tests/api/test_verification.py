@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tests.store.samples import add_model, ingest
 from tests.waiting import HUNG
 
 WEEK = 7 * 86_400.0
+Pause = Callable[[threading.Event, float], bool]
 
 
 def damage(store: Store, name: str) -> Path:
@@ -47,8 +49,8 @@ class Watched:
         self.store.close()
         self.store = Store(self._data, None, self._disks)
 
-    def verifier(self, rate: float = 1e15) -> Verifier:
-        return Verifier(self.store, self.events, self._file, WEEK, rate=rate, wall=lambda: self.now)
+    def verifier(self, rate: float = 1e15, pause: Pause = threading.Event.wait) -> Verifier:
+        return Verifier(self.store, self.events, self._file, WEEK, rate=rate, wall=lambda: self.now, pause=pause)
 
     async def read(self) -> int:
         """Looks once, ends, and returns how many blobs were opened."""
@@ -79,20 +81,39 @@ async def test_each_file_is_read_when_its_time_has_come(tmp_path: Path) -> None:
 
 
 async def test_it_reads_no_faster_than_it_may(tmp_path: Path) -> None:
-    """At a byte in a second the first piece takes hours, and the end of the daemon does not wait for it."""
+    """After each piece it pauses for as long as the piece may take."""
     watched = Watched(tmp_path)
     add_model(watched.store, "m")
     watched.now += WEEK + 1
+    paused = list[float]()
+
+    def pause(stop: threading.Event, seconds: float) -> bool:
+        paused.append(seconds)
+        return stop.is_set()
+
+    await watched.verifier(rate=0.25, pause=pause).look()
+    sizes = [path.stat().st_size for path in (tmp_path / "blobs").rglob("*") if path.is_file()]
+    assert sum(paused) == sum(sizes) / 0.25 > 0
+
+
+async def test_the_end_waits_for_no_pause(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    add_model(watched.store, "m")
+    watched.now += WEEK + 1
+    loop, pausing = asyncio.get_running_loop(), asyncio.Event()
+
+    def pause(stop: threading.Event, seconds: float) -> bool:
+        loop.call_soon_threadsafe(pausing.set)
+        return stop.wait(100 * HUNG)
+
     with opened_in(watched.store.data / "blobs") as opened:
-        look = asyncio.create_task(watched.verifier(rate=1.0).look())
         async with asyncio.timeout(HUNG):
-            while not opened:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            await asyncio.wait([look], timeout=1.0)
-            assert (look.done(), len(set(opened))) == (False, 1), opened
+            look = asyncio.create_task(watched.verifier(pause=pause).look())
+            await pausing.wait()
             look.cancel()
             await asyncio.wait([look])
     assert look.cancelled()
+    assert len(set(opened)) == 1
 
 
 async def test_damage_is_told_once_and_known_after_a_restart(tmp_path: Path) -> None:
