@@ -1,25 +1,20 @@
 """The command line's client of the daemon's HTTP interface: small calls, lines of NDJSON and server-sent events.
 
 Built on http.client because it starts in a quarter of the time of the usual libraries and has blocking reads that
-Ctrl-C interrupts. Every exchange has a connection of its own, so no connection is stale; closing it tells the daemon to
-stop the work."""
+Ctrl-C interrupts (`connections.py`). Every exchange has a connection of its own, so no connection is stale; closing it
+tells the daemon to stop the work."""
 
 import http.client
 import re
-import select
-import socket
-import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from hashlib import sha256
-from math import inf
-from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 from modelrunner import wire
+from modelrunner.cli.connections import CONNECT_TIMEOUT, PinnedConnection, TcpConnection, UnixConnection
 from modelrunner.errors import (
     AnswerBroken,
     BadRequest,
@@ -30,9 +25,7 @@ from modelrunner.errors import (
     TimedOut,
 )
 
-CONNECT_TIMEOUT = 5.0
 CALL_TIMEOUT = 30.0
-_STEP = 0.1  # seconds: a late Ctrl-C feels immediate
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
 
 T = TypeVar("T")
@@ -47,59 +40,6 @@ class ServerEvent(NamedTuple):
 
 class _FaultBody(msgspec.Struct):
     error: Any
-
-
-class _Socket(socket.socket):
-    """Waits for data in steps. Python looks for signals before it enters a system call: a Ctrl-C that comes in between
-    would not be heeded before the next byte."""
-
-    def recv_into(self, *arguments: Any) -> int:
-        limit = self.gettimeout()
-        end = inf if limit is None else monotonic() + limit
-        poll = select.poll()  # `select.select` takes no descriptor above 1023
-        poll.register(self, select.POLLIN)
-        while not poll.poll(max(0.0, min(_STEP, end - monotonic())) * 1e3):
-            if monotonic() >= end:
-                raise TimeoutError("timed out")
-        return super().recv_into(*arguments)
-
-
-class _TcpConnection(http.client.HTTPConnection):
-    def connect(self) -> None:
-        super().connect()
-        limit = self.sock.gettimeout()
-        self.sock = _Socket(fileno=self.sock.detach())
-        self.sock.settimeout(limit)
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=CONNECT_TIMEOUT)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = _Socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-class _PinnedConnection(http.client.HTTPSConnection):
-    """`fingerprint` in hex, in lower case; "" asks for a certificate that this machine trusts."""
-
-    def __init__(self, host: str, port: int | None, fingerprint: str) -> None:
-        context = ssl.create_default_context()
-        if fingerprint:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        super().__init__(host, port, timeout=CONNECT_TIMEOUT, context=context)
-        self._fingerprint = fingerprint
-
-    def connect(self) -> None:
-        """Raises `SSLError` for a certificate that is not the wanted one; nothing was sent then."""
-        super().connect()
-        certificate = self.sock.getpeercert(binary_form=True) or b""
-        if self._fingerprint and sha256(certificate).hexdigest() != self._fingerprint:
-            self.close()
-            raise ssl.SSLError(f"its certificate has the fingerprint {sha256(certificate).hexdigest()}")
 
 
 class RawBody(NamedTuple):
@@ -216,11 +156,11 @@ class Client:
         made: http.client.HTTPConnection
         match self._url.scheme:
             case "unix":
-                made = _UnixConnection(self._url.path)
+                made = UnixConnection(self._url.path)
             case "https":
-                made = _PinnedConnection(self._url.hostname or "", self._url.port, self._fingerprint)
+                made = PinnedConnection(self._url.hostname or "", self._url.port, self._fingerprint)
             case _:
-                made = _TcpConnection(self._url.hostname or "", self._url.port, timeout=CONNECT_TIMEOUT)
+                made = TcpConnection(self._url.hostname or "", self._url.port, timeout=CONNECT_TIMEOUT)
         try:
             made.connect()
         except OSError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
 
+from modelrunner.daemon.certificates import self_signed
 from tests.waiting import HUNG
 
 READY = {"status": "ready", "uptime_seconds": 1.0, "active_requests": 0, "version": "0.1.0"}
@@ -178,10 +179,14 @@ class FakeDaemon:
 
 
 @contextmanager
-def fake_daemon(path: Path | None = None) -> Iterator[FakeDaemon]:
-    """On the Unix socket `path`, or on a free TCP port."""
+def fake_daemon(path: Path | None = None, tls: Path | None = None) -> Iterator[FakeDaemon]:
+    """On the Unix socket `path`, or on a free TCP port, over TLS with a certificate in the folder `tls`."""
     server: Any = _Server(str(path), Handler) if path else _TcpServer(("127.0.0.1", 0), Handler)  # type: ignore[arg-type]
     url = f"unix://{path}" if path else f"http://127.0.0.1:{server.server_address[1]}"
+    if tls:
+        certificate = self_signed(tls, ())
+        server.socket = certificate.current().wrap_socket(server.socket, server_side=True)
+        url = f"https{url.removeprefix('http')}#{certificate.fingerprint}"
     server.daemon = FakeDaemon(url)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

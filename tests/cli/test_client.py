@@ -21,9 +21,10 @@ from tests.cli.fake_daemon import FakeDaemon, Handler, Status, Stream, Text, fak
 from tests.waiting import HUNG
 
 
-@pytest.fixture(params=["unix", "tcp"])
+@pytest.fixture(params=["unix", "tcp", "tls"])
 def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeDaemon]:
-    with fake_daemon(tmp_path / "d.sock" if request.param == "unix" else None) as daemon:
+    path = tmp_path / "d.sock" if request.param == "unix" else None
+    with fake_daemon(path, tmp_path if request.param == "tls" else None) as daemon:
         yield daemon
 
 
