@@ -10,7 +10,7 @@ import pytest
 from modelrunner.cli.client import path
 from modelrunner.cli.request import STARTER, SYSTEM
 from tests.cli.fake_daemon import FakeDaemon, Handler, Status, Stream, Text, events, lines, words
-from tests.cli.tmux import Screen, screen
+from tests.cli.tmux import MODELRUNNER, Screen, screen
 from tests.waiting import HUNG
 
 CHAT = ("POST", "/v1/chat/completions")
@@ -138,6 +138,7 @@ def test_parameters_are_set_and_shown(daemon: FakeDaemon, tmp_path: Path) -> Non
 
 
 def test_a_conversation_is_saved_cleared_and_loaded(daemon: FakeDaemon, tmp_path: Path) -> None:
+    daemon.answers |= {"GET /models/n": {"id": "sha256:2"}, "GET /v1/models/n": {"backend": None}}
     with screen(tmp_path, "run", "m") as terminal:
         terminal.wait_for(PROMPT)
         ask(terminal, "q", "^one")
@@ -145,8 +146,11 @@ def test_a_conversation_is_saved_cleared_and_loaded(daemon: FakeDaemon, tmp_path
         ask(terminal, "/clear", "is forgotten")
         ask(terminal, "/load talk.json", "^2 messages of talk.json; the next question goes to m")
         ask(terminal, "again", "one")
+        ask(terminal, "/load n", "^the next question goes to n")
+        ask(terminal, "and you", "one")
         ask(terminal, "/load s.txt", "^error: ")
-    assert asked(daemon)[-1] == [SYSTEM, "q", "one", "again"]
+    assert asked(daemon)[-2:] == [[SYSTEM, "q", "one", "again"], [SYSTEM, "q", "one", "again", "one", "and you"]]
+    assert [body["model"] for body in daemon.asked(*CHAT)] == ["m", "m", "n"]
     assert json.loads((tmp_path / "talk.json").read_text())["messages"][-1] == {"role": "assistant", "content": "one"}
 
 
@@ -255,12 +259,26 @@ def test_the_stage_and_the_place_in_the_queue_stand_there_while_it_waits(daemon:
 def test_a_prompt_images_a_schema_and_piped_text_in_one_question(daemon: FakeDaemon, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
     (tmp_path / "s.json").write_text('{"type": "array"}')
-    with screen(tmp_path, "run", "m", "what?", "--image", "a.png", "--schema", "s.json") as terminal:
+    piped = ["sh", "-c", 'echo "piped text" | "$@"', "sh", *MODELRUNNER]
+    arguments = ["run", "m", "what?", "--image", "a.png", "--schema", "s.json"]
+    with screen(tmp_path, *arguments, program=piped) as terminal:
         terminal.wait_for("^one")
         assert terminal.ended() == 0
     [body] = daemon.asked(*CHAT)
     assert body["response_format"]["json_schema"]["schema"] == {"type": "array"}
-    assert body["messages"][1]["content"][1]["type"] == "image_url"
+    text, picture = body["messages"][1]["content"]
+    assert text["text"].startswith("what?")
+    assert "piped text" in text["text"]
+    assert picture["type"] == "image_url"
+
+
+def test_an_answer_in_json(daemon: FakeDaemon, tmp_path: Path) -> None:
+    daemon.answers[ANSWER] = words('{"city":', ' "Paris"}')
+    with screen(tmp_path, "run", "m", "where?", "--format", "json") as terminal:
+        terminal.wait_for('^{"city": "Paris"}$')
+        assert terminal.ended() == 0
+    [body] = daemon.asked(*CHAT)
+    assert body["response_format"] == {"type": "json_object"}
 
 
 def test_several_models_answer_the_same_question(daemon: FakeDaemon, tmp_path: Path) -> None:

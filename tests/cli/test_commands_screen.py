@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -124,27 +123,12 @@ def test_a_topic_is_a_page_of_the_documentation(tmp_path: Path) -> None:
         assert terminal.ended() == 2
 
 
-def test_a_shell_completes_commands_and_models(daemon: FakeDaemon, tmp_path: Path) -> None:
-    daemon.answers["GET /models"] = [MODEL, {**MODEL, "tags": ["pypi:other"]}]
-    program = tmp_path / "modelrunner"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m modelrunner "$@"\n')
-    program.chmod(0o755)
-    start = tmp_path / "rc"
-    start.write_text(f'PS1="$ "; PATH={tmp_path}:$PATH; eval "$(modelrunner completion bash)"; echo loaded\n')
-    with screen(tmp_path, program=["bash", "--norc", "--rcfile", str(start), "-i"]) as terminal:
-        terminal.type(f". {start}")
-        terminal.wait_for("^loaded")
-        terminal.tmux("send-keys", "-l", "modelrunner insp")
-        terminal.press("Tab")
-        terminal.wait_for("modelrunner inspect")
-        terminal.tmux("send-keys", "-l", "pypi:o")
-        terminal.press("Tab")
-        terminal.wait_for("modelrunner inspect pypi:other")
-
-
-@pytest.mark.parametrize(("shell", "word"), [("zsh", "#compdef modelrunner"), ("fish", "complete --no-files")])
-def test_other_shells_get_their_script(cli: Cli, folders: Path, shell: str, word: str) -> None:
-    assert word in cli("completion", shell).out
+def test_a_search_shows_what_can_be_pulled(daemon: FakeDaemon, tmp_path: Path) -> None:
+    found = [{"name": "hf.co/a/b", "downloads": 1200, "likes": 3, "task": "chat", "gated": True}]
+    daemon.answers["GET /models/search?q=small+words&format=gguf&limit=20"] = found
+    with screen(tmp_path, "search", "small", "words") as terminal:
+        assert terminal.ended() == 0
+        terminal.wait_for(r"^hf\.co/a/b +1,200 +3 *")
 
 
 def test_doctor_names_each_fault_with_its_remedy(daemon: FakeDaemon, tmp_path: Path, cli: Cli) -> None:
