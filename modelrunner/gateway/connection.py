@@ -182,7 +182,7 @@ class ClientConnection(Answers):
             length = admitted.length if length is None else length
             body = data[end : end + length] if 0 < length <= len(data) - end else b""  # whole, as usual
             if admitted.terms is not None:
-                if admitted.key is not None:
+                if admitted.key is not None and not admitted.key.may_always_ask:
                     admitted.key.check(_INFERENCE)
                 self._pipeline.buffer(len(body), 0 if admitted.chunked else length)
         except ModelRunnerError as error:

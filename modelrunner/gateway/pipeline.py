@@ -198,7 +198,7 @@ class Pipeline(Leasing):
         """Counts a request in. Raises `Unauthorized`, `Forbidden`, `RateLimited`."""
         address = self.addresses.of(peer) if self.addresses.active else None
         if key is not None:
-            if key.key.expires is not None or _INFERENCE not in key.key.scopes:
+            if not key.may_always_ask:
                 key.check(_INFERENCE)
             if address is None:
                 key.allowance.begin(client)

@@ -56,7 +56,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyHolder:
-    """A key in use, with what it may still use, also as the one of `counted`, and what one request of it may take."""
+    """A key in use, with what it may still use, also as the one of `counted`, and what one request of it may take. One
+    that `may_always_ask` has the scope of inference and does not expire: `check` has nothing to say to a request."""
 
     def __init__(self, key: ApiKey, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self.key = key
@@ -65,6 +66,7 @@ class KeyHolder:
         self.allowance = Allowance(f"the key {key.name}", rates, clock)
         self.counted = (self.allowance,)
         self.limits = RequestLimits.of(key.max_seconds, key.max_tokens)
+        self.may_always_ask = Scope.INFERENCE in key.scopes and key.expires is None
 
     def check(self, scope: Scope) -> None:
         """Raises `Unauthorized` once the key has expired, and `Forbidden` for a scope that it lacks."""

@@ -1,8 +1,7 @@
 """The daemon with a model for chats, one that ranks, and a backend that runs the bench's engine:
 `daemon.py FOLDER ENGINE PORT`. With OBSERVED in the environment, it counts requests and their use, writes the access
 log, and has an API key with limits, whose text is in the file `key` of FOLDER; with COUNTED, it counts requests; with
-TLS, it speaks TLS with a
-certificate of its own; with MESSAGES, its engine has Anthropic's messages."""
+TLS, it speaks TLS with a certificate of its own; with MESSAGES, its engine has Anthropic's messages."""
 
 import os
 import struct
@@ -89,7 +88,7 @@ def main(folder: Path, engine: str, port: str) -> None:
         (folder / "key").write_text(text)
     BenchBackend.engine = engine
     backend = BenchBackend(BackendContext(engines=folder, cache=folder, logs=folder, settings={}))
-    uvloop.run(serve(settings, registry=BackendRegistry({"bench": backend})))
+    uvloop.run(serve(settings, registry=BackendRegistry({"bench": backend}), last=True))
 
 
 if __name__ == "__main__":
