@@ -22,12 +22,29 @@ NAMED = {".local/share/modelrunner", ".cache/modelrunner", ".config/modelrunner"
 
 
 @pytest.fixture(scope="module")
-def wheel() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="wheel") as folder:
-        build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, str(ROOT)]
-        subprocess.run(build, check=True, timeout=5 * HUNG)
-        [found] = Path(folder).glob("*.whl")
-        yield found
+def tools() -> Iterator[Path]:
+    """The programs of an environment with what builds and installs packages."""
+    with tempfile.TemporaryDirectory(prefix="tools") as folder:
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=HUNG)
+        programs = Path(folder) / "bin"
+        install = [str(programs / "python"), "-m", "pip", "install", "--quiet", "build", "hatchling", "pipx", "uv"]
+        subprocess.run(install, check=True, timeout=5 * HUNG)
+        yield programs
+
+
+@pytest.fixture(scope="module")
+def archives(tools: Path) -> Iterator[Path]:
+    """The folder of the source archive, and of the wheel that was built from it."""
+    with tempfile.TemporaryDirectory(prefix="archives") as folder:
+        build = [str(tools / "python"), "-m", "build", "--no-isolation", "--outdir", folder, str(ROOT)]
+        subprocess.run(build, check=True, capture_output=True, timeout=5 * HUNG)
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def wheel(archives: Path) -> Path:
+    [found] = archives.glob("*.whl")
+    return found
 
 
 def test_the_wheel_has_what_the_checkout_has(wheel: Path) -> None:
@@ -40,21 +57,8 @@ def test_the_wheel_has_what_the_checkout_has(wheel: Path) -> None:
     assert {name for name in wanted - names if not name.endswith((".gitignore", "pyproject.toml"))} == set()
 
 
-@pytest.fixture(scope="module")
-def tools() -> Iterator[Path]:
-    """The programs of an environment with what builds and installs packages."""
-    with tempfile.TemporaryDirectory(prefix="tools") as folder:
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=HUNG)
-        programs = Path(folder) / "bin"
-        install = [str(programs / "python"), "-m", "pip", "install", "--quiet", "hatchling", "pipx", "uv"]
-        subprocess.run(install, check=True, timeout=5 * HUNG)
-        yield programs
-
-
-def test_the_source_archive_has_what_the_checkout_has(tools: Path, tmp_path: Path) -> None:
-    build = [str(tools / "python"), "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=HUNG)
-    [archive] = tmp_path.glob("*.tar.gz")
+def test_the_source_archive_has_what_the_checkout_has(archives: Path) -> None:
+    [archive] = archives.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
