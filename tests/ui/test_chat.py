@@ -125,6 +125,34 @@ async def test_the_stage_while_the_model_loads(start_daemon: StartDaemon, open_p
     await expect(page.get_by_text("first token")).to_be_visible()
 
 
+async def test_the_place_in_line_while_another_model_has_the_memory(
+    start_daemon: StartDaemon, open_page: OpenPage, tmp_path: Path
+):
+    """Memory for one model: the first waits for its load, the second for room, and the page is behind them."""
+    models = {"smol": 0, "second": 1, "third": 2}
+    daemon = await start_daemon(models=models, metadata=TALKS, memory_budget=100 << 20)
+    gate = tmp_path / "gate"
+    daemon.backend.knobs = ("--gate", str(gate))
+    page = await open_page(daemon)
+
+    async def ask(model: str) -> int:
+        body = {"model": model, "messages": [{"role": "user", "content": "x"}]}
+        async with daemon.tcp.post("/v1/chat/completions", json=body) as answer:
+            await answer.read()
+            return answer.status
+
+    first = asyncio.create_task(ask("smol"))
+    await expect(page.get_by_role("article", name="smol")).to_contain_text("loading")
+    second = asyncio.create_task(ask("second"))
+    await expect(page.get_by_role("region", name="Waiting")).to_contain_text("second")
+    await page.goto(f"http://127.0.0.1:{daemon.port}/#/chat/new/third")
+    await say(page, "Hello")
+    await expect(page.get_by_role("status").filter(has_text="Its model: queued")).to_contain_text("place 3 in line")
+    gate.touch()
+    await expect(page.get_by_text("first token")).to_be_visible()
+    assert (await first, await second) == (200, 200)
+
+
 async def test_a_hostile_answer_does_nothing(
     start_daemon: StartDaemon, open_page: OpenPage, tmp_path: Path, watch: Watch
 ):
