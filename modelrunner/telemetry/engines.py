@@ -24,17 +24,16 @@ class EngineMetrics:
     text: str | None
 
 
-async def fetch(runners: Iterable[RunnerView]) -> list[EngineMetrics]:
-    """Asks the engines of the ready runners. One that does not answer in time delays nobody for longer than two
-    seconds."""
+async def fetch(runners: Iterable[RunnerView], limit: float = _LIMIT) -> list[EngineMetrics]:
+    """Asks the engines of the ready runners. One that does not answer in `limit` seconds delays nobody for longer."""
     ready = [runner for runner in runners if runner.state is Phase.READY]
-    return list(await asyncio.gather(*map(_ask, ready)))
+    return list(await asyncio.gather(*(_ask(runner, limit) for runner in ready)))
 
 
-async def _ask(runner: RunnerView) -> EngineMetrics:
+async def _ask(runner: RunnerView, limit: float) -> EngineMetrics:
     labels = {"model": runner.model_name, "backend": runner.backend_name, "runner": runner.id}
     try:
-        status, body = await UpstreamPool(runner.endpoint).fetch("GET", "/metrics", timeout=_LIMIT)
+        status, body = await UpstreamPool(runner.endpoint).fetch("GET", "/metrics", timeout=limit)
     except (OSError, ModelRunnerError):
         return EngineMetrics(labels, None)
     fits = status == 200 and len(body) <= _LARGEST

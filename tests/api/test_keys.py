@@ -1,6 +1,8 @@
 """API keys through HTTP: who gets in where."""
 
 import asyncio
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import yarl
 
 from modelrunner.keys.ring import Scope
 from tests.api.conftest import Daemon, StartDaemon
+from tests.waiting import HUNG
 
 CHAT = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -68,6 +71,38 @@ async def test_a_revoked_key_is_refused_on_an_open_connection(start_daemon: Star
                 async with daemon.unix.delete("/keys/kim") as done:
                     assert done.status == 200
     assert statuses == [200, 401]
+
+
+SHAPES: dict[str, Callable[[Any], str]] = {
+    "/v1/chat/completions": lambda told: str(told["error"]["type"]),
+    "/v1/messages": lambda told: f"{told['type']} {told['error']['type']}",
+    "/api/chat": lambda told: str(type(told["error"]).__name__),
+    "/v2/rerank": lambda told: str(type(told["message"]).__name__),
+}
+
+
+async def test_what_the_head_decides_is_answered_before_a_body_in_the_shape_of_the_family(
+    start_daemon: StartDaemon,
+) -> None:
+    daemon = await start_daemon()
+    keys = {"wrong": "mr-wrong", "expired": await make_key(daemon, name="old", expires="0s")}
+    keys["other"] = await make_key(daemon, name="other", scopes=["models"])
+    found = {}
+    for path in SHAPES:
+        for name, key in keys.items():
+            reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost:{daemon.port}\r\nX-API-Key: {key}\r\n"
+            writer.write(f"{head}Content-Length: 1000\r\n\r\n".encode())  # and none of it
+            async with asyncio.timeout(HUNG):
+                told, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            writer.close()
+            found[path, name] = f"{told.split()[1].decode()} {SHAPES[path](json.loads(body))}"
+    assert {path: [found[path, name] for name in keys] for path in SHAPES} == {
+        "/v1/chat/completions": ["401 authentication_error"] * 2 + ["403 permission_error"],
+        "/v1/messages": ["401 error authentication_error"] * 2 + ["403 error permission_error"],
+        "/api/chat": ["401 str"] * 2 + ["403 str"],
+        "/v2/rerank": ["401 str"] * 2 + ["403 str"],
+    }
 
 
 async def test_a_key_of_some_models(start_daemon: StartDaemon) -> None:

@@ -230,3 +230,6 @@ async def test_a_file_at_an_address_is_pulled_by_its_digest(start_daemon: StartD
     assert (await create(daemon, {"from": address}))["error"]["code"] == "invalid_reference"
     told = await create(daemon, {"from": f"{address}#sha256={sha256(data)}", "name": "mine"})
     assert (told["type"], told["model"]) == ("success", "mine")
+    async with daemon.unix.get("/metrics") as answer:
+        pairs = [line.split() for line in (await answer.text()).splitlines()]
+    assert [float(pair[1]) for pair in pairs if pair[0] == "modelrunner_pulled_bytes_total"] == [len(data)]

@@ -1,0 +1,96 @@
+"""What whoever runs a daemon for others asks of it: keys, requests, usage, and what holds for its engines."""
+
+import json
+from typing import Any
+
+from tests.cli.conftest import Cli
+from tests.cli.fake_daemon import FakeDaemon, Stream
+from tests.cli.test_commands import RUNNER, STATUS
+
+ENTRY: dict[str, Any] = {
+    **dict.fromkeys(("family", "route", "error", "backend", "runner", "caller", "key"), ""),
+    **dict.fromkeys(("queued", "loading", "duration", "bytes_in", "bytes_out"), 0),
+    **dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens"), 0),
+    "request_id": "q1",
+    "time": "2025-01-01T00:00:00Z",
+    "status": 429,
+    "model": "m",
+    "model_name": "ai/m",
+    "first_byte": None,
+    "tokens_per_second": None,
+}
+KEY: dict[str, Any] = {
+    "name": "ci",
+    "scopes": ["inference", "models"],
+    "models": ["ai/*", "hf.co/*"],
+    "priority": "batch",
+    "requests_per_minute": 60,
+    "tokens_per_minute": 5000,
+    "concurrency": 4,
+    "max_tokens": 10,
+    "max_seconds": 2.5,
+    "created": "2025-01-01T00:00:00Z",
+    "expires": None,
+    "expired": False,
+}
+
+
+def test_a_key_with_everything(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["POST /keys"] = {"key": KEY, "text": "mr-text"}
+    limits = ["--requests-per-minute", "60", "--tokens-per-minute", "5000", "--concurrency", "4", "--priority", "batch"]
+    limits += ["--max-tokens", "10", "--max-seconds", "2.5", "--expires", "30d"]
+    models = ("--model", "ai/*", "--model", "hf.co/*")
+    assert cli("keys", "create", "ci", "--scope", "inference, models", *models, *limits).out == "mr-text\n"
+    [asked] = daemon.asked("POST", "/keys")
+    assert asked == {name: KEY[name] for name in asked if name != "expires"} | {"expires": "30d"}
+    assert cli("keys", "create", "kim").code == 0
+    assert daemon.asked("POST", "/keys")[1] == {
+        **dict.fromkeys(asked),
+        "name": "kim",
+        "scopes": ["inference"],
+        "models": [],
+        "priority": "normal",
+    }
+
+
+def test_a_key_is_listed_and_gets_a_new_text(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers |= {"POST /keys/ci/rotate": {"key": KEY, "text": "mr-new"}, "GET /keys": [KEY]}
+    assert cli("keys", "rotate", "ci").out == "mr-new\n"
+    [_, row] = cli("keys", "ls").out.splitlines()
+    limits = "60 requests/min, 5000 tokens/min, 4 at once, 10 tokens each, 2.5 s each"
+    assert row.split() == ["ci", "inference,models", "ai/*,hf.co/*", *limits.split(), "batch", "never"]
+
+
+def test_requests_are_followed_as_they_end(daemon: FakeDaemon, cli: Cli) -> None:
+    pieces = [f"data: {json.dumps({**ENTRY, 'request_id': id})}\n\n".encode() for id in ("q1", "q2")]
+    daemon.answers["GET /engines/requests?model=m&status=429"] = Stream(pieces)
+    lines = cli("requests", "-f", "--model", "m", "--status", "429").out.splitlines()
+    assert [(line.split()[1:3], line.split()[-1]) for line in lines] == [
+        (["429", "ai/m"], "q1"),
+        (["429", "ai/m"], "q2"),
+    ]
+    daemon.answers["GET /engines/requests?status=0&limit=7"] = [{**ENTRY, "status": 0}]
+    assert "running" in cli("requests", "--status", "0", "-n", "7").out
+
+
+def test_usage_is_summed_as_asked(daemon: FakeDaemon, cli: Cli) -> None:
+    sums = {"name": "ci", "requests": 3, "prompt_tokens": 30, "completion_tokens": 12, "engine_seconds": 61.0}
+    daemon.answers["GET /usage?by=key&since=7d"] = [sums]
+    [head, row] = cli("usage", "--by", "key", "--since", "7d").out.splitlines()
+    assert head.split()[0] == "KEY"
+    assert row.split()[:4] == ["ci", "3", "30", "12"]
+    assert json.loads(cli("usage", "--by", "key", "--since", "7d", "--json").out) == [sums]
+
+
+def test_what_holds_for_an_engine_is_said(daemon: FakeDaemon, cli: Cli) -> None:
+    gap = "signals are not held: this kernel has Landlock 4"
+    daemon.answers |= {
+        "GET /engines/ps": [{**RUNNER, "sandbox": {"state": "partial", "layers": ["seccomp"], "gaps": [gap]}}],
+        "GET /version": {**STATUS, "sandbox": "Landlock 4, seccomp", "sandboxes": {"r1": f"partial (seccomp); {gap}"}},
+    }
+    assert "partial" in cli("ps").out.splitlines()[1].split()
+    [runner] = json.loads(cli("ps", "--json").out)
+    assert runner["sandbox"]["gaps"] == [gap]
+    told = cli("status").out
+    assert "Landlock 4, seccomp" in told
+    assert gap in told
