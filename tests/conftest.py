@@ -9,11 +9,14 @@ import gc
 import inspect
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -68,6 +71,19 @@ def nothing_left() -> Iterator[None]:
     left += [f"thread {thread.name}" for thread in started if thread.is_alive()]
     left += [f"descriptor {fd} {what}" for fd, what in open_files().items() if files.get(fd) != what]
     assert not left, "the test left behind: " + "; ".join(left)
+
+
+@pytest.fixture
+def other_disk(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder on another file system than `tmp_path`."""
+    here = tmp_path.stat().st_dev
+    places = (Path("/dev/shm"), Path("/var/tmp"), Path.home(), Path(__file__).parent)
+    usable = (place for place in places if os.access(place, os.W_OK) and place.stat().st_dev != here)
+    if (place := next(usable, None)) is None:
+        pytest.skip(f"{', '.join(map(str, places))}: none is on another file system than {tmp_path}")
+    folder = Path(tempfile.mkdtemp(prefix="modelrunner-test-", dir=place))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(autouse=True)

@@ -159,7 +159,7 @@ class OllamaRoutes:
     @documented()
     async def has_blob(self, request: web.Request) -> web.Response:
         """Tells whether a file is here."""
-        if not self._library.has_file(request.match_info["digest"]):
+        if not await self._library.has_file(request.match_info["digest"]):
             raise NotFound("there is no file with this digest")
         return web.Response()
 
@@ -167,7 +167,7 @@ class OllamaRoutes:
     async def put_blob(self, request: web.Request) -> web.Response:
         """Takes a file that a model will be made of; its content must have the digest."""
         digest = request.match_info["digest"]
-        if self._library.has_file(digest):
+        if await self._library.has_file(digest):
             return web.Response()
         await self._library.upload(digest, body_pieces(request, "the file"), request.content_length or 0)
         return web.Response(status=201)

@@ -16,6 +16,7 @@ from modelrunner.errors import (
 from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.resolve import Resolver, main_mode
 from modelrunner.pull import Preview, Puller
+from modelrunner.pull.places import roomy
 from modelrunner.scheduler import Explanation, FitForecast, Obstacle, Scheduler, Target
 from modelrunner.store import Reference, Store
 from modelrunner.types import Bundle, Mode
@@ -67,7 +68,7 @@ class Explainer:
         """Returns whether the model would get its memory now. A model that is not here is estimated from its header, if
         its source lets a part of the file be read; else by the size of its files, which the forecast's reason says.
         Raises as `why`, and `NotImplementedHere` where a source cannot say how large its model is."""
-        free = (await asyncio.to_thread(shutil.disk_usage, self._store.places()[0].data)).free
+        free = await asyncio.to_thread(lambda: shutil.disk_usage(roomy(self._store, 0)).free)
         try:
             return FitReport(await self._scheduler.diagnostics.fit(await self._target(reference, None)), 0, free)
         except (ModelNotFound, InvalidReference):  # an address of a file is no reference

@@ -82,10 +82,10 @@ class Library:
             return model, self._store.whole(reference)[1] or model.name
         return model, model.name
 
-    def has_file(self, digest: str) -> bool:
+    async def has_file(self, digest: str) -> bool:
         """Whether a file with this digest, `sha256:...`, is stored and intact as far as is known, or waits for its
         model. Raises `InvalidReference`."""
-        return self._puller.uploads.has(digest)
+        return await self._puller.uploads.has(digest)
 
     async def upload(self, digest: str, pieces: AsyncIterator[bytes], size: int) -> None:
         """Takes a file that a model will be made of. As `Uploads.take`."""

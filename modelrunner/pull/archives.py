@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from modelrunner.errors import SourceFailed
-from modelrunner.pull.source import FromArchive, make_way, require_space
+from modelrunner.pull.source import FromArchive, make_way
 from modelrunner.store import Blob, Digest, tar
-from modelrunner.store.files import open_regular
+from modelrunner.store.files import open_regular, require_space
 from modelrunner.store.manifests import Manifest, UnpackedFile, archives, is_wanted
 
 _EXPANSION = 20  # a compressed archive may be so many times smaller than its content

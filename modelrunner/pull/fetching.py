@@ -5,9 +5,11 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import TypeVar
 
 from modelrunner.concurrency.tasks import all_stopped
+from modelrunner.concurrency.threads import in_thread
 from modelrunner.progress import FileProgress, WorkProgress
-from modelrunner.pull.source import Context, require_space
+from modelrunner.pull.source import Context
 from modelrunner.store import Digest
+from modelrunner.store.files import require_space
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile, received
 
@@ -27,9 +29,14 @@ async def fetch_files(
     `check` is called before the first of those that are `late`, and may raise. Raises as `Downloader.fetch`, and
     `InsufficientDisk`."""
     total, done = sum(file.size for file in files.values()), dict.fromkeys(files, 0)
-    here = sum(received(path, file.size) for path, file in {context.partial(f): f for f in files.values()}.items())
-    context.require_quota({_identity(file): file.size for file in files.values()})
-    require_space(context.folder, max(0, total - here))
+    places = {context.partial(file): file for file in files.values()}
+
+    def require_room() -> None:
+        here = sum(received(path, file.size) for path, file in places.items())
+        require_space(context.folder, max(0, total - here))
+
+    await context.require_quota({_identity(file): file.size for file in files.values()})
+    await in_thread(lambda _: require_room())
     gate, stored = asyncio.Semaphore(_AT_ONCE), set[K]()
 
     async def fetch(key: K, file: RemoteFile) -> None:

@@ -21,8 +21,9 @@ from modelrunner.lora import LoraPath
 from modelrunner.progress import FileProgress, WorkProgress
 from modelrunner.pull import linking
 from modelrunner.pull.selection import folder_files, with_shards
-from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way, require_space
+from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way
 from modelrunner.store import Store, adapters
+from modelrunner.store.files import require_space
 from modelrunner.store.names import PROJECTOR, TEMPLATE, is_code
 from modelrunner.types import ModelFormat
 

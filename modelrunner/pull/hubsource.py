@@ -88,9 +88,8 @@ class HubSource(Source):
             paths = {name: context.partial(file) for name, file in wanting.items()}
 
             async def check() -> None:  # the small files are here by now
-                small = {name: path for name, path in paths.items() if path.is_file()}
                 if not wanted.trust:
-                    await in_thread(lambda _: require_no_code(small))
+                    await in_thread(lambda _: require_no_code({n: path for n, path in paths.items() if path.is_file()}))
 
             downloader = Downloader(hub.client, hub.headers, pause=self._pause, patience=self._patience)
             for name in await fetch_files(

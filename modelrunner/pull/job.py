@@ -6,7 +6,6 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from modelrunner.concurrency.threads import HASHING, TRANSFERS, in_thread
@@ -23,32 +22,19 @@ from modelrunner.progress import ProgressReport, WorkProgress
 from modelrunner.pull.archives import unpacked_files
 from modelrunner.pull.claims import Claim
 from modelrunner.pull.journal import Journal, JournalEntry
+from modelrunner.pull.places import PullTarget
 from modelrunner.pull.shared import SharedDownloads
 from modelrunner.pull.source import Context, FetchResult, Making, PullResult, PullSpec, Source, make_way
 from modelrunner.store import Blob, Digest, Store
 from modelrunner.store.blobs import ReadProgress
 from modelrunner.store.files import size_of
-from modelrunner.store.folder import ModelFolder
 from modelrunner.store.names import TEMPLATE
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.transfers import Transfers
 
+_LOOK = 0.5  # seconds between two looks whether the pull is cancelled, while another one stores its files
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class PullTarget:
-    """Where a pull goes: `name` is that of its folder for partial files. Unless the place is `fixed`, the model goes
-    where most of its files are already."""
-
-    place: ModelFolder
-    name: str
-    fixed: bool
-
-    @property
-    def folder(self) -> Path:
-        return self.place.data / "partial" / self.name
 
 
 class PullJob:
@@ -66,7 +52,7 @@ class PullJob:
         claim: Claim,
     ) -> None:
         self._store, self._journal, self._shared = store, journal, shared
-        self.require_quota = claim.require
+        self._claim = claim
         self.transfers = transfers
         self._source, self._wanted, self._target = source, wanted, target
         self.folder = target.folder
@@ -78,6 +64,12 @@ class PullJob:
         """Makes the folder. Blocks. Raises `InsufficientDisk`, `StorageFailed`, `FolderMissing`."""
         with translated(f"pulling {self._wanted.text}", self._target.place.data):
             make_folder(self._target.place.partial / self._target.name, synced=False)
+
+    def left_behind(self, others: Iterable[PullTarget]) -> list[Path]:
+        """What attempts in other places may have left of this pull, and no other one uses."""
+        names = [path.name for path in self._used]
+        places = [path for other in others for path in (other.folder, *(other.partial / name for name in names))]
+        return [path for path in places if path not in self._shared.busy]
 
     async def run(self, report: ProgressReport) -> PullResult:
         """Whatever happens, the folder stays only if it holds bytes that another attempt can go on with."""
@@ -168,10 +160,13 @@ class PullJob:
             return None
         return blob.path
 
+    async def require_quota(self, files: Mapping[Hashable, int]) -> None:
+        await in_thread(lambda _: self._claim.require(files))
+
     def partial(self, file: RemoteFile) -> Path:
         if file.sha256 is None:
             return self.folder / file.partial_name
-        path = self._target.place.partial / file.sha256
+        path = self._target.partial / file.sha256
         if path not in self._used:
             self._used.add(path)
             self._shared.use(path)
@@ -180,18 +175,22 @@ class PullJob:
     async def fetch(self, file: RemoteFile, downloader: Downloader, advanced: Callable[[int], None]) -> Path | None:
         path = self.partial(file)
         async with self._shared.alone(path):
+            begun = await in_thread(lambda _: _stamp(path))
             # Another pull may have downloaded and stored it since this one looked.
-            if file.sha256 is not None and not path.exists() and await self.stored(file.sha256):
+            if file.sha256 is not None and begun is None and await self.stored(file.sha256):
                 return None
             await downloader.fetch(file, path, advanced, self.transfers)
-            if file.sha256 is not None:
-                with contextlib.suppress(FileNotFoundError):  # another pull stores it already
-                    self._hashed[path] = _stamp(path)
+            if file.sha256 is not None and (stamp := await in_thread(lambda _: _stamp(path))):
+                self._hashed[path] = stamp
         return path
 
     def _store_files(self, fetched: FetchResult, go_on: ReadProgress) -> str:
-        with self._shared.storing:
+        while not self._shared.storing.acquire(timeout=_LOOK):
+            go_on(0)
+        try:
             return self._keep(fetched, go_on)
+        finally:
+            self._shared.storing.release()
 
     def _keep(self, fetched: FetchResult, go_on: ReadProgress) -> str:
         """Blocks. `go_on` stops it only before anything is stored."""
@@ -259,9 +258,12 @@ def _until(stop: threading.Event) -> ReadProgress:
     return go_on
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    """Changes with the file. Raises `OSError`."""
-    found = path.lstat()
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Changes with the file; None where there is none. Raises `OSError`."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:  # another pull has stored it already
+        return None
     return found.st_mtime_ns, found.st_size
 
 
@@ -272,8 +274,8 @@ class _PullContext(Context):
         super().__init__(job.folder, report, job.stored, job.transfers)
         self._job = job
 
-    def require_quota(self, files: Mapping[Hashable, int]) -> None:
-        self._job.require_quota(files)
+    async def require_quota(self, files: Mapping[Hashable, int]) -> None:
+        await self._job.require_quota(files)
 
     def partial(self, file: RemoteFile) -> Path:
         return self._job.partial(file)

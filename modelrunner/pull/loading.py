@@ -17,9 +17,10 @@ from modelrunner.oci import imageindex
 from modelrunner.oci.repository import INDEX_TYPES
 from modelrunner.pull.archives import unpack_layers, unpacked_files
 from modelrunner.pull.claims import Claim
-from modelrunner.pull.source import PullResult, require_space
+from modelrunner.pull.source import PullResult
 from modelrunner.store import Blob, Digest, Reference, Store, tar
 from modelrunner.store.blobs import ReadProgress
+from modelrunner.store.files import require_space
 from modelrunner.store.layout import BLOBS, INDEX, NAMES
 from modelrunner.store.manifests import LARGEST, parse
 
@@ -107,7 +108,7 @@ def _intact(store: Store, digest: Digest, stop: threading.Event) -> Blob | None:
 def _written(
     store: Store, member: tar.Member, digest: Digest, folder: Path, progress: ReadProgress, stop: threading.Event
 ) -> Blob:
-    with durable.translated("loading the archive", store.data):
+    with durable.translated("loading the archive", folder.parent):
         require_space(folder, member.size)
         path, sha256 = folder / digest.hex, hashlib.sha256()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

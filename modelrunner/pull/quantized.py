@@ -10,9 +10,10 @@ from modelrunner.concurrency.threads import in_thread
 from modelrunner.durable import discard
 from modelrunner.errors import BadRequest
 from modelrunner.progress import ProgressReport
-from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way, require_space
+from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way
 from modelrunner.store import Store
 from modelrunner.store.describe import main_type
+from modelrunner.store.files import require_space
 from modelrunner.types import Bundle, ModelFormat
 
 _SCHEME = "quantized:"
@@ -53,15 +54,15 @@ class QuantizedSource(Source):
                 param="requantize",
             )
         needed = expected_size(bundle, type)
-        context.require_quota({wanted.text: needed})
-        require_space(context.folder, needed)
+        await context.require_quota({wanted.text: needed})
+        await in_thread(lambda _: require_space(context.folder, needed))
         target = await in_thread(lambda _: make_way(context.folder, _TARGET))
         try:
             await self._tool(bundle, target, type, context.report)
         except BaseException:
             await in_thread(lambda _: discard(target))  # nobody could go on with a part of it
             raise
-        files = self._store.files(bundle.model_id)
+        files = await in_thread(lambda _: self._store.files(bundle.model_id))
         others = {name: blob.digest.hex for name, blob in files.items() if not _is_weights(name)}
         return FetchResult(
             {_TARGET: target}, stored=others, revision=bundle.model_id, version=f"{type} of {bundle.model_id}"

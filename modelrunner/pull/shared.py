@@ -20,7 +20,7 @@ class SharedDownloads:
 
     @property
     def busy(self) -> Collection[Path]:
-        return self._users.keys()
+        return tuple(self._users)  # at once, for a thread that looks through them
 
     @asynccontextmanager
     async def alone(self, path: Path) -> AsyncIterator[None]:

@@ -1,6 +1,5 @@
 """What a source of models is, and what every source needs: a clear folder and room on the disk."""
 
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,18 +8,14 @@ from typing import Any, ClassVar
 
 from modelrunner.defaults import ModelDefaults
 from modelrunner.durable import discard
-from modelrunner.errors import BadRequest, InsufficientDisk
+from modelrunner.errors import BadRequest
 from modelrunner.progress import ProgressReport
 from modelrunner.pull.reports import FoundModel
 from modelrunner.store.references import Reference
 from modelrunner.types import Bundle, ModelFormat
-from modelrunner.units import format_bytes
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.transfers import Transfers
-
-# File systems slow down and fail in odd ways when they are filled to the last block.
-_SPARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +121,7 @@ class Context:
         self.folder, self.report, self.stored = folder, report, stored
         self.transfers = transfers or Transfers()
 
-    def require_quota(self, files: Mapping[Hashable, int]) -> None:
+    async def require_quota(self, files: Mapping[Hashable, int]) -> None:
         """Takes room in the quota for `files`, as `Claim.require`, until the pull is over."""
 
     def partial(self, file: RemoteFile) -> Path:
@@ -198,13 +193,3 @@ def make_way(folder: Path, name: str) -> Path:
         target.parent.mkdir(mode=0o700, exist_ok=True)
     discard(target)
     return target
-
-
-def require_space(folder: Path, needed: int) -> None:
-    """Raises `InsufficientDisk` unless `needed` bytes and 5 % more are free where `folder` lies."""
-    needed, free = int(needed * (1 + _SPARE)), shutil.disk_usage(folder).free
-    if needed > free:
-        raise InsufficientDisk(
-            f"not enough room on the disk: needed {needed} bytes ({format_bytes(needed)}), free {free} bytes"
-            f" ({format_bytes(free)}) in {folder.parent}; remove models with `modelrunner rm`"
-        )

@@ -1,15 +1,14 @@
 """Files that a client sends over HTTP before it makes a model of them, and the source that takes them from there."""
 
 import asyncio
-import errno
 import hashlib
 import os
 import secrets
-import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Hashable, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlencode
@@ -18,10 +17,11 @@ from modelrunner import durable, lora
 from modelrunner.concurrency.threads import LOADING, LoopStream, in_thread
 from modelrunner.errors import BadRequest, InsufficientDisk, ModelNotFound, PayloadTooLarge, UnsupportedModel
 from modelrunner.pull.claims import Claim, Claims
+from modelrunner.pull.places import remove_all, roomy
 from modelrunner.pull.selection import choose, folder_files
-from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way, require_space
+from modelrunner.pull.source import Context, FetchResult, PullSpec, Source
 from modelrunner.store import Digest, Store
-from modelrunner.store.files import size_of
+from modelrunner.store.files import require_space, size_of
 from modelrunner.store.names import CONFIG, is_code
 
 LARGEST = 1 << 40  # bytes of one file
@@ -31,21 +31,42 @@ _PIECE, _STEP = 1 << 20, 64 << 20  # bytes that are written at once; after which
 
 
 class Uploads:
-    """Verified files in the store's folder for what is on its way. One that becomes no model is removed after a day, or
-    by `prune`. `busy` are the files that are being written, and `claims` what they and all pulls may bring."""
+    """Verified files in the store's folders for what is on its way. One that becomes no model is removed after a day,
+    or by `prune`. `claims` are what they and all pulls may bring. Belongs to one event loop."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.claims = Claims(store)
-        self.busy: set[Path] = set()
+        self._writing: set[Path] = set()
+        self._users: Counter[Digest] = Counter()
 
-    def path(self, digest: Digest) -> Path:
-        """Where the file waits."""
-        return self._store.partial / f"{_UPLOAD}{digest.hex}"
+    @property
+    def busy(self) -> set[Path]:
+        """The files that are being written, and those that a pull is taking. Any thread may ask."""
+        return {*self._writing, *(path for digest in tuple(self._users) for path in self._places(digest))}
 
-    def has(self, digest: str) -> bool:
+    @contextmanager
+    def using(self, text: str) -> Iterator[None]:
+        """Keeps the files of the source `text` meanwhile, if it is one of such files. Raises as `_files`."""
+        digests = set(_files(text).values()) if is_uploaded(text) else set()
+        self._users.update(digests)
+        try:
+            yield
+        finally:
+            self._users -= Counter(digests)
+
+    def _places(self, digest: Digest) -> Iterator[Path]:
+        """Where the file may wait."""
+        return (place.data / "partial" / f"{_UPLOAD}{digest.hex}" for place in self._store.places())
+
+    def find(self, digest: Digest) -> Path | None:
+        """Where the file waits, if it does. Blocks."""
+        return next(filter(os.path.isfile, self._places(digest)), None)
+
+    async def has(self, digest: str) -> bool:
         """Whether the file is here, in a model or waiting. Raises `InvalidReference`."""
-        return self._store.have(digest) is not None or self.path(Digest.parse(digest)).is_file()
+        wanted = Digest.parse(digest)
+        return await in_thread(lambda _: self._store.have(digest) is not None or self.find(wanted) is not None)
 
     async def take(self, digest: str, pieces: AsyncIterator[bytes], size: int) -> None:
         """Takes the file as its bytes come; `size` is all of them, 0 if that is unknown. Nothing stays of one that
@@ -54,11 +75,11 @@ class Uploads:
         wanted, loop = Digest.parse(digest), asyncio.get_running_loop()
         if size > LARGEST:
             raise PayloadTooLarge(f"a file has at most {LARGEST} bytes")
-        path = self.path(wanted)
+        path = await in_thread(lambda _: roomy(self._store, size)) / f"{_UPLOAD}{wanted.hex}"
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
 
         def work(stop: threading.Event) -> None:
-            with durable.translated("storing a file", self._store.data):
+            with durable.translated("storing a file", path.parent):
                 self._remove_old()
                 try:
                     with self.claims.claim() as claim:
@@ -68,11 +89,11 @@ class Uploads:
                 finally:
                     durable.discard(temporary)
 
-        self.busy.add(temporary)
+        self._writing.add(temporary)
         try:
             await in_thread(work, LOADING)
         finally:
-            self.busy.discard(temporary)
+            self._writing.discard(temporary)
 
     def _write(self, path: Path, wanted: Digest, stream: LoopStream, size: int, claim: Claim) -> None:
         sha256, written, room = hashlib.sha256(), 0, 0
@@ -104,20 +125,28 @@ class Uploads:
 
     def _waiting(self) -> dict[Hashable, int]:
         """The files that are no model's yet."""
-        files = self._store.partial.glob(f"{_UPLOAD}*")
-        paths = {Digest.named(path.name.removeprefix(_UPLOAD)): path for path in files}
+        paths = {Digest.named(path.name.removeprefix(_UPLOAD)): path for path in self._all()}
         return {digest: size_of(path) for digest, path in paths.items() if digest}
 
+    def _all(self) -> Iterator[Path]:
+        """Everything that was sent or is coming, in the folders whose disk answers."""
+        for place in self._store.places():
+            with suppress(OSError):
+                yield from (place.data / "partial").glob(f"{_UPLOAD}*")
+
     def _remove_old(self) -> None:
-        for path in self._store.partial.glob(f"{_UPLOAD}*"):
-            if path not in self.busy and time.time() - path.lstat().st_mtime > _KEPT:
-                durable.discard(path)
+        old, busy = [], self.busy
+        for path in self._all():
+            with suppress(OSError):
+                if path not in busy and time.time() - path.lstat().st_mtime > _KEPT:
+                    old.append(path)
+        remove_all(old)
 
     def drop(self, text: str) -> None:
-        """Removes the files of the source `text`, which a model has by now. Blocks. Raises `StorageFailed`."""
-        with durable.translated("removing what was sent", self._store.data):
-            for digest in _files(text).values():
-                durable.discard(self.path(digest))
+        """Removes the files of the source `text`, which a model has by now, if no pull takes them. Blocks."""
+        remove_all(
+            path for digest in _files(text).values() if digest not in self._users for path in self._places(digest)
+        )
 
 
 class UploadSource(Source):
@@ -134,34 +163,24 @@ class UploadSource(Source):
 
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
         """Raises `ModelNotFound` for a file that is not here."""
-        return await in_thread(lambda _: self._fetch(wanted.text, context.folder))
+        return await in_thread(lambda _: self._fetch(wanted.text))
 
-    def _fetch(self, text: str, folder: Path) -> FetchResult:
+    def _fetch(self, text: str) -> FetchResult:
         given, base = _files(text), _base(text)
         stored = {name: blob.digest.hex for name, blob in self._store.files(base).items()} if base else {}
         found = FetchResult({}, stored=stored)
         for name, source in (_adapters(given) if base else _chosen(given)).items():
             digest = given[source]
-            waiting = self._uploads.path(digest)
+            waiting = self._uploads.find(digest)
             if self._store.have(str(digest)) is not None:
                 found = replace(found, stored={**found.stored, name: digest.hex})
-            elif waiting.is_file():
-                _linked(waiting, make_way(folder, name))  # it stays there until the model is made
+            elif waiting is not None:  # it stays there until the model is made
                 digests = {**found.digests, name: digest.hex}
                 stored = {other: hex for other, hex in found.stored.items() if other != name}
-                found = replace(found, files={**found.files, name: folder / name}, digests=digests, stored=stored)
+                found = replace(found, files={**found.files, name: waiting}, digests=digests, stored=stored)
             else:
                 raise ModelNotFound(f"the file {source!r} ({digest}) is not here: send it first", param="files")
         return found
-
-
-def _linked(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:  # the model goes to another disk
-            raise
-        shutil.copyfile(source, target)
 
 
 def uploaded_source(files: Mapping[str, str], base: str = "") -> str:

@@ -1,13 +1,19 @@
-"""File helpers of the store: open regular files only, measure them, keep a reserve for deletions."""
+"""File helpers of the store: open regular files only, measure them and the room for them, keep a reserve for
+deletions."""
 
 import contextlib
 import os
+import shutil
 import stat
 from io import FileIO
 from pathlib import Path
 
 from modelrunner import durable
-from modelrunner.errors import BadRequest
+from modelrunner.errors import BadRequest, InsufficientDisk
+from modelrunner.units import format_bytes
+
+# File systems slow down and fail in odd ways when they are filled to the last block.
+_SPARE = 0.05
 
 
 def open_regular(path: Path) -> FileIO:
@@ -27,6 +33,21 @@ def size_of(path: Path) -> int:
             found = os.lstat(place)
             total += found.st_size if stat.S_ISREG(found.st_mode) else 0
     return total
+
+
+def with_spare(size: int) -> int:
+    """The bytes that have to be free for files of `size` bytes: 5 % more."""
+    return int(size * (1 + _SPARE))
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Raises `InsufficientDisk` unless `needed` bytes and 5 % more are free where `folder` lies, and `OSError`."""
+    needed, free = with_spare(needed), shutil.disk_usage(folder).free
+    if needed > free:
+        raise InsufficientDisk(
+            f"not enough room on the disk: needed {needed} bytes ({format_bytes(needed)}), free {free} bytes"
+            f" ({format_bytes(free)}) in {folder.parent}; remove models with `modelrunner rm`"
+        )
 
 
 class Reserve:

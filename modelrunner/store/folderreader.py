@@ -58,7 +58,11 @@ class FolderReader:
         return path.is_relative_to(self.data / "partial")
 
     def have(self, digest: Digest) -> Blob | None:
-        size = self._blobs.size(digest)
+        """None, too, where the disk fails: another folder may have it."""
+        try:
+            size = self._blobs.size(digest)
+        except OSError:
+            return None
         return Blob(digest, size, self._blobs.path(digest)) if size is not None else None
 
     def has_whole(self, id: Digest) -> bool:

@@ -15,6 +15,7 @@ from modelrunner.store import usage
 from modelrunner.store.blobs import Blob, ReadProgress, copied, ignore, verify
 from modelrunner.store.catalog import Entry, StoredModel
 from modelrunner.store.digests import Digest
+from modelrunner.store.files import require_space
 from modelrunner.store.folder import ModelFolder
 from modelrunner.store.folders import Folders
 from modelrunner.store.leftovers import Leftover
@@ -165,11 +166,13 @@ class Store(StoreReader):
         another, and no folder depends on another one. Those that have waited elsewhere are removed in the end."""
         others = [folder for folder in self._present if folder is not target]
         own = {blob.path: blob for blob in blobs}
+        foreign = [blob for blob in own.values() if any(folder.contains(blob.path) for folder in others)]
+        if needed := sum(blob.size for blob in foreign if target.have(blob.digest) is None):
+            with translated("copying files", target.data):
+                require_space(target.partial, needed)
         passing: list[Path] = []
         try:
-            for blob in own.copy().values():
-                if not any(folder.contains(blob.path) for folder in others):
-                    continue
+            for blob in foreign:
                 if (here := target.have(blob.digest)) and target.check(blob.digest, progress):
                     own[blob.path] = here
                     continue

@@ -138,6 +138,19 @@ async def test_a_disk_is_lost_and_found_while_the_daemon_runs(
     await chat(daemon.unix, model="other")
 
 
+async def test_a_pull_to_a_disk_that_is_back_finds_it(
+    start_daemon: StartDaemon, tmp_path: Path, disks: tuple[Path, Path]
+) -> None:
+    disks[0].rename(disks[0].with_name("away"))
+    daemon = await start_daemon(model_dirs=disks)
+    file = write_gguf(tmp_path / "new.gguf")
+    status, text = await create(daemon, file, "new", folder=str(disks[0]))
+    assert (status, "is not there: mount its disk" in text) == (503, True)
+    disks[0].with_name("away").rename(disks[0])
+    assert (await create(daemon, file, "new", folder=str(disks[0])))[0] == 200
+    assert await where(daemon) == {"new": str(disks[0])}
+
+
 async def test_a_reload_adds_a_folder_and_takes_it_out(
     start_daemon: StartDaemon, tmp_path: Path, disks: tuple[Path, Path]
 ) -> None:
