@@ -60,12 +60,16 @@ class KeyHolder:
     that `may_always_ask` has the scope of inference and does not expire: `check` has nothing to say to a request."""
 
     def __init__(self, key: ApiKey, clock: Callable[[], float], wall: Callable[[], float]) -> None:
-        self.key = key
+        self.use(key)
         self._wall = wall
         rates = Rates(key.requests_per_minute, key.tokens_per_minute, key.concurrency)
         self.allowance = Allowance(f"the key {key.name}", rates, clock)
         self.counted = (self.allowance,)
         self.limits = RequestLimits.of(key.max_seconds, key.max_tokens)
+
+    def use(self, key: ApiKey) -> None:
+        """The same key with another text."""
+        self.key = key
         self.may_always_ask = Scope.INFERENCE in key.scopes and key.expires is None
 
     def check(self, scope: Scope) -> None:
@@ -172,7 +176,7 @@ class KeyRing:
         holders = {}
         for key in keys:
             holders[key.name] = holder = self._holders.get(key.name) or KeyHolder(key, self._clock, self._wall)
-            holder.key = key
+            holder.use(key)
         self._holders = holders
         self._by_digest = {holder.key.digest: holder for holder in holders.values()}
         for changed in self.watchers:

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,6 @@ async def test_tls_on_tcp(start_daemon: StartDaemon) -> None:
     body = {"model": "smol", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     async with daemon.tcp.post("/v1/chat/completions", json=body, ssl=trust) as answer:
         assert (await answer.text()).endswith("data: [DONE]\n\n")
+    pem = (daemon.settings.data_dir / "tls" / "certificate.pem").read_text()
+    async with daemon.unix.get("/logs") as answer:
+        assert sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest() in await answer.text()
