@@ -1,6 +1,7 @@
 """Installs the prebuilt wheel in an environment of its own, in seconds and without a compiler."""
 
 import platform
+import re
 import shutil
 import sys
 import sysconfig
@@ -11,6 +12,9 @@ from modelrunner_llamacpp import engines
 from modelrunner_llamacpp.engines import WHEEL, WHEEL_SHA256, WHEEL_VERSION, Engine, EngineKind
 from modelrunner_llamacpp.settings import LlamaCppSettings
 
+_LIBRARY = re.compile(r"ImportError: (lib\S+): cannot open shared object")
+_PACKAGES = {"libgomp.so.1": "libgomp1 (Debian, Ubuntu) or libgomp (Fedora)"}
+"""What systems call the package of a library; the small images for containers lack OpenMP's."""
 _NO_WHEEL = ("No matching distribution found", "is not a supported wheel on this platform")
 
 
@@ -46,7 +50,10 @@ async def _make(folder: Path, log: Path, settings: LlamaCppSettings, progress: P
             raise _no_wheel(version) from None
         raise
     progress(InstallProgress("trying the engine"))
-    await programs.execute([folder / "bin/python", "-I", "-c", f"import {WHEEL}"], log=log)
+    try:
+        await programs.execute([folder / "bin/python", "-I", "-c", f"import {WHEEL}"], log=log)
+    except programs.StepFailed as failed:
+        raise _lacks_library(failed, log) or failed from None
     devices = settings.wheel_index is not None or sys.platform == "darwin"  # macOS wheels have Metal
     return Engine(EngineKind.WHEEL, folder / "bin/python", version, devices)
 
@@ -76,6 +83,18 @@ def _command(folder: Path, requirements: Path, settings: LlamaCppSettings) -> li
 def _tell(line: str, progress: ProgressCallback) -> None:
     if line.strip().startswith(("Downloading", "Installing", "Using cached", "Processing")):
         progress(InstallProgress(line.strip()))
+
+
+def _lacks_library(failed: programs.StepFailed, log: Path) -> BackendUnavailable | None:
+    """The same with the way out, if the wheel needs a library of the system that is not there."""
+    found = next(filter(None, map(_LIBRARY.search, failed.lines)), None)
+    if found is None:
+        return None
+    packages = _PACKAGES.get(found[1], "the package that has it")
+    return BackendUnavailable(
+        f"llama.cpp needs the library {found[1]}, which this system lacks: install {packages}, and then `modelrunner "
+        f"install llama.cpp`; see {log}"
+    )
 
 
 def _no_wheel(version: str) -> NoWheel:

@@ -96,12 +96,20 @@ async def test_another_digest_is_refused(make_backend: MakeBackend, index: str, 
     assert "HASH" in backend.status().details
 
 
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("libgomp.so.1: cannot open shared object file", r"lacks: install libgomp1 \(Debian, Ubuntu\) or libgomp"),
+        ("libcudart.so.12: cannot open shared object file", r"libcudart\.so\.12, .* install the package that has it"),
+        ("it is broken", "exited with 1: ImportError: it is broken"),
+    ],
+)
 async def test_a_wheel_that_does_not_load_is_not_installed(
-    make_backend: MakeBackend, tmp_path: Path, isolated_pip: None
+    make_backend: MakeBackend, tmp_path: Path, isolated_pip: None, fault: str, told: str
 ) -> None:
-    index = make_index(tmp_path / "broken", "raise ImportError('libcudart.so.12: cannot open shared object file')")
+    index = make_index(tmp_path / "broken", f"raise ImportError({fault!r})")
     backend = make_backend(wheel_index=index)
-    with pytest.raises(BackendUnavailable, match=r"libcudart\.so\.12"):
+    with pytest.raises(BackendUnavailable, match=told):
         await backend.install(lambda _: None)
     assert backend.status().state is BackendState.NOT_INSTALLED
 
