@@ -11,6 +11,7 @@ import yaml  # type: ignore[import-untyped]
 
 from modelrunner import __version__
 from modelrunner.cli.commands import cli
+from modelrunner.gateway.access import host_names
 from modelrunner.modelfile import parse
 
 ROOT = Path(__file__).parent.parent
@@ -59,3 +60,14 @@ def test_the_files_for_containers_are_yaml_and_say_that_they_are_untried(name: s
     text = (ROOT / "contrib" / name).read_text()
     assert all(isinstance(document, dict) for document in yaml.safe_load_all(text))
     assert text.startswith("# Untried")
+
+
+def test_the_probes_of_kubernetes_name_a_host_that_is_served() -> None:
+    documents = yaml.safe_load_all((ROOT / "contrib" / "kubernetes" / "modelrunner.yaml").read_text())
+    deployment = next(document for document in documents if document["kind"] == "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    [port] = container["ports"]
+    probes = [container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
+    hosts = {header["value"] for probe in probes for header in probe["httpHeaders"] if header["name"] == "Host"}
+    assert hosts
+    assert hosts <= set(host_names(port["containerPort"], []))
