@@ -43,28 +43,29 @@ class AccessLog:
 
     def finished(self, records: Sequence[RequestRecord]) -> None:
         assert self._handler is not None
-        lines = "\n".join([self._render(record) for record in records])
+        lines = "\n".join(self._render(records))
         self._handler.handle(logging.makeLogRecord({"msg": lines, "levelno": logging.INFO}))
 
 
-def _json(record: RequestRecord) -> str:
-    return msgspec.json.encode(record).decode()
+def _json(records: Sequence[RequestRecord]) -> list[str]:
+    return [msgspec.json.encode(record).decode() for record in records]
 
 
-def _text(record: RequestRecord) -> str:
-    second, milliseconds = divmod(int(record.time * 1e3), 1000)
-    tokens = record.tokens
-    before, after = _alike(record.route, record.model, record.status, record.caller, record.error)
-    return (
-        f"{_date(second)}{_MILLISECONDS[milliseconds]}{record.request_id}{before}{record.duration:.3f}s"
-        f" {tokens.prompt}+{tokens.answer}{after}"
-    )
-
-
-@lru_cache(maxsize=64)
-def _alike(route: str, model: str, status: int, caller: str, error: str) -> tuple[str, str]:
-    """The parts of a line that many requests share."""
-    return f" {route} {model!a} {status} ", f" {caller or '-'} {error or '-'}"
+def _text(records: Sequence[RequestRecord]) -> list[str]:
+    """What a line shares with the one before is not formatted again."""
+    lines, last, moment, alike = list[str](), 0, "", None
+    before = after = ""
+    for record in records:
+        if (milliseconds := int(record.time * 1e3)) != last:
+            last, moment = milliseconds, _date(milliseconds // 1000) + _MILLISECONDS[milliseconds % 1000]
+        if (kind := (record.route, record.model, record.status, record.caller, record.error)) != alike:
+            alike, (route, model, status, caller, error) = kind, kind
+            before, after = f" {route} {model!a} {status} ", f" {caller or '-'} {error or '-'}"
+        tokens = record.tokens
+        lines.append(
+            f"{moment}{record.request_id}{before}{record.duration:.3f}s {tokens.prompt}+{tokens.answer}{after}"
+        )
+    return lines
 
 
 @lru_cache(maxsize=2)

@@ -229,7 +229,9 @@ async def test_the_access_log(start_daemon: StartDaemon, tmp_path: Path) -> None
     (tmp_path / "config.toml").write_text('access_log = "text"')
     daemon = await start_daemon(models={"smol": 0}, telemetry=False)
     path = daemon.settings.data_dir / "logs" / "access.log"
-    await ask(daemon, caller="kim")
+    asked = (("smol", "kim"), ("n\no", ""), ("smol", "kim"), ("smol", ""))
+    for model, caller in asked:
+        await ask(daemon, {**CHAT, "model": model}, caller=caller)
     (tmp_path / "config.toml").write_text('access_log = "json"')
     async with daemon.unix.post("/engines/reload") as answer:
         assert answer.status == 200
@@ -238,11 +240,19 @@ async def test_the_access_log(start_daemon: StartDaemon, tmp_path: Path) -> None
     async with daemon.unix.post("/engines/reload") as answer:
         assert answer.status == 200
     await ask(daemon)
-    text, line = path.read_text().splitlines()
-    assert text.split()[2:5] == ["/v1/chat/completions", "'smol'", "200"]
-    assert text.split()[-2:] == ["kim", "-"]
+    *text, line = path.read_text().splitlines()
+    words = [each.split() for each in text]
+    assert [each[2] for each in words] == ["/v1/chat/completions"] * len(asked)
+    assert [each[3:5] + each[-2:] for each in words] == [
+        ["'smol'", "200", "kim", "-"],
+        [r"'n\no'", "400", "-", "invalid_reference"],
+        ["'smol'", "200", "kim", "-"],
+        ["'smol'", "200", "-", "-"],
+    ]
+    assert len({each[1] for each in words}) == len(asked)
+    assert [each[0] for each in words] == sorted(each[0] for each in words)
     assert (json.loads(line)["model"], json.loads(line)["error"]) == ("n\no", "invalid_reference")
-    assert "secret" not in text + line
+    assert "secret" not in path.read_text()
 
 
 async def test_a_client_that_leaves_pays_for_what_was_generated(start_daemon: StartDaemon) -> None:
