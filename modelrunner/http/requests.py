@@ -81,8 +81,9 @@ def names_of(fields: Iterable[str]) -> Mapping[bytes, str]:
 
 
 def path_of(head: bytes) -> str:
-    """Returns the path in the first line of a request's head, as far as there is one."""
-    return head.partition(b"\r\n")[0].decode("latin-1").partition(" ")[2].partition(" ")[0].partition("?")[0]
+    """Returns the path in the first line of a request's head; "" for none, or one that could begin a line of a log."""
+    path = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")[2].partition(" ")[0].partition("?")[0]
+    return path if path.isprintable() else ""
 
 
 class RequestHead:
