@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -88,6 +88,18 @@ def closed_loop(all_subjects: list[Subject], rounds: int, seconds: int) -> None:
             ratio = statistics.median(a / b for a, b in zip(mine, base, strict=True))
             cpu = f"; CPU {statistics.median(spent[shape, subject.name]):6.1f} us each" if subject.process else ""
             print(f"  {subject.name:16} {statistics.median(mine):10,.0f}   {ratio:6.2f} of {subject.base}{cpu}")
+            if subject.name == "observed":
+                _compare_with_plain(figures, spent, shape)
+
+
+def _compare_with_plain(
+    figures: Mapping[tuple[str, str], list[float]], spent: Mapping[tuple[str, str], list[float]], shape: str
+) -> None:
+    """What it costs that a daemon observes: medians of the rounds."""
+    one, other = (shape, "observed"), (shape, "modelrunner")
+    ratio = statistics.median(a / b for a, b in zip(figures[one], figures[other], strict=True))
+    more = statistics.median(a - b for a, b in zip(spent[one], spent[other], strict=True))
+    print(f"  {'':16} {ratio:17.2f} of modelrunner (requests/s: target >= 0.9); {more:+.1f} us CPU each (target <= 5)")
 
 
 class Client:
@@ -140,11 +152,13 @@ def chats(subject: Subject, first: str, count: int) -> float:
 
 
 def daemons(all_subjects: list[Subject]) -> list[Subject]:
-    return [s for s in open_loop_subjects(all_subjects) if s.process is not None and s.name != "nginx"]
+    return [
+        s for s in open_loop_subjects(all_subjects) if s.process is not None and s.name not in ("nginx", "observed")
+    ]
 
 
 def open_loop_subjects(all_subjects: list[Subject]) -> list[Subject]:
-    return [s for s in all_subjects if s.name not in ("litellm", "observed") and s.scheme == "http"]
+    return [s for s in all_subjects if s.name != "litellm" and s.scheme == "http"]
 
 
 def after_a_get(all_subjects: list[Subject], rounds: int) -> None:
@@ -201,7 +215,7 @@ def paced(subject: Subject, folder: Path, streams: int, seconds: int) -> Paced:
     bytes."""
     process = subject.process
     assert process is not None
-    command = [str(folder / "listen"), str(subject.port), str(streams), str(seconds), "bench"]
+    command = [str(folder / "listen"), str(subject.port), str(streams), str(seconds), "bench", subject.key]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listening:
         assert listening.stdout is not None
         listening.stdout.readline()

@@ -1,6 +1,7 @@
 /* Opens paced streams and measures how late their chunks come.
 
-   listen PORT STREAMS SECONDS MODEL   asks 127.0.0.1:PORT; prints "chunks p50_us p99_us max_us open" after SECONDS */
+   listen PORT STREAMS SECONDS MODEL [KEY]   asks 127.0.0.1:PORT, with an API key if one is given; prints "chunks
+                                             p50_us p99_us max_us open" after SECONDS */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -21,7 +22,7 @@ static long long now_ns(void) {
   return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-static int ask(int port, const char *model) {
+static int ask(int port, const char *model, const char *key) {
   struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
   int fd = socket(AF_INET, SOCK_STREAM, 0);
   if (connect(fd, (void *)&to, sizeof to)) return perror("connect"), -1;
@@ -29,7 +30,8 @@ static int ask(int port, const char *model) {
   int size = snprintf(body, sizeof body, "{\"model\":\"%s\",\"messages\":[],\"user\":\"paced\",\"stream\":true}", model);
   int whole = snprintf(request, sizeof request,
                        "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n"
-                       "Content-Length: %d\r\n\r\n%s", port, size, body);
+                       "%s%s%sContent-Length: %d\r\n\r\n%s",
+                       port, *key ? "X-API-Key: " : "", key, *key ? "\r\n" : "", size, body);
   if (send(fd, request, whole, 0) != whole) return -1;
   fcntl(fd, F_SETFL, O_NONBLOCK);
   return fd;
@@ -55,10 +57,10 @@ static int percentile(long total, double share) {
 }
 
 int main(int count, char **arguments) {
-  if (count < 5) return fprintf(stderr, "usage: listen PORT STREAMS SECONDS MODEL\n"), 2;
+  if (count < 5) return fprintf(stderr, "usage: listen PORT STREAMS SECONDS MODEL [KEY]\n"), 2;
   int streams = atoi(arguments[2]), poll = epoll_create1(0), open = 0;
   for (int i = 0; i < streams; i++) {
-    int fd = ask(atoi(arguments[1]), arguments[4]);
+    int fd = ask(atoi(arguments[1]), arguments[4], count > 5 ? arguments[5] : "");
     struct epoll_event wanted = {.events = EPOLLIN, .data.fd = fd};
     if (fd >= 0 && !epoll_ctl(poll, EPOLL_CTL_ADD, fd, &wanted)) open++;
   }
