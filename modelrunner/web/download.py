@@ -68,7 +68,7 @@ class Downloader:
                     await settled(asyncio.create_task(in_thread(_close(opening.result()))))
             if file.digest in ("", partial.digest):
                 return
-            path.unlink()
+            await in_thread(lambda _: path.unlink())
         raise SourceFailed(f"{file.name} arrived damaged twice (its digest is not {file.digest}); pull again later")
 
 
@@ -131,7 +131,7 @@ class _Download:
                 if isinstance(error, RangeIgnored):
                     self._single = True
                     await all_stopped(*self._helpers)
-                    self._partial.restart()
+                    await in_thread(lambda _: self._partial.restart())
                 self._pausing = True  # nor does any other connection ask meanwhile
                 await self._pause(asked if asked is not None else 2.0 ** max(0, failures - 1))
                 self._pausing = False
