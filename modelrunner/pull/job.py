@@ -69,7 +69,7 @@ class PullJob:
         """What attempts in other places may have left of this pull, and no other one uses."""
         names = [path.name for path in self._used]
         places = [path for other in others for path in (other.folder, *(other.partial / name for name in names))]
-        return [path for path in places if path not in self._shared.busy]
+        return [path for path in places if not self._shared.is_busy(path)]
 
     async def run(self, report: ProgressReport) -> PullResult:
         """Whatever happens, the folder stays only if it holds bytes that another attempt can go on with."""

@@ -214,17 +214,17 @@ class Puller:
 
     async def leftovers(self) -> tuple[Leftover, ...]:
         """What `prune` would remove. Raises `StorageFailed`."""
-        return await in_thread(lambda _: self._store.leftovers(self._in_use))
+        return await in_thread(lambda _: self._store.leftovers(self._is_busy))
 
     async def prune(self) -> tuple[Leftover, ...]:
         """Removes what `Store.prune` removes, and returns it; pulls that run keep their folders. Raises
         `StorageFailed`."""
         async with self._pruning:  # what comes meanwhile makes its folder afterwards
-            return await in_thread(lambda _: self._store.prune(self._in_use))
+            return await in_thread(lambda _: self._store.prune(self._is_busy))
 
-    @property
-    def _in_use(self) -> set[Path]:
-        return {*self._busy, *self._shared.busy, *self.uploads.busy}
+    def _is_busy(self, path: Path) -> bool:
+        """Any thread may ask."""
+        return path in self._busy or self._shared.is_busy(path) or self.uploads.is_busy(path)
 
     def _start(self, source: Source, wanted: PullSpec) -> JointWork[WorkProgress, PullResult]:
         meter = RateMeter(self._clock)

@@ -3,24 +3,24 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 
 class SharedDownloads:
-    """Belongs to one event loop. `busy` are the partial files that pulls use. A thread that stores such files holds
-    `storing`, since it takes them away from other pulls."""
+    """Belongs to one event loop. A thread that stores such files holds `storing`, since it takes them away from other
+    pulls."""
 
     def __init__(self) -> None:
         self.storing = threading.Lock()
         self._locks: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
         self._users: Counter[Path] = Counter()
 
-    @property
-    def busy(self) -> Collection[Path]:
-        return tuple(self._users)  # at once, for a thread that looks through them
+    def is_busy(self, path: Path) -> bool:
+        """Whether a pull uses the partial file. Any thread may ask."""
+        return path in self._users
 
     @asynccontextmanager
     async def alone(self, path: Path) -> AsyncIterator[None]:

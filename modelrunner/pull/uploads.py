@@ -40,10 +40,9 @@ class Uploads:
         self._writing: set[Path] = set()
         self._users: Counter[Digest] = Counter()
 
-    @property
-    def busy(self) -> set[Path]:
-        """The files that are being written, and those that a pull is taking. Any thread may ask."""
-        return {*self._writing, *(path for digest in tuple(self._users) for path in self._places(digest))}
+    def is_busy(self, path: Path) -> bool:
+        """Whether the file is being written, or a pull takes it. Any thread may ask."""
+        return path in self._writing or Digest.named(path.name.removeprefix(_UPLOAD)) in self._users
 
     @contextmanager
     def using(self, text: str) -> Iterator[None]:
@@ -135,10 +134,10 @@ class Uploads:
                 yield from (place.data / "partial").glob(f"{_UPLOAD}*")
 
     def _remove_old(self) -> None:
-        old, busy = [], self.busy
+        old: list[Path] = []
         for path in self._all():
             with suppress(OSError):
-                if path not in busy and time.time() - path.lstat().st_mtime > _KEPT:
+                if not self.is_busy(path) and time.time() - path.lstat().st_mtime > _KEPT:
                     old.append(path)
         remove_all(old)
 

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from modelrunner.store.draft import Draft
 from modelrunner.store.files import Reserve
 from modelrunner.store.folderreader import FolderReader
 from modelrunner.store.index import Index
-from modelrunner.store.leftovers import Leftover, leftovers
+from modelrunner.store.leftovers import Leftover, PathTest, leftovers
 from modelrunner.store.manifests import UnpackedFile
 from modelrunner.store.references import Reference
 from modelrunner.store.sweeping import Sweeper
@@ -153,18 +153,20 @@ class ModelFolder(FolderReader):
         self._show(self.catalog.without(entry), [entry.id])
         self._sweeper.finish(self.catalog, [entry.id])
 
-    def leftovers(self, busy: Collection[Path]) -> tuple[Leftover, ...]:
+    def leftovers(self, is_busy: PathTest) -> tuple[Leftover, ...]:
         """As `Store.leftovers`."""
         with translated("looking for leftovers", self.data), self._lock:
-            return tuple(leftovers(self._sweeper.unnamed(self.catalog), self.data, busy))
+            return tuple(leftovers(self._sweeper.unnamed(self.catalog), self.data, is_busy))
 
-    def prune(self, busy: Collection[Path]) -> tuple[Leftover, ...]:
+    def prune(self, is_busy: PathTest) -> tuple[Leftover, ...]:
         """As `Store.prune`."""
         with self._lock, translated("removing leftovers", self.data):
-            found = self.leftovers(busy)
-            for leftover in found:
-                discard(leftover.path)
-            return found
+            found = []
+            for leftover in self.leftovers(is_busy):
+                if not is_busy(leftover.path):  # a pull may have gone on with it meanwhile
+                    discard(leftover.path)
+                    found.append(leftover)
+            return tuple(found)
 
     def _next_version(self) -> int:
         self._version += 1

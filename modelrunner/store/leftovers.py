@@ -1,7 +1,7 @@
 """What lies in a store and belongs to no model: what pulls and packages that were cut off have left, and what was set
 aside because it was damaged."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -9,6 +9,8 @@ from pathlib import Path
 from modelrunner import durable
 from modelrunner.store import startup
 from modelrunner.store.files import size_of
+
+PathTest = Callable[[Path], bool]
 
 
 class LeftoverKind(StrEnum):
@@ -26,11 +28,15 @@ class Leftover:
     size: int
 
 
-def leftovers(unnamed: Iterable[Path], data: Path, busy: Collection[Path]) -> Iterator[Leftover]:
-    """`unnamed` are the files that no model names, `busy` the folders in `partial` that a download is using. Raises
-    `OSError`."""
+def in_no_use(path: Path) -> bool:
+    return False
+
+
+def leftovers(unnamed: Iterable[Path], data: Path, is_busy: PathTest) -> Iterator[Leftover]:
+    """`unnamed` are the files that no model names. `is_busy` is asked about each path in `partial` once that is there,
+    so that what begins meanwhile is in use, or is not seen. Raises `OSError`."""
     for path in sorted((data / "partial").iterdir()):
-        if path not in busy:
+        if not is_busy(path):
             yield Leftover(LeftoverKind.DOWNLOAD, path, size_of(path))
     for path in unnamed:
         yield Leftover(LeftoverKind.UNNAMED, path, size_of(path))

@@ -3,7 +3,7 @@ away."""
 
 import logging
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from modelrunner.store.digests import Digest
 from modelrunner.store.files import require_space
 from modelrunner.store.folder import ModelFolder
 from modelrunner.store.folders import Folders
-from modelrunner.store.leftovers import Leftover
+from modelrunner.store.leftovers import Leftover, PathTest, in_no_use
 from modelrunner.store.manifests import UnpackedFile
 from modelrunner.store.reading import StoreReader
 from modelrunner.store.references import Reference
@@ -223,16 +223,19 @@ class Store(StoreReader):
                 folder.remove(entry.id)
             return RemoveResult(tuple(entry.names), str(entry.id))
 
-    def leftovers(self, busy: Collection[Path] = ()) -> tuple[Leftover, ...]:
-        """What `prune` would remove. `busy` are the folders in `partial` that downloads use."""
+    def leftovers(self, is_busy: PathTest = in_no_use) -> tuple[Leftover, ...]:
+        """What `prune` would remove. `is_busy` is asked whether a file or folder in `partial` is in use."""
         with self._lock:
-            return tuple(each for folder in self._present for each in folder.leftovers({*busy, *self._copying}))
+            return tuple(each for folder in self._present for each in folder.leftovers(self._with_copies(is_busy)))
 
-    def prune(self, busy: Collection[Path] = ()) -> tuple[Leftover, ...]:
+    def prune(self, is_busy: PathTest = in_no_use) -> tuple[Leftover, ...]:
         """Removes leftovers and returns them. While a model is damaged, blobs of its folder that no model names are
         kept, since they may be its own."""
         with self._lock:
-            return tuple(each for folder in self._present for each in folder.prune({*busy, *self._copying}))
+            return tuple(each for folder in self._present for each in folder.prune(self._with_copies(is_busy)))
+
+    def _with_copies(self, is_busy: PathTest) -> PathTest:
+        return lambda path: path in self._copying or is_busy(path)
 
     def require_quota(self, needed: int) -> None:
         """Raises `QuotaExceeded` if `needed` bytes more do not fit into the quota."""

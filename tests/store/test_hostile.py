@@ -188,13 +188,25 @@ def test_what_killed_pulls_left_is_listed_and_pruned(store: Store) -> None:
     for name in ("busy", "left"):
         (store.partial / name).mkdir()
         (store.partial / name / "part").write_bytes(b"12345")
-    busy = [store.partial / "busy"]
-    (found,) = store.leftovers(busy)
+    is_busy = {store.partial / "busy"}.__contains__
+    (found,) = store.leftovers(is_busy)
     assert (found.path, found.size, str(found.kind)) == (store.partial / "left", 5, "unfinished download")
-    assert store.prune(busy) == (found,)
+    assert store.prune(is_busy) == (found,)
     assert [path.name for path in store.partial.iterdir()] == ["busy"]
-    assert store.leftovers(busy) == ()
+    assert store.leftovers(is_busy) == ()
     assert len(store.list()) == 2
+
+
+def test_what_comes_into_use_while_leftovers_are_removed_stays(store: Store) -> None:
+    (store.partial / "left").write_bytes(b"12345")
+    asked: list[Path] = []
+
+    def is_busy(path: Path) -> bool:
+        asked.append(path)
+        return asked.count(path) > 1
+
+    assert store.prune(is_busy) == ()
+    assert [path.name for path in store.partial.iterdir()] == ["left"]
 
 
 def test_a_damaged_model_is_told_with_its_fault_and_can_be_removed(store: Store) -> None:
