@@ -70,11 +70,12 @@ def codex(target: AgentTarget) -> Launch:
 
 def opencode(target: AgentTarget) -> Launch:
     """https://opencode.ai/docs/config: OPENCODE_CONFIG_CONTENT is merged over the files; and /docs/providers."""
+    limit = {"context": target.context, "output": target.context // 4}  # it shortens what exceeds the difference
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": _PROVIDER,
         "options": {"baseURL": f"{target.url}/v1", "apiKey": target.key},
-        "models": {target.model: {"name": target.model}},
+        "models": {target.model: {"name": target.model, "limit": limit}},
     }
     content = {"provider": {_PROVIDER: provider}, "model": f"{_PROVIDER}/{target.model}"}
     return Launch(["opencode"], {"OPENCODE_CONFIG_CONTENT": json.dumps(content)})
@@ -87,10 +88,13 @@ def aider(target: AgentTarget) -> Launch:
 
 
 def goose(target: AgentTarget) -> Launch:
-    """https://goose-docs.ai/docs/guides/environment-variables: the host has no path, which is a variable of its own."""
+    """https://goose-docs.ai/docs/guides/environment-variables: the host has no path, which is a variable of its own.
+    For its side tasks it would ask for a small model of OpenAI's."""
     variables = {
         "GOOSE_PROVIDER": "openai",
         "GOOSE_MODEL": target.model,
+        "GOOSE_FAST_MODEL": target.model,
+        "GOOSE_CONTEXT_LIMIT": str(target.context),
         "OPENAI_HOST": target.url,
         "OPENAI_BASE_PATH": "v1/chat/completions",
         "OPENAI_API_KEY": target.key,

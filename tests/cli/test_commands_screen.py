@@ -184,9 +184,13 @@ def test_bench_shows_speeds_and_compares_two_runs(daemon: FakeDaemon, tmp_path: 
 AGENTS = {
     "claude": ["ANTHROPIC_BASE_URL=http://127.0.0.1:7/anthropic", "ANTHROPIC_MODEL=my/model"],
     "codex": ['model_providers.modelrunner.base_url="http://127.0.0.1:7/v1"', 'wire_api="responses"'],
-    "opencode": ['"baseURL": "http://127.0.0.1:7/v1"', '"model": "modelrunner/my/model"'],
+    "opencode": [
+        '"baseURL": "http://127.0.0.1:7/v1"',
+        '"limit": {"context": 4096, "output": 1024}',
+        '"model": "modelrunner/my/model"',
+    ],
     "aider": ["OPENAI_API_BASE=http://127.0.0.1:7/v1", "--model openai/my/model"],
-    "goose": ["OPENAI_HOST=http://127.0.0.1:7 ", "goose session"],
+    "goose": ["OPENAI_HOST=http://127.0.0.1:7 ", "GOOSE_FAST_MODEL=my/model GOOSE_CONTEXT_LIMIT=4096", "goose session"],
     "continue": ['"apiBase": "http://127.0.0.1:7/v1"', "cn --config"],
     "zed": ['"api_url": "http://127.0.0.1:7/v1"', '"max_tokens": 4096'],
     "open-webui": ["OPENAI_API_BASE_URL=http://127.0.0.1:7/v1", "open-webui serve"],
