@@ -23,6 +23,7 @@ Kind = Literal[
     "damage",
 ]
 _KEPT = 1000
+_LONGEST = 4000  # characters of a name and of a reason: clients may have written them
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,9 @@ class Events(Feed[EventRecord]):
 
     def emit(self, kind: Kind, *, model: str = "", runner: str = "", reason: str = "", **details: Any) -> None:
         """Notes an event; returns at once. `model` is the model's name, `runner` an ID, `reason` a sentence,
-        `details` what JSON can hold."""
-        self.add(EventRecord(self.last + 1, kind, self._wall(), runner, model, reason, details))
+        `details` what JSON can hold. Of texts of megabytes the start is kept."""
+        now = self._wall()
+        self.add(EventRecord(self.last + 1, kind, now, runner, model[:_LONGEST], reason[:_LONGEST], details))
 
     def recent(self, model: str | None = None) -> list[EventRecord]:
         """The events that are kept, oldest first; those about `model` if one is given."""

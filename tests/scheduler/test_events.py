@@ -31,6 +31,14 @@ async def test_only_the_newest_are_kept() -> None:
     assert [event.reason for event in events.recent()] == ["7", "8", "9"]
 
 
+def test_what_a_client_wrote_is_kept_in_part() -> None:
+    events = Events()
+    events.emit("pull", model="m" * 1_000_000, reason="failed: " + "x" * 1_000_000)
+    [event] = events
+    assert (event.model[:2], event.reason[:9]) == ("mm", "failed: x")
+    assert len(event.model) + len(event.reason) < 10_000
+
+
 async def test_a_feed_begins_where_it_was_asked_for() -> None:
     events = Events()
     events.emit("load", reason="before")
