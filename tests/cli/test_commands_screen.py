@@ -123,6 +123,18 @@ def test_a_topic_is_a_page_of_the_documentation(tmp_path: Path) -> None:
         assert terminal.ended() == 2
 
 
+def test_the_page_is_opened_in_the_browser(daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", str(browser))
+    daemon.answers["GET /version"] = STATUS
+    with screen(tmp_path, "ui") as terminal:
+        assert terminal.ended() == 0
+        terminal.wait_for("^http://127.0.0.1:7/ui$")
+    assert opened.read_text() == "http://127.0.0.1:7/ui\n"
+
+
 def test_a_search_shows_what_can_be_pulled(daemon: FakeDaemon, tmp_path: Path) -> None:
     found = [{"name": "hf.co/a/b", "downloads": 1200, "likes": 3, "task": "chat", "gated": True}]
     daemon.answers["GET /models/search?q=small+words&format=gguf&limit=20"] = found

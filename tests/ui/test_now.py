@@ -1,12 +1,15 @@
 """The view Now, in a browser."""
 
 import asyncio
+import json
+import re
 from pathlib import Path
 
 import pytest
 from playwright.async_api import expect
 
 from tests.api.conftest import Daemon, StartDaemon
+from tests.cli.test_commands_screen import GIB, NOW, RUNNER
 from tests.ui.conftest import OpenPage
 
 pytestmark = pytest.mark.engine
@@ -37,6 +40,31 @@ async def test_a_runner_is_pinned_paused_resumed_and_unloaded(start_daemon: Star
     await ask(daemon, "smol")
     await runner.get_by_role("button", name="Unload").click()
     await expect(page.get_by_text("No model is loaded")).to_be_visible()
+
+
+async def test_each_device_has_its_bar(start_daemon: StartDaemon, open_page: OpenPage):
+    daemon = await start_daemon()
+    memory = {"estimated": {"ram": GIB, "vram": [2 * GIB, 0]}, "measured": {"ram": GIB // 2, "vram": [3 * GIB, 0]}}
+    runner = RUNNER | {"state": "ready", "loading": False, "memory": memory}
+    now = NOW | {"runners": [runner], "waiting": {}}
+    now |= {
+        "budget": {"ram": 4 * GIB, "vram": [8 * GIB, 8 * GIB]},
+        "free": {"ram": 3 * GIB, "vram": [5 * GIB, 8 * GIB]},
+    }
+    body = f"event: now\ndata: {json.dumps(now)}\n\n"
+    page = await open_page(daemon, "#/models")
+    await page.route("**/engines/now", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    await page.goto("about:blank")
+    await page.goto(f"http://127.0.0.1:{daemon.port}/#/now")
+    for told in (
+        "Main memory: 1.00 GiB of 4.00 GiB in use",
+        "GPU 0: 3.00 GiB of 8.00 GiB in use",
+        "GPU 1: 0 B of 8.00 GiB in use",
+    ):
+        await expect(page.get_by_role("img", name=told, exact=True)).to_be_visible()
+    part = page.get_by_role("img", name="GPU 0").locator(".measured")
+    await expect(part).to_have_attribute("style", re.compile(r"width: 37\.5%"))
+    await expect(page.locator(".device").nth(1)).to_contain_text("3.00 GiB measured, 2.00 GiB predicted")
 
 
 async def test_why_a_model_waits_and_a_cancel(start_daemon: StartDaemon, open_page: OpenPage, tmp_path: Path):

@@ -100,7 +100,13 @@ async def test_the_last_hour_is_plotted(start_daemon: StartDaemon, open_page: Op
     figure = page.locator("figure").filter(has=page.get_by_role("heading", name="Requests per second"))
     line = await figure.locator("path.line").first.get_attribute("d")
     assert line is not None
-    assert line.count("L") == 360
+    assert line.count("L") == 359
+    alone = [{**step, "time": now - 100, "requests": 5, "failed": 0}]
+    await page.route("**/engines/history", lambda route: route.fulfill(json=alone))
+    await page.reload()
+    await expect(figure.get_by_text("0.25", exact=True)).to_be_visible()
+    figure = page.locator("figure").filter(has=page.get_by_role("heading", name="Time to the first token"))
+    await expect(figure.locator("path.line").first).to_have_attribute("d", re.compile(r"^M[\d. ]+m-1\.5 0h3$"))
 
 
 async def test_logs_of_daemon_and_runner_are_followed(start_daemon: StartDaemon, open_page: OpenPage) -> None:

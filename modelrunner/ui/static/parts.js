@@ -25,7 +25,7 @@ export function seconds(count) {
   return `${Math.round(whole / 86400)} days`;
 }
 
-export const number = (value) => (value == null ? NONE : value.toLocaleString("en-US", { maximumFractionDigits: 1 }));
+export const number = (value) => (value == null ? NONE : value.toLocaleString("en-US", { maximumFractionDigits: Math.abs(value) < 1 ? 2 : 1 }));
 export const clock = (time) => new Date(time).toLocaleTimeString([], { hour12: false });
 export const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
 export const shortName = (name) => name.replace(/^docker\.io\/(ai|library)\//, "").replace(/:latest$/, "");

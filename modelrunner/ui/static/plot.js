@@ -20,17 +20,18 @@ function ceiling(value) {
   return ([1, 2, 5, 10].find((step) => step * power >= value) || 10) * power;
 }
 
-// Line pieces through the points that have a value.
+// Lines through the points that have a value; a point alone is a dash.
 function pieces(points, x, y) {
-  let path = "", open = false;
+  let path = "", run = [];
+  const end = () => {
+    path += run.length === 1 ? `M${run[0]}m-1.5 0h3` : run.length ? `M${run.join("L")}` : "";
+    run = [];
+  };
   for (const [time, value] of points) {
-    if (value == null) open = false;
-    else {
-      const place = `${x(time).toFixed(1)} ${y(value).toFixed(1)}`;
-      path += open ? `L${place}` : `M${place}L${place}`; // a point alone is a dot
-      open = true;
-    }
+    if (value == null) end();
+    else run.push(`${x(time).toFixed(1)} ${y(value).toFixed(1)}`);
   }
+  end();
   return path;
 }
 
