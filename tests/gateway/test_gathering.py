@@ -32,10 +32,16 @@ class Engine:
         self.odd: bytes | None = None
         self.gate: asyncio.Event | None = None
         self.left = 0
+        self.counting = self.most_counting = 0  # texts whose tokens are counted
 
     async def __call__(self, call: Call) -> None:
         body = msgspec.json.decode(call.request.body)
         if call.request.path == "/tokenize":
+            self.counting += 1
+            self.most_counting = max(self.most_counting, self.counting)
+            for _ in range(20):  # turns of the loop in which others would come
+                await asyncio.sleep(0)
+            self.counting -= 1
             return await self._send(call, 200, {"tokens": [0] * (len(body["content"].split()) + 1)})
         texts = body["input"] if isinstance(body["input"], list) else [body["input"]]
         self.inputs.append(body["input"])
@@ -84,6 +90,13 @@ async def test_what_comes_together_is_asked_together(folder: Path, kind: str, ba
             assert found["usage"] == {"prompt_tokens": len(text.split()) + 1, "total_tokens": len(text.split()) + 1}
             assert (found["object"], found["model"]) == ("list", "m")
         assert len({answer.headers["x-request-id"] for answer in answers}) == 3
+
+
+async def test_the_tokens_of_many_texts_take_few_connections(folder: Path) -> None:
+    async with proxy(folder, "fast", engine := Engine()) as served:
+        answers = await together(served, *(ask("word " * number) for number in range(1, 9)))
+        assert sorted(answer.json()["usage"]["prompt_tokens"] for answer in answers) == list(range(2, 10))
+        assert engine.most_counting <= 2
 
 
 async def test_tokens_are_gathered_too(folder: Path) -> None:

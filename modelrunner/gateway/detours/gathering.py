@@ -1,7 +1,8 @@
 """Single embeddings that come at nearly the same time go to the engine together."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,9 @@ _EMBEDDINGS, _TOKENIZE = "/v1/embeddings", "/tokenize"
 _LONGEST = 64 << 10
 """Bytes of a body that is gathered: a long text fills the engine's batch by itself."""
 _TOKENIZING = 5.0  # seconds
+# Texts that are counted at once. llama.cpp's server has few threads, and each open connection takes one for seconds:
+# with one for every text, questions waited until others were closed.
+_LANES = 2
 Members = dict[str, msgspec.Raw]
 _members = msgspec.json.Decoder(Members)
 _Shape = tuple[object, ...]
@@ -81,7 +85,8 @@ class EmbeddingGatherer:
         gathering.texts[relay] = text
         if len(gathering.texts) == self._most:
             gathering.timer.cancel()
-            asyncio.get_running_loop().call_soon(self._close, shape)  # the last relay is yet to begin
+            del self._open[shape]
+            asyncio.get_running_loop().call_soon(gathering.ask)  # the last relay is yet to begin
         return relay
 
     def _close(self, shape: _Shape) -> None:
@@ -232,16 +237,20 @@ async def _counted(runner: Runner, ask: Inference, texts: Sequence[str | list[in
     if _TOKENIZE not in runner.endpoints:
         return [1] * len(texts)
     model = engine_model(runner, ask.fields.model)
-    collectors = []
-    for text in texts:
-        # llama.cpp's names and vLLM's.
-        body = {"model": model, "content": text, "prompt": text, "add_special": True, "add_special_tokens": True}
-        request = build_request("POST", _TOKENIZE, msgspec.json.encode(body))
-        collectors.append(collector := Collector())
-        runner.upstream.send(request, collector)
-    try:
+    counts: dict[int, int] = {}
+
+    async def count(places: Iterable[int]) -> None:
+        with suppress(OSError, EngineProtocolError, msgspec.MsgspecError, ValueError, RecursionError):
+            for place in places:
+                text = texts[place]
+                # llama.cpp's names and vLLM's.
+                fields = {"content": text, "prompt": text, "add_special": True, "add_special_tokens": True}
+                request = build_request("POST", _TOKENIZE, msgspec.json.encode({"model": model, **fields}))
+                runner.upstream.send(request, collector := Collector())
+                _, answer = await collector.done
+                counts[place] = len(msgspec.json.decode(answer, type=_Tokenized).tokens)
+
+    with suppress(TimeoutError):
         async with asyncio.timeout(_TOKENIZING):
-            answers = [await collector.done for collector in collectors]
-        return [len(msgspec.json.decode(body, type=_Tokenized).tokens) for _, body in answers]
-    except (OSError, EngineProtocolError, msgspec.MsgspecError, ValueError, RecursionError):
-        return [1] * len(texts)
+            await asyncio.gather(*(count(range(lane, len(texts), _LANES)) for lane in range(_LANES)))
+    return [counts[place] for place in range(len(texts))] if len(counts) == len(texts) else [1] * len(texts)
