@@ -4,9 +4,12 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from modelrunner.scheduler.state import Group, Line, Request
+from modelrunner.scheduler.state import Group, Line, Request, Slot
 from modelrunner.types import RunnerKey
 
+KEPT_FREE = 60.0
+"""Seconds after its last client for which a runner keeps one of its places free of batches: so the next client waits
+for no line to end."""
 _MAX_LINES = 1024
 
 
@@ -18,17 +21,42 @@ def yields_until(request: Request, served: Mapping[Line, float], ageing: float) 
     return max(request.since, served.get((request.caller, True), -math.inf)) + ageing
 
 
+def batch_places(slot: Slot, now: float) -> int:
+    """How many more requests of batches may get a lease of the runner."""
+    free = max(0, slot.capacity - slot.leases)
+    if slot.parallel < 2 or not (slot.interactive or now < slot.interactive_at + KEPT_FREE):
+        return free
+    return max(0, min(free, slot.parallel - 1 - (slot.leases - slot.interactive)))
+
+
 def urgent(groups: Iterable[Group], served: Mapping[Line, float], ageing: float, now: float) -> set[RunnerKey]:
     """The keys for which a request waits that does not let others go first."""
     return {g.key for g in groups if any(now >= yields_until(request, served, ageing) for request in g.waiting)}
 
 
 def in_turn(
-    waiting: Sequence[Request], count: int, served: Mapping[Line, float], ageing: float, now: float
+    waiting: Sequence[Request],
+    count: int,
+    served: Mapping[Line, float],
+    ageing: float,
+    now: float,
+    batches: float = math.inf,
 ) -> tuple[Request, ...]:
     """The `count` requests whose turn it is: interactive ones before a batch, then in rounds with one of each caller.
     Within a round the caller served longest ago comes first (`served` has the times), then the older request. The first
-    request of an aged batch takes part in the rounds."""
+    request of an aged batch takes part in the rounds. No more than `batches` of them are from batches."""
+    chosen = _in_turn(waiting, count, served, ageing, now)
+    of_batches = [request for request in chosen if request.batch]
+    if len(of_batches) <= batches:
+        return chosen
+    kept = {request.id for request in of_batches[: int(batches)]}
+    others = [request for request in waiting if not request.batch or request.id in kept]
+    return _in_turn(others, count, served, ageing, now)
+
+
+def _in_turn(
+    waiting: Sequence[Request], count: int, served: Mapping[Line, float], ageing: float, now: float
+) -> tuple[Request, ...]:
     if count >= len(waiting):
         return tuple(waiting)
     turns: Counter[Line] = Counter()

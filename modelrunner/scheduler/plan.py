@@ -23,7 +23,7 @@ from modelrunner.errors import BackendUnavailable
 from modelrunner.scheduler import failures
 from modelrunner.scheduler.allocation import Allocation, Vector, add, covers, raised, subtract
 from modelrunner.scheduler.eviction import Eviction
-from modelrunner.scheduler.fairness import in_line, in_turn, urgent, yields_until
+from modelrunner.scheduler.fairness import KEPT_FREE, batch_places, in_line, in_turn, urgent, yields_until
 from modelrunner.scheduler.state import (
     Action,
     Forget,
@@ -157,8 +157,10 @@ class Plan:
 
     def _grant(self, slot: Slot, group: Group) -> Group:
         """Grants as many leases as the runner has left. Returns the group without the requests that got one."""
-        free = max(0, slot.capacity - slot.leases)
-        chosen = in_turn(group.waiting, free, self._served, self.policy.ageing, self.now)
+        free, batches = max(0, slot.capacity - slot.leases), batch_places(slot, self.now)
+        chosen = in_turn(group.waiting, free, self._served, self.policy.ageing, self.now, batches)
+        if batches < free:
+            self._wake_at(slot.interactive_at + KEPT_FREE)
         if not chosen:
             return group
         self._served = {**self._served, **{(r.caller, r.batch): self.now for r in chosen}}

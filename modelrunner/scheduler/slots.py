@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from modelrunner.engine.connections import UpstreamConnection
 from modelrunner.scheduler.eventloop import Alarm
+from modelrunner.scheduler.fairness import batch_places
 from modelrunner.scheduler.queues import Queues
 from modelrunner.scheduler.state import Phase, Reason, Slot
 from modelrunner.scheduler.target import RetainedSettings, Target
@@ -57,6 +58,7 @@ class RunnerSlot:
         self.held: float | None = None
         self.keep_alive = target.keep_alive
         self.leases = self.interactive = self.abandoned = 0
+        self.interactive_at = float("-inf")  # when the last interactive lease ended
         self.drain: Reason | None = None
         self.room_for = ""
         self.error: BaseException | None = None
@@ -116,8 +118,9 @@ class RunnerSlot:
         """Counts a lease whose client has left."""
         lease.abandoned = True
         self.abandoned += 1
-        self.interactive -= not lease.batch
         self.last_used, self.keep_alive = now, lease.keep_alive
+        if not lease.batch:
+            self.interactive, self.interactive_at = self.interactive - 1, now
 
     def take_back(self, lease: "Lease", now: float) -> None:
         """Counts a lease that has ended."""
@@ -125,10 +128,15 @@ class RunnerSlot:
         if lease.abandoned:
             self.abandoned -= 1
         else:
-            self.interactive -= not lease.batch
             self.last_used, self.keep_alive = now, lease.keep_alive
+            if not lease.batch:
+                self.interactive, self.interactive_at = self.interactive - 1, now
         held = now - lease.taken
         self.held = held if self.held is None else 0.8 * self.held + 0.2 * held
+
+    def takes_batch(self, now: float) -> bool:
+        """True if a request of a batch may have a place."""
+        return batch_places(self.view(), now) > 0
 
     def count(self, memory: RequiredMemory, measured: RequiredMemory | None) -> None:
         """Sets the memory that counts from now on, and what was measured."""
@@ -160,6 +168,7 @@ class RunnerSlot:
             interactive=self.interactive,
             abandoned=self.abandoned,
             parallel=self.variant.spec.parallel,
+            interactive_at=self.interactive_at,
         )
 
 
@@ -197,7 +206,10 @@ class Slots(dict[RunnerKey, RunnerSlot]):
             return None
         if self._queues and slot.target.key in self._queues:
             return None
-        return Lease(self, slot, keep_alive or target.keep_alive, self._clock(), batch)
+        now = self._clock()
+        if batch and not slot.takes_batch(now):
+            return None
+        return Lease(self, slot, keep_alive or target.keep_alive, now, batch)
 
     def lease(
         self, slot: RunnerSlot, keep_alive: KeepAlive, batch: bool = False, since: float | None = None

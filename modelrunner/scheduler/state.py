@@ -78,9 +78,10 @@ class Slot(NamedTuple):
     """The one runner of its key. `memory` counts until the process is gone. At most `capacity` requests hold a lease of
     the runner; `leases` do now, `interactive` of them not from a batch. `abandoned` are requests whose clients have
     left while the engine works on: they are no leases, and `capacity` is less by them. `parallel` is the number of the
-    engine's sequences. `last_used` is when the last lease began or
-    ended, or when the load ended; the load took `load_seconds` and ended at `ready_at`. `variant` is the number of the
-    variant that runs. `drain` says why the runner takes no new leases, `error` how it ended by itself."""
+    engine's sequences. `interactive_at` is when a lease that is not from a batch last ended. `last_used` is when the
+    last lease began or ended, or when the load ended; the load took `load_seconds` and ended at `ready_at`. `variant`
+    is the number of the variant that runs. `drain` says why the runner takes no new leases, `error` how it ended by
+    itself."""
 
     key: RunnerKey
     phase: Phase
@@ -99,6 +100,7 @@ class Slot(NamedTuple):
     interactive: int = 0
     abandoned: int = 0
     parallel: int = 64
+    interactive_at: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
