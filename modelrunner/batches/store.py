@@ -1,7 +1,7 @@
 """Batches and their lines in SQLite. A line's answer is written once, and a batch ends once."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from secrets import token_hex
 
@@ -112,16 +112,19 @@ class BatchStore:
             ).fetchall()
         return [model for (model,) in rows]
 
-    def waiting(self, model: str, batches: Collection[str], limit: int) -> list[Line]:
-        """The next lines for a model, of the batches that are given, in their order."""
-        marks = ",".join("?" * len(batches))
+    def waiting(self, model: str, after: Mapping[str, int], limit: int) -> list[Line]:
+        """The next lines for a model that have no answer: of each of these batches, in their order, those after the
+        line with this number."""
+        found: list[Line] = []
+        asked = (
+            "select batch, number, custom_id, model, body from lines"
+            " where status is null and model = ? and batch = ? and number > ? order by number limit ?"
+        )
         with self._database.transaction() as database:
-            rows = database.execute(
-                "select batch, number, custom_id, model, body from lines join batches on batches.id = batch where"
-                f" status is null and model = ? and batch in ({marks}) order by created, number limit ?",
-                (model, *batches, limit),
-            ).fetchall()
-        return [Line(*row) for row in rows]
+            for batch, number in after.items():
+                rows = database.execute(asked, (model, batch, number, limit - len(found))).fetchall()
+                found += [Line(*row) for row in rows]
+        return found
 
     def record(self, answers: Iterable[LineAnswer]) -> None:
         """Writes answers; a line that has one keeps it."""

@@ -154,11 +154,12 @@ class Pipeline(Leasing):
         *,
         peer: str = "",
         goes_on: Inference | None = None,
+        detours: tuple[Detour, ...] = (),
     ) -> UnderWay:
         """Makes an exchange, or what takes its place, which the caller starts. `fields` are those of the body, if it
         was decoded already. The body counts as buffered until the exchange is over. `peer` is the client's address.
-        One that `goes_on` with a request was counted with it. Raises `BadRequest`, `RateLimited`, and what its API key
-        refuses."""
+        One that `goes_on` with a request was counted with it. `detours` are asked before the others. Raises
+        `BadRequest`, `RateLimited`, and what its API key refuses."""
         arrived = perf_counter()
         fields = fields or terms.route.dialect.read(body)
         if fields.modelrunner_tools is not None:
@@ -180,6 +181,9 @@ class Pipeline(Leasing):
                 tap = self.recorder.tap(ask, sink)
                 tap.work = self._work(ask, tap, detours=goes_on is None)
                 return tap
+        for detour in detours:
+            if (work := detour.take(ask, sink)) is not None:
+                return work
         if goes_on is None and (terms.resumable or fields.modelrunner_tools is not None or self.detours):
             return self._work(ask, sink, detours=True)
         exchange = Exchange(self, ask, sink)

@@ -35,7 +35,7 @@ async def test_a_batch_that_ends_while_it_is_cancelled_keeps_its_answers(tmp_pat
 
     file = await files.upload(pieces(), "a.jsonl", "batch", "")
     batch = store.create(file.id, CHAT, "24h", 60.0, {}, "")
-    [line] = store.waiting("m", [batch.id], 1)
+    [line] = store.waiting("m", {batch.id: 0}, 1)
     store.record([LineAnswer(line, 200, b"{}", "r")])
     ending.append(batch)
     with pytest.raises(Conflict):

@@ -38,10 +38,17 @@ class Store(BatchStore):
 
 
 async def test_a_fault_is_the_answer_of_its_line_and_a_batch_that_cannot_end_stops_no_other(tmp_path: Path) -> None:
-    def exchange(*_: object) -> None:
+    def exchange(*_: object, **__: object) -> None:
         raise RuntimeError("a fault")
 
-    pipeline: Any = SimpleNamespace(keys=None, buffer=lambda *_: None, unbuffer=lambda _: None, exchange=exchange)
+    pipeline: Any = SimpleNamespace(
+        keys=None,
+        buffer=lambda *_: None,
+        unbuffer=lambda _: None,
+        exchange=exchange,
+        resolve=SimpleNamespace(known={}),
+        scheduler=SimpleNamespace(awaited=lambda beside: False),
+    )
     store = Store(tmp_path)
     store.broken = store.add().id
     other = store.add()

@@ -1,0 +1,122 @@
+"""From a line of a batch to its answer."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from modelrunner.batches.batch import Batch, Line
+from modelrunner.batches.pace import MOST
+from modelrunner.batches.store import LineAnswer
+from modelrunner.errors import ModelRunnerError, Unauthorized
+from modelrunner.gateway.detours.gathering import EmbeddingGatherer
+from modelrunner.gateway.interfaces import Detour, Terms
+from modelrunner.gateway.pipeline import Pipeline
+from modelrunner.gateway.render import new_request_id
+from modelrunner.gateway.routes import Route, match
+from modelrunner.http.answers import Header
+
+_AGAIN = (429, 503)  # statuses of a request that was turned away for now
+_PAUSE = 1.0  # seconds before a line that was turned away is asked again
+_PATIENCE = 900.0  # seconds after which a line that is turned away again and again gets its error as its answer
+
+
+class Asker:
+    """Asks lines with the scheduler's batch priority. `clock` is as that of `BatchStore`."""
+
+    def __init__(self, pipeline: Pipeline, clock: Callable[[], float] = time.time) -> None:
+        self._pipeline = pipeline
+        self._clock = clock
+        self._turned_away: dict[tuple[str, int], float] = {}  # when it was for the first time
+
+    def model_id(self, line: Line, batch: Batch) -> str:
+        """The ID of the line's model, "" while that is not known."""
+        route = _route(batch)
+        target = self._pipeline.resolve.known.get((route.backend, line.model, route.mode))
+        return target.key.model_id if target is not None else ""
+
+    def awaited(self, model_id: str) -> bool:
+        """True while a client waits for an answer of another model."""
+        return self._pipeline.scheduler.awaited(beside=model_id)
+
+    def together(self) -> Detour:
+        """For embeddings that are asked in one turn of the event loop, and go to the engine together."""
+        return EmbeddingGatherer(self._pipeline, 0.0, MOST)
+
+    async def ask(self, line: Line, batch: Batch, detour: Detour) -> LineAnswer | None:
+        """Asks one line; None for one that is to be asked again."""
+        request_id = new_request_id()
+        route = _route(batch)
+        sink = _AnswerSink()
+        key = None
+        try:
+            key = self._pipeline.keys.owner(batch.owner) if self._pipeline.keys and batch.owner else None
+            if batch.owner and key is None:
+                raise Unauthorized(f"the API key {batch.owner.partition('#')[0]}, which made the batch, was revoked")
+            caller = key.key.name if key is not None else "batch"
+            terms = Terms(route, None, None, caller, True, False, False, key)
+            self._pipeline.buffer(len(line.body), len(line.body))
+            try:
+                work = self._pipeline.exchange(terms, line.body, request_id, sink, detours=(detour,))
+            except ModelRunnerError:
+                self._pipeline.unbuffer(len(line.body))
+                raise
+        except ModelRunnerError as error:
+            self._pipeline.left(key, "", id(sink))
+            if error.status in _AGAIN and self._may_try_again(line):
+                await asyncio.sleep(error.retry_after or _PAUSE)
+                return None
+            return LineAnswer(line, error.status, route.dialect.error(error, request_id)[1], request_id)
+        work.start()
+        try:
+            await sink.over
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+        finally:
+            self._pipeline.left(key, "", id(sink))
+        if sink.status in _AGAIN and not sink.is_final and self._may_try_again(line):
+            await asyncio.sleep(sink.retry_after or _PAUSE)
+            return None
+        self._turned_away.pop((line.batch, line.number), None)
+        return LineAnswer(line, sink.status or 502, bytes(sink.body), request_id)
+
+    def _may_try_again(self, line: Line) -> bool:
+        now = self._clock()
+        return now < self._turned_away.setdefault((line.batch, line.number), now) + _PATIENCE
+
+
+def _route(batch: Batch) -> Route:
+    route = match(batch.endpoint)
+    assert route is not None
+    return route
+
+
+class _AnswerSink:
+    """Keeps an answer whole. `over` is done at its end; a status of 0 means that it was cut."""
+
+    takes_chunks = False
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.retry_after = 0.0
+        self.is_final = False
+        self.body = bytearray()
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
+        self.status = status
+        told = dict(headers)
+        self.retry_after = float(told.get(b"Retry-After", b"0"))
+        self.is_final = b"x-should-retry" in told
+        self.body += data
+
+    def write(self, data: bytes) -> None:
+        self.body += data
+
+    def finish(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+    def cut(self) -> None:
+        self.status = 0
+        self.finish()
