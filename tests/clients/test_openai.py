@@ -37,6 +37,23 @@ def test_a_stream_of_a_chat(client: openai.OpenAI) -> None:
     assert chunks[-1].usage is not None
 
 
+def test_further_fields_of_a_chat(client: openai.OpenAI) -> None:
+    """Several answers, logprobs, a text that ends them, and a seed that repeats them."""
+    asked: Any = {"model": SMOLLM2, "messages": MESSAGES, "temperature": 1.0, "seed": 7, "max_tokens": 12}
+    several = client.chat.completions.create(**asked, n=2, logprobs=True, top_logprobs=2)
+    assert [choice.index for choice in several.choices] == [0, 1]
+    for choice in several.choices:
+        assert choice.logprobs is not None
+        tokens = choice.logprobs.content or []
+        assert "".join(token.token for token in tokens).startswith(choice.message.content or "")
+        assert {len(token.top_logprobs) for token in tokens} == {2}
+    first, again = (client.chat.completions.create(**asked).choices[0].message.content for _ in range(2))
+    assert first
+    assert first == again
+    ended = client.chat.completions.create(**asked, stop=[first[1:4]]).choices[0]
+    assert (ended.message.content, ended.finish_reason) == (first.partition(first[1:4])[0], "stop")
+
+
 def test_structured_output_of_a_chat(client: openai.OpenAI) -> None:
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
     answer = client.chat.completions.create(model=SMOLLM2, messages=MESSAGES, response_format=wanted)
