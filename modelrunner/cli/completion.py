@@ -48,7 +48,7 @@ class _CompletedModel(click.ParamType[str]):
 
 
 def complete_models(command: click.Command) -> None:
-    """Lets the shell complete the command's arguments MODEL."""
+    """Lets the shell complete the command's MODEL, an argument or an option."""
     for parameter in command.params:
-        if isinstance(parameter, click.Argument) and parameter.name in ("model", "models"):
+        if parameter.name in ("model", "models"):
             parameter.type = _CompletedModel()

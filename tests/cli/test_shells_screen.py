@@ -39,3 +39,7 @@ def test_a_shell_completes_commands_and_models(
         terminal.tmux("send-keys", "-l", "pypi:o")
         terminal.press("Tab")
         terminal.wait_for("modelrunner inspect pypi:other")
+        terminal.press("C-c")
+        terminal.tmux("send-keys", "-l", "modelrunner launch env --model my/m")
+        terminal.press("Tab")
+        terminal.wait_for("modelrunner launch env --model my/model")
