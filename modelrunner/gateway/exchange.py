@@ -49,7 +49,7 @@ class Exchange(Unasked):
 
     __slots__ = (
         *("_asked_at", "_end_turn", "_first_byte", "_id_line", "_ignored", "_is_told", "_passage", "_passed"),
-        *("_received", "_refusal", "_retried", "_signs", "_status", "_trace", "_translation", "_upstream"),
+        *("_opening", "_received", "_refusal", "_retried", "_signs", "_status", "_trace", "_translation", "_upstream"),
         *("lease", "on_data"),
     )
 
@@ -77,6 +77,7 @@ class Exchange(Unasked):
         self._is_told = bool(ask.counted) or pipeline.observers.active
         self._trace = begun(ask.terms.traceparent) if pipeline.tracing else None
         self._received: tuple[int, bytes] = (0, b"")  # as of `UpstreamConnection`, once the answer is over
+        self._opening = b""  # the first bytes of a stream whose family counts there
         self.on_data: Callable[[bytes], object]  # set with the head of the answer
 
     def start(self) -> None:
@@ -118,7 +119,7 @@ class Exchange(Unasked):
         """What is known of the request so far."""
         error = self._error.code if self._error is not None else ""
         size, tail = self._upstream.received if self._upstream is not None else self._received
-        tokens = tokens_of(tail, size) if size and self._refusal is None else NONE
+        tokens = tokens_of(tail, size, self._opening) if size and self._refusal is None else NONE
         return record_of(self.ask, self.lease, self._status, error, self._first_byte, size, tokens, self._trace)
 
     def cancel(self) -> None:
@@ -176,6 +177,8 @@ class Exchange(Unasked):
             self._first_byte = perf_counter()
             if length == len(data):
                 self._received = length, data[-TAIL:]
+            elif self._dialect.counts_at_start and self.ask.fields.stream:
+                self._opening = data[:TAIL]
         if self._end_turn is not None:
             self._end_turn()
         if status == 200 and length == 0 and not any(name == b"content-type" for name, _ in headers):

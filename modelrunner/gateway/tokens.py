@@ -11,6 +11,7 @@ _COUNT = re.compile(
 )
 _CHUNK_FRAMING = re.compile(rb"\r\n[0-9a-fA-F]+(?:;[^\r\n]*)?\r\n")
 _EVENT = b"data: "
+_LAST_COUNTS = b'"message_delta"'  # the type of the event of Anthropic's that counts the answer
 
 
 class Tokens(msgspec.Struct, frozen=True, gc=False):
@@ -53,10 +54,12 @@ class _Counted(msgspec.Struct, gc=False):
 _USUAL = msgspec.json.Decoder(_Counted)
 
 
-def tokens_of(tail: bytes, size: int) -> Tokens:
+def tokens_of(tail: bytes, size: int, opening: bytes = b"") -> Tokens:
     """Reads the `usage` of OpenAI's and Anthropic's answers, else the `timings` of llama.cpp (its tools/server/README,
     "timings"), from the last bytes of an answer of `size` bytes, perhaps in chunks. For a stream without them, as it is
-    when its client left, the tokens of the answer are estimated: engines send an event for each."""
+    when its client left, the tokens of the answer are estimated: engines send an event for each. `opening` has the
+    first bytes of a stream of Anthropic's, which counts the prompt in its first event
+    (https://docs.claude.com/en/docs/build-with-claude/streaming)."""
     start = tail.rfind(b'"usage":{"')
     if start >= 0:
         end = tail.find(b"\n", start)
@@ -72,17 +75,24 @@ def tokens_of(tail: bytes, size: int) -> Tokens:
     if b"\r\n" in tail:
         tail = _CHUNK_FRAMING.sub(b"", tail)
     starts = [at for at in (tail.rfind(b'"usage"'), tail.rfind(b'"timings"')) if at >= 0]
-    found = {name: int(count) for name, count in _COUNT.findall(tail, min(starts))} if starts else {}
-    if not found:
-        return _estimate(tail, size)
-    get = found.get
+    first, last = _counts(opening, opening.find(b'"usage"')), _counts(tail, min(starts, default=-1))
+    if first and _LAST_COUNTS not in tail:  # what was found is its first event
+        last = {}
+    if not last:
+        first |= {b"output_tokens": _estimate(tail, size)}
+    get = (first | last).get
     cached = get(b"cached_tokens", get(b"cache_read_input_tokens", get(b"cache_n", 0)))
-    prompt = get(b"prompt_tokens", get(b"input_tokens", get(b"cache_n", 0) + get(b"prompt_n", 0)))
+    # Anthropic's `input_tokens` are without the cached ones.
+    read = get(b"input_tokens", get(b"cache_n", 0) + get(b"prompt_n", 0)) + get(b"cache_read_input_tokens", 0)
     answer = get(b"completion_tokens", get(b"output_tokens", get(b"predicted_n", 0)))
-    return Tokens(prompt, answer, cached, get(b"draft_n", 0))
+    return Tokens(get(b"prompt_tokens", read), answer, cached, get(b"draft_n", 0))
 
 
-def _estimate(tail: bytes, size: int) -> Tokens:
+def _counts(data: bytes, start: int) -> dict[bytes, int]:
+    return {name: int(count) for name, count in _COUNT.findall(data, start)} if start >= 0 else {}
+
+
+def _estimate(tail: bytes, size: int) -> int:
     """Assumes that the events before the tail are as long as those in it."""
     events = tail.count(_EVENT)
-    return Tokens(answer=round(events * size / (len(tail) - tail.find(_EVENT)))) if events else NONE
+    return round(events * size / (len(tail) - tail.find(_EVENT))) if events else 0

@@ -22,13 +22,13 @@ TIMINGS = (
 
 def test_each_family() -> None:
     assert tokens_of(OPENAI, len(OPENAI)) == Tokens(42, 8, 31, 0)
-    assert tokens_of(ANTHROPIC, len(ANTHROPIC)) == Tokens(9, 7, 3, 0)
+    assert tokens_of(ANTHROPIC, len(ANTHROPIC)) == Tokens(12, 7, 3, 0)
     assert tokens_of(TIMINGS, len(TIMINGS)) == Tokens(42, 64, 30, 40)
 
 
 def test_an_answer_that_talks_about_usage_is_not_counted() -> None:
     said = rb'{"content":"say \"usage\": \"prompt_tokens\": 999 and \"completion_tokens\": 9"}'
-    assert tokens_of(said, len(said)) is NONE
+    assert tokens_of(said, len(said)) == NONE
 
 
 def test_chunks_may_end_anywhere() -> None:
@@ -41,6 +41,23 @@ def test_a_stream_without_counts_is_estimated_by_its_events() -> None:
     event = b'data: {"choices":[{"delta":{"content":"word"}}]}\n\n'
     assert tokens_of(event * 3, 3 * len(event)) == Tokens(answer=3)
     assert tokens_of((event * 5)[-100:], 1000 * len(event)).answer in range(950, 1051)
+
+
+def test_a_stream_of_anthropics_counts_the_prompt_in_its_first_event() -> None:
+    opening = (
+        b'event: message_start\ndata: {"type":"message_start","message":{"content":[],'
+        b'"usage":{"cache_read_input_tokens":4,"input_tokens":21,"output_tokens":0}}}\n\n'
+    )
+    word = (
+        b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"text":"\\"message_delta\\""}}\n\n'
+    )
+    end = b'event: message_delta\ndata: {"type":"message_delta","usage":{"output_tokens":40}}\n\n'
+    whole = opening + word * 40 + end
+    assert tokens_of(whole[-1536:], len(whole), opening) == Tokens(25, 40, 4)
+    assert tokens_of(opening + word + end, len(opening + word + end), opening) == Tokens(25, 40, 4)
+    left = opening + word * 2
+    assert tokens_of(left, len(left), left) == Tokens(25, 3, 4)
+    assert tokens_of(opening, len(opening), opening).prompt == 25
 
 
 @given(st.binary(max_size=200))

@@ -45,6 +45,7 @@ class Anthropic(JsonDialect):
     prefixes: ClassVar[tuple[str, ...]] = (*WITH_ENGINE, "/anthropic")
     assembly = AnthropicAnswer
     translates = MessageRequest.__struct_fields__
+    counts_at_start = True
     translates_for = "output_config"  # llama.cpp's messages do not read it, its chats know schemas
 
     def owns(self, path: str) -> bool:

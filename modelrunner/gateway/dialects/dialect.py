@@ -108,6 +108,9 @@ class Dialect(ABC):
     refuses_unread: ClassVar[bool] = False
     """True if its fields are the engine's own: an unread one that changes what an answer means is refused."""
 
+    counts_at_start: ClassVar[bool] = False
+    """True if the first event of its streams counts the tokens of the prompt."""
+
     def owns(self, path: str) -> bool:
         """True for a path without a call whose errors have this family's shape."""
         return False
