@@ -100,7 +100,7 @@ async def as_a_batch(client: aiohttp.ClientSession, path: str, lines: Lines) -> 
     async with client.post("/v1/batches", json=body) as answer:
         batch = await answer.json()
     while batch["status"] not in ("completed", "failed", "expired"):
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.25)
         async with client.get(f"/v1/batches/{batch['id']}") as answer:
             batch = await answer.json()
     took = time.perf_counter() - began

@@ -25,6 +25,7 @@ _READ = 64  # lines that are read from the store at once
 _MOST_UNWRITTEN = 256  # answers; more are not asked for before these are written
 _LOOK = 1.0  # seconds between two looks at the batches: one may have expired
 _PAUSE = 1.0  # seconds after a fault
+_GATHER = 0.1  # seconds in which further answers join one transaction, which takes a processor for milliseconds
 _EMBEDDINGS = "/v1/embeddings"
 
 
@@ -113,6 +114,7 @@ class BatchWorker:
         """Writes all answers, those included that come meanwhile."""
         try:
             while self._answers:
+                await asyncio.sleep(_GATHER)
                 writing = self._answers[:]
                 try:
                     await asyncio.to_thread(self._store.record, writing)
@@ -176,7 +178,7 @@ class BatchWorker:
             batch = self._batches[first.batch]
             together = batch.endpoint == _EMBEDDINGS
             count = self._pace.group() if together else 1
-            if len(self._asking) + count > (2 * count if together else AT_ONCE):
+            if len(self._asking) + count > (count * self._pace.groups() if together else AT_ONCE):
                 return
             await self._pace.turn(self._asker.model_id(first, batch))
             if self._lines and self._lines[0] is first:
