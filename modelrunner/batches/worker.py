@@ -77,9 +77,13 @@ class BatchWorker:
                     async with asyncio.timeout(_LOOK if self._batches or self._answers else None):
                         await self._wake.wait()
         finally:
-            for task in self._asking:
+            tasks = [*self._asking, *filter(None, [self._writing])]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._asking, *filter(None, [self._writing]), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._answers:
+                with contextlib.suppress(Exception):  # else the next daemon asks them again
+                    await asyncio.to_thread(self._store.record, self._answers)
 
     async def _step(self) -> None:
         self._collect()

@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from modelrunner.batches.batch import Batch
-from modelrunner.batches.store import BatchStore, open_store
+from modelrunner.batches.store import BatchStore, LineAnswer, open_store
 from modelrunner.batches.worker import BatchWorker
 from tests.waiting import HUNG
 
@@ -37,11 +38,13 @@ class Store(BatchStore):
         return self.create(self.files.write("file-a", [line], "a", "").id, CHAT, "24h", 60.0, {}, "")
 
 
-async def test_a_fault_is_the_answer_of_its_line_and_a_batch_that_cannot_end_stops_no_other(tmp_path: Path) -> None:
+def faulty() -> Any:
+    """A pipeline with a fault."""
+
     def exchange(*_: object, **__: object) -> None:
         raise RuntimeError("a fault")
 
-    pipeline: Any = SimpleNamespace(
+    return SimpleNamespace(
         keys=None,
         buffer=lambda *_: None,
         unbuffer=lambda _: None,
@@ -49,6 +52,10 @@ async def test_a_fault_is_the_answer_of_its_line_and_a_batch_that_cannot_end_sto
         resolve=SimpleNamespace(known={}),
         scheduler=SimpleNamespace(awaited=lambda beside: False),
     )
+
+
+async def test_a_fault_is_the_answer_of_its_line_and_a_batch_that_cannot_end_stops_no_other(tmp_path: Path) -> None:
+    pipeline = faulty()
     store = Store(tmp_path)
     store.broken = store.add().id
     other = store.add()
@@ -62,6 +69,25 @@ async def test_a_fault_is_the_answer_of_its_line_and_a_batch_that_cannot_end_sto
     ended = store.get(other.id, "")
     assert (ended.status, ended.failed) == ("completed", 1)
     assert store.get(store.broken, "").status == "in_progress"
+
+
+async def test_a_disk_that_stays_full_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    tried = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    class FullStore(Store):
+        def record(self, answers: Iterable[LineAnswer]) -> None:
+            loop.call_soon_threadsafe(tried.set)
+            raise OSError("no space left on device")
+
+    store = FullStore(tmp_path)
+    batch = store.add()
+    working = asyncio.create_task(BatchWorker(store, faulty()).run())
+    async with asyncio.timeout(HUNG):
+        await tried.wait()
+        working.cancel()
+        await asyncio.wait([working])
+    assert store.get(batch.id, "").status == "in_progress"
 
 
 async def test_uploads_of_a_killed_daemon_are_removed(tmp_path: Path) -> None:
