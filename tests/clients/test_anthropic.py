@@ -10,6 +10,7 @@ import pytest
 from tests.clients.conftest import StopsTheEngine
 from tests.clients.questions import CITIES, CITY, PARIS, QUESTION, SHOWN, SYSTEM
 from tests.e2e.conftest import MINILM, SMOLLM2
+from tests.e2e.daemons import Daemon
 
 ASKED: Any = {
     "model": SMOLLM2,
@@ -26,7 +27,7 @@ def client(base: str) -> Iterator[anthropic.Anthropic]:
         yield made
 
 
-def test_a_message_and_a_stream(client: anthropic.Anthropic) -> None:
+def test_a_message_and_a_stream(client: anthropic.Anthropic, daemon: Daemon) -> None:
     message = client.messages.create(**ASKED)
     [block] = message.content
     assert block.type == "text"
@@ -34,6 +35,12 @@ def test_a_message_and_a_stream(client: anthropic.Anthropic) -> None:
     assert message.usage.input_tokens > 0
     with client.messages.stream(**ASKED) as stream:
         assert PARIS in "".join(stream.text_stream)
+        usage = stream.get_final_message().usage
+    record = daemon.get("/engines/requests").json()[0]
+    counted = [record[f"{kind}_tokens"] for kind in ("prompt", "cached", "completion")]
+    cached = usage.cache_read_input_tokens or 0
+    assert counted == [usage.input_tokens + cached, cached, usage.output_tokens]
+    assert counted[0] > 10
     plain = {name: ASKED[name] for name in ("model", "system", "messages")}
     assert client.messages.count_tokens(**plain).input_tokens > 10
 
