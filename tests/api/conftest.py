@@ -1,6 +1,7 @@
 """A whole daemon in the test's own process, with the fake backend in place of real engines."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ async def start_daemon(tmp_path: Path) -> AsyncIterator[StartDaemon]:
     """`start_daemon(models={"smol": 0})` serves with that model in the store; the number makes models differ, and
     `metadata` goes into their headers."""
     started: list[Daemon] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
     async def start(
         *,
@@ -93,3 +95,5 @@ async def start_daemon(tmp_path: Path) -> AsyncIterator[StartDaemon]:
         await daemon.unix.close()
         await daemon.tcp.close()
         await daemon.task
+    for number, handler in handlers.items():  # of several daemons, each has put back that of the one before
+        signal.signal(number, handler)
