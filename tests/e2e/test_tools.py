@@ -56,8 +56,8 @@ def ask(daemon: Daemon, **more: Any) -> httpx.Response:
     )
 
 
-def test_a_tool_is_called_and_the_model_goes_on(daemon: Daemon) -> None:
-    answer = ask(daemon)
+def called(answer: httpx.Response) -> Any:
+    """The answer of a chat in which the daemon has called the tool, and the model went on."""
     assert answer.status_code == 200, answer.text
     told = answer.json()
     assert told["modelrunner_tool_calls"], told
@@ -65,6 +65,11 @@ def test_a_tool_is_called_and_the_model_goes_on(daemon: Daemon) -> None:
     assert (call["name"], call["is_error"], call["result"].isdigit()) == (TOOL, False, True)
     assert told["choices"][0]["finish_reason"] in ("stop", "length")
     assert "tool_calls" not in told["choices"][0]["message"]
+    return told
+
+
+def test_a_tool_is_called_and_the_model_goes_on(daemon: Daemon) -> None:
+    called(ask(daemon))
 
 
 def test_the_tool_that_a_client_names_is_called(daemon: Daemon, engine: str) -> None:
