@@ -91,6 +91,20 @@ async def test_the_dialogs_are_accessible(start_daemon: StartDaemon, open_page: 
         await expect(page.get_by_role("dialog")).to_have_count(0)
 
 
+async def test_an_address_that_changes_while_the_page_appears_is_heeded(
+    start_daemon: StartDaemon, open_page: OpenPage
+) -> None:
+    """The address changes at the moment at which the first view is there, before the page listens to changes."""
+    script = """new MutationObserver((_, observer) => {
+        if (!document.querySelector("nav")) return;
+        observer.disconnect();
+        location.hash = "#/models";
+    }).observe(document, { childList: true, subtree: true });"""
+    daemon = await start_daemon()
+    page = await open_page(daemon, script=script)
+    await expect(page.get_by_role("heading", level=1, name="Models")).to_be_attached()
+
+
 async def test_what_clients_call_things_does_nothing(start_daemon: StartDaemon, open_page: OpenPage) -> None:
     daemon = await start_daemon(models={"smol": 0}, metadata={"general.name": HOSTILE, **TALKS})
     await ask(daemon)

@@ -23,17 +23,15 @@ function decoded(part) {
 }
 
 function useRoute() {
-  const read = () => {
-    const [view, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
-    return { view: VIEWS.some(([name]) => name === view) ? view : "now", rest: rest.map(decoded) };
-  };
-  const [route, setRoute] = useState(read);
+  const [hash, setHash] = useState(location.hash);
   useEffect(() => {
-    const changed = () => setRoute(read());
+    const changed = () => setHash(location.hash);
+    changed(); // an effect runs after the paint, and the address may have changed meanwhile
     window.addEventListener("hashchange", changed);
     return () => window.removeEventListener("hashchange", changed);
   }, []);
-  return route;
+  const [view, ...rest] = hash.replace(/^#\/?/, "").split("/");
+  return { view: VIEWS.some(([name]) => name === view) ? view : "now", rest: rest.map(decoded) };
 }
 
 function useTheme() {
