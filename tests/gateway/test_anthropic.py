@@ -208,3 +208,50 @@ async def test_an_error_of_the_engine_before_the_answer(folder: Path, kind: str)
     async with proxy(folder, kind, answering(SAID[0], {"error": {"code": 400, "message": "too long"}})) as served:
         answer = await only_chats(served).ask(ask())
         assert (answer.status, answer.json()["error"]["message"]) == (400, "too long")
+
+
+NOTE = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "the note"}}
+SEARCH = {"type": "search_result", "source": "x", "title": "y", "content": [{"type": "text", "text": "z"}]}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_content_that_an_engines_messages_would_drop_reaches_its_chats(
+    folder: Path, kind: str, inside: bool
+) -> None:
+    """Also within the result of a tool. The engine serves messages, and reads no documents in them."""
+    called = {"type": "tool_use", "id": "t1", "name": "read", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [NOTE]}
+    turns = [HELLO, {"role": "assistant", "content": [called]}, {"role": "user", "content": [result]}]
+    messages = turns if inside else [{"role": "user", "content": [NOTE, {"type": "text", "text": "Sum it up."}]}]
+    async with proxy(folder, kind, answering(*SAID)) as served:
+        answer = await served.ask(ask(messages=messages))
+        assert answer.status == 200, answer.body
+        assert served.engine.received[-1].path == CHAT
+        last = asked(served)["messages"][-1]
+        assert last["content"] == ("the note" if inside else "the note\nSum it up.")
+
+
+@pytest.mark.parametrize("place", ["messages", "system", "result"])
+async def test_content_that_nothing_reads_is_refused(folder: Path, kind: str, place: str) -> None:
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [SEARCH]}
+    given: dict[str, Any] = {
+        "messages": {"messages": [{"role": "user", "content": [SEARCH]}]},
+        "system": {"system": [SEARCH]},
+        "result": {"messages": [{"role": "user", "content": [result]}]},
+    }[place]
+    async with proxy(folder, kind, answering(*SAID)) as served:
+        answer = await served.ask(ask(**given))
+        assert answer.status == 400
+        told = answer.json()
+        assert told["type"] == "error"
+        assert "search_result" in told["error"]["message"]
+
+
+async def test_what_an_engines_messages_read_passes_as_it_came(folder: Path, kind: str) -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
+    content = [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}, image]
+    body = ask(messages=[{"type": "message", "role": "user", "content": content}])
+    async with proxy(folder, kind) as served:
+        assert (await served.ask(body)).json() == {"ok": True}
+        assert served.engine.received[-1].path == MESSAGES
+        assert served.engine.received[-1].body == body.partition(b"\r\n\r\n")[2]

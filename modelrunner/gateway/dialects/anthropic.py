@@ -10,7 +10,7 @@ import msgspec
 
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.dialects.anthropic_answer import AnthropicAnswer
-from modelrunner.gateway.dialects.anthropic_request import MessageRequest
+from modelrunner.gateway.dialects.anthropic_request import MessageRequest, has_other_content
 from modelrunner.gateway.dialects.anthropic_translation import CountedTokens, MessageEvents, WholeMessage
 from modelrunner.gateway.dialects.bodies import JsonDialect
 from modelrunner.gateway.dialects.chunks import engine_request
@@ -50,6 +50,9 @@ class Anthropic(JsonDialect):
 
     def owns(self, path: str) -> bool:
         return path.startswith("/anthropic/") or f"{_MESSAGES}/" in f"{path}/"
+
+    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation | None]:
+        return self.translated(ask, runner) if has_other_content(ask.body) else super().request(ask, runner)
 
     def translated(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
         """Tokens are counted by an answer of one token: every engine tells how many its prompt had."""

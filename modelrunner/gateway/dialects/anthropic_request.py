@@ -13,6 +13,8 @@ from modelrunner.schema import wrong_field
 _IGNORED = ("container", "context_management", "inference_geo", "service_tier")
 _DEFAULTS = (None, "auto", "standard_only")
 _SAME = ("max_tokens", "temperature", "top_p", "top_k")
+_PASSED = frozenset({"text", "thinking", "redacted_thinking", "image", "tool_use", "tool_result"})
+"""The types of content that llama.cpp's messages read (tools/server/server-chat.cpp), and what nobody can read."""
 
 
 class Block(msgspec.Struct):
@@ -21,12 +23,45 @@ class Block(msgspec.Struct):
     type: str
     text: str | None = None
     thinking: str | None = None
-    source: dict[str, Any] | None = None
+    source: Any = None
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: "str | list[Block] | None" = None
+
+
+class _Typed(msgspec.Struct):
+    type: str = ""
+    content: "str | list[_Typed] | None" = None
+
+    def is_passed(self) -> bool:
+        return self.type in _PASSED and _all_passed(self.content)
+
+
+class _TypedTurn(msgspec.Struct):
+    content: str | list[_Typed] | None = None
+
+
+class _TypedRequest(msgspec.Struct):
+    messages: list[_TypedTurn]
+    system: str | list[_Typed] | None = None
+
+
+def _all_passed(content: str | list[_Typed] | None) -> bool:
+    return content is None or isinstance(content, str) or all(block.is_passed() for block in content)
+
+
+def has_other_content(body: bytes) -> bool:
+    """Returns whether a request has content that an engine's own messages drop in silence, such as a document. False
+    for a request that has another fault: the engine says which."""
+    try:
+        found = msgspec.json.decode(body, type=_TypedRequest)
+    except msgspec.ValidationError:
+        return False
+    except RecursionError:
+        return True
+    return not all(map(_all_passed, (found.system, *(turn.content for turn in found.messages))))
 
 
 class Turn(msgspec.Struct):
@@ -188,7 +223,7 @@ def _user(role: str, blocks: list[Block]) -> list[dict[str, Any]]:
 
 
 def _part(block: Block) -> dict[str, Any]:
-    source = block.source or {}
+    source = block.source if isinstance(block.source, dict) else {}
     if block.type == "image":
         if source.get("type") == "url":
             return {"type": "image_url", "image_url": {"url": source.get("url")}}
