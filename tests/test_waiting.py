@@ -7,7 +7,8 @@ import pytest
 
 HERE = Path(__file__).parent
 CLOCKS = {"monotonic", "perf_counter"}
-WAITS = {"timeout", "wait_for", "wait", "join", "communicate", "fetch", "run", "result", "Client", "HTTPTransport"}
+CLIENTS = {"Client", "AsyncClient"}
+WAITS = {"timeout", "wait_for", "wait", "join", "communicate", "fetch", "run", "result", "HTTPTransport"} | CLIENTS
 SHORT = 5.0
 """Seconds. A shorter wait is over before what it waits for comes: it is meant to find nothing."""
 
@@ -23,7 +24,13 @@ def offences(tree: ast.AST) -> list[str]:
             found += [
                 f"line {node.lineno} waits {value} s" for value in map(number, [*given, *node.args]) if value >= SHORT
             ]
+            if not given and is_of_httpx(node.func):
+                found.append(f"line {node.lineno} waits the 5 s that httpx has by default")
     return found
+
+
+def is_of_httpx(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and name_of(node.value) == "httpx" and node.attr in CLIENTS
 
 
 def name_of(node: ast.AST) -> str:
@@ -44,7 +51,10 @@ def test_no_test_depends_on_seconds(file: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["assert time.monotonic() - began < 3", "assert perf_counter() < end", "process.wait(30)", "fetch(x, timeout=10)"],
+    [
+        *("assert time.monotonic() - began < 3", "assert perf_counter() < end"),
+        *("process.wait(30)", "fetch(x, timeout=10)", "httpx.Client(transport=x)", "httpx.AsyncClient()"),
+    ],
 )
 def test_what_depends_on_seconds_is_found(line: str) -> None:
     assert len(offences(ast.parse(line))) == 1

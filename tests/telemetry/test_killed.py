@@ -58,6 +58,6 @@ async def test_what_was_written_under_load_stays_and_a_revoked_key_is_refused(tm
         found = control.get("http://localhost/usage").raise_for_status().json()
         assert written <= sum(each["requests"] for each in found) <= sent
         listen = control.get("http://localhost/version").json()["listen"]
-        async with httpx.AsyncClient() as client_of_kim:
+        async with httpx.AsyncClient(timeout=HUNG) as client_of_kim:
             asked = await client_of_kim.post(f"{listen}/v1/chat/completions", json=CHAT, headers={"X-API-Key": text})
         assert asked.status_code == 401

@@ -10,6 +10,7 @@ import pytest
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request, async_playwright, expect
 
 from tests.api.conftest import Daemon, start_daemon
+from tests.waiting import HUNG
 
 __all__ = ["start_daemon"]
 
@@ -24,6 +25,8 @@ DESK = {"width": 1280, "height": 860}
 TALKS = {"tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
 """Metadata of a model with a chat template."""
 OpenPage = Callable[..., Awaitable[Page]]
+
+expect.set_options(timeout=HUNG * 1000)  # by default five seconds, which a busy machine needs at times
 
 
 @pytest.fixture
@@ -85,6 +88,7 @@ async def open_page(browser: Browser, watch: Watch) -> AsyncIterator[OpenPage]:
             viewport=size,  # type: ignore[arg-type]
             reduced_motion="reduce",
         )
+        context.set_default_timeout(HUNG * 1000)
         contexts.append(context)
         page = await context.new_page()
         if script:
