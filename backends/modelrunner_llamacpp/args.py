@@ -113,7 +113,9 @@ def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None 
         options["--port"] = str(endpoint.port)
     if engine.devices is False:
         options["--fit"] = "off"  # there is no device to fit the model to, and trying opens the file a second time
-    if (projector := spec.bundle.files.get("mmproj.gguf")) is not None:
+    hears_alone = "vision" not in spec.bundle.capabilities  # which llama-cpp-python's server cannot
+    projector = spec.bundle.files.get("mmproj.gguf")
+    if projector is not None and not (engine.kind is EngineKind.PYTHON and hears_alone):
         options["--mmproj"] = str(projector)
     if (template := spec.bundle.files.get("chat_template.jinja")) and "--chat-template" not in flags.parse(spec.flags):
         options["--chat-template-file"] = str(template)
@@ -207,4 +209,6 @@ def model_settings(options: Mapping[str, str]) -> dict[str, Any]:
             )
     given = [(OPTIONS[flag], text) for flag, text in options.items()]
     settings = {option.setting: option.setting_value(text) for option, text in given if option.setting}
+    if "--mmproj" in options:
+        settings["chat_format"] = "mtmd"  # without one of its names, the projector is not even opened
     return {"settings": settings, "host": options["--host"], "port": int(options.get("--port", 0))}

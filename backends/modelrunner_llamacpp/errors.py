@@ -66,12 +66,16 @@ _TOO_LONG = re.compile(
     r"|maximum context length is (?P<context>\d+) tokens.*?\((?P<prompt>\d+) in ",
     re.DOTALL,
 )
-# What it says with status 500 though the request is at fault.
+# What it says with status 500 though the request is at fault. llama-cpp-python's server has its own words for an image
+# that is damaged or no base64.
 _CLIENTS_FAULT = re.compile(
-    r"(?:image|audio|video) input is not supported|failed to (?:decode|load|process) (?:the )?(?:image|audio|video)|"
+    r"(?:image|audio|video) input is not supported|[Ff]ailed to (?:decode|load|process) (?:the )?(?:image|audio|video)|"
+    r"Invalid base64 value|Failed to create bitmap|Incorrect padding|Invalid base64-encoded string|"
     r"json\.exception|Jinja|jinja|[Ff]ailed to parse (?:grammar|messages|tools|input)|roles must alternate|"
     r"context length|'loc': \('body'"  # the last is llama-cpp-python's server, about a field of another type
 )
+# Files are fetched by no engine: its sandbox lets it connect nowhere (docs/sandbox.md).
+_FETCHED = re.compile(r"cannot make GET request|HTTPS is not supported|Failed to download image")
 
 _STAGES = [
     ("llama threadpool init", "warming up"),
@@ -96,4 +100,6 @@ def request_error(status: int, message: str, fields: Mapping[str, Any]) -> Model
         said = {name: int(figure) for name, figure in found.groupdict().items() if figure} if found else {}
         tokens, limit = said.get("tokens", said.get("prompt")), said.get("limit", said.get("context"))
         return ContextTooLong(message, fields.get("n_prompt_tokens", tokens), fields.get("n_ctx", limit))
+    if status >= 500 and _FETCHED.search(message):
+        return BadRequest("the engine fetches no files: send an image or a sound as a data: URL")
     return BadRequest(message) if status >= 500 and _CLIENTS_FAULT.search(message) else None

@@ -81,8 +81,65 @@ def serve_llama_cpp(given: dict[str, Any]) -> None:
         return {"status": "ok"}
 
     app.add_api_route("/health", health)
+    app = OwnParts(app, sees=settings.clip_model_path is not None)
     where = {"host": given["host"], "port": given["port"]} if given["port"] else {"uds": given["host"]}
     uvicorn.run(app, **where, timeout_graceful_shutdown=2)
+
+
+class OwnParts:
+    """Refuses the parts of a chat's messages that the model cannot take: llama-cpp-python's server leaves out an image
+    without a word, and fails in the middle of a stream at one that it would have to fetch."""
+
+    def __init__(self, app: Any, *, sees: bool) -> None:
+        self._app = app
+        self._sees = sees
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["path"] != "/v1/chat/completions":
+            await self._app(scope, receive, send)
+            return
+        body, message = b"", {"more_body": True}
+        while message.get("more_body"):
+            message = await receive()
+            if message["type"] != "http.request":  # the client has left
+                return
+            body += message.get("body", b"")
+        if refusal := self._refusal(body):
+            error = {"error": {"message": refusal, "type": "invalid_request_error"}}
+            await send(
+                {"type": "http.response.start", "status": 400, "headers": [(b"content-type", b"application/json")]}
+            )
+            await send({"type": "http.response.body", "body": json.dumps(error).encode()})
+            return
+        whole = [{"type": "http.request", "body": body}]
+
+        async def again() -> Any:
+            return whole.pop() if whole else await receive()
+
+        await self._app(scope, again, send)
+
+    def _refusal(self, body: bytes) -> str | None:
+        for part in parts(body):
+            kind = part.get("type")
+            if kind != "text" and not (kind == "image_url" and self._sees):
+                what = {"image_url": "image", "input_audio": "audio"}.get(str(kind), "this")
+                return f"{what} input is not supported"
+            image = part.get("image_url")
+            url = image.get("url") if isinstance(image, dict) else image
+            if kind == "image_url" and not str(url).startswith("data:"):
+                return "the engine fetches no images: send one as a data: URL"
+        return None
+
+
+def parts(body: bytes) -> list[dict[str, Any]]:
+    """The parts of a chat's messages. What is malformed is left for the server to judge."""
+    try:
+        messages = json.loads(body)["messages"]
+        contents = [message.get("content") for message in messages]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return []
+    lists = (content for content in contents if isinstance(content, list))
+    return [part for content in lists for part in content if isinstance(part, dict)]
 
 
 def main() -> None:

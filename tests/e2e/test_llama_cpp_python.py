@@ -1,13 +1,16 @@
 """A daemon whose configuration names llama-cpp-python's server: one sequence, no slots, usage in plain answers."""
 
 import json
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.e2e.conftest import SMOLLM2, StartDaemon
 from tests.e2e.daemons import Daemon, until
+from tests.e2e.test_images_and_sound import BOTH, HEARS, NEITHER, PIXEL, SEES, TORN, chat, image, package, sound, wav
 from tests.llamacpp.conftest import llama_cpp_python
+from tests.models.projector import IMAGE_TOKENS
 
 CHAT = "/v1/chat/completions"
 
@@ -47,3 +50,27 @@ def test_requests_that_are_given_up_hold_nobody_up(daemon: Daemon) -> None:
         next(answer.iter_bytes())
     assert daemon.chat(SMOLLM2, max_tokens=2).status_code == 200
     until(lambda: daemon.runners()[0]["leases"] == 0)
+
+
+def test_images_are_seen_and_sound_is_not_heard(daemon: Daemon, tmp_path: Path) -> None:
+    """An image is never left out in silence, which is what this server does for a model without a projector."""
+    package(daemon, tmp_path)
+    without = {model: chat(daemon, model) for model in (SEES, BOTH, HEARS, NEITHER)}
+    assert {answer.status_code for answer in without.values()} == {200}
+    for model in (SEES, BOTH):
+        answer = chat(daemon, model, image(PIXEL))
+        used = [one.json()["usage"]["prompt_tokens"] for one in (without[model], answer)]
+        assert used[1] == used[0] + IMAGE_TOKENS
+    for model, part, said in (
+        (HEARS, image(PIXEL), "image input is not supported"),
+        (NEITHER, image(PIXEL), "image input is not supported"),
+        (NEITHER, sound(wav(1)), "audio input is not supported"),
+        (BOTH, sound(wav(1)), "audio input is not supported"),
+        (SEES, {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}, "send one as a data: URL"),
+        (SEES, {"type": "image_url", "image_url": "file:///etc/passwd"}, "send one as a data: URL"),
+    ):
+        for stream in (False, True):
+            refused = chat(daemon, model, part, stream=stream)
+            assert (refused.status_code, said in refused.json()["error"]["message"]) == (400, True)
+    torn = chat(daemon, SEES, image(TORN))
+    assert (torn.status_code, "Failed to create bitmap" in torn.json()["error"]["message"]) == (400, True)

@@ -119,6 +119,16 @@ def test_llama_cpp_python_gets_its_settings() -> None:
     assert (given["settings"]["n_ctx"], given["settings"]["type_k"]) == (2048, 8)
 
 
+def test_llama_cpp_python_sees_and_does_not_hear() -> None:
+    """Only by this name of a chat format does it open the projector, and it then wants one that sees."""
+    model = bundle(SMOLLM2, mmproj=Path("/models/p.gguf"))
+    for senses, projector, form in (({"vision", "audio"}, "/models/p.gguf", "mtmd"), ({"audio"}, None, None)):
+        able = replace(model, capabilities=model.capabilities | senses)
+        given = json.loads(command(spec(able), PYTHON)[4])["settings"]
+        assert (given.get("clip_model_path"), given.get("chat_format")) == (projector, form)
+        assert values(command(spec(able)))["--mmproj"] == "/models/p.gguf"
+
+
 @pytest.mark.parametrize("flags", [("--swa-full",), ("--temp", "0.5")])
 def test_llama_cpp_python_refuses_what_it_cannot_do(flags: tuple[str, ...]) -> None:
     with pytest.raises(BadRequest, match=f"{flags[0]} needs llama.cpp's own server"):

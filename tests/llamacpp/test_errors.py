@@ -118,6 +118,12 @@ def test_an_overflow_has_its_figures(
     [
         (500, "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj", True),
         (400, "image input is not supported", False),  # it is passed on as the client's anyhow
+        (500, "Failed to load image or audio file", True),
+        (500, "Invalid base64 value", True),
+        (500, "error: cannot make GET request", True),
+        (500, "HTTPS is not supported. Please rebuild with one of:\n  -DLLAMA_BUILD_BORINGSSL=ON", True),
+        (500, "Failed to create bitmap from image bytes", True),
+        (500, "failed to load model", False),
         (500, "Compute error.", False),
     ],
 )

@@ -50,3 +50,58 @@ def test_runs_where_modelrunner_is_not_installed() -> None:
     done = subprocess.run(code, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "No module named 'xllamacpp'" in done.stderr
+
+
+async def passed(body: bytes, *, sees: bool) -> tuple[bytes, list[Any]]:
+    """What a server behind `OwnParts` reads of a chat with this body, and what the client gets."""
+    read, sent = bytearray(), []
+    pieces = [{"type": "http.request", "body": body[:5], "more_body": True}, {"type": "http.request", "body": body[5:]}]
+
+    async def server(scope: Any, receive: Any, send: Any) -> None:
+        read.extend((await receive())["body"])
+
+    async def receive() -> Any:
+        return pieces.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await serve.OwnParts(server, sees=sees)({"type": "http", "path": "/v1/chat/completions"}, receive, send)
+    return bytes(read), sent
+
+
+def of_parts(*parts: object) -> bytes:
+    return json.dumps({"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": parts}]}).encode()
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}}
+ELSEWHERE = {"type": "image_url", "image_url": {"url": "http://example.com/x.png"}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "eA==", "format": "wav"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "sees"),
+    [
+        (of_parts({"type": "text", "text": "x"}), False),
+        (of_parts(IMAGE), True),
+        *((wrong, False) for wrong in (b"{", b"[]", b"{}", b'{"messages": 1}', b'{"messages": ["x"]}')),
+    ],
+)
+async def test_what_the_server_can_judge_reaches_it_whole(body: bytes, sees: bool) -> None:
+    assert await passed(body, sees=sees) == (body, [])
+
+
+@pytest.mark.parametrize(
+    ("body", "sees", "said"),
+    [
+        (of_parts(IMAGE), False, "image input is not supported"),
+        (of_parts(SOUND), True, "audio input is not supported"),
+        (of_parts({"type": "odd"}), True, "this input is not supported"),
+        (of_parts({"type": ["text"]}), True, "this input is not supported"),
+        (of_parts(ELSEWHERE), True, "fetches no images"),
+    ],
+)
+async def test_what_the_server_would_leave_out_is_refused(body: bytes, sees: bool, said: str) -> None:
+    read, [start, end] = await passed(body, sees=sees)
+    assert (read, start["status"]) == (b"", 400)
+    assert said in json.loads(end["body"])["error"]["message"]
