@@ -93,8 +93,7 @@ def ignored(spec: RunSpec, fields: Mapping[str, Any]) -> Sequence[str]:
     model's chat template has a place for them."""
     found = [name for name in ("return_documents",) if fields.get(name)]
     _check_dimensions(spec, fields.get("dimensions"))
-    choice = fields.get("tool_choice", "auto")
-    choice = choice.get("type") if isinstance(choice, dict) else choice  # Anthropic's is an object
+    choice = _word(fields.get("tool_choice", "auto"))
     if fields.get("tools") and choice != "none" and not _knows_tools(spec):
         if choice != "auto":
             raise BadRequest(
@@ -105,6 +104,15 @@ def ignored(spec: RunSpec, fields: Mapping[str, Any]) -> Sequence[str]:
             )
         found.append("tools")
     return found
+
+
+def _word(choice: Any) -> Any:
+    """Anthropic's choice is an object, and so is a list of allowed tools: flat among Responses, nested in a chat."""
+    if not isinstance(choice, dict):
+        return choice
+    kind = choice.get("type")
+    allowed = choice.get("allowed_tools", choice)
+    return allowed.get("mode") if kind == "allowed_tools" and isinstance(allowed, dict) else kind
 
 
 def _check_dimensions(spec: RunSpec, wanted: object) -> None:

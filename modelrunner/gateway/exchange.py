@@ -28,7 +28,7 @@ from modelrunner.gateway.render import (
 )
 from modelrunner.gateway.routes import check_endpoint
 from modelrunner.gateway.tokens import NONE, tokens_of
-from modelrunner.gateway.toolchoice import by_word
+from modelrunner.gateway.toolchoice import chosen
 from modelrunner.gateway.tracecontext import begun
 from modelrunner.gateway.unreadfields import unread
 from modelrunner.gateway.waiting import SignsOfLife, Unasked, fault
@@ -152,8 +152,8 @@ class Exchange(Unasked):
         if not checked and (ask.fields.tools or ask.fields.dimensions or ask.fields.return_documents):
             self._do(self._check(lease, path, fresh=fresh))
             return
-        if checked and ask.fields.tool_choice and path in runner.chooses_by_word:
-            body = by_word(path, body)
+        if checked and ask.fields.tool_choice:
+            body = chosen(path, body, runner.chooses_by_word)
         if self._pipeline.quarantine.alert:
             self._pipeline.quarantine.check(runner.key, ask)
         if self._end_turn is not None:

@@ -1,5 +1,6 @@
-"""A `tool_choice` that names tools, for an engine that takes words alone (`Backend.chooses_by_word`): the engine is
-offered these tools alone, and the word that stands for the rest of the choice.
+"""A `tool_choice` that names tools, for an engine that does not read the names: it is offered these tools alone, and
+the word that stands for the rest of the choice. No engine reads a list of allowed tools; some take words alone
+(`Backend.chooses_by_word`).
 
 Source of the shapes: https://platform.openai.com/docs/api-reference/chat/create, https://docs.claude.com/en/api/messages
 """
@@ -13,14 +14,18 @@ from modelrunner.errors import BadRequest
 from modelrunner.gateway.dialects.bodies import MEMBERS, with_members
 
 _MESSAGES = "/v1/messages"
+_LIST = "allowed_tools"
 
 
-def by_word(path: str, body: bytes) -> bytes:
-    """The body for the engine's endpoint `path`, unchanged unless its choice names tools. Raises `BadRequest` for a
-    choice that no word stands for, and for one of which no tool is there."""
+def chosen(path: str, body: bytes, by_word: Collection[str]) -> bytes:
+    """The body for the engine's endpoint `path`, unchanged unless its choice lists tools, or names one and the endpoint
+    is among `by_word`. Raises `BadRequest` for a choice that no word stands for, and for one of which no tool is
+    there."""
+    if path not in by_word and _LIST.encode() not in body:
+        return body
     members = MEMBERS.decode(body)
     choice = msgspec.json.decode(members.get("tool_choice", b"null"))
-    if not isinstance(choice, dict):
+    if not isinstance(choice, dict) or (path not in by_word and choice.get("type") != _LIST):
         return body
     if path.startswith(_MESSAGES):
         if choice.get("type") != "tool":
@@ -50,7 +55,7 @@ def _of_a_chat(choice: dict[str, Any]) -> tuple[str, Collection[str | None]]:
     match choice.get("type"):
         case "function" if (name := name_of(choice)) is not None:
             return "required", (name,)
-        case "allowed_tools" if isinstance(allowed := choice.get("allowed_tools"), dict):
+        case "allowed_tools" if isinstance(allowed := choice.get(_LIST), dict):
             tools, mode = allowed.get("tools"), allowed.get("mode")
             if isinstance(tools, list) and mode in ("auto", "required"):
                 return mode, [name_of(tool) for tool in tools]

@@ -86,6 +86,31 @@ async def test_an_engine_that_takes_names_gets_them(folder: Path, kind: str) -> 
         assert (body["tool_choice"], body["tools"]) == (named("b"), tools)
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_no_engine_reads_a_list_of_tools(folder: Path, kind: str, mode: str) -> None:
+    """It is offered these tools alone, in a chat and for a response; a text with the same words changes nothing."""
+    flat = [{"type": "function", **tool["function"]} for tool in functions("a", "b", "c")]
+    listed = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name} for name in "bc"]}
+    response = {"model": "m", "input": "hi", "tools": flat, "tool_choice": listed}
+    said = [{"role": "user", "content": "what are allowed_tools?"}]
+    async with proxy(folder, kind, answer) as served:
+        await asked(served, CHAT, tools=functions("a", "b", "c"), tool_choice=allowed(mode, "c", "b"))
+        await served.ask(request("/v1/responses", response))
+        _, _, [chat, told, plain] = await asked(
+            served, CHAT, messages=said, tools=functions("a"), tool_choice=named("a")
+        )
+    for body in (chat, told):
+        assert (body["tool_choice"], body["tools"]) == (mode, functions("b", "c"))
+    assert (plain["messages"], plain["tool_choice"]) == (said, named("a"))
+
+
+@pytest.mark.parametrize("wrong", [allowed("auto", "none"), allowed("perhaps", "a"), {"type": "allowed_tools"}])
+async def test_a_list_of_none_of_the_tools_is_refused(folder: Path, kind: str, wrong: dict[str, Any]) -> None:
+    async with proxy(folder, kind, answer) as served:
+        status, body, received = await asked(served, CHAT, tools=functions("a"), tool_choice=wrong)
+        assert (status, body["error"]["param"], received) == (400, "tool_choice", [])
+
+
 @pytest.mark.parametrize(
     "choice",
     [named("none"), named(7), allowed("auto", "none"), allowed("perhaps", "a"), {"type": "custom"}, {"function": "a"}],

@@ -35,6 +35,12 @@ def run_of(template: str | None, *flags: str) -> RunSpec:
         (PLAIN, {"tools": TOOLS, "tool_choice": {"type": "auto"}}, ["tools"]),
         (PLAIN, {"tools": TOOLS, "tool_choice": "none"}, []),
         (PLAIN, {"tools": TOOLS, "tool_choice": {"type": "none"}}, []),
+        (PLAIN, {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, ["tools"]),
+        (
+            PLAIN,
+            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}},
+            ["tools"],
+        ),
         (PLAIN, {"tools": []}, []),
         (KNOWING, {"tools": TOOLS, "tool_choice": "required"}, []),
         (PLAIN, {"return_documents": True}, ["return_documents"]),
@@ -46,7 +52,16 @@ def test_fields_that_are_ignored(template: str | None, fields: dict[str, Any], f
     assert list(ignored(run_of(template), fields)) == found
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}, {"type": "any"}])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "function", "function": {"name": "f"}},
+        {"type": "any"},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "required"}},
+        {"type": "allowed_tools", "mode": "required"},
+    ],
+)
 def test_a_tool_that_must_be_called_needs_a_template(choice: object) -> None:
     for template, *flags in ((PLAIN,), (None,), (KNOWING, "--chat-template", "chatml")):
         with pytest.raises(BadRequest, match="--chat-template") as caught:

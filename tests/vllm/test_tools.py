@@ -76,3 +76,32 @@ def test_it_does_in_a_stream(daemon: Daemon) -> None:
     assert text.index("event: modelrunner.tool_call\n") < text.index("event: modelrunner.tool_result\n")
     assert text.endswith("data: [DONE]\n\n")
     assert text.count("[DONE]") == 1
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_the_tools_that_a_client_allows_are_offered(daemon: Daemon, mode: str) -> None:
+    """In OpenAI's shape, which vLLM does not know: it is shown these tools alone, and calls one if it must."""
+    functions = [{"name": name, "parameters": WEATHER} for name in ("other", "weather")]
+    tools = [{"type": "function", "function": function} for function in functions]
+    named = {"type": "function", "function": {"name": "weather"}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+    answer = chat(daemon, QUESTION, tools=tools, tool_choice=choice)
+    alone = chat(daemon, QUESTION, tools=tools[1:], tool_choice=mode)
+    assert (answer.status_code, alone.status_code) == (200, 200), answer.text
+    assert answer.json()["usage"]["prompt_tokens"] == alone.json()["usage"]["prompt_tokens"]
+    calls = answer.json()["choices"][0]["message"].get("tool_calls") or []
+    assert mode == "auto" or [call["function"]["name"] for call in calls] == ["weather"]
+
+
+def test_a_response_allows_tools_too(daemon: Daemon) -> None:
+    tools = [{"type": "function", "name": name, "parameters": WEATHER} for name in ("other", "weather")]
+    listed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}
+    body = {"model": SMOLLM2_SAFETENSORS, "input": QUESTION["content"], "max_output_tokens": 64, "temperature": 0}
+    with daemon.client(LOAD) as client:
+        used = []
+        for asks in ({"tools": tools, "tool_choice": listed}, {"tools": tools[1:], "tool_choice": "required"}):
+            answer = client.post("/engines/vllm/v1/responses", json={**body, **asks})
+            assert answer.status_code == 200, answer.text
+            assert [item["name"] for item in answer.json()["output"] if item["type"] == "function_call"] == ["weather"]
+            used.append(answer.json()["usage"]["input_tokens"])
+    assert used[0] == used[1]
