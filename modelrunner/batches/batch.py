@@ -68,6 +68,7 @@ class _InputLine(msgspec.Struct):
 class _LineBody(msgspec.Struct):
     model: str
     stream: bool | None = None
+    background: bool | None = None
 
 
 def parse(file: Iterable[bytes], endpoint: str, batch: str) -> tuple[list[Line], list[LineError]]:
@@ -100,6 +101,8 @@ def _line(text: bytes, number: int, endpoint: str, batch: str, seen: set[str]) -
         raise BadRequest(f"the batch is for POST {endpoint}, and this line for {found.method[:20]} {found.url[:100]}")
     if body.stream:
         raise BadRequest("an answer of a batch is not streamed: leave `stream` out")
+    if body.background:
+        raise BadRequest("a batch waits for its answers: leave `background` out")
     if found.custom_id in seen:
         raise BadRequest(f"custom_id {found.custom_id[:100]!r} was given to an earlier line")
     seen.add(found.custom_id)

@@ -16,7 +16,7 @@ from openai.types import Batch
 from tests.api.conftest import Daemon, StartDaemon
 from tests.waiting import HUNG
 
-CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
+CHAT = "/v1/chat/completions"
 Condition = Callable[[Batch], bool]
 
 
@@ -180,31 +180,6 @@ async def test_interactive_requests_go_first(start_daemon: StartDaemon) -> None:
         assert counts is not None
         assert counts.completed < 60
         await until(client, await client.batches.cancel(batch.id), is_over)
-
-
-async def test_embeddings_go_to_the_engine_together(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """Each line has its own answer; one that is not a single text is asked alone."""
-    daemon = await start_daemon(models={"smol": 0})
-    daemon.backend.knobs = ("--record", str(tmp_path / "record"))
-    async with client_of(daemon) as client:
-        await client.embeddings.create(model="smol", input="warm")
-        inputs: list[Any] = [*("x" * number for number in range(1, 201)), ["x", "xx"], ""]
-        lines = [
-            line(number, url=EMBEDDINGS) | {"body": {"model": "smol", "input": text}}
-            for number, text in enumerate(inputs, 1)
-        ]
-        over = await until(client, await begin(client, lines, EMBEDDINGS), is_over)
-        found = {each["custom_id"]: each["response"]["body"] for each in await results(client, over.output_file_id)}
-    assert over.request_counts is not None
-    assert over.request_counts.completed == len(found) == 202
-    for number in range(1, 201):
-        [vector] = found[f"line-{number}"]["data"]
-        assert (vector["index"], vector["embedding"][0]) == (0, float(number))
-    assert len(found["line-201"]["data"]) == 2
-    asked = [json.loads(each) for each in (tmp_path / "record").read_text().splitlines()]
-    inputs = [json.loads(each["body"])["input"] for each in asked if each.get("path") == EMBEDDINGS]
-    assert len(inputs) < 100
-    assert max(len(each) for each in inputs if isinstance(each, list)) <= 32
 
 
 async def test_the_command_line_runs_a_batch(start_daemon: StartDaemon, tmp_path: Path) -> None:
