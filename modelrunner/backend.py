@@ -249,13 +249,17 @@ class Backend(ABC):
         """Returns the stage of starting ("loading weights") that a log line announces, or None."""
         return None
 
-    async def after_ready(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        """Called when the engine is ready, before its first request; it may restore what `before_stop` saved. A failure
-        is logged, and the runner serves anyway."""
+    async def after_ready(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
+        """Called when the engine is ready, before its first request; it may restore what `before_stop` saved for the
+        same `owner`, the one for whose requests the model is loaded: an API key by its ID, "" for the owner of the
+        daemon, which is everybody where there are no keys. None for several, or nobody. A failure is logged, and the
+        runner serves anyway."""
         return
 
-    async def before_stop(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        """Called before the engine is asked to end, while it still answers requests."""
+    async def before_stop(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
+        """Called before the engine is asked to end, while it still answers requests. `owner` is the one whose requests
+        are all that the engine has seen, as in `after_ready`. What it holds is nobody's where that is None: it may
+        not be saved."""
         return
 
     def probe(self, spec: RunSpec) -> tuple[str, Mapping[str, Any]] | None:

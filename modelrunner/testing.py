@@ -158,7 +158,7 @@ class BackendContract:
             assert measured.ram > 0
 
     async def test_cancelled_leaves_nothing(self, backend: Backend, spec: RunSpec) -> None:
-        async with running(backend, spec, self.load_limit) as (runner, task):
+        async with running(backend, spec, self.load_limit, owner=None) as (runner, task):
             processes = tree(runner)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -215,11 +215,19 @@ def spec_for(model: Path, folder: Path, *, mode: Mode | None = None, context_siz
 
 
 @asynccontextmanager
-async def running(backend: Backend, spec: RunSpec, limit: float) -> AsyncIterator[tuple[Runner, "asyncio.Task[None]"]]:
-    """Yields a ready runner and its task. Fails with the engine's error if the engine does not become ready."""
+async def running(
+    backend: Backend, spec: RunSpec, limit: float, owner: str | None = ""
+) -> AsyncIterator[tuple[Runner, "asyncio.Task[None]"]]:
+    """Yields a ready runner and its task, loaded for `owner`. Fails with the engine's error if the engine does not
+    become ready."""
     runner = make_runner(backend, spec)
     ready = asyncio.Event()
-    task = asyncio.create_task(runner.run(lambda: ready.set() if runner.state is RunnerState.READY else None))
+
+    def changed() -> None:
+        if runner.state is RunnerState.READY:
+            ready.set()
+
+    task = asyncio.create_task(runner.run(changed, lambda: owner))
     is_ready = asyncio.create_task(ready.wait())
     try:
         await asyncio.wait([task, is_ready], timeout=limit, return_when=asyncio.FIRST_COMPLETED)

@@ -53,7 +53,8 @@ class FakeOptions(BaseModel):
 
 class FakeBackend(Backend):
     """`knobs` are arguments of tests/fake_engine.py for every later run; a spec's `flags` are added to them. `memory`
-    is the figure that it reports for a model. `runs` counts its processes."""
+    is the figure that it reports for a model. `runs` counts its processes; `loaded_for` and `used_by` are the owners
+    that it was told when one was ready and when one was to end."""
 
     name = "fake"
     formats = frozenset({ModelFormat.GGUF})
@@ -72,6 +73,8 @@ class FakeBackend(Backend):
         self.memory = memory or RequiredMemory(64 << 20)
         self.state = BackendStatus(BackendState.RUNNING, "fake 1.0")
         self.runs = 0
+        self.loaded_for: list[str | None] = []
+        self.used_by: list[str | None] = []
 
     async def install(self, progress: ProgressCallback, **options: Any) -> None:
         self.state = BackendStatus(BackendState.RUNNING, "fake 1.0")
@@ -86,6 +89,12 @@ class FakeBackend(Backend):
         argv = [*self.executable, *where, "--model", spec.model_id, *self.knobs, *spec.flags]
         env = process.scrubbed_environment() | dict(spec.environment)
         await process.run(argv, env=env, options=spec.process, permissions=self.permissions)
+
+    async def after_ready(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
+        self.loaded_for.append(owner)
+
+    async def before_stop(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
+        self.used_by.append(owner)
 
     async def quantize(self, spec: QuantizeSpec, progress: ProgressCallback) -> None:
         """A child copies the model and changes its last byte. With the type Q2_K it hangs in the middle, with Q3_K_S it

@@ -124,13 +124,14 @@ class LlamaCppBackend(Backend):
     async def quantize(self, spec: QuantizeSpec, progress: ProgressCallback) -> None:
         await quantize.quantize(self._engine(), spec, self.settings.threads or limited_threads(), progress)
 
-    async def after_ready(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        if keeper := self._keepers.get(endpoint):
-            await keeper.restore(endpoint)
+    async def after_ready(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
+        if owner is not None and (keeper := self._keepers.get(endpoint)):
+            await keeper.restore(endpoint, owner)
 
-    async def before_stop(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        if keeper := self._keepers.get(endpoint):
-            await keeper.save(endpoint)
+    async def before_stop(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
+        """llama.cpp does not say which request used which slot, so slots that several have used are not saved."""
+        if owner is not None and (keeper := self._keepers.get(endpoint)):
+            await keeper.save(endpoint, owner)
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
         return await engines.work_done(endpoint)

@@ -1,13 +1,14 @@
-"""Saved KV caches on disk: one folder for each model, engine and set of options. Their total size is bounded; the
-oldest files are removed first.
+"""Saved KV caches on disk: one folder for each model, engine and set of options, and in it the files of each owner.
+Their total size is bounded; the oldest files are removed first.
 
 A file has llama.cpp's own format (`llama_state_seq_save_file`): a head of three 32-bit numbers (magic, version, words
 of the prompt), the prompt, then keys and values. Since mid 2026 the prompt is a list with a head of its own
 (`server_tokens::serialize`: -1, version, tokens, their IDs, then images); earlier it was the bare token IDs. A name is
-the time of the last use in nanoseconds, which sorts the files, and a CRC-32: engines crash on cut files, and accept
-other damaged ones.
+the time of the last use in nanoseconds, which sorts the files, a digest of the owner (in the name, because a running
+engine knows one folder), and a CRC-32: engines crash on cut files, and accept other damaged ones.
 """
 
+import hashlib
 import logging
 import re
 import shutil
@@ -26,6 +27,7 @@ _LONG = 256  # tokens: computing them takes a CPU seconds, and shorter prompts n
 _MAGIC = 0x67677371  # LLAMA_FILE_MAGIC_GGSQ
 _MOST_WORDS = 1 << 24
 _SAVED, _PARTIAL = ".slot", ".part"
+_NAME = re.compile(rf"[0-9]{{20}}-[0-9a-f]{{32}}-[0-9a-f]{{8}}\{_SAVED}")
 _MODEL_ID = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -50,10 +52,12 @@ class SlotFiles:
         self._bound = bound
 
     def heal(self) -> None:
-        """Removes half-written files of a killed daemon, and files beyond the bound. Called when the daemon starts."""
+        """Removes half-written files of a killed daemon, others without an owner, and files beyond the bound. Called
+        when the daemon starts."""
         try:
-            for left in self._root.glob(f"*/*/*{_PARTIAL}"):
-                left.unlink(missing_ok=True)
+            for path in self._root.glob("*/*/*"):
+                if not _NAME.fullmatch(path.name):
+                    path.unlink(missing_ok=True)
             self.trim()
             for folder in (*self._root.glob("*/*/"), *self._root.glob("*/")):
                 if not any(folder.iterdir()):
@@ -89,9 +93,9 @@ class SlotFiles:
         return self._root / model_id.removeprefix("sha256:")
 
 
-def partial(folder: Path, used: int) -> Path:
+def partial(folder: Path, owner: str, used: int) -> Path:
     """Returns the file in which the engine writes the state of a slot that was last used at `used` (nanoseconds)."""
-    return folder / f"{used:020d}{_PARTIAL}"
+    return folder / f"{used:020d}-{_mark(owner)}{_PARTIAL}"
 
 
 def publish(written: Path) -> None:
@@ -105,7 +109,7 @@ def claim(saved: Path) -> Path:
     """Hides a file while the engine reads it, so that a file that kills the engine is never offered again. Raises
     `ValueError` for a file that has changed since it was saved, which is removed, and `OSError`."""
     claimed = saved.rename(saved.with_suffix(_PARTIAL))
-    if f"{_checksum(claimed):08x}" != saved.stem.partition("-")[2]:
+    if f"{_checksum(claimed):08x}" != saved.stem.rpartition("-")[2]:
         claimed.unlink()
         raise ValueError(f"{saved} is not as it was saved")
     return claimed
@@ -113,6 +117,10 @@ def claim(saved: Path) -> Path:
 
 def give_back(claimed: Path) -> None:
     claimed.rename(claimed.with_suffix(_SAVED))
+
+
+def _mark(owner: str) -> str:
+    return hashlib.sha256(owner.encode()).hexdigest()[:32]
 
 
 def _checksum(path: Path) -> int:
@@ -124,11 +132,11 @@ def _checksum(path: Path) -> int:
     return checksum
 
 
-def found(folder: Path) -> list[SavedSlot]:
-    """Returns the files of a folder, the most valuable first: long prompts before short ones, and of either the last
-    used. Removes a damaged file."""
+def found(folder: Path, owner: str) -> list[SavedSlot]:
+    """Returns the owner's files in a folder, the most valuable first: long prompts before short ones, and of either
+    the last used. Removes a damaged file."""
     good = []
-    for path in sorted(folder.glob(f"*{_SAVED}"), reverse=True):
+    for path in sorted(folder.glob(f"*-{_mark(owner)}-*{_SAVED}"), reverse=True):
         try:
             good.append(SavedSlot(path, prompt_of(path)))
         except FileNotFoundError:

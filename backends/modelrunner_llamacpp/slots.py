@@ -51,7 +51,7 @@ def can_be_kept(spec: RunSpec, engine: Engine, options: Mapping[str, str]) -> bo
 
 def key_of(engine: Engine, options: Mapping[str, str]) -> str:
     """Returns a text for everything, apart from the model, that must not have changed: the engine's file and version,
-    and every option. Once the daemon serves several owners, the owner belongs here, too."""
+    and every option. The owner is not known yet when the engine starts."""
     made_by = [str(engine), str(engine.program), os.stat(engine.program).st_mtime_ns, sorted(options.items())]
     return hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:32]
 
@@ -75,8 +75,8 @@ def keeper_for(
 
 
 class SlotKeeper:
-    """Keeps the slots of one run with these `options`. `folder` is for the engine's `--slot-save-path`. States of fewer
-    than `least` tokens are not kept."""
+    """Keeps the slots of one run with these `options`, for one owner. `folder` is for the engine's `--slot-save-path`.
+    States of fewer than `least` tokens are not kept."""
 
     def __init__(self, files: SlotFiles, folder: Path, options: dict[str, str], least: int) -> None:
         self.folder = folder
@@ -85,11 +85,11 @@ class SlotKeeper:
         self._slots = int(options["--parallel"])
         self._least = least
 
-    async def restore(self, endpoint: Endpoint) -> None:
-        """Restores the most valuable states, one in each slot, the best one in the first slot: for a prompt that
-        continues none of them the engine takes the last slot. Raises `OSError`, `ModelRunnerError`."""
+    async def restore(self, endpoint: Endpoint, owner: str) -> None:
+        """Restores the owner's most valuable states, one in each slot, the best one in the first slot: for a prompt
+        that continues none of them the engine takes the last slot. Raises `OSError`, `ModelRunnerError`."""
         tokens, slot, began = 0, 0, time.monotonic()
-        for saved in await asyncio.to_thread(slotfiles.found, self.folder):
+        for saved in await asyncio.to_thread(slotfiles.found, self.folder, owner):
             left = _RESTORE_LIMIT - (time.monotonic() - began)
             if slot == self._slots or left <= 0:
                 break
@@ -122,20 +122,19 @@ class SlotKeeper:
                 claimed.unlink(missing_ok=True)
         return good
 
-    async def save(self, endpoint: Endpoint) -> None:
-        """Saves every slot that was used in this run and holds a long prompt, the last used first. Skips a busy slot:
-        saving would wait for it. Raises `OSError`, `ModelRunnerError`."""
+    async def save(self, endpoint: Endpoint, owner: str) -> None:
+        """Saves every slot that was used in this run, by this owner alone, and holds a long prompt, the last used
+        first. Skips a busy slot: saving would wait for it. Raises `OSError`, `ModelRunnerError`."""
         _, slots = await ask(endpoint, "GET", "/slots", timeout=_LOOK_LIMIT)
         worth = [slot for slot in slots if isinstance(slot, dict) and self._is_worth_it(slot)]
         now, began, tokens = time.time_ns(), time.monotonic(), 0
         for age, slot in enumerate(sorted(worth, key=lambda slot: int(slot["id_task"]), reverse=True)):
             left = _SAVE_LIMIT - (time.monotonic() - began)
-            if left > 0 and await self._save(
-                endpoint, int(slot["id"]), slotfiles.partial(self.folder, now - age), left
-            ):
+            file = slotfiles.partial(self.folder, owner, now - age)
+            if left > 0 and await self._save(endpoint, int(slot["id"]), file, left):
                 tokens += int(slot["n_prompt_tokens"])
         if tokens:
-            await asyncio.to_thread(self._tidy)
+            await asyncio.to_thread(self._tidy, owner)
             log.info("prompt caches of %d tokens saved in %.0f ms", tokens, (time.monotonic() - began) * 1000)
 
     def _is_worth_it(self, slot: Mapping[str, Any]) -> bool:
@@ -157,8 +156,8 @@ class SlotKeeper:
             file.unlink(missing_ok=True)
         return False
 
-    def _tidy(self) -> None:
-        for saved in slotfiles.superfluous(slotfiles.found(self.folder), self._slots):
+    def _tidy(self, owner: str) -> None:
+        for saved in slotfiles.superfluous(slotfiles.found(self.folder, owner), self._slots):
             saved.path.unlink(missing_ok=True)
         self._files.trim()
 

@@ -6,6 +6,7 @@ from modelrunner import wire
 from modelrunner.api import wireforms
 from modelrunner.api.documented import PROGRESS, documented
 from modelrunner.api.messages import json_response, read_json
+from modelrunner.api.middleware import owner_of
 from modelrunner.api.streaming import stream_progress
 from modelrunner.models.preload import Preloader
 from modelrunner.models.residency import Residency
@@ -31,7 +32,7 @@ class ResidencyRoutes:
         wanted = await read_json(request, wire.ModelName)
 
         async def load(report: ProgressReport) -> wire.Progress:
-            name = await self._preloader.load(wanted.model, report)
+            name = await self._preloader.load(wanted.model, report, owner=owner_of(request))
             return wire.Progress("success", f"{name} is loaded", model=name)
 
         return await stream_progress(request, load, mode="preload")

@@ -53,7 +53,7 @@ class Asker:
             if batch.owner and key is None:
                 raise Unauthorized(f"the API key {batch.owner.partition('#')[0]}, which made the batch, was revoked")
             caller = key.key.name if key is not None else "batch"
-            terms = Terms(route, None, None, caller, True, False, False, key)
+            terms = Terms(route, None, None, caller, True, False, False, key, owner=batch.owner)
             self._pipeline.buffer(len(line.body), len(line.body))
             try:
                 work = self._pipeline.exchange(terms, line.body, request_id, sink, detours=(detour,))

@@ -127,6 +127,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
     make_runner = RunnerFactory(
         registry, settings.runtime_folder, stall_limit=settings.stall_limit, wedge_limit=settings.wedge_limit
     )
+    keys = KeyRing(state / "keys.json") if keys is None else keys
     scheduler = Scheduler(
         registry,
         make_runner,
@@ -135,6 +136,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         max_queue=settings.max_queue,
         max_wait=settings.max_wait,
         drain_limit=settings.drain_limit,
+        unasked=lambda: None if keys else "",
     )
     registries = Registries(_rules(settings.registries))
     credentials = Credentials(logins_beside(settings.config))
@@ -182,7 +184,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         aliases=Aliases(store, resolver, scheduler, settings.aliases),
         registries=registries,
         publisher=Publisher(Pusher(store, registries, credentials), scheduler),
-        keys=KeyRing(state / "keys.json") if keys is None else keys,
+        keys=keys,
     )
 
 

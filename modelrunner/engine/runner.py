@@ -26,6 +26,7 @@ from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _Order = Callable[[RunSpec, Endpoint], Awaitable[None]]
+_OwnedOrder = Callable[[RunSpec, Endpoint, str | None], Awaitable[None]]
 _OTHER_PORTS = 5  # that are tried when one is taken
 # Seconds that a failed engine gets to end by itself, so that its last words are seen: a process that crashes needs
 # milliseconds, one that writes a core dump longer. A broken connection waits a quarter of it (proxy/exchange.py): there
@@ -50,7 +51,8 @@ class Runner:
     """Made by the scheduler, run once. Others read `state`, `stage` (what it is doing while it starts), `pid` (None
     without a process), `sandbox` (None before there was one), `upstream`, `abandoned`, `names` (those that its engine
     knows the model by, its own first; None if it takes any), `started` and `ready_at` (of `clock`, in seconds) and,
-    once it has ended by itself, `failure`, whose message holds its explained last words."""
+    once it has ended by itself, `failure`, whose message holds its explained last words. `owners` are those of
+    the requests that its engine may have seen: the scheduler adds each."""
 
     def __init__(
         self,
@@ -80,6 +82,7 @@ class Runner:
         self.started = clock()
         self.ready_at: float | None = None
         self.failure: ModelRunnerError | None = None
+        self.owners: set[str] = set()
         self.names = (*spec.bundle.references, spec.model_id) if backend.checks_model else None
         self.upstream = UpstreamPool(endpoint)
         self.abandoned = Abandoned(self._settled)
@@ -93,6 +96,7 @@ class Runner:
         self._clock = clock
         self._last_words = LastWords(backend, oom_kills)
         self._changed: Callable[[], None] = lambda: None
+        self._loaded_for: Callable[[], str | None] = lambda: ""
         self._readiness = Readiness(self.upstream, stall_limit, clock)
         self._stall_limit = stall_limit
         self._watchdog = Watchdog(backend, self.spec, self.upstream, limit=wedge_limit, clock=clock)
@@ -102,16 +106,16 @@ class Runner:
     def __repr__(self) -> str:
         return f"<Runner {self.id} {self.key} {self.state} pid={self.pid}>"
 
-    async def run(self, changed: Callable[[], None]) -> NoReturn:
+    async def run(self, changed: Callable[[], None], loaded_for: Callable[[], str | None] = lambda: "") -> NoReturn:
         """Starts the engine and keeps it until it ends or the caller is cancelled; `changed` is called after every
-        change of state or stage.
+        change of state or stage. `loaded_for` gives the owner of `Backend.after_ready`.
 
         Raises `CancelledError` when stopped, `EngineFailed` when the engine ends by itself, or owes answers and shows
         no sign of life for `wedge_limit` seconds (0: for ever), `TimedOut` when it made no progress for `stall_limit`
         seconds while starting, `BackendUnavailable` when it could not be executed. Nothing
         of it is left by then, its folder included.
         """
-        self._changed = changed
+        self._changed, self._loaded_for = changed, loaded_for
         self.started = self._clock()
         self._last_words.begin()
         try:
@@ -141,7 +145,8 @@ class Runner:
         except asyncio.CancelledError:
             ended_by_itself = False
             if self.ready_at is not None and not engine.done():
-                await self._exchange(self._backend.before_stop, "was not done with")
+                [owner] = self.owners if len(self.owners) == 1 else [None]
+                await self._exchange(self._backend.before_stop, owner, "was not done with")
             raise
         except PortTaken:
             raise
@@ -220,7 +225,9 @@ class Runner:
             await ready
         finally:
             await stopped(ready)
-        await self._exchange(self._backend.after_ready, "did not prepare")
+        if (owner := self._loaded_for()) is not None:
+            self.owners.add(owner)
+        await self._exchange(self._backend.after_ready, owner, "did not prepare")
         self.sleep_level = await self._told("sleep_level", asked(self._backend.sleep_level, self.spec), 0)
         streams = asked(self._backend.asked_as_streams, self.spec)
         self.asked_as_streams = await self._told("asked_as_streams", streams, {})
@@ -245,11 +252,11 @@ class Runner:
         finally:
             await stopped(watch)
 
-    async def _exchange(self, order: _Order, failed: str) -> None:
+    async def _exchange(self, order: _OwnedOrder, owner: str | None, failed: str) -> None:
         """Lets the backend speak with its living engine, within the grace that a stop has."""
         try:
             async with asyncio.timeout(self.spec.process.stop_grace):
-                await order(self.spec, self.endpoint)
+                await order(self.spec, self.endpoint, owner)
         except (OSError, ModelRunnerError) as error:  # a timeout is an OSError
             why = str(error) or "it took too long"
             log.warning("runner %s: %s %s its engine: %s", self.id, self.key.backend, failed, why)

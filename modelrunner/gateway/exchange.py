@@ -93,7 +93,8 @@ class Exchange(Unasked):
             if route.runner is not None:
                 lease = pipeline.lease_runner(ask, route.runner, target)
             else:
-                lease = pipeline.scheduler.warm(target, ask.keep_alive, ask.terms.batch) if target is not None else None
+                terms, warm = ask.terms, pipeline.scheduler.warm
+                lease = warm(target, ask.keep_alive, terms.batch, terms.owner) if target is not None else None
             if lease is not None:
                 self._begin(lease)
         except ModelRunnerError as error:

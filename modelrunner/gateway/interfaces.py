@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class Terms(msgspec.Struct, frozen=True, gc=False):
     """The head of an admitted inference request. It says nothing about the body, so requests with the same head share
     it. `request_id` is the client's own, `origin` the web page that sends the request, if any; `caller` and `batch` are
-    for the scheduler's order. `key` is the API key that the client sent; None for the owner of the daemon. A
-    `resumable` stream may go on in another connection. `traceparent` is the client's header."""
+    for the scheduler's order. `key` is the API key that the client sent; None for the owner of the daemon, and where
+    others have counted the request. A `resumable` stream may go on in another connection. `traceparent` is the client's
+    header. `owner` is the owner of what the request stores: an `ApiKey.owner`, "" for the owner of the daemon."""
 
     route: Route
     origin: str | None
@@ -33,6 +34,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     key: KeyHolder | None = None
     resumable: bool = False
     traceparent: str | None = None
+    owner: str = ""
 
     def check_model(self, bundle: Bundle) -> None:
         """Raises `Forbidden` if the API key may not use the model."""
@@ -43,11 +45,6 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     def key_name(self) -> str:
         """The name of the API key, "" for the owner of the daemon."""
         return self.key.key.name if self.key is not None else ""
-
-    @property
-    def owner(self) -> str:
-        """The owner of what the request stores: an `ApiKey.owner`, "" for the owner of the daemon."""
-        return self.key.key.owner if self.key is not None else ""
 
 
 class Inference(msgspec.Struct, frozen=True, gc=False):

@@ -58,7 +58,8 @@ class Leasing:
             assert lease is not None
             return lease
         check_endpoint(route.path, self.resolve.endpoints(target), target.key.backend, route.instead)
-        return await self.scheduler.acquire(target, ask.keep_alive, ask.terms.caller, ask.terms.batch)
+        terms = ask.terms
+        return await self.scheduler.acquire(target, ask.keep_alive, terms.caller, terms.batch, terms.owner)
 
     async def choose(self, ask: Inference, alias: Alias) -> Inference:
         """The request with a model in the place of the alias that the client wrote."""
@@ -78,7 +79,7 @@ class Leasing:
 
     def lease_runner(self, ask: Inference, runner_id: str, target: Target | None) -> Lease | None:
         """Leases the named runner if it serves the model. Returns None while the model is not resolved."""
-        lease = self.scheduler.lease_runner(runner_id)
+        lease = self.scheduler.lease_runner(runner_id, ask.terms.owner)
         try:
             key = lease.runner.key
             if key.mode is not ask.terms.route.mode:

@@ -127,6 +127,7 @@ class Pipeline(Leasing):
             key,
             (header("x-resumable") or "").lower() == "true",
             header("traceparent"),
+            key.key.owner if key is not None else "",
         )
 
     def buffer(self, size: int, whole: int) -> None:

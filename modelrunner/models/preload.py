@@ -28,10 +28,18 @@ class Preloader:
         self._scheduler = scheduler
         self.starting = bool(resolver.preloads())
 
-    async def load(self, model: str, report: ProgressReport = lambda line: None, *, may_install: bool = True) -> str:
-        """Returns the model's name once its runner is ready; `report` is called every half second until
-        then. A missing engine is installed if a request would install it and `may_install` is set. Cancelled, it stops
-        waiting, and a load that has begun goes on. Raises the errors of resolving, installing and scheduling."""
+    async def load(
+        self,
+        model: str,
+        report: ProgressReport = lambda line: None,
+        *,
+        may_install: bool = True,
+        owner: str | None = None,
+    ) -> str:
+        """Returns the model's name once its runner is ready, for the `owner` who asks; `report` is called every half
+        second until then. A missing engine is installed if a request would install it and `may_install` is set.
+        Cancelled, it stops waiting, and a load that has begun goes on. Raises the errors of resolving, installing and
+        scheduling."""
         bundle = await asyncio.to_thread(self._store.bundle, model)
         mode = main_mode(bundle)
         if may_install:
@@ -42,7 +50,7 @@ class Preloader:
         if lease := self._scheduler.warm(target):
             lease.release()
             return target.name
-        waiting = asyncio.ensure_future(self._scheduler.acquire(target))
+        waiting = asyncio.ensure_future(self._scheduler.acquire(target, owner=owner))
         try:
             while not waiting.done():
                 progress = self._scheduler.diagnostics.progress(target)

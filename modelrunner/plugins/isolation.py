@@ -152,11 +152,11 @@ class IsolatedBackend(Backend):
         """Returns the stage for a line that the observer of a run got; the backend itself was asked on its thread."""
         return self._stages.pop(line, None)
 
-    async def after_ready(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        await self._checked("after_ready", checks.nothing, spec, endpoint, limit=spec.process.stop_grace)
+    async def after_ready(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
+        await self._checked("after_ready", checks.nothing, spec, endpoint, owner, limit=spec.process.stop_grace)
 
-    async def before_stop(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        await self._checked("before_stop", checks.nothing, spec, endpoint, limit=spec.process.stop_grace)
+    async def before_stop(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
+        await self._checked("before_stop", checks.nothing, spec, endpoint, owner, limit=spec.process.stop_grace)
 
     def probe(self, spec: RunSpec) -> tuple[str, Mapping[str, Any]] | None:
         return self._now("probe", checks.optional(checks.probe), spec)

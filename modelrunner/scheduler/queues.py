@@ -1,7 +1,7 @@
 """The requests that wait for a runner."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,12 +15,14 @@ from modelrunner.scheduler.target import Target
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A request in the queue. `granted` ends with its lease or its error."""
+    """A request in the queue. `granted` ends with its lease or its error. `owner` is that of
+    `Scheduler.acquire`."""
 
     request: Request
     target: "Target"
     keep_alive: KeepAlive
     granted: "asyncio.Future[Lease]"
+    owner: str | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -44,6 +46,14 @@ class Queue:
 
 class Queues(dict[RunnerKey, Queue]):
     """The queues by the key that they wait for. A queue is removed with its last ticket."""
+
+    def owner(self, key: RunnerKey, nobody: Callable[[], str | None]) -> str | None:
+        """The owner of the requests that wait for the key, None for several, and what `nobody` gives for none."""
+        tickets = self[key].tickets.values() if key in self else ()
+        owners = {ticket.owner for ticket in tickets if ticket.owner is not None}
+        if not owners:
+            return nobody()
+        return owners.pop() if len(owners) == 1 else None
 
     def take(self, requests: Iterable[int], key: RunnerKey) -> list[Ticket]:
         """Removes these requests from the queue; returns those that were not cancelled in this turn of the loop."""

@@ -44,7 +44,8 @@ log = logging.getLogger(__name__)
 
 class Reconciler:
     """Called only from the event loop's thread. `slots` and `queues` are read by `Scheduler` and changed here. `stuck`:
-    the last plan could not be made or carried out. `load_seconds` is how long the last load of each key took."""
+    the last plan could not be made or carried out. `load_seconds` is how long the last load of each key took. `unasked`
+    is that of `Scheduler`."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Reconciler:
         make_runner: MakeRunner,
         events: Events,
         clock: Callable[[], float],
+        unasked: Callable[[], str | None],
     ) -> None:
         self._alarm = Alarm(self._reconcile, clock)
         self._background = Background()
@@ -68,16 +70,19 @@ class Reconciler:
         self._account = account
         self._make_runner = make_runner
         self._events = events
+        self._unasked = unasked
         self._failures: dict[RunnerKey, Failure] = {}
         self._served: dict[Line, float] = {}
         self._ids = itertools.count(1)
         self._sleeping = Sleeping(account, events, self._background, self.changed, clock)
 
-    def queue_up(self, target: Target, keep_alive: KeepAlive, caller: str = "", batch: bool = False) -> Ticket:
+    def queue_up(
+        self, target: Target, keep_alive: KeepAlive, caller: str = "", batch: bool = False, owner: str | None = None
+    ) -> Ticket:
         """Puts a request at the end of the target's queue."""
         queue = self.open_queue(target)
         granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        ticket = Ticket(Request(next(self._ids), self.time(), caller, batch), target, keep_alive, granted)
+        ticket = Ticket(Request(next(self._ids), self.time(), caller, batch), target, keep_alive, granted, owner)
         queue.tickets[ticket.request.id] = ticket
         self.changed()
         return ticket
@@ -197,7 +202,8 @@ class Reconciler:
         for ticket in self.queues.take(requests, key):
             request = ticket.request
             note_turn(self._served, (request.caller, request.batch), now)
-            ticket.granted.set_result(self.slots.lease(slot, ticket.keep_alive, request.batch, request.since))
+            lease = self.slots.lease(slot, ticket.keep_alive, ticket.owner, request.batch, request.since)
+            ticket.granted.set_result(lease)
 
     def _note_turn(self, key: RunnerKey) -> None:
         """Records a turn of the key's queue: its requests got a lease, or lose their runner to another model."""
@@ -241,7 +247,8 @@ class Reconciler:
         log.info("starting %s (%s)", target.name, runner.id)
         self._events.emit("load", model=target.name, runner=runner.id, ram=memory.ram, vram=list(memory.vram))
         slot = self.slots[key] = RunnerSlot(runner, target, variant, number, memory, self.time())
-        slot.task = asyncio.get_running_loop().create_task(runner.run(self.changed), name=f"runner {runner.id}")
+        run = runner.run(self.changed, partial(self.queues.owner, key, self._unasked))
+        slot.task = asyncio.get_running_loop().create_task(run, name=f"runner {runner.id}")
         slot.task.add_done_callback(partial(self._ended, slot))
 
     def _ended(self, slot: RunnerSlot, task: "asyncio.Task[None]") -> None:

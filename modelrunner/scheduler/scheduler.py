@@ -34,7 +34,8 @@ class Scheduler:
     `make_runner` makes runners (`RunnerFactory`), `probe` gives the memory budget. `max_queue` bounds the requests that
     wait for one model, those inside the engine included; `max_wait` bounds the wait of one request. A request that
     waits for memory drains a busy runner after `patience` at the latest. `drain_limit` is how long `unload` waits for
-    leases to end. `warm` is that of `Slots`.
+    leases to end. `warm` is that of `Slots`. `unasked` gives the owner (see `Backend.after_ready`) of what is loaded
+    without a request that waits for it.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Scheduler:
         drain_limit: float = 30.0,
         measure: Measure = runnerfactory.measure,
         clock: Callable[[], float] = time.monotonic,
+        unasked: Callable[[], str | None] = lambda: "",
     ) -> None:
         self._max_queue = max_queue
         self._drain_limit = drain_limit
@@ -62,6 +64,7 @@ class Scheduler:
             make_runner=make_runner,
             events=self.events,
             clock=clock,
+            unasked=unasked,
         )
         self.diagnostics = Diagnostics(self._reconciler, self.events, clock)
         self._slots, self._queues = self._reconciler.slots, self._reconciler.queues
@@ -74,21 +77,27 @@ class Scheduler:
         self._reconciler.changed()
 
     async def acquire(
-        self, target: Target, keep_alive: KeepAlive | None = None, caller: str = "", batch: bool = False
+        self,
+        target: Target,
+        keep_alive: KeepAlive | None = None,
+        caller: str = "",
+        batch: bool = False,
+        owner: str | None = None,
     ) -> Lease:
         """Waits until the target's runner is ready, and starts it if there is none. A cancelled request leaves the
         queue; a load that began for it goes on. Waiting requests take turns by `caller`; a `batch` lets the others go
-        first.
+        first. `owner` is the owner of the request, as of `Backend.after_ready`; None for a lease that asks the engine
+        nothing.
 
         Raises `QueueFull`, `ShuttingDown`, `BackingOff`, `TimedOut`, `InsufficientMemory`, or what the backend or the
         engine failed with."""
-        lease = self.warm(target, keep_alive, batch)
+        lease = self.warm(target, keep_alive, batch, owner)
         if lease is not None:
             return lease
         keep_alive, target = keep_alive or target.keep_alive, self._slots.standing(target)
         self._check_open(target)
         log.debug("%s waits for %s", caller or "a request", target.name)
-        return await self._granted(self._reconciler.queue_up(target, keep_alive, caller, batch))
+        return await self._granted(self._reconciler.queue_up(target, keep_alive, caller, batch, owner))
 
     async def restart(self, target: Target) -> Lease:
         """A lease of a new runner of exactly this configuration. The model's other runners go on until `retire`; if
@@ -125,7 +134,7 @@ class Scheduler:
             self._reconciler.leave(ticket)
             raise
 
-    def lease_runner(self, runner_id: str) -> Lease:
+    def lease_runner(self, runner_id: str, owner: str | None = None) -> Lease:
         """A lease of exactly that runner; nothing is ever loaded. Raises `RunnerNotFound`, `Unavailable` while the
         runner loads or sleeps, or `QueueFull`."""
         slot = next((s for s in self._slots.values() if s.runner.id == runner_id), None)
@@ -136,7 +145,7 @@ class Scheduler:
         if slot.phase is Phase.STARTING:
             raise Unavailable(f"runner {runner_id} is still loading its model")
         self._check_open(slot.target)
-        return self._slots.lease(slot, slot.keep_alive)
+        return self._slots.lease(slot, slot.keep_alive, owner)
 
     def runners(self) -> list[views.RunnerView]:
         """Every runner whose process may still exist, oldest first."""

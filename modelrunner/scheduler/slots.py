@@ -108,8 +108,10 @@ class RunnerSlot:
         """Notes why the runner ends by itself; the first reason stays."""
         self.error = self.error or error
 
-    def lend(self, lease: "Lease") -> None:
-        """Counts a lease that begins."""
+    def lend(self, lease: "Lease", owner: str | None) -> None:
+        """Counts a lease that begins, and the `owner` of its request."""
+        if owner is not None:
+            self.runner.owners.add(owner)
         self.leases += 1
         self.interactive += not lease.batch
         self.last_used = lease.taken
@@ -197,8 +199,11 @@ class Slots(dict[RunnerKey, RunnerSlot]):
         same = [other for other in others if other.key._replace(revision=target.key.revision) == target.key]
         return max(same, key=lambda other: other.key.revision, default=target)
 
-    def warm(self, target: Target, keep_alive: KeepAlive | None = None, batch: bool = False) -> "Lease | None":
-        """A lease if the runner is ready and no other request waits for it; otherwise None. Never waits."""
+    def warm(
+        self, target: Target, keep_alive: KeepAlive | None = None, batch: bool = False, owner: str | None = None
+    ) -> "Lease | None":
+        """A lease if the runner is ready and no other request waits for it; otherwise None. Never waits. `owner` is
+        that of `Scheduler.acquire`."""
         slot = self.get(target.key)
         if slot is None:
             slot = self.get(self.standing(target).key)
@@ -209,13 +214,18 @@ class Slots(dict[RunnerKey, RunnerSlot]):
         now = self._clock()
         if batch and not slot.takes_batch(now):
             return None
-        return Lease(self, slot, keep_alive or target.keep_alive, now, batch)
+        return Lease(self, slot, keep_alive or target.keep_alive, now, batch, owner)
 
     def lease(
-        self, slot: RunnerSlot, keep_alive: KeepAlive, batch: bool = False, since: float | None = None
+        self,
+        slot: RunnerSlot,
+        keep_alive: KeepAlive,
+        owner: str | None,
+        batch: bool = False,
+        since: float | None = None,
     ) -> "Lease":
         """A lease of this runner. `since` is when its request began to wait, None if it did not."""
-        lease = Lease(self, slot, keep_alive, self._clock(), batch)
+        lease = Lease(self, slot, keep_alive, self._clock(), batch, owner)
         if since is not None and slot.ready_at is not None:
             lease.waited = lease.taken - since
             lease.loaded = max(0.0, slot.ready_at - max(slot.load_began, since))
@@ -249,7 +259,7 @@ class Lease:
     what was asked for, "" if it does not."""
 
     __slots__ = (
-        "_owner",
+        "_slots",
         "abandoned",
         "batch",
         "keep_alive",
@@ -262,27 +272,29 @@ class Lease:
         "waited",
     )
 
-    def __init__(self, owner: Slots, slot: RunnerSlot, keep_alive: KeepAlive, now: float, batch: bool) -> None:
+    def __init__(
+        self, slots: Slots, slot: RunnerSlot, keep_alive: KeepAlive, now: float, batch: bool, owner: str | None
+    ) -> None:
         self.runner = slot.runner
         self.variant = slot.variant.label
         self.limits = slot.target.limits
         self.waited = self.loaded = 0.0
         self.abandoned = False
         self.slot, self.keep_alive, self.taken, self.batch = slot, keep_alive, now, batch
-        self._owner: Slots | None = owner
-        slot.lend(self)
+        self._slots: Slots | None = slots
+        slot.lend(self, owner)
 
     def release(self) -> None:
         """Gives the runner back; its keep-alive is from now on the one of this request. Safe to call again."""
-        owner, self._owner = self._owner, None
-        if owner is not None:
-            owner.take_back(self)
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            slots.take_back(self)
 
     def abandon(self, connection: UpstreamConnection) -> None:
         """The client has left a request that its engine may work on. The lease ends when the engine is done with it,
         and the runner may be stopped before that. Nothing for a lease that was released."""
-        if self._owner is not None and not self.abandoned:
-            self._owner.abandon(self)
+        if self._slots is not None and not self.abandoned:
+            self._slots.abandon(self)
             self.runner.abandoned.add(connection, self.release)
 
     async def engine_ended(self, within: float) -> bool:

@@ -235,12 +235,19 @@ class FakeScheduler:
         self.unloaded: list[str] = []
         self.diagnostics = self
 
-    def warm(self, target: Any, keep_alive: KeepAlive | None = None, batch: bool = False) -> FakeLease | None:
+    def warm(
+        self, target: Any, keep_alive: KeepAlive | None = None, batch: bool = False, owner: str | None = None
+    ) -> FakeLease | None:
         self.keep_alive = keep_alive
         return self._grant() if self.is_warm and self.refusal is None else None
 
     async def acquire(
-        self, target: Any, keep_alive: KeepAlive | None = None, caller: str = "", batch: bool = False
+        self,
+        target: Any,
+        keep_alive: KeepAlive | None = None,
+        caller: str = "",
+        batch: bool = False,
+        owner: str | None = None,
     ) -> FakeLease:
         self.asked.append((caller, batch))
         self.waiting += 1
@@ -257,7 +264,7 @@ class FakeScheduler:
     async def unload(self, *, model_ids: list[str]) -> None:
         self.unloaded += model_ids
 
-    def lease_runner(self, runner_id: str) -> FakeLease:
+    def lease_runner(self, runner_id: str, owner: str | None = None) -> FakeLease:
         if runner_id != self.runner.id:
             raise RunnerNotFound(f"there is no runner {runner_id}")
         return self._grant()

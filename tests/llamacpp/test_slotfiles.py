@@ -11,6 +11,7 @@ import pytest
 from modelrunner_llamacpp import slotfiles
 from modelrunner_llamacpp.slotfiles import SlotFiles
 
+KIM, ANN = "kim#0123456789abcdef", "ann#0123456789abcdef"
 MODEL, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 
 
@@ -34,15 +35,15 @@ def state_folder(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
 
 
-def put(folder: Path, used: int, data: bytes) -> Path:
-    written = slotfiles.partial(folder, used)
+def put(folder: Path, used: int, data: bytes, owner: str = KIM) -> Path:
+    written = slotfiles.partial(folder, owner, used)
     written.write_bytes(data)
     slotfiles.publish(written)
-    return next(folder.glob(f"*{used}-*.slot"))
+    return next(folder.glob(f"{used:020d}-*.slot"))
 
 
-def prompts(folder: Path) -> list[tuple[int, ...]]:
-    return [struct.unpack(f"<{saved.tokens}i", saved.prompt) for saved in slotfiles.found(folder)]
+def prompts(folder: Path, owner: str = KIM) -> list[tuple[int, ...]]:
+    return [struct.unpack(f"<{saved.tokens}i", saved.prompt) for saved in slotfiles.found(folder, owner)]
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -51,6 +52,24 @@ def test_the_last_used_comes_first(files: SlotFiles, listed: bool) -> None:
     for used, token in ((9, 1), (11, 2), (10, 3)):
         put(folder, used, state(token, 5, listed=listed))
     assert prompts(folder) == [(2, 5), (3, 5), (1, 5)]
+
+
+def test_each_owner_finds_its_own(files: SlotFiles) -> None:
+    folder = files.folder(MODEL, "k")
+    for used, owner in enumerate((KIM, ANN, "")):
+        put(folder, used, state(used + 1), owner)
+    assert [prompts(folder, owner) for owner in (KIM, ANN, "", "kim", "kim#")] == [[(1,)], [(2,)], [(3,)], [], []]
+
+
+def test_what_has_no_owner_is_nobody_s_and_goes_at_the_next_start(files: SlotFiles) -> None:
+    folder = files.folder(MODEL, "k")
+    mine = put(folder, 2, state(1, 2))
+    used, owner, checksum = mine.name.split("-")
+    for name in (f"{used}-{checksum}", f"{used}--{checksum}", f"{used}-{owner[:8]}-{checksum}", "x.slot"):
+        (folder / name).write_bytes(mine.read_bytes())
+    assert [prompts(folder, owner) for owner in (KIM, "")] == [[(1, 2)], []]
+    files.heal()
+    assert list(folder.iterdir()) == [mine]
 
 
 def test_nobody_else_may_look(files: SlotFiles) -> None:
@@ -89,8 +108,8 @@ def test_one_that_is_not_as_it_was_saved_is_not_offered(files: SlotFiles, change
 
 def test_what_was_half_written_is_never_found_and_goes_at_the_next_start(files: SlotFiles) -> None:
     folder = files.folder(MODEL, "k")
-    slotfiles.partial(folder, 1).write_bytes(state(1, 2))
-    assert slotfiles.found(folder) == []
+    slotfiles.partial(folder, KIM, 1).write_bytes(state(1, 2))
+    assert slotfiles.found(folder, KIM) == []
     files.heal()
     assert not folder.exists()
 
@@ -98,7 +117,7 @@ def test_what_was_half_written_is_never_found_and_goes_at_the_next_start(files: 
 def test_one_that_kills_the_engine_is_not_offered_again(files: SlotFiles) -> None:
     folder = files.folder(MODEL, "k")
     claimed = slotfiles.claim(put(folder, 1, state(1, 2)))
-    assert slotfiles.found(folder) == []
+    assert slotfiles.found(folder, KIM) == []
     slotfiles.give_back(claimed)
     assert prompts(folder) == [(1, 2)]
 
@@ -110,6 +129,15 @@ def test_the_oldest_of_all_models_go_first(files: SlotFiles) -> None:
     files.trim()
     assert [path.exists() for path in (oldest, middle, newest)] == [False, True, True]
     assert 8_000 < size(files) <= 10_000
+
+
+def test_the_bound_is_for_all_owners_together(files: SlotFiles) -> None:
+    folder = files.folder(MODEL, "k")
+    put(folder, 1, state(1, size=4_000), ANN)
+    for used in (2, 3):
+        put(folder, used, state(used, size=4_000), KIM)
+    files.trim()
+    assert (prompts(folder, KIM), prompts(folder, ANN)) == ([(3,), (2,)], [])
 
 
 def test_without_room_nothing_stays(tmp_path: Path, files: SlotFiles) -> None:
@@ -133,7 +161,7 @@ def test_a_model_id_never_leads_elsewhere(files: SlotFiles, model: str) -> None:
 
 
 def superfluous(folder: Path, most: int) -> list[int]:
-    return [int(saved.path.stem.split("-")[0]) for saved in slotfiles.superfluous(slotfiles.found(folder), most)]
+    return [int(saved.path.stem.split("-")[0]) for saved in slotfiles.superfluous(slotfiles.found(folder, KIM), most)]
 
 
 def test_a_conversation_that_went_on_replaces_its_older_state(files: SlotFiles) -> None:
@@ -143,6 +171,15 @@ def test_a_conversation_that_went_on_replaces_its_older_state(files: SlotFiles) 
     put(folder, 3, state(*range(10)))  # the same beginning only
     put(folder, 4, state(*range(10), *range(50, 70)))
     assert superfluous(folder, 9) == [3, 1]
+
+
+def test_an_owner_s_states_replace_no_other_s(files: SlotFiles) -> None:
+    folder = files.folder(MODEL, "k")
+    put(folder, 1, state(*range(20)), ANN)
+    put(folder, 2, state(*range(20)), KIM)
+    put(folder, 3, state(*range(21)), KIM)
+    assert superfluous(folder, 9) == [2]
+    assert len(prompts(folder, ANN)) == 1
 
 
 def test_no_more_are_kept_than_there_are_slots(files: SlotFiles) -> None:

@@ -32,7 +32,8 @@ class Watched:
         self.runner = Runner(backend, spec, key, id="r1", endpoint=endpoint, folder=folder, **options)
         self.seen: list[tuple[RunnerState, str]] = []
         self._changed = asyncio.Event()
-        self.task = asyncio.create_task(self.runner.run(self._note))
+        self.loaded_for: str | None = ""
+        self.task = asyncio.create_task(self.runner.run(self._note, lambda: self.loaded_for))
 
     def _note(self) -> None:
         self.seen.append((self.runner.state, self.runner.stage))
@@ -333,8 +334,9 @@ class Parting(FakeBackend):
     parted = False
     hangs = False
 
-    async def before_stop(self, spec: RunSpec, endpoint: Endpoint) -> None:
+    async def before_stop(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
         assert endpoint.path is not None
+        await super().before_stop(spec, endpoint, owner)
         self.parted = endpoint.path.exists()
         if self.hangs:
             await asyncio.Event().wait()
@@ -358,6 +360,19 @@ async def test_the_backend_is_not_heard_before_readiness_or_after_the_end(watch,
     with pytest.raises(BackendExited):
         await watched.task
     assert not backend.parted
+
+
+@pytest.mark.parametrize(
+    ("loaded_for", "requests", "used_by"),
+    [("", [], ""), ("kim", ["kim"], "kim"), ("kim", ["lee"], None), (None, [], None), (None, ["lee"], "lee")],
+)
+async def test_the_backend_is_told_whose_the_engine_is(watch, tmp_path, loaded_for, requests, used_by):
+    backend = FakeBackend(tmp_path)
+    watched = watch(backend=backend)
+    watched.loaded_for = loaded_for
+    (await watched.ready()).owners.update(requests)
+    await watched.stop()
+    assert (backend.loaded_for, backend.used_by) == ([loaded_for], [used_by])
 
 
 async def test_a_backend_that_cannot_part_holds_up_for_the_grace_at_most(watch, tmp_path, caplog):

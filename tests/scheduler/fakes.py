@@ -118,13 +118,15 @@ class FakeRunner:
         self.sandbox = None
         self.ready_at: float | None = None
         self.failure: EngineFailed | None = None
+        self.owners: set[str] = set()
+        self.loaded_for: str | None = None
         self.orders: list[str] = []
         self.sleeps = False
         self._world = world
         self._last_words = ""
         self._died = asyncio.Event()
 
-    async def run(self, changed: Callable[[], None]) -> NoReturn:
+    async def run(self, changed: Callable[[], None], loaded_for: Callable[[], str | None]) -> NoReturn:
         engine = self._world.engines[self.key.model_id]
         self._world.begun(self)
         try:
@@ -136,6 +138,7 @@ class FakeRunner:
             if self._world.held() > self._world.physical:
                 raise OutOfMemory(-9, message="memory ran out")
             if not self._died.is_set():
+                self.loaded_for = loaded_for()
                 self.ready_at = asyncio.get_running_loop().time()
                 changed()
             await self._died.wait()

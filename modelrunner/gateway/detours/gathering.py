@@ -74,7 +74,7 @@ class EmbeddingGatherer:
         if text is None:
             return None
         shape = (
-            *(route, terms.caller, terms.key_name, terms.batch, ask.keep_alive, isinstance(text, str)),
+            *(route, terms.caller, terms.owner, terms.batch, ask.keep_alive, isinstance(text, str)),
             *sorted((name, bytes(value)) for name, value in members.items()),
         )
         gathering = self._open.get(shape)
