@@ -98,12 +98,13 @@ class OwnParts:
         if scope["type"] != "http" or scope["path"] != "/v1/chat/completions":
             await self._app(scope, receive, send)
             return
-        body, message = b"", {"more_body": True}
+        pieces, message = [], {"more_body": True}
         while message.get("more_body"):
             message = await receive()
             if message["type"] != "http.request":  # the client has left
                 return
-            body += message.get("body", b"")
+            pieces.append(message.get("body", b""))
+        body = b"".join(pieces)
         if refusal := self._refusal(body):
             error = {"error": {"message": refusal, "type": "invalid_request_error"}}
             await send(
