@@ -123,8 +123,9 @@ def record_of(
     route = terms.route
     model_name, backend, runner_id, queued, loading = "", route.backend or "", "", 0.0, 0.0
     if lease is not None:
-        runner, loading = lease.runner, lease.loaded
-        queued = lease.waited - loading
+        runner = lease.runner
+        if lease.waited:  # else it shares its zeros with all others: a float for each is one more to free when cold
+            queued, loading = lease.waited - lease.loaded, lease.loaded
         model_name, backend, runner_id = runner.spec.bundle.name, runner.key.backend, runner.id
     return RequestRecord(
         ask.request_id,

@@ -76,7 +76,7 @@ class Usage:
         sums[0] += len(records)
         sums[1] += sum([record.tokens.prompt for record in records])
         sums[2] += sum([record.tokens.answer for record in records])
-        sums[3] += sum([max(0.0, record.duration - record.queued - record.loading) for record in records])
+        sums[3] += max(0.0, sum([record.duration - record.queued - record.loading for record in records]))
 
     async def run(self) -> None:
         """Writes until it is cancelled."""
