@@ -1,6 +1,7 @@
 """A batch beside an interactive client, with the real llama.cpp: what the client's first token takes alone and beside
 it, and how fast the batch is against its lines sent to the engine itself, as many at once as a batch has under way,
-without a client and beside the same one.
+without a client and beside the same one. The client thinks for `--pause` seconds after each answer, alone too: a
+processor that has rested is slower. What its answers take of the time is no batch's.
 
 Usage: bench-batches.py [--embeddings 10000] [--chats 200] [--tokens 32] [--pause 2] [--rounds 1]
 """
@@ -27,7 +28,8 @@ from tests.e2e.daemons import Daemon, environment
 from tests.models.prepare import MINILM, SMOLLM2, prepared
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
-_ALONE = 20  # questions of the client before there is a batch
+_ALONE = 10  # questions of the client before there is a batch
+_LOOK = 0.1  # seconds between two looks at the batch
 Lines = list[dict[str, Any]]
 
 
@@ -35,8 +37,8 @@ def session(socket: str) -> aiohttp.ClientSession:
     return aiohttp.ClientSession("http://localhost", connector=aiohttp.UnixConnector(socket, limit=0))
 
 
-async def first_token(client: aiohttp.ClientSession, number: int) -> float:
-    """Seconds to it. The whole answer is read."""
+async def first_token(client: aiohttp.ClientSession, number: int) -> tuple[float, float]:
+    """Seconds to it, and to the end of the answer."""
     messages = [{"role": "user", "content": f"Tell me something about the number {number}."}]
     body = {"model": SMOLLM2, "messages": messages, "max_tokens": 8, "stream": True}
     began, first = time.perf_counter(), 0.0
@@ -44,7 +46,7 @@ async def first_token(client: aiohttp.ClientSession, number: int) -> float:
         async for line in answer.content:
             if not first and b'"content":"' in line:
                 first = time.perf_counter() - began
-    return first
+    return first, time.perf_counter() - began
 
 
 async def to_the_engine(daemon: Daemon, path: str, lines: Lines) -> float:
@@ -66,19 +68,33 @@ async def to_the_engine(daemon: Daemon, path: str, lines: Lines) -> float:
         return len(lines) / (time.perf_counter() - began)
 
 
+class Person:
+    """A client that asks, and thinks for `pause` seconds. `first` is the median time to its first token, `share` the
+    part of the time in which it waited for answers."""
+
+    def __init__(self, client: aiohttp.ClientSession, pause: float) -> None:
+        self._client, self._pause = client, pause
+        self._answers: list[tuple[float, float]] = []
+        self._began = time.perf_counter()
+        self.first = self.share = 0.0
+
+    async def ask(self, count: int = sys.maxsize) -> None:
+        for number in range(count):
+            self._answers.append(await first_token(self._client, number))
+            await asyncio.sleep(self._pause)
+
+    def leave(self) -> None:
+        self.first = statistics.median(first for first, _ in self._answers)
+        self.share = sum(whole for _, whole in self._answers) / (time.perf_counter() - self._began)
+
+
 @asynccontextmanager
-async def beside(client: aiohttp.ClientSession, pause: float) -> AsyncIterator[list[float]]:
-    """A client that asks, and thinks for `pause` seconds; its first tokens."""
-    firsts: list[float] = []
-
-    async def ask() -> None:
-        while True:
-            firsts.append(await first_token(client, 1000 + len(firsts)))
-            await asyncio.sleep(pause)
-
-    asking = asyncio.create_task(ask())
+async def beside(client: aiohttp.ClientSession, pause: float) -> AsyncIterator[Person]:
+    person = Person(client, pause)
+    asking = asyncio.create_task(person.ask())
     try:
-        yield firsts
+        yield person
+        person.leave()
     finally:
         asking.cancel()
         with suppress(asyncio.CancelledError):
@@ -100,7 +116,7 @@ async def as_a_batch(client: aiohttp.ClientSession, path: str, lines: Lines) -> 
     async with client.post("/v1/batches", json=body) as answer:
         batch = await answer.json()
     while batch["status"] not in ("completed", "failed", "expired"):
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(_LOOK)
         async with client.get(f"/v1/batches/{batch['id']}") as answer:
             batch = await answer.json()
     took = time.perf_counter() - began
@@ -125,15 +141,19 @@ async def compare(daemon: Daemon, name: str, path: str, lines: Lines, pause: flo
         await first_token(client, 0)
         for number in range(rounds):
             part = lines[number::rounds]
-            note("alone", statistics.median([await first_token(client, 1 + n) for n in range(_ALONE)]))
+            person = Person(client, pause)
+            await person.ask(_ALONE)
+            person.leave()
+            note("alone", person.first)
             note("own", await to_the_engine(daemon, path, part))
             note("batch", await as_a_batch(client, path, part))
-            async with beside(client, pause) as firsts:
+            async with beside(client, pause) as person:
                 note("own beside", await to_the_engine(daemon, path, part))
-            note("first beside own", statistics.median(firsts))
-            async with beside(client, pause) as firsts:
+            note("first beside own", person.first)
+            async with beside(client, pause) as person:
                 note("batch beside", await as_a_batch(client, path, part))
-            note("first beside batch", statistics.median(firsts))
+            note("first beside batch", person.first)
+            note("share", person.share)
     rates = {what: f"{statistics.median(values):.1f}/s" for what, values in found.items()}
     print(
         f"{name}, {rounds} rounds. To the engine itself {rates['own']}, beside a client {rates['own beside']}. As a "
@@ -141,7 +161,8 @@ async def compare(daemon: Daemon, name: str, path: str, lines: Lines, pause: flo
         f"{rates['batch beside']}, {told('batch beside', 'own')} and {told('batch beside', 'own beside')}\n"
         f"  the client's first token: {statistics.median(found['alone']) * 1e3:.0f} ms alone; beside the batch "
         f"{told('first beside batch', 'alone')} times (target 1.3), beside lines that are no batch "
-        f"{told('first beside own', 'alone')} times",
+        f"{told('first beside own', 'alone')} times. Its answers took {statistics.median(found['share']):.2f} of the "
+        "batch's time",
         flush=True,
     )
 

@@ -28,16 +28,6 @@ class Asker:
         self._clock = clock
         self._turned_away: dict[tuple[str, int], float] = {}  # when it was for the first time
 
-    def model_id(self, line: Line, batch: Batch) -> str:
-        """The ID of the line's model, "" while that is not known."""
-        route = _route(batch)
-        target = self._pipeline.resolve.known.get((route.backend, line.model, route.mode))
-        return target.key.model_id if target is not None else ""
-
-    def awaited(self, model_id: str) -> bool:
-        """True while a client waits for an answer of another model."""
-        return self._pipeline.scheduler.awaited(beside=model_id)
-
     def together(self) -> Detour:
         """For embeddings that are asked in one turn of the event loop, and go to the engine together."""
         return EmbeddingGatherer(self._pipeline, 0.0, MOST)

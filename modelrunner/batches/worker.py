@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 32
 """Lines under way: more than most engines answer at once, so that none of them waits for us."""
-_READ = 64  # lines that are read from the store at once
+_GROUPS = 2  # of embeddings that are under way: so the engine never waits
+_READ = 2 * AT_ONCE  # lines that are read from the store at once, when fewer are left
 _MOST_UNWRITTEN = 256  # answers; more are not asked for before these are written
 _LOOK = 1.0  # seconds between two looks at the batches: one may have expired
 _PAUSE = 1.0  # seconds after a fault
@@ -44,7 +45,7 @@ class BatchWorker:
         self._store = store
         self._clock = clock
         self._asker = Asker(pipeline, clock)
-        self._pace = Pace(self._asker.awaited)
+        self._pace = Pace()
         self._wake = asyncio.Event()
         self._news = True
         self._looked = float("-inf")
@@ -87,16 +88,18 @@ class BatchWorker:
 
     async def _step(self) -> None:
         self._collect()
+        if not self._news:
+            self._ask_more()  # first of all, so that the engine does not wait for SQLite
         if self._answers and self._writing is None:
             self._writing = asyncio.create_task(self._write(), name="answers of batches")
         is_empty = not (self._lines or self._asking or self._answers)
         if self._news or is_empty or time.monotonic() >= self._looked + _LOOK:
             await self._look_around()
-        if len(self._lines) < AT_ONCE and self._has_more:
+        if len(self._lines) < _READ and self._has_more:
             await self._read_more()
         if is_empty and not self._lines:
             await self._next_model()
-        await self._ask_more()
+        self._ask_more()
 
     def _collect(self) -> None:
         """Takes the answers that are there."""
@@ -173,7 +176,7 @@ class BatchWorker:
             if self._lines:
                 return
 
-    async def _ask_more(self) -> None:
+    def _ask_more(self) -> None:
         while self._lines and len(self._answers) < _MOST_UNWRITTEN:
             first = self._lines[0]
             if not self._is_open(first.batch):
@@ -182,11 +185,9 @@ class BatchWorker:
             batch = self._batches[first.batch]
             together = batch.endpoint == _EMBEDDINGS
             count = self._pace.group() if together else 1
-            if len(self._asking) + count > (count * self._pace.groups() if together else AT_ONCE):
+            if len(self._asking) + count > (_GROUPS * count if together else AT_ONCE):
                 return
-            await self._pace.turn(self._asker.model_id(first, batch))
-            if self._lines and self._lines[0] is first:
-                self._ask([self._lines.popleft() for _ in range(min(count, len(self._lines)))])
+            self._ask([self._lines.popleft() for _ in range(min(count, len(self._lines)))])
 
     def _ask(self, lines: Collection[Line]) -> None:
         group, detour = _AskedTogether(lines, time.monotonic()), self._asker.together()

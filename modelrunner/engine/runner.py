@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+import signal
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
@@ -19,7 +20,7 @@ from modelrunner.engine.readiness import PortTaken, Readiness, is_free
 from modelrunner.engine.watchdog import Watchdog
 from modelrunner.errors import EngineFailed, Misdirected, ModelRunnerError
 from modelrunner.plugins.isolation import asked
-from modelrunner.processes.processtree import memory_of, oom_kills
+from modelrunner.processes.processtree import memory_of, oom_kills, signal_group
 from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec
 
@@ -202,8 +203,19 @@ class Runner:
             why = await self._last_words.explain(error, self.stage)
             raise EngineFailed(f"the engine did not {what}: {why}") from error
 
+    def hold(self) -> None:
+        """Makes the processes of a ready engine stand still until `go_on`. The caller keeps that short: its requests
+        wait."""
+        if self.state is RunnerState.READY and self.pid is not None:
+            signal_group(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        if self.pid is not None:
+            signal_group(self.pid, signal.SIGCONT)
+
     def mark_stopping(self) -> None:
         """Records the decision to stop it; the caller cancels its task next."""
+        self.go_on()
         if self.state is not RunnerState.STOPPING:
             self._move(RunnerState.STOPPING)
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,12 @@ def new_mark() -> str:
 def kill_marked(mark: str) -> int:
     """Sends KILL to every process that carries `mark`; returns how many there were."""
     return _kill(lambda found: found == mark)
+
+
+def signal_group(leader: int, number: int) -> None:
+    """Sends the signal to every process of a group. Nothing for a group that has ended."""
+    with suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
+        os.killpg(leader, number)
 
 
 def become_subreaper() -> None:

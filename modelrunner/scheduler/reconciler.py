@@ -145,6 +145,7 @@ class Reconciler:
     async def finish(self) -> None:
         """Ends the timer and the background tasks, after the last runner."""
         self._alarm.cancel()
+        self.slots.standstill.end()
         await self._background.cancel()
 
     def _reconcile(self) -> None:
@@ -155,6 +156,7 @@ class Reconciler:
                 self._became_ready(slot, now)
         for action in plan(self.state(), now):
             self._carry_out(action)
+        self.slots.standstill.look()
         self.stuck = False
 
     def state(self) -> State:

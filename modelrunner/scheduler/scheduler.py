@@ -170,12 +170,10 @@ class Scheduler:
             return views.SchedulerHealth.ERROR
         return views.SchedulerHealth.BUSY if self._queues else views.SchedulerHealth.READY
 
-    def awaited(self, beside: str = "") -> bool:
-        """True while a client waits for an answer, or for its end; requests of batches do not count, nor those for the
-        model with the ID `beside`. Cheap."""
-        queues = [queue for key, queue in self._queues.items() if key.model_id != beside]
-        queued = any(not ticket.request.batch for queue in queues for ticket in queue.tickets.values())
-        return queued or any(slot.interactive for key, slot in self._slots.items() if key.model_id != beside)
+    def awaited(self) -> bool:
+        """True while a client waits for an answer, or for its end; requests of batches do not count. Cheap."""
+        waiting = (ticket.request for queue in self._queues.values() for ticket in queue.tickets.values())
+        return not all(request.batch for request in waiting) or any(slot.interactive for slot in self._slots.values())
 
     def memory(self) -> dict[str, int]:
         """Main memory in bytes: `budget`, `used` (what the runners count for) and `free`."""

@@ -9,6 +9,7 @@ from modelrunner.engine.connections import UpstreamConnection
 from modelrunner.scheduler.eventloop import Alarm
 from modelrunner.scheduler.fairness import batch_places
 from modelrunner.scheduler.queues import Queues
+from modelrunner.scheduler.standstill import Standstill
 from modelrunner.scheduler.state import Phase, Reason, Slot
 from modelrunner.scheduler.target import RetainedSettings, Target
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
@@ -187,6 +188,8 @@ class Slots(dict[RunnerKey, RunnerSlot]):
         self._alarm = alarm
         self._clock = clock
         self._measure = measure
+        self.batches = 0  # their leases
+        self.standstill = Standstill(self, queues, clock)
 
     def standing(self, target: Target) -> Target:
         """The target whose runner a request for `target` shares: its own if that is there or waited for, otherwise the
@@ -231,10 +234,18 @@ class Slots(dict[RunnerKey, RunnerSlot]):
             lease.loaded = max(0.0, slot.ready_at - max(slot.load_began, since))
         return lease
 
+    def lent(self, lease: "Lease") -> None:
+        """Called by a lease that began for or beside a batch: the others are not to pay for the call."""
+        self.batches += lease.batch
+        self.standstill.look()
+
     def take_back(self, lease: "Lease") -> None:
         """Called by the lease at its end. Among concurrent requests the last to end decides the keep-alive."""
         slot, now = lease.slot, self._clock()
         slot.take_back(lease, now)
+        if self.batches:
+            self.standstill.look()
+            self.batches -= lease.batch
         ready = slot.phase is _READY
         if ready and now >= slot.measured_at + _MEASURED_AGE:
             slot.measured_at = now
@@ -283,6 +294,8 @@ class Lease:
         self.slot, self.keep_alive, self.taken, self.batch = slot, keep_alive, now, batch
         self._slots: Slots | None = slots
         slot.lend(self, owner)
+        if batch or slots.batches:
+            slots.lent(self)
 
     def release(self) -> None:
         """Gives the runner back; its keep-alive is from now on the one of this request. Safe to call again."""
