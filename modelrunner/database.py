@@ -24,6 +24,7 @@ class Database:
         self._schema = schema
         self._largest = largest
         self._replacing = threading.Lock()
+        self._was_opened = False
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -44,7 +45,12 @@ class Database:
 
     def _open(self) -> sqlite3.Connection:
         try:
-            return self._connect()
+            if self._was_opened:
+                return self._connect()
+            with self._replacing:  # SQLite does not wait for another that changes the journal, too
+                connection = self._connect()
+                self._was_opened = True
+                return connection
         except sqlite3.DatabaseError as error:
             if not _is_damage(error):
                 raise
