@@ -36,7 +36,7 @@ def parse(text: str) -> Modelfile:
     """Raises `BadRequest` that names the line."""
     made = Modelfile("")
     seen: set[str] = set()
-    for line, word, value in _instructions(text):
+    for line, word, value, quoted in _instructions(text):
         if word in _ONCE and word in seen:
             raise BadRequest(f"line {line}: {word} is given twice")
         seen.add(word)
@@ -54,12 +54,12 @@ def parse(text: str) -> Modelfile:
             case "LICENSE":
                 made = replace(made, licences=(*made.licences, value))
             case "MESSAGE":
-                role, content = _two(value, line, word)
+                role, content = _two(value, line, word, quoted)
                 if role not in _ROLES:
                     raise BadRequest(f"line {line}: a message is of {', '.join(_ROLES)}, not of {role[:40]!r}")
                 made = replace(made, messages=(*made.messages, (role, content)))
             case "PARAMETER":
-                made = replace(made, parameters=_with(made.parameters, *_two(value, line, word), line))
+                made = replace(made, parameters=_with(made.parameters, *_two(value, line, word, quoted), line))
     if not made.base:
         raise BadRequest("the Modelfile has no FROM: it names the model or the file to begin with")
     return made
@@ -83,8 +83,8 @@ def render(modelfile: Modelfile) -> str:
     return "".join(f"{word} {value}\n" for word, value in lines)
 
 
-def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yields the line, the instruction in capitals and its value without quotation marks."""
+def _instructions(text: str) -> Iterator[tuple[int, str, str, bool]]:
+    """Yields the line, the instruction in capitals, its value without quotation marks, and whether it had three."""
     lines = text.splitlines()
     number = 0
     while number < len(lines):
@@ -111,20 +111,20 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
             inside, _, after = rest.partition(_QUOTES)
             if after.strip():
                 raise BadRequest(f"line {number}: there is {after.strip()[:40]!r} after three quotation marks")
-            yield begun, word, before + inside
+            yield begun, word, before + inside, True
         else:
-            yield begun, word, _unquoted(value.strip())
+            yield begun, word, _unquoted(value.strip()), False
 
 
 def _unquoted(value: str) -> str:
     return value[1:-1] if len(value) >= 2 and value[0] == value[-1] == '"' else value
 
 
-def _two(value: str, line: int, word: str) -> tuple[str, str]:
+def _two(value: str, line: int, word: str, quoted: bool) -> tuple[str, str]:
     first, _, rest = value.partition(" ")
     if not rest.strip():
         raise BadRequest(f"line {line}: {word} needs a name and a value")
-    return first.lower(), rest if word == "MESSAGE" and "\n" in rest else _unquoted(rest.strip())
+    return first.lower(), rest if quoted else _unquoted(rest.strip())
 
 
 def _with(parameters: dict[str, Any], name: str, text: str, line: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ ADAPTER ./lora.gguf
 MESSAGE user Is this "quoted"?
 MESSAGE assistant """yes
 no"""
+MESSAGE user """ "so" """
 LICENSE """
 MIT
 """
@@ -35,7 +36,7 @@ def test_everything_that_a_modelfile_may_have() -> None:
         {"temperature": 0.5, "stop": ["<|end|>", "AND"], "num_ctx": 4096},
         ("./lora.gguf",),
         ("\nMIT\n",),
-        (("user", 'Is this "quoted"?'), ("assistant", "yes\nno")),
+        (("user", 'Is this "quoted"?'), ("assistant", "yes\nno"), ("user", ' "so" ')),
     )
 
 
