@@ -1,5 +1,5 @@
 """Clients before batches on the same processors and devices, which engines share whatever the priority of their
-requests: while a client waits for an answer, the engines that only batches use stand still."""
+requests: while a client waits for an answer, the engines beside its own that only batches use stand still."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ LONGEST = 1.0
 SHARE = 4.0
 """Seconds of standstill for each second of work, so that a batch has a fifth of a busy machine."""
 _CLOSE = 1e-3  # seconds
+_PROCESSORS = -1  # beside the numbers of devices
 
 
 class Standstill:
@@ -57,12 +58,20 @@ class Standstill:
         self._alarm.cancel()
 
     def _of_batches(self) -> "set[RunnerSlot]":
-        """The runners that work for batches, and that no client waits for, while a client waits for another."""
-        if not any(slot.interactive for slot in self._slots.values()):
+        """The runners that work for batches, and that no client waits for, where a client waits for another on the
+        same processors or device."""
+        busy = {place for slot in self._slots.values() if slot.interactive for place in _places(slot)}
+        if not busy:
             return set()
         used = [slot for slot in self._slots.values() if slot.awaited and not slot.interactive]
-        return {slot for slot in used if slot.phase is Phase.READY and not self._has_clients(slot.target.key)}
+        beside = [slot for slot in used if slot.phase is Phase.READY and not busy.isdisjoint(_places(slot))]
+        return {slot for slot in beside if not self._has_clients(slot.target.key)}
 
     def _has_clients(self, key: RunnerKey) -> bool:
         queue = self._queues.get(key)
         return queue is not None and not all(ticket.request.batch for ticket in queue.tickets.values())
+
+
+def _places(slot: "RunnerSlot") -> set[int]:
+    """Where a runner computes: on the devices whose memory it holds, else on the processors."""
+    return {device for device, size in enumerate(slot.memory.vram) if size} or {_PROCESSORS}

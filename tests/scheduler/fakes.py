@@ -102,6 +102,7 @@ class Engine:
     asleep: int = 1
     cannot_wake: BaseException | None = None
     cannot_sleep: BaseException | None = None
+    vram: tuple[int, ...] = ()
 
     def sizes(self) -> tuple[int, ...]:
         return (self.size, *self.smaller)
@@ -225,7 +226,8 @@ class FakeBackend(Backend):
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
         self.estimates += 1
         await asyncio.sleep(0)
-        return RequiredMemory(self.engines[spec.model_id].size)
+        engine = self.engines[spec.model_id]
+        return RequiredMemory(engine.size, engine.vram)
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
         """The number of a smaller one stands in `gpu_layers`."""
@@ -245,6 +247,7 @@ class World:
     budget: int
     engines: dict[str, Engine]
     physical: float = math.inf
+    vram: tuple[int, ...] = ()
     started: list[str] = field(default_factory=list)
     running: dict[RunnerKey, FakeRunner] = field(default_factory=dict)
 
@@ -258,7 +261,7 @@ class World:
             return found
 
         usual = {
-            "probe": lambda pids: RequiredMemory(self.budget),
+            "probe": lambda pids: RequiredMemory(self.budget, self.vram),
             "measure": measure,
             "clock": asyncio.get_running_loop().time,
         }

@@ -72,6 +72,25 @@ async def test_an_engine_that_a_client_waits_for_never_stands_still() -> None:
 
 
 @virtual
+async def test_an_engine_that_computes_elsewhere_goes_on() -> None:
+    """A batch on a device beside a client on the processors or on another device."""
+    engines = {
+        "batch": Engine(1, vram=(1, 0)),
+        "cpu": Engine(1),
+        "far": Engine(1, vram=(0, 1)),
+        "near": Engine(1, vram=(1, 1)),
+    }
+    scheduler = (machine := World(10, engines, vram=(4, 4))).scheduler()
+    line = await scheduler.acquire(target("batch"), batch=True)
+    for name, is_held in (("cpu", False), ("far", False), ("near", True)):
+        client = await scheduler.acquire(target(name))
+        assert machine.runner("batch").is_held() is is_held, name
+        client.release()
+    line.release()
+    await scheduler.close(0)
+
+
+@virtual
 async def test_batches_alone_never_stand_still() -> None:
     scheduler = (machine := world()).scheduler()
     lines = [await scheduler.acquire(target(name), batch=True) for name in ("batch", "other")]
