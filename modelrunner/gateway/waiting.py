@@ -23,8 +23,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-async def guarded(work: Coroutine[Any, Any, None], request_id: str, refuse: Callable[[ModelRunnerError], None]) -> None:
-    """The edge of a request: what `work` raises is its answer; a fault of ours is logged, and answered as one."""
+def guarded(
+    work: Coroutine[Any, Any, None],
+    request_id: str,
+    refuse: Callable[[ModelRunnerError], None],
+    name: str | None = None,
+) -> asyncio.Task[None]:
+    """Starts the `work` of a request as a task. What it raises is the request's answer; a fault of ours is logged, and
+    answered as one."""
+    task = asyncio.get_running_loop().create_task(_guard(work, request_id, refuse), name=name)
+    task.add_done_callback(lambda _: work.close())  # a task that is cancelled before its first step never awaits it
+    return task
+
+
+async def _guard(work: Coroutine[Any, Any, None], request_id: str, refuse: Callable[[ModelRunnerError], None]) -> None:
     try:
         await work
     except ModelRunnerError as error:
@@ -74,7 +86,7 @@ class Unasked(ABC):
     ask: Inference
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        self._task = asyncio.get_running_loop().create_task(guarded(work, self.ask.request_id, self._refuse))
+        self._task = guarded(work, self.ask.request_id, self._refuse)
 
     async def _wait(self) -> None:
         lease = await self._pipeline.lease(self.ask)

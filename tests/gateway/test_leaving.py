@@ -2,12 +2,14 @@
 far away."""
 
 import asyncio
+import inspect
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from modelrunner.gateway.waiting import guarded
 from tests.gateway.fakes import SSE, Call, event, until
 from tests.gateway.harness import Client, proxy, request
 
@@ -193,3 +195,17 @@ async def test_a_reader_that_stops_stops_the_engine(folder: Path, kind: str) -> 
         assert sent < 6_000_000
         await reset(client)  # a goodbye of TLS would wait behind what it does not read
         await served.engine.until(lambda e: e.open == 0)
+
+
+async def test_work_that_is_cancelled_before_it_begins_leaves_nothing() -> None:
+    """The client leaves in the turn of the loop in which its engine fails."""
+
+    async def work() -> None:
+        raise AssertionError("it began")
+
+    begun = work()
+    task = guarded(begun, "x", lambda error: pytest.fail(str(error)))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert inspect.getcoroutinestate(begun) == inspect.CORO_CLOSED

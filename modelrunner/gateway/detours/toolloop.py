@@ -95,8 +95,8 @@ class _ToolLoop:
     # AnswerSource
 
     def begin(self, relay: Relay) -> None:
-        work = guarded(self._run(), self._ask.request_id, relay.refuse)
-        self._task = asyncio.get_running_loop().create_task(work, name=f"tools of {self._ask.request_id}")
+        id = self._ask.request_id
+        self._task = guarded(self._run(), id, relay.refuse, name=f"tools of {id}")
 
     def pause(self, relay: Relay) -> None:
         if self._question is not None:
