@@ -8,7 +8,7 @@ import anthropic
 import pytest
 
 from tests.clients.conftest import StopsTheEngine
-from tests.clients.questions import CITIES, CITY, PARIS, QUESTION, SHOWN, SYSTEM
+from tests.clients.questions import CITIES, CITY, PARIS, QUESTION, SHOWN, STORY, SYSTEM
 from tests.e2e.conftest import MINILM, SMOLLM2
 from tests.e2e.daemons import Daemon
 
@@ -80,10 +80,6 @@ def test_errors(client: anthropic.Anthropic) -> None:
 
 
 def test_a_stream_that_is_left_stops_the_engine(client: anthropic.Anthropic, stops_the_engine: StopsTheEngine) -> None:
-    # llama.cpp's messages have no `ignore_eos`; this answer has more than 1,500 tokens.
-    asked = ASKED | {
-        "max_tokens": 4000,
-        "messages": [{"role": "user", "content": "Write a long story about a dragon."}],
-    }
+    asked = ASKED | {"max_tokens": 4000, "messages": [{"role": "user", "content": STORY}]}
     with stops_the_engine(), client.messages.stream(**asked) as stream:
         next(iter(stream.text_stream))

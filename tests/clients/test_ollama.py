@@ -9,7 +9,7 @@ import pytest
 
 from tests.clients.conftest import StopsTheEngine
 from tests.clients.questions import MESSAGES as QUESTION
-from tests.clients.questions import PARIS, SHOWN, TOOL
+from tests.clients.questions import PARIS, SHOWN, STORY, TOOL
 from tests.e2e.conftest import MINILM, SMOLLM2
 
 COLD = {"temperature": 0, "seed": 1}
@@ -101,7 +101,7 @@ def test_errors(client: ollama.Client) -> None:
 
 def test_a_stream_that_is_left_stops_the_engine(client: ollama.Client, stops_the_engine: StopsTheEngine) -> None:
     with stops_the_engine():
-        stream = client.generate(SMOLLM2, "Count to a million.", stream=True, options=COLD | {"num_predict": 4000})
+        stream = client.generate(SMOLLM2, STORY, stream=True, options=COLD | {"num_predict": 4000})
         next(iter(stream))
         stream.close()  # type: ignore[attr-defined]
 

@@ -14,7 +14,7 @@ import pytest
 
 from modelrunner.config.locations import Locations
 from tests.clients.conftest import StopsTheEngine
-from tests.clients.questions import CITIES, CITY, PARIS, QUESTION, SHOWN, SYSTEM
+from tests.clients.questions import CITIES, CITY, PARIS, QUESTION, SHOWN, STORY, SYSTEM
 from tests.e2e.conftest import MINILM, SMOLLM2
 from tests.waiting import HUNG
 
@@ -132,7 +132,7 @@ def test_llm(llm: Llm) -> None:
 
 
 def test_llm_that_is_interrupted(llm: Llm, stops_the_engine: StopsTheEngine) -> None:
-    command = llm.command("-o", "max_tokens", "4000", "Count to a million.")
+    command = llm.command("-o", "max_tokens", "4000", STORY)
     with stops_the_engine(), subprocess.Popen(command, env=llm.environment, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         assert running.stdout.read(1)

@@ -19,7 +19,8 @@ const few = { temperature: 0, num_predict: 4 };
 const shown = await client.chat({ ...ask, tools: [{ type: "function", function: weather }], options: few });
 const vectors = await client.embed({ model: embeddingModel, input: ["a cat", "a dog"] });
 const models = (await client.list()).models.map((model) => model.name);
-const long = await client.generate({ model: chatModel, prompt: "Count to a million.", stream: true, options: { num_predict: 4000 } });
+const prompt = "Write a long story about a dragon."; // which is not over before the client leaves
+const long = await client.generate({ model: chatModel, prompt, stream: true, options: { temperature: 0, num_predict: 4000 } });
 let left = "";
 try {
   for await (const _ of long) long.abort();
