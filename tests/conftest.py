@@ -132,13 +132,19 @@ def living_children() -> dict[int, str]:
 
 
 def children_of(pid: int) -> list[psutil.Process]:
-    """Asked of the kernel where it tells: looking through every process takes milliseconds, twice a test."""
-    with suppress(psutil.NoSuchProcess, FileNotFoundError):
-        if sys.platform != "linux":
-            return psutil.Process(pid).children()
-        tasks = os.listdir(f"/proc/{pid}/task")
-        pids = [child for task in tasks for child in _read(f"/proc/{pid}/task/{task}/children").split()]
+    """Asked of the kernel where it tells: looking through every process takes milliseconds, twice a test. The kernel
+    keeps a list for each thread, and gives it to another thread when the thread ends: read again if the threads have
+    changed."""
+    threads: list[str] = []
+    pids: list[str] = []
+    try:
+        while threads != (now := os.listdir(f"/proc/{pid}/task")):
+            threads = now
+            pids = [child for thread in threads for child in _read(f"/proc/{pid}/task/{thread}/children").split()]
         return [psutil.Process(int(child)) for child in pids]
+    except (psutil.NoSuchProcess, OSError):  # one has ended meanwhile, or the kernel has no such lists
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(pid).children()
     return []
 
 

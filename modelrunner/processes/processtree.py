@@ -58,10 +58,16 @@ def kill_adopted(own: Collection[int]) -> int:
 
 
 def _children() -> list[int]:
+    """The kernel keeps a list for each thread, and gives it to another thread when the thread ends: read again if the
+    threads have changed."""
     if not _LINUX:
         return []
+    threads: list[str] = []
+    lists: list[str] = []
     try:
-        lists = [Path(f"/proc/self/task/{task}/children").read_text("ascii") for task in os.listdir("/proc/self/task")]
+        while threads != (now := os.listdir("/proc/self/task")):
+            threads = now
+            lists = [Path(f"/proc/self/task/{thread}/children").read_text("ascii") for thread in threads]
         return [int(pid) for pids in lists for pid in pids.split()]
     except OSError:  # a thread that has ended, or a kernel without CONFIG_PROC_CHILDREN
         return [child.pid for child in psutil.Process().children()]

@@ -217,7 +217,7 @@ async def test_the_daemon_shows_what_was_damaged(start_daemon: StartDaemon, tmp_
         while True:
             async with daemon.unix.get("/models") as answer:
                 [model] = await answer.json()
-            if model["damage"]:
+            if model.get("damage"):
                 break
             await asyncio.sleep(0.01)
     async with daemon.unix.get("/ready") as answer:

@@ -47,7 +47,9 @@ def many_descriptors() -> Iterator[None]:
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[psutil.Popen, Client]]:
     """The daemon and its socket; it ends in order, too."""
-    places = {name: str(folder / name) for name in ("DATA_DIR", "CACHE_DIR", "RUNTIME_DIR", "CONFIG")}
+    # Short, because a socket's path is.
+    places = {name: str(folder / name[0]) for name in ("DATA_DIR", "CACHE_DIR", "RUNTIME_DIR")}
+    places["CONFIG"] = str(folder / "modelrunner.toml")
     environment = os.environ | {f"MODELRUNNER_{name}": path for name, path in places.items()}
     limit = (DESCRIPTORS, DESCRIPTORS)
     process = psutil.Popen(
@@ -56,7 +58,7 @@ def serving(folder: Path) -> Iterator[tuple[psutil.Popen, Client]]:
         stderr=subprocess.DEVNULL,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit),
     )
-    client = Client(f"unix://{folder}/RUNTIME_DIR/modelrunner.sock")
+    client = Client(f"unix://{folder}/R/modelrunner.sock")
     try:
         while not asks(client):
             assert process.poll() is None
