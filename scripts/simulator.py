@@ -21,9 +21,11 @@ from modelrunner.scheduler.state import (
     Grant,
     Group,
     Line,
+    Part,
     Phase,
     Policy,
     Refuse,
+    Rejoin,
     Request,
     Sleep,
     Slot,
@@ -194,6 +196,8 @@ class Simulation:
                     raise error
                 case Sleep() | Wake():
                     raise AssertionError("no simulated engine sleeps")
+                case Part() | Rejoin():
+                    raise AssertionError("no simulated batch asks for the client's model")
                 case _:
                     assert_never(action)
 

@@ -21,10 +21,15 @@ def yields_until(request: Request, served: Mapping[Line, float], ageing: float) 
     return max(request.since, served.get((request.caller, True), -math.inf)) + ageing
 
 
+def has_clients(slot: Slot, now: float) -> bool:
+    """True if the runner answers a client, or did lately."""
+    return slot.interactive > 0 or now < slot.interactive_at + KEPT_FREE
+
+
 def batch_places(slot: Slot, now: float) -> int:
     """How many more requests of batches may get a lease of the runner."""
     free = max(0, slot.capacity - slot.leases)
-    if slot.parallel < 2 or not (slot.interactive or now < slot.interactive_at + KEPT_FREE):
+    if slot.parallel < 2 or not has_clients(slot, now):
         return free
     return max(0, min(free, slot.parallel - 1 - (slot.leases - slot.interactive)))
 

@@ -11,10 +11,12 @@
 5. A runner's memory counts until its process is gone.
 6. A pinned runner is never evicted; a request that only its memory could serve is refused. A pinned model that is
    waited for counts as pinned already.
+7. Batches beside clients of the same model get a runner of their own (`parting`) if it fits without eviction. Requests
+   that wait for such a runner when it is gone wait for the clients' runner again.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, reduce
 from itertools import takewhile
@@ -24,11 +26,13 @@ from modelrunner.scheduler import failures
 from modelrunner.scheduler.allocation import Allocation, Vector, add, covers, raised, subtract
 from modelrunner.scheduler.eviction import Eviction
 from modelrunner.scheduler.fairness import KEPT_FREE, batch_places, in_line, in_turn, urgent, yields_until
+from modelrunner.scheduler.parting import lines_to_part, rejoined
 from modelrunner.scheduler.state import (
     Action,
     Forget,
     Grant,
     Group,
+    Part,
     Phase,
     Reason,
     Refuse,
@@ -69,9 +73,11 @@ class Plan:
         self._wake = math.inf
 
     def make(self) -> list[Action]:
-        failed = self._forget_ended()
+        waiting, rejoining = rejoined(self.state.groups, self.live)
+        self._actions += rejoining
+        failed = self._forget_ended(waiting)
         self._drain_unwanted()
-        groups = [group for group in self.state.groups if group.waiting and group.key not in failed]
+        groups = [group for key, group in waiting.items() if group.waiting and key not in failed]
         self._waiting = [group for group in map(self._serve, groups) if group.waiting]
         self._urgent = urgent(self._waiting, self._served, self.policy.ageing, self.now)
         for group in self._waiting:
@@ -79,13 +85,13 @@ class Plan:
                 self._wake_at(min([yields_until(r, self._served, self.policy.ageing) for r in group.waiting]))
         self._stop_unused()
         self._admit_in_line([g for g in self._waiting if self._wants_a_runner(g)])
+        self._part_batches()
         return self._actions if math.isinf(self._wake) else [*self._actions, WakeAt(self._wake)]
 
     # Rule 1
 
-    def _forget_ended(self) -> set[RunnerKey]:
+    def _forget_ended(self, groups: Mapping[RunnerKey, Group]) -> set[RunnerKey]:
         """Returns the keys whose waiting requests were answered with the failure."""
-        groups = {g.key: g for g in self.state.groups}
         failed = set()
         for slot in self.state.slots:
             if slot.phase is not Phase.ENDED:
@@ -244,6 +250,14 @@ class Plan:
         """What counts for a runner that may be woken at any time."""
         other = self.state.asleep.get(slot.key) if slot.phase is Phase.SLEEPING else None
         return self.memory.size(slot if other is None else slot._replace(memory=slot.memory.most(other)))
+
+    # Rule 7
+
+    def _part_batches(self) -> None:
+        for group in self._waiting:
+            lines, own = lines_to_part(group, self.live, self._failures, self.now), group.key._replace(batch=True)
+            if lines and self.memory.start(own, group.needs[0]):
+                self._actions += [Part(group.key, lines), Start(own, group.needs[0])]
 
     @cached_property
     def _eviction(self) -> Eviction:

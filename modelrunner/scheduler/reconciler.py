@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
@@ -24,10 +25,12 @@ from modelrunner.scheduler.state import (
     Forget,
     Grant,
     Line,
+    Part,
     Phase,
     Policy,
     Reason,
     Refuse,
+    Rejoin,
     Request,
     Sleep,
     Start,
@@ -40,6 +43,7 @@ from modelrunner.scheduler.target import Target
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
 
 log = logging.getLogger(__name__)
+_PAUSE = 60.0  # seconds before another runner of batches is made, after one that could not be
 
 
 class Reconciler:
@@ -87,13 +91,28 @@ class Reconciler:
         self.changed()
         return ticket
 
-    def open_queue(self, target: Target) -> Queue:
-        """Returns the queue of the target's key, a new one if there was none. The caller adds a ticket."""
+    def open_queue(self, target: Target, variants: Sequence[Variant] = ()) -> Queue:
+        """Returns the queue of the target's key, a new one if there was none, with these ways to run the model if they
+        are known. The caller adds a ticket."""
         queue = self.queues.get(target.key)
         if queue is None:
-            queue = self.queues[target.key] = Queue(target)
-            self._background.start(self._estimate(queue))
+            queue = self.queues[target.key] = Queue(target, variants=variants)
+            if not variants:
+                self._background.start(self._estimate(queue))
         return queue
+
+    def move(self, key: RunnerKey, target: Target, requests: Collection[int] | None = None) -> None:
+        """Makes these requests that wait for the key, or all of them, wait for the target's runner."""
+        queue = self.queues[key]
+        moved = {id: queue.tickets.pop(id) for id in tuple(queue.tickets if requests is None else requests)}
+        if not queue.tickets:
+            del self.queues[key]
+        for ticket in moved.values():
+            ticket.target = target
+        mine = self.open_queue(target, queue.variants if target.key.revision == key.revision else ())
+        together = sorted((mine.tickets | moved).items())
+        mine.tickets.clear()
+        mine.tickets.update(together)
 
     def leave(self, ticket: Ticket) -> None:
         """Removes a cancelled request; takes the lease back that it may have got in the same moment."""
@@ -179,6 +198,10 @@ class Reconciler:
                 self._grant(self.slots[key], requests)
             case Start(key, memory, variant):
                 self._start(key, memory, variant)
+            case Part(key, requests):
+                self.move(key, replace(self.queues[key].target, key=key._replace(batch=True)), requests)
+            case Rejoin(key):
+                self.move(key, replace(self.queues[key].target, key=key._replace(batch=False)))
             case Sleep(key):
                 self._sleeping.sleep(self.slots[key])
             case Wake(key):
@@ -239,19 +262,29 @@ class Reconciler:
         try:
             runner = self._make_runner(key, variant.spec)
         except (ModelRunnerError, OSError) as error:
-            self.refuse(key, error)
+            self._not_made(key, error)
             return
         except Exception as error:  # a fault of the backend's: the plan goes on for the other models
             log.error("the backend %s failed to make a runner", key.backend, exc_info=error)
             what = f"{type(error).__name__}: {error}"
-            self.refuse(key, EngineFailed(f"the backend {key.backend} failed to start {target.name}: {what}"))
+            self._not_made(key, EngineFailed(f"the backend {key.backend} failed to start {target.name}: {what}"))
             return
-        log.info("starting %s (%s)", target.name, runner.id)
+        log.info("starting %s%s (%s)", target.name, " for batches" if key.batch else "", runner.id)
         self._events.emit("load", model=target.name, runner=runner.id, ram=memory.ram, vram=list(memory.vram))
         slot = self.slots[key] = RunnerSlot(runner, target, variant, number, memory, self.time())
-        run = runner.run(self.changed, partial(self.queues.owner, key, self._unasked))
+        nobody: Callable[[], str | None] = lambda: None  # noqa: E731
+        owner = nobody if key.batch else partial(self.queues.owner, key, self._unasked)
+        run = runner.run(self.changed, owner)
         slot.task = asyncio.get_running_loop().create_task(run, name=f"runner {runner.id}")
         slot.task.add_done_callback(partial(self._ended, slot))
+
+    def _not_made(self, key: RunnerKey, error: ModelRunnerError | OSError) -> None:
+        """Refuses what waits for the key; batches go back to the clients' runner."""
+        if key.batch:
+            self._remember(key, Failure(1, self.time() + _PAUSE, error))
+            self.changed()
+        else:
+            self.refuse(key, error)
 
     def _ended(self, slot: RunnerSlot, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and slot.phase is not Phase.STOPPING:

@@ -25,7 +25,7 @@ def retire(reconciler: Reconciler, target: Target) -> None:
     """Drains the other runners of the target's model and mode. Requests that wait for one of them wait for the target's
     runner instead."""
     for key in list(_others(reconciler.queues, target)):
-        _move(reconciler, reconciler.queues.pop(key), target)
+        reconciler.move(key, target)
     for key in _others(reconciler.slots, target):
         reconciler.drain(reconciler.slots[key], Reason.REPLACED)
     reconciler.changed()
@@ -45,12 +45,3 @@ def retain(reconciler: Reconciler, model_id: str, mode: Mode, settings: Retained
 def _others(keys: dict[RunnerKey, RunnerSlot] | dict[RunnerKey, Queue], target: Target) -> Iterator[RunnerKey]:
     mine = target.key
     return (key for key in keys if (key.model_id, key.mode) == (mine.model_id, mine.mode) and key != mine)
-
-
-def _move(reconciler: Reconciler, queue: Queue, target: Target) -> None:
-    for ticket in queue.tickets.values():
-        ticket.target = target
-    mine = reconciler.open_queue(target)
-    together = sorted((mine.tickets | queue.tickets).items())
-    mine.tickets.clear()
-    mine.tickets.update(together)

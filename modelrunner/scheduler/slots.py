@@ -81,10 +81,15 @@ class RunnerSlot:
         return self.phase in (Phase.STARTING, Phase.READY, Phase.SLEEPING)
 
     @property
+    def pinned(self) -> bool:
+        """Whether the runner is never evicted; one of batches is where the model is pinned, too."""
+        return self.target.pinned and not self.target.key.batch
+
+    @property
     def expires(self) -> float:
         """When an unused runner falls asleep or stops; infinity for never."""
         keep_alives = 2 if self.phase is _SLEEPING else 1
-        return float("inf") if self.target.pinned else self.last_used + keep_alives * self.keep_alive.seconds
+        return float("inf") if self.pinned else self.last_used + keep_alives * self.keep_alive.seconds
 
     def become(self, phase: Phase, now: float, *, drain: Reason | None = None, room_for: str = "") -> None:
         """Changes the phase at time `now`. `drain` and `room_for` belong to DRAINING. Raises `RuntimeError` with the
@@ -110,8 +115,9 @@ class RunnerSlot:
         self.error = self.error or error
 
     def lend(self, lease: "Lease", owner: str | None) -> None:
-        """Counts a lease that begins, and the `owner` of its request."""
-        if owner is not None:
+        """Counts a lease that begins, and the `owner` of its request. A runner of batches has no owners: the prompt
+        caches that are saved of a model are those of its clients' runner."""
+        if owner is not None and not self.target.key.batch:
             self.runner.owners.add(owner)
         self.leases += 1
         self.interactive += not lease.batch
@@ -160,7 +166,7 @@ class RunnerSlot:
             leases=self.awaited,
             last_used=self.last_used,
             keep_alive=self.keep_alive.seconds,
-            pinned=self.target.pinned,
+            pinned=self.pinned,
             load_seconds=self.load_seconds,
             drain=self.drain,
             was_ready=self.ready_at is not None,
@@ -193,14 +199,19 @@ class Slots(dict[RunnerKey, RunnerSlot]):
 
     def standing(self, target: Target) -> Target:
         """The target whose runner a request for `target` shares: its own if that is there or waited for, otherwise the
-        newest other revision whose runner still accepts requests."""
+        newest other revision whose runner still accepts requests, the one of batches if there is no other."""
         slot = self.get(target.key)
         if target.key in self._queues or (slot is not None and slot.takes_requests):
             return target
         others = [slot.target for slot in self.values() if slot.takes_requests]
         others += [queue.target for queue in self._queues.values()]
-        same = [other for other in others if other.key._replace(revision=target.key.revision) == target.key]
-        return max(same, key=lambda other: other.key.revision, default=target)
+        same = [o for o in others if o.key._replace(revision=target.key.revision, batch=False) == target.key]
+        return max(same, key=lambda other: (other.key.revision, not other.key.batch), default=target)
+
+    def for_batch(self, target: Target) -> Target:
+        """The target whose runner a batch's request shares, where a client's would share that of `target`."""
+        own = self.get(target.key._replace(batch=True))
+        return own.target if own is not None and own.phase in (Phase.STARTING, Phase.READY) else target
 
     def warm(
         self, target: Target, keep_alive: KeepAlive | None = None, batch: bool = False, owner: str | None = None
@@ -210,6 +221,8 @@ class Slots(dict[RunnerKey, RunnerSlot]):
         slot = self.get(target.key)
         if slot is None:
             slot = self.get(self.standing(target).key)
+        if batch and slot is not None:
+            slot = self.get(self.for_batch(slot.target).key)
         if slot is None or slot.phase is not _READY or slot.leases >= slot.capacity:
             return None
         if self._queues and slot.target.key in self._queues:

@@ -166,6 +166,22 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """These requests of batches, which wait for the clients' runner, wait for a runner of their own from now on: that
+    of the same key with `batch`, which the next action starts."""
+
+    key: RunnerKey
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoin:
+    """The requests that wait for `key`, a runner of batches that is gone, wait for the clients' runner again."""
+
+    key: RunnerKey
+
+
+@dataclass(frozen=True, slots=True)
 class Sleep:
     """The runner gives back what it can without ending. Until it sleeps, the larger of both figures counts for it."""
 
@@ -214,4 +230,4 @@ class WakeAt:
     time: float
 
 
-Action = Grant | Start | Sleep | Wake | Stop | Forget | Refuse | WakeAt
+Action = Grant | Start | Part | Rejoin | Sleep | Wake | Stop | Forget | Refuse | WakeAt

@@ -10,6 +10,8 @@ from modelrunner.scheduler.slots import RunnerSlot
 from modelrunner.scheduler.state import Phase
 from modelrunner.types import Adapter, Endpoint, KeepAlive, Mode, RequiredMemory
 
+_FOR_BATCHES = "for batches, beside the clients' runner"
+
 
 class SchedulerHealth(StrEnum):
     """`BUSY`: requests wait for a runner. `ERROR`: the last plan failed."""
@@ -100,8 +102,8 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
         last_used=wall - now + slot.last_used if slot.ready_at is not None else None,
         expires_at=wall - now + slot.expires if idle and slot.expires != math.inf else None,
         keep_alive=slot.keep_alive,
-        pinned=target.pinned,
-        variant=slot.variant.label,
+        pinned=slot.pinned,
+        variant=", ".join(filter(None, (slot.variant.label, _FOR_BATCHES if target.key.batch else ""))),
         sandbox=slot.runner.sandbox,
     )
 

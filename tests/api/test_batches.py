@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +19,7 @@ from tests.api.conftest import Daemon, StartDaemon
 from tests.waiting import HUNG
 
 CHAT = "/v1/chat/completions"
+OWN = "for batches, beside the clients' runner"
 Condition = Callable[[Batch], bool]
 
 
@@ -180,6 +183,37 @@ async def test_interactive_requests_go_first(start_daemon: StartDaemon) -> None:
         assert counts is not None
         assert counts.completed < 60
         await until(client, await client.batches.cancel(batch.id), is_over)
+
+
+async def test_beside_a_client_it_has_an_engine_of_its_own_whose_end_loses_nothing(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    daemon.backend.knobs = ("--rate=100", "--tokens=10")
+
+    async def runners() -> dict[str, dict[str, Any]]:
+        async with daemon.unix.get("/engines/ps") as answer:
+            return {each["variant"]: each for each in await answer.json()}
+
+    async with client_of(daemon) as client:
+        ask = client.chat.completions.create
+        await ask(model="smol", messages=[{"role": "user", "content": "now"}])
+        [clients] = (await runners()).values()
+        batch = await begin(client, [line(number) for number in range(30)])
+        async with asyncio.timeout(HUNG):
+            seen = await runners()
+            while not seen.get(OWN, {}).get("leases"):
+                await asyncio.sleep(0.01)
+                seen = await runners()
+        own = seen[OWN]
+        assert own["model_name"] == clients["model_name"] == "smol"
+        os.kill(own["pid"], signal.SIGKILL)
+        answer = await ask(model="smol", messages=[{"role": "user", "content": "and now"}])
+        assert answer.choices
+        assert (await runners())[""]["id"] == clients["id"], "the clients' engine was not touched"
+        over = await until(client, batch, is_over)
+        answered = await results(client, over.output_file_id)
+        assert over.request_counts is not None
+        assert over.request_counts.failed == 0
+        assert [each["custom_id"] for each in answered] == [f"line-{number}" for number in range(30)]
 
 
 async def test_the_command_line_runs_a_batch(start_daemon: StartDaemon, tmp_path: Path) -> None:

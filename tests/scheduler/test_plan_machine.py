@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from modelrunner.errors import EngineFailed, InsufficientMemory, OutOfMemory, TimedOut
+from modelrunner.scheduler.fairness import has_clients
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.state import (
     Action,
@@ -18,10 +19,12 @@ from modelrunner.scheduler.state import (
     Forget,
     Grant,
     Group,
+    Part,
     Phase,
     Policy,
     Reason,
     Refuse,
+    Rejoin,
     Request,
     Sleep,
     Slot,
@@ -59,7 +62,7 @@ def key(name: str) -> RunnerKey:
     return RunnerKey("fake", name.removesuffix(" again"), Mode.COMPLETION, int(name.endswith(" again")))
 
 
-NAMES = {key(name): name for name in NEEDS}
+NAMES = {key(name)._replace(batch=batch): name for name in NEEDS for batch in (False, True)}
 
 
 @dataclass
@@ -68,6 +71,11 @@ class Waiting:
     since: float
     caller: str
     batch: bool
+    apart: bool = False  # it waits for a runner of batches
+
+    @property
+    def where(self) -> RunnerKey:
+        return key(self.name)._replace(batch=self.apart)
 
     @property
     def line(self) -> tuple[str, bool]:
@@ -122,6 +130,8 @@ class PlanMachine(RuleBasedStateMachine):
             self.slots[where] = held._replace(
                 leases=leases, interactive=interactive, last_used=self.now, keep_alive=keep_alive
             )
+            if not batch:
+                self.slots[where] = self.slots[where]._replace(interactive_at=self.now)
         self.reconcile()
 
     @precondition(lambda self: self.phased(Phase.STARTING))
@@ -153,10 +163,12 @@ class PlanMachine(RuleBasedStateMachine):
         self.slots[where] = self.slots[where]._replace(phase=Phase.ENDED, error=error)
         self.fell.add(where)
         failed_start = not self.slots[where].was_ready
-        here = {id for id, w in self.waiting.items() if key(w.name) == where}
+        here = {id for id, w in self.waiting.items() if w.where == where}
         actions = self.reconcile()
         started = [a for a in actions if isinstance(a, Start) and a.key == where]
-        if failed_start and not starved:
+        if failed_start and where.batch:
+            assert not here & self.answered, "batches wait for the clients' runner instead"
+        elif failed_start and not starved:
             assert here <= self.answered, "a failed start answers everybody"
             assert not started, "and is not tried again at once"
 
@@ -207,21 +219,21 @@ class PlanMachine(RuleBasedStateMachine):
         return sorted((k for k, s in self.slots.items() if s.phase in phases), key=str)
 
     def state(self) -> State:
-        groups: dict[str, list[Request]] = {}
+        groups: dict[RunnerKey, list[Request]] = {}
         for id, waiting in self.waiting.items():
             request = Request(id, waiting.since, waiting.caller, waiting.batch)
-            groups.setdefault(waiting.name, []).append(request)
+            groups.setdefault(waiting.where, []).append(request)
         counted = [
             Group(
-                key(name),
+                where,
                 tuple(requests),
-                NEEDS[name],
-                name,
-                name == "pinned",
-                LOAD_SECONDS if key(name) in self.loaded else 0.0,
-                self.turns.get(key(name), -math.inf),
+                NEEDS[NAMES[where]],
+                NAMES[where],
+                NAMES[where] == "pinned",
+                LOAD_SECONDS if where in self.loaded else 0.0,
+                self.turns.get(where, -math.inf),
             )
-            for name, requests in groups.items()
+            for where, requests in groups.items()
         ]
         return State(
             tuple(counted),
@@ -250,8 +262,8 @@ class PlanMachine(RuleBasedStateMachine):
                 assert self.slots[where].phase is Phase.READY
                 assert where.model_id not in self.paused
                 granted = [self.waiting.pop(id) for id in requests]
-                assert {key(request.name) for request in granted} == {where}
-                self.check_turns(granted, [w for w in self.waiting.values() if key(w.name) == where])
+                assert {request.where for request in granted} == {where}
+                self.check_turns(granted, [w for w in self.waiting.values() if w.where == where])
                 self.turns[where] = self.now
                 for id, request in zip(requests, granted, strict=True):
                     self.served[request.line] = self.now
@@ -275,12 +287,24 @@ class PlanMachine(RuleBasedStateMachine):
                     memory,
                     last_used=self.now,
                     keep_alive=20.0,
-                    pinned=where.model_id == "pinned",
+                    pinned=where.model_id == "pinned" and not where.batch,
                     was_ready=False,
                     load_seconds=LOAD_SECONDS,
                     capacity=CAPACITY,
+                    parallel=CAPACITY,
                     variant=variant,
                 )
+            case Part(where, requests):
+                assert self.slots[where].phase is Phase.READY
+                assert where._replace(batch=True) not in self.slots
+                for id in requests:
+                    assert self.waiting[id].batch
+                    assert self.waiting[id].where == where
+                    self.waiting[id].apart = True
+            case Rejoin(where):
+                assert where not in self.slots or self.slots[where].phase is Phase.ENDED
+                for w in [w for w in self.waiting.values() if w.where == where]:
+                    w.apart = False
             case Sleep(where):
                 tired = self.slots[where]
                 assert tired.phase is Phase.READY
@@ -349,7 +373,7 @@ class PlanMachine(RuleBasedStateMachine):
         if slot.interactive:
             price = LOAD_SECONDS + (LOAD_SECONDS if other in self.loaded else 0.0)
             assert self.now - slot.ready_at >= price - ROUNDING
-            elsewhere = [w for w in self.waiting.values() if key(w.name) != slot.key]
+            elsewhere = [w for w in self.waiting.values() if w.where != slot.key]
             assert any(not w.batch or self.is_aged(w) for w in elsewhere)
 
     def check_restart(self, where: RunnerKey) -> None:
@@ -381,20 +405,21 @@ class PlanMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_for_a_ready_runner_that_has_a_lease_left(self) -> None:
         ready = [where for where in self.phased(Phase.READY) if self.slots[where].leases < CAPACITY]
-        assert not [w for w in self.waiting.values() if key(w.name) in ready]
+        kept = [where for where in ready if has_clients(self.slots[where], self.now)]  # for the next client
+        assert not [w for w in self.waiting.values() if w.where in ready and not (w.batch and w.where in kept)]
 
     @invariant()
     def nobody_starves(self) -> None:
         """The only model that interactive requests want memory for has it on its way if the runners that may go by now
         give enough: idle ones after their load's time, busy ones after the patience, a batch's at once."""
-        wanted = {key(w.name) for w in self.waiting.values()}
+        wanted = {w.where for w in self.waiting.values()}
         wanting = [w for w in wanted if self.may_start(w) and w not in self.slots]
         if len(wanting) != 1 or self.closing or NAMES[wanting[0]].startswith("mapped"):
             return
         if any(s.key.model_id == "mapped" and s.phase in (Phase.DRAINING, Phase.STOPPING) for s in self.slots.values()):
             return  # what its end gives depends on who else maps its files: seen once it is gone
         [where] = wanting
-        mine = [w for w in self.waiting.values() if key(w.name) == where]
+        mine = [w for w in self.waiting.values() if w.where == where]
         if all(w.batch for w in mine) or where in self.failures:
             return
         waited = self.now - max(min(w.since for w in mine), self.turns.get(where, -math.inf))
@@ -406,7 +431,7 @@ class PlanMachine(RuleBasedStateMachine):
             assert (possible[0] + held(live)).fits(BUDGET)
 
     def is_spared(self, slot: Slot, waited: float) -> bool:
-        waiting = [w for w in self.waiting.values() if key(w.name) == slot.key]
+        waiting = [w for w in self.waiting.values() if w.where == slot.key]
         urgent = any(not w.batch or self.is_aged(w) for w in waiting)
         if slot.pinned or slot.key.model_id == "mapped":
             return True

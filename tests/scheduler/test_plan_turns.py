@@ -83,7 +83,7 @@ def test_a_runner_with_clients_keeps_one_place_free_of_batches() -> None:
     assert decide(mixed, of(1.0, leases=3)) == [Grant(key("a"), (9,))]
     assert decide(batch, of(1e9, leases=3, interactive=1)) == [Grant(key("a"), (1,))], "the client has that place"
     assert decide(batch, of(KEPT_FREE)) == [Grant(key("a"), (1, 2))], "no client is expected any more"
-    assert decide(batch, of(1.0, leases=0, parallel=1)) == [Grant(key("a"), (1,))], "one place cannot be kept"
+    assert decide(batch, of(1.0, leases=0, parallel=1), budget=7) == [Grant(key("a"), (1,))], "one place cannot be kept"
 
 
 def test_an_aged_batch_has_one_turn_however_many_its_requests_are() -> None:
