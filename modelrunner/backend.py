@@ -196,6 +196,11 @@ class Backend(ABC):
         """Returns how many sequences the engine works on at once, for a model without a configured number."""
         return 1
 
+    def lacks(self) -> Collection[str]:
+        """Returns the names of `CAPABILITIES` that models may have and that the engine does not serve, such as
+        "audio": lists do not promise them."""
+        return ()
+
     def explain(self, tail: str) -> str | None:
         """Explains the engine's last words in a sentence, or returns None for an unknown cause."""
         return None

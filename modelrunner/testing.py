@@ -110,6 +110,7 @@ class BackendContract:
                 (isolated.priority, (spec.bundle,)),
                 (isolated.default_context_size, (spec.bundle,)),
                 (isolated.default_parallel, (spec.bundle, spec.mode)),
+                (isolated.lacks, ()),
                 (isolated.check_flags, (spec.flags, spec.mode)),
                 (isolated.fold_flags, (spec.flags,)),
                 (isolated.check, (spec,)),

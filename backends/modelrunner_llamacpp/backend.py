@@ -199,6 +199,11 @@ class LlamaCppBackend(Backend):
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         return memory.default_parallel(bundle, self.default_context_size(bundle))
 
+    def lacks(self) -> Collection[str]:
+        """llama-cpp-python's server hears nothing."""
+        engine = self._found()
+        return ("audio",) if engine is not None and engine.kind is EngineKind.PYTHON else ()
+
     def explain(self, tail: str) -> str | None:
         return errors.explain(tail)
 

@@ -131,6 +131,10 @@ class VllmBackend(Backend):
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         return _PARALLEL
 
+    def lacks(self) -> Collection[str]:
+        """The packages that read sound are not installed: they take 250 MB, and no model here needs them."""
+        return ("audio",)
+
     def explain(self, tail: str) -> str | None:
         return errors.explain(tail)
 

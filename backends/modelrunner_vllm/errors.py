@@ -16,6 +16,9 @@ _IRRELEVANT = (
 )
 # Specific causes come first: every failed start ends with the same general lines.
 _CAUSES = [
+    Cause(r"No module named 'torchvision'",
+     "this model's images need torchvision, of which there is no build for processors: run it with vLLM's CUDA build, "
+     "take it as GGUF for llama.cpp, or choose another model (SmolVLM and PaliGemma need none)"),
     Cause(r"No module named '([^']*)'|cannot import name '([^']*)'|operator (\S+) does not exist",
      "the engine's environment is incomplete ({0}): " + _AGAIN),
     Cause(r"error while loading shared libraries: (\S+?):|(lib\S+): cannot open shared object",
@@ -80,6 +83,9 @@ _TOO_LONG = [re.compile(text) for text in (r"maximum context length is \d+", r"l
 _PROMPT_TOKENS = re.compile(r"prompt contains (?:at least )?(\d+) (?:input )?tokens|\(length (\d+)\)")
 _LIMIT = re.compile(r"maximum context length is (\d+)|model length of (\d+)")
 
+# vLLM's words for a file that it would have to fetch (vllm/multimodal/media/connector.py).
+_FETCHED = re.compile(r"URL must be (?:from one of the allowed domains|either)|Cannot load local files")
+
 _STAGES = [
     ("importing vLLM", "importing"),
     ("non-default args", "reading the configuration"),
@@ -111,6 +117,8 @@ def request_error(status: int, message: str, fields: Mapping[str, Any]) -> Model
     if any(pattern.search(message) for pattern in _TOO_LONG):
         prompt, limit = (_number(pattern, message) for pattern in (_PROMPT_TOKENS, _LIMIT))
         return ContextTooLong(message, prompt, limit)
+    if _FETCHED.search(message):
+        return BadRequest("the engine fetches no files: send an image or a sound as a data: URL")
     if "--tool-call-parser" in message:
         return BadRequest(
             "this model's tool calls cannot be read, since no parser is set for them: name one with the setting "

@@ -1,6 +1,7 @@
 """Makes the specification of a run from a model and its settings."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ class RunSpecs:
         )
 
     def _as_configured(self, backend: Backend, bundle: Bundle, settings: ModelConfiguration, mode: Mode) -> Bundle:
-        """The bundle with the chat template and the LoRA adapters of the settings in place of its own."""
+        """The bundle with the chat template and the LoRA adapters of the settings in place of its own, and without the
+        capabilities that the backend does not serve."""
         if settings.chat_template and mode is Mode.COMPLETION:
             bundle = self._templates.applied(bundle, settings.chat_template)
         if settings.lora is not None:
@@ -65,7 +67,8 @@ class RunSpecs:
                 f"with `modelrunner configure {bundle.name} --lora default`",
                 param="lora",
             )
-        return bundle
+        lacking = bundle.capabilities.intersection(backend.lacks())
+        return replace(bundle, capabilities=bundle.capabilities - lacking) if lacking else bundle
 
     def _draft(self, bundle: Bundle, name: str) -> Bundle:
         """Returns the model that has the name now, since a name may be given to another model at any time."""

@@ -167,6 +167,9 @@ class IsolatedBackend(Backend):
     def asked_as_streams(self, spec: RunSpec) -> Mapping[str, Mapping[str, Any]]:
         return self._now("asked_as_streams", checks.fields_by_path, spec)
 
+    def lacks(self) -> Collection[str]:
+        return self._now("lacks", checks.words)
+
     def chooses_by_word(self, spec: RunSpec) -> Collection[str]:
         return self._now("chooses_by_word", checks.words, spec)
 

@@ -61,6 +61,9 @@ def test_images_are_seen_and_sound_is_not_heard(daemon: Daemon, tmp_path: Path) 
         answer = chat(daemon, model, image(PIXEL))
         used = [one.json()["usage"]["prompt_tokens"] for one in (without[model], answer)]
         assert used[1] == used[0] + IMAGE_TOKENS
+    listed = {model["id"]: model["capabilities"] for model in daemon.get("/v1/models").json()["data"]}
+    assert [name for name, able in listed.items() if "audio" in able] == []
+    assert {name for name, able in listed.items() if "vision" in able} == {SEES, BOTH}
     for model, part, said in (
         (HEARS, image(PIXEL), "image input is not supported"),
         (NEITHER, image(PIXEL), "image input is not supported"),

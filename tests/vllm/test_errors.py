@@ -10,6 +10,7 @@ from modelrunner_vllm import errors
     ("tail", "said"),
     [
         ("ModuleNotFoundError: No module named 'xgrammar'", "incomplete (xgrammar)"),
+        ("ModuleNotFoundError: No module named 'torchvision'", "take it as GGUF for llama.cpp"),
         ("RuntimeError: operator torchvision::nms does not exist", "incomplete (torchvision::nms)"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "GPU's memory"),
         (
