@@ -135,14 +135,14 @@ class SystemRoutes:
         if runner_id := request.query.get("runner"):
             for runner in self._scheduler.runners():
                 if runner.id == runner_id:
-                    return self._newest(f"engine-{runner.backend_name}-{_digits(runner.model_id)}-{runner.mode}-*.log")
+                    return self._newest(runner.log_path.name)
             raise RunnerNotFound(f"there is no runner {runner_id}: `modelrunner ps` shows them", param="runner")
         if reference := request.query.get("model"):
             return self._newest(f"engine-*-{_digits(self._library.get(reference).id)}-*.log")
         return daemon_log(self._logs)
 
     def _newest(self, pattern: str) -> Path:
-        """Returns the newest log of a runner: each revision of the model's configuration writes its own."""
+        """Returns the newest log of these names: each revision of a model's configuration writes its own."""
         found = max(self._logs.glob(pattern), key=lambda path: path.stat().st_mtime, default=None)
         if found is None:
             raise ModelNotFound("no engine has run with this model, so there is no log", param="model")

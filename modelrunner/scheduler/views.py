@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler.slots import RunnerSlot
@@ -59,6 +60,7 @@ class RunnerView:
     pinned: bool
     variant: str
     sandbox: Sandbox | None
+    log_path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
         pinned=slot.pinned,
         variant=", ".join(filter(None, (slot.variant.label, _FOR_BATCHES if target.key.batch else ""))),
         sandbox=slot.runner.sandbox,
+        log_path=slot.runner.spec.process.log_path,
     )
 
 

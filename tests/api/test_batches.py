@@ -205,6 +205,11 @@ async def test_beside_a_client_it_has_an_engine_of_its_own_whose_end_loses_nothi
                 seen = await runners()
         own = seen[OWN]
         assert own["model_name"] == clients["model_name"] == "smol"
+        async with daemon.unix.get("/logs", params={"runner": own["id"]}) as log:
+            assert log.status == 200
+        files = (daemon.settings.data_dir / "logs").glob("engine-*")
+        logs = {file.name.partition("-completion-")[2] for file in files}
+        assert logs == {"0.log", "0-batch.log"}
         os.kill(own["pid"], signal.SIGKILL)
         answer = await ask(model="smol", messages=[{"role": "user", "content": "and now"}])
         assert answer.choices
