@@ -56,7 +56,7 @@ def width() -> int | None:
 
 def say(text: str, *, flush: bool = False) -> None:
     """Prints a line of the result. `flush` sends it at once, because the next line may come much later."""
-    print(shown(text, sys.stdout), flush=flush)
+    _print(shown(text, sys.stdout), sys.stdout, flush=flush)
 
 
 def done(text: str, as_json: bool, **fields: object) -> None:
@@ -82,14 +82,19 @@ def clear() -> None:
 
 def note(text: str) -> None:
     """Prints a line about progress."""
-    print(clean(text), file=sys.stderr, flush=True)
+    _print(clean(text), sys.stderr)
 
 
 def report(message: str, *, retry_after: float | None = None) -> None:
     """Prints an error, on one line."""
     again = f"; try again in {retry_after:.0f} s" if retry_after else ""
     line = _on_one_line(message) + again
-    print(styled("error:", RED, sys.stderr), line, file=sys.stderr, flush=True)
+    _print(f"{styled('error:', RED, sys.stderr)} {line}", sys.stderr)
+
+
+def _print(line: str, file: TextIO, *, flush: bool = True) -> None:
+    """Prints a line in one write, which the lines of other threads cannot tear."""
+    print(f"{line}\n", end="", file=file, flush=flush)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, expendable: Sequence[str] = ()) -> None:

@@ -88,8 +88,10 @@ class RunnerSlot:
     @property
     def expires(self) -> float:
         """When an unused runner falls asleep or stops; infinity for never."""
+        if self.target.pinned and not self.target.key.batch:  # as `pinned`, which every request would have to call
+            return float("inf")
         keep_alives = 2 if self.phase is _SLEEPING else 1
-        return float("inf") if self.pinned else self.last_used + keep_alives * self.keep_alive.seconds
+        return self.last_used + keep_alives * self.keep_alive.seconds
 
     def become(self, phase: Phase, now: float, *, drain: Reason | None = None, room_for: str = "") -> None:
         """Changes the phase at time `now`. `drain` and `room_for` belong to DRAINING. Raises `RuntimeError` with the

@@ -1,7 +1,7 @@
 import io
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -186,3 +186,26 @@ def test_no_colour_leaves_the_cursor_alone_but_not_the_progress(monkeypatch: pyt
     assert not output.has_styles(Terminal())
     monkeypatch.setenv("TERM", "dumb")
     assert not output.moves_cursor(Terminal())
+
+
+@pytest.mark.parametrize(
+    ("stream", "tell"),
+    [
+        ("stdout", lambda: output.say("a model")),
+        ("stderr", lambda: output.note("done")),
+        ("stderr", lambda: output.report("there is no b", retry_after=2.0)),
+    ],
+)
+def test_a_line_is_one_write_which_no_other_thread_tears(
+    monkeypatch: pytest.MonkeyPatch, stream: str, tell: Callable[[], None]
+) -> None:
+    class Writes(io.StringIO):
+        def write(self, text: str) -> int:
+            written.append(text)
+            return len(text)
+
+    written: list[str] = []
+    monkeypatch.setattr(sys, stream, Writes())
+    tell()
+    [line] = filter(None, written)
+    assert line.endswith("\n")
