@@ -23,13 +23,12 @@ _HEARS_NOTHING = 0.5  # seconds after which an engine that goes on sending to no
 
 class UpstreamPool:
     """The connections to `endpoint`. At most `max_idle` are kept open without an exchange. `begun` counts exchanges,
-    `answered` the portions of answers that came with a status below 500, `waiting` is how many exchanges are under
-    way."""
+    `waiting` is how many are under way."""
 
     def __init__(self, endpoint: Endpoint, *, max_idle: int = 64) -> None:
         self.endpoint = endpoint
         self.begun = 0
-        self.answered = 0
+        self._answered = 0  # of heads, and of bodies that are over
         self._max_idle = max_idle
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
@@ -41,6 +40,11 @@ class UpstreamPool:
     @property
     def waiting(self) -> int:
         return len(self._open) - len(self._idle)
+
+    @property
+    def answered(self) -> int:
+        """A number that grows with every byte of a body, and every head, that comes with a status below 500."""
+        return self._answered + sum([connection.good_bytes for connection in self._open])
 
     def send(self, request: bytes, receiver: Receiver, *, fresh: bool = False) -> "UpstreamConnection":
         """Sends a whole request on an idle connection, or on a new one (always with `fresh`). Never raises: a failure
@@ -77,7 +81,9 @@ class UpstreamPool:
             connection.fail(ConnectionAbortedError("the connections to the engine were closed"))
 
     def _forget(self, connection: "UpstreamConnection") -> None:
-        self._open.discard(connection)
+        if connection in self._open:
+            self._open.remove(connection)
+            self._answered += connection.good_bytes
         if connection in self._idle:
             self._idle.remove(connection)
 
@@ -99,7 +105,6 @@ class UpstreamConnection(asyncio.Protocol):
     # Of the exchange; `start` sets them.
     _receiver: Receiver | None
     _held_back: tuple[ResponseHead, int | None] | None
-    _body: Body | None
     _interim: int
     answered: bool
     begun: bool
@@ -110,6 +115,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._dialing: asyncio.Task[None] | None = None
         self._request = b""
         self._head = b""  # what came of an unfinished head
+        self._body: Body | None = None
+        self._flowing: Body | None = None  # the body, while it goes to the receiver as it comes
         self._events = False  # the answer is an event stream
         self._paused = self._keep = False
         self._fault = False  # the answer is an error of the engine's own
@@ -134,6 +141,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def start(self, request: bytes, receiver: Receiver) -> None:
         """Begins an exchange. The connection must have none."""
+        self._pool._answered += self.good_bytes
         self._receiver = receiver
         self._body = None
         self._held_back = None
@@ -159,7 +167,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Closes the connection at once. The receiver hears nothing more."""
-        self._receiver = None
+        self._receiver = self._flowing = None
         self._pool._forget(self)
         if self._dialing is not None:
             self._dialing.cancel()
@@ -173,7 +181,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Half-closes the connection, which engines take for a client that left, drops what still comes, and calls
         `done` once the engine has closed its end: it is through with the request then. The receiver hears nothing more.
         Returns False, and closes at once, if the engine has not got the whole request."""
-        transport, self._receiver = self._transport, None
+        transport, self._receiver, self._flowing = self._transport, None, None
         if transport is None or transport.is_closing() or transport.get_write_buffer_size():
             self.abort()
             return False
@@ -193,6 +201,11 @@ class UpstreamConnection(asyncio.Protocol):
         0 and b"" for a body that came in one piece with its head."""
         return (self._body.size, self._body.tail) if self._body is not None else (0, b"")
 
+    @property
+    def good_bytes(self) -> int:
+        """The bytes of the body so far; 0 for an error of the engine's own."""
+        return self._body.size if self._body is not None and not self._fault else 0
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports are not asyncio.Transport
         if self._receiver is None:
@@ -204,24 +217,18 @@ class UpstreamConnection(asyncio.Protocol):
         self._request = b""
 
     def data_received(self, data: bytes) -> None:
-        if (receiver := self._receiver) is None:
-            self._drop()
-            return
-        self.answered = True
         try:
-            body = self._body
-            if body is None:
-                self._read_head(receiver, data)
-            else:
-                if not self._fault:
-                    self._pool.answered += 1
-                data = body.take(data)
-                if self._held_back is not None:
-                    self._hand_on(receiver, body, data)
-                    return
-                receiver.on_data(data)
+            if (body := self._flowing) is not None:  # a chunk of a stream costs just this
+                self._receiver.on_data(body.take(data))  # type: ignore[union-attr]  # there is one while it flows
                 if body.done:
                     self._finish()
+            elif (receiver := self._receiver) is None:
+                self._drop()
+            elif self._body is None:
+                self.answered = True
+                self._read_head(receiver, data)
+            else:
+                self._hand_on(receiver, self._body, self._body.take(data))
         except httptools.HttpParserError as error:
             self.fail(EngineProtocolError(f"the engine's answer is not HTTP: {error}"))
         except EngineProtocolError as error:
@@ -275,7 +282,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep = head.keep_alive and length is not None
         self._fault = head.status >= 500
         if not self._fault:
-            self._pool.answered += 1
+            self._pool._answered += 1
         if length == len(data):  # all of it in one piece, as short answers come
             self.begun = True
             receiver.on_head(head.status, head.fields, length, data)
@@ -292,6 +299,7 @@ class UpstreamConnection(asyncio.Protocol):
         elif data or body.done:
             (head, length), self._held_back = self._held_back, None
             self.begun = True
+            self._flowing = body
             receiver.on_head(head.status, head.fields, length, data)
         if body.done:
             self._finish()
@@ -299,7 +307,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _finish(self) -> None:
         """Ends the exchange after its last byte. A connection that carried an answer of unknown length is not used
         again: llama-server drops some of those."""
-        receiver, self._receiver = self._receiver, None
+        receiver, self._receiver, self._flowing = self._receiver, None, None
         if receiver is None:  # it left while it took the last bytes
             return
         idle = self._pool._idle

@@ -22,7 +22,7 @@ _HANDED_ON_ONCE = (b"content-type", b"content-language", b"retry-after")
 _END = re.compile(rb"\r\n0+(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n\r\n\Z")
 _LAST_CHUNK = b"0\r\n\r\n"
 _USUAL_END = b"\r\n" + _LAST_CHUNK
-_MOST_KEPT = 8192  # bytes in the pieces of a tail, before they are joined
+_MOST_PIECES = 32  # of the end of a body, before they are joined
 TAIL = 1536
 """Bytes at the end of a body that are kept: an engine tells there how many tokens it counted."""
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
@@ -55,7 +55,9 @@ class Body(Protocol):
     the last of them: at least `TAIL`, if there were so many."""
 
     done: bool
-    size: int
+
+    @property
+    def size(self) -> int: ...
 
     @property
     def tail(self) -> bytes: ...
@@ -213,7 +215,6 @@ class _ChunkReader:
 
     def __init__(self) -> None:
         self.done = False
-        self.size = 0
         self._begun = False
         self._parser = httptools.HttpResponseParser(self)
         self._parser.feed_data(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -239,30 +240,32 @@ class ChunkedBodyAsSent(_ChunkReader):
 
     def __init__(self) -> None:
         super().__init__()
-        self._join_at = _MOST_KEPT
-        self._last = b"\r\n"
-        self._after: list[bytes] = []  # the pieces after it: to join each would cost a stream 15 % more processor time
+        # The last pieces, after `_before` bytes: to join each piece would cost a stream 15 % more of the processor, to
+        # count each 2 %.
+        self._pieces = [b"\r\n"]
+        self._before = -2
+
+    @property
+    def size(self) -> int:
+        return self._before + sum(map(len, self._pieces))
 
     @property
     def tail(self) -> bytes:
-        return (self._last + b"".join(self._after))[-TAIL:]
+        return b"".join(self._pieces)[-TAIL:]
 
     def take(self, data: bytes) -> bytes:
-        if not (length := len(data)):
-            return b""
         try:  # as `_feed`, without the cost of a call for each chunk
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             raise EngineProtocolError("the engine sent more than one answer") from error
-        self.size = size = self.size + length
-        if length >= TAIL:
-            self._last = data
-            if self._after:
-                self._after = []
-        else:
-            self._after.append(data)
-            if size > self._join_at:
-                self._last, self._after, self._join_at = self.tail, [], size + _MOST_KEPT
+        pieces = self._pieces
+        pieces.append(data)
+        if len(data) >= TAIL:
+            self._before, self._pieces = self.size - len(data), [data]
+        elif len(pieces) == _MOST_PIECES:
+            joined = b"".join(pieces)
+            self._pieces = [joined[-TAIL:]]
+            self._before += max(0, len(joined) - TAIL)
         if self.done and not (tail := self.tail).endswith(_USUAL_END) and not _END.search(tail):
             raise EngineProtocolError("the engine's answer has trailers, or bytes after its end")
         return data
@@ -285,7 +288,7 @@ class ChunkedBody(_ChunkReader):
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
-        self.tail = b"\n\n"
+        self.size, self.tail = 0, b"\n\n"
         super().__init__()
 
     def on_body(self, piece: bytes) -> None:
