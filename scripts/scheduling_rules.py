@@ -68,8 +68,9 @@ def _plan(policy: type[Eviction]) -> type[Plan]:
 
 RULES = {
     "all rules": Rules(),
-    "without wait": Rules(Policy(patience=0.0)),
+    "without wait": Rules(Policy(patience=0.0, crowd_patience=0.0)),
     "without sparing": Rules(Policy(spare=0.0)),
+    "crowds as all others": Rules(Policy(crowd_patience=6.0, crowd_loads=8.0)),
     "without turns of models": Rules(plan=_OldestRequestFirst),
     "without idle first": Rules(plan=_plan(_BusyOrIdle)),
     "batches as all others": Rules(Policy(ageing=0.0)),
@@ -82,7 +83,9 @@ DROPPED = {
     "load / idle time": Rules(plan=_plan(_CheapestFirst)),
     "queued for goes last": Rules(plan=_plan(_QueuedForLast)),
     "a queue keeps its runner": Rules(plan=_plan(_QueueKeepsItsRunner)),
-    "a wait without limit": Rules(Policy(patience=math.inf)),
+    "a wait without limit": Rules(Policy(patience=math.inf, crowd_patience=math.inf)),
     "spared for two loads": Rules(Policy(spare=2.0)),
-    "as the router": Rules(Policy(patience=math.inf, loads=math.inf, spare=0.0)),
+    "as the router": Rules(
+        Policy(patience=math.inf, loads=math.inf, spare=0.0, crowd_patience=math.inf, crowd_loads=math.inf)
+    ),
 }

@@ -1,6 +1,7 @@
 """Eviction: which runners go for a group of requests that waits for memory, and from when on. Pure.
 
-A switch and back costs price = load(group's model) + load(runner). Let wait = min(patience, 8 * price).
+A switch and back costs price = load(group's model) + load(runner). Let wait = min(patience, 8 * price); for a crowd,
+of more requests than an engine works on at once, min(crowd_patience, 48 * price).
 
 - An idle runner goes once it has been idle for load(runner), or the group has waited for `wait`.
 - A busy runner is drained once it has been ready for `price`, and the group has waited for `wait`.
@@ -83,14 +84,17 @@ class Eviction:
         """The runners that go for `group`, which lacks `shortage`; they are candidates no longer. None if the runners
         that may go now do not suffice; then the time at which another one may go, infinity if no time helps."""
         policy, began, load = self.policy, group.since, _load_time(group.load_seconds, group.needs[0])
+        patience, loads = policy.patience, policy.loads
+        if group.is_crowd:
+            patience, loads = policy.crowd_patience, policy.crowd_loads
         chosen: list[_Victim] = []
         missing, again = shortage, math.inf
         for candidate in self._those_for(group.key in self.urgent):
             _, size, own, busy, at = candidate
             if busy or at > self.now:
                 price = load + own
-                wait = policy.loads * price
-                waited = began + (wait if wait < policy.patience else policy.patience)
+                wait = loads * price
+                waited = began + (wait if wait < patience else patience)
                 if busy:
                     at += policy.spare * price
                 if (waited > at) is busy:  # the later of both times for a busy runner, the sooner for an idle one

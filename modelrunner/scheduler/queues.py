@@ -41,7 +41,8 @@ class Queue:
         waiting = tuple([ticket.request for ticket in self.tickets.values()])
         needs = tuple([variant.memory for variant in self.variants])
         target = self.target
-        return Group(target.key, waiting, needs, target.name, target.pinned, load_seconds, self.turn)
+        parallel = self.variants[0].spec.parallel if self.variants else len(waiting)
+        return Group(target.key, waiting, needs, target.name, target.pinned, load_seconds, self.turn, parallel)
 
 
 class Queues(dict[RunnerKey, Queue]):

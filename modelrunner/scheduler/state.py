@@ -57,7 +57,8 @@ class Group:
     """The requests that wait for one key, oldest first. `needs` holds the memory of each variant of the run, the
     preferred variant first; it is empty until the estimate is there. `name` is the model's name in messages. A runner
     of a `pinned` group will be pinned. `load_seconds` is how long the last load took, 0 if there was none. `turn` is
-    when one of the requests last got a lease, or when their runner was evicted."""
+    when one of the requests last got a lease, or when their runner was evicted. A runner of the key works on `parallel`
+    requests at once."""
 
     key: RunnerKey
     waiting: tuple[Request, ...]
@@ -66,6 +67,12 @@ class Group:
     pinned: bool = False
     load_seconds: float = 0.0
     turn: float = -math.inf
+    parallel: int = 64
+
+    @property
+    def is_crowd(self) -> bool:
+        """True for more requests than a runner works on at once."""
+        return len(self.waiting) > self.parallel
 
     @property
     def since(self) -> float:
@@ -120,13 +127,15 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Policy:
     """`max_wait` is how many seconds a request may wait in all. `patience` in seconds, `loads` and `spare` in multiples
-    of load times say when runners go, see `eviction`. A batch whose caller got nothing for `ageing` seconds counts as
-    interactive until its next turn."""
+    of load times say when runners go, see `eviction`; for a crowd, `crowd_patience` and `crowd_loads` stand for the
+    first two. A batch whose caller got nothing for `ageing` seconds counts as interactive until its next turn."""
 
     max_wait: float = 600.0
     patience: float = 6.0
     loads: float = 8.0
     spare: float = 1.0
+    crowd_patience: float = 18.0
+    crowd_loads: float = 48.0
     ageing: float = 60.0
 
 

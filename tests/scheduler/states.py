@@ -23,11 +23,12 @@ def group(
     caller: str = "",
     batch: bool = False,
     load: float = 0.0,
+    parallel: int = 64,
 ) -> Group:
     """Requests that came at these times, from `first` on; `smaller` are the needs of the other variants."""
     waiting = tuple(Request(first + i, at, caller, batch) for i, at in enumerate(since or (NOW,)))
     needs = () if need is None else (RequiredMemory(need, vram), *map(RequiredMemory, smaller))
-    return Group(key(name), waiting, needs, name, load_seconds=load)
+    return Group(key(name), waiting, needs, name, load_seconds=load, parallel=parallel)
 
 
 def slot(

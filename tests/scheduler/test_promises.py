@@ -62,6 +62,36 @@ async def test_a_lone_request_waits_less_than_ten_seconds_by_default() -> None:
 
 
 @virtual
+async def test_crowds_of_two_models_cost_few_loads_and_wait_no_longer_than_their_limit() -> None:
+    """Twelve clients ask for each of two models; an engine works on two requests at once. A crowd waits for 48 times
+    both loads, then for the answers that the other engine has, its own load, and its turn."""
+    world = World(10, {"a": Engine(6, load_seconds=0.15), "b": Engine(6, load_seconds=0.15)})
+    scheduler = world.scheduler()
+    waits: list[float] = []
+
+    async def ask_for_ever(name: str) -> float:
+        while True:
+            waits.append(await answer(scheduler, name, 0.5))
+
+    clients = [asyncio.create_task(ask_for_ever(name)) for name in "ab" * 12]
+    await asyncio.sleep(600.0)
+    limit = 48 * (0.15 + 0.15)
+    assert limit < max(waits) <= limit + 0.5 + 0.1 + 0.15 + 12 / 2 * 0.5
+    assert len(world.started) <= 600.0 / limit + 2
+    await stop(scheduler, clients)
+
+
+@virtual
+async def test_a_lone_request_is_not_held_up_by_the_crowd_beside_it() -> None:
+    world = World(10, {"crowd": Engine(6, load_seconds=0.5), "lone": Engine(6, load_seconds=0.5)})
+    scheduler = world.scheduler()
+    requests = await flood(scheduler, "crowd", 1.5)
+    assert len(requests) > 2, "of a model that works on two at once"
+    assert await answer(scheduler, "lone", 1.0) < 10.0
+    await stop(scheduler, requests)
+
+
+@virtual
 async def test_a_flood_of_batch_requests_delays_nobody_by_more_than_the_answers_that_run() -> None:
     world = World(10, {"batch": Engine(6, load_seconds=2.0), "chat": Engine(6, load_seconds=0.5)})
     scheduler = world.scheduler()
