@@ -4,8 +4,8 @@ without an engine and without waiting. `scripts/bench scheduler` prints the tabl
 Load times, sizes and answer times are those that `scripts/bench contention` measured on two processors
 (docs/performance.md): an engine alone answers 8 requests a second one after another and 11.3 of four at once, and two
 engines share the processors. An answer therefore takes `work` * (1 + 0.6 * (sequences beside it in the engine)) *
-(engines that work) seconds. In 120 s the daemon gave 1,235 answers with 53 loads and llama-server's router 1,252 with 19;
-simulated, without the rule of crowds, 1,268 with 50 and 1,296 with 14.
+(engines that work) seconds. In 120 s the daemon, without the rule of crowds, gave 1,235 answers with 53 loads, and
+llama-server's router 1,252 with 19; simulated 1,268 with 50 and 1,296 with 14.
 """
 
 import heapq

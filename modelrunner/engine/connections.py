@@ -141,9 +141,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     def start(self, request: bytes, receiver: Receiver) -> None:
         """Begins an exchange. The connection must have none."""
-        self._pool._answered += self.good_bytes
         self._receiver = receiver
-        self._body = None
+        if self._body is not None:
+            self._pool._answered += self.good_bytes
+            self._body = None
         self._held_back = None
         self._interim = 0
         self.answered = self.begun = False
@@ -197,8 +198,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def received(self) -> tuple[int, bytes]:
-        """The bytes of the body so far and the last of them, with the framing of chunks where the receiver gets it;
-        0 and b"" for a body that came in one piece with its head."""
+        """The bytes of the body so far and the last of them, with the framing of chunks where the receiver gets it
+        (then only a piece of them for a receiver that is not told); 0 and b"" for a body that came in one piece with
+        its head."""
         return (self._body.size, self._body.tail) if self._body is not None else (0, b"")
 
     @property
@@ -289,7 +291,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._finish()
             return
         self._events = head.kind == b"text/event-stream"
-        self._body = body = head.body(length, splice=receiver.splices(head.status))
+        self._body = body = head.body(length, splice=receiver.splices(head.status), end=receiver.is_told)
         self._held_back = (head, length)
         self._hand_on(receiver, body, body.take(data))
 

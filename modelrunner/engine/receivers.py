@@ -11,7 +11,10 @@ FETCH_LIMIT = 16 << 20
 
 class Receiver(Protocol):
     """Takes an answer. The calls come in the order of the methods; `on_failure` may replace any of them and is the
-    last. All come from the event loop, none from inside `UpstreamPool.send`."""
+    last. All come from the event loop, none from inside `UpstreamPool.send`. One that `is_told` reads
+    `UpstreamConnection.received` at the end."""
+
+    is_told: bool
 
     def splices(self, status: int) -> bool:
         """Asked once the status is known: True takes a body of unknown length with its chunk framing."""
@@ -29,6 +32,8 @@ class Receiver(Protocol):
 
 class Collector:
     """A `Receiver`: `done` is the status and the body, or the failure."""
+
+    is_told = False
 
     def __init__(self) -> None:
         self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()

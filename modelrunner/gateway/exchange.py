@@ -48,9 +48,9 @@ class Exchange(Unasked):
     `lease` is None while the request waits for a runner."""
 
     __slots__ = (
-        *("_asked_at", "_end_turn", "_first_byte", "_id_line", "_ignored", "_is_told", "_passage", "_passed"),
-        *("_opening", "_received", "_refusal", "_retried", "_signs", "_status", "_trace", "_translation", "_upstream"),
-        *("lease", "on_data"),
+        *("_asked_at", "_end_turn", "_first_byte", "_id_line", "_ignored", "_opening", "_passage", "_passed"),
+        *("_received", "_refusal", "_retried", "_signs", "_status", "_trace", "_translation", "_upstream"),
+        *("is_told", "lease", "on_data"),
     )
 
     def __init__(self, pipeline: "Pipeline", ask: Inference, sink: Sink) -> None:
@@ -74,7 +74,7 @@ class Exchange(Unasked):
         self._retried = self._over = False
         self._asked_at, self._first_byte, self._status = 0.0, 0.0, 0
         self._time_limit = None
-        self._is_told = bool(ask.counted) or pipeline.observers.active
+        self.is_told = bool(ask.counted) or pipeline.observers.active
         self._trace = begun(ask.terms.traceparent) if pipeline.tracing else None
         self._received: tuple[int, bytes] = (0, b"")  # as of `UpstreamConnection`, once the answer is over
         self._opening = b""  # the first bytes of a stream whose family counts there
@@ -85,16 +85,16 @@ class Exchange(Unasked):
         if ask.fields.prepares or ask.alias is not None:
             self._do(self._prepare())
             return
-        route = ask.terms.route
+        terms = ask.terms
+        route, lease = terms.route, None
         try:
             target = pipeline.resolve.known.get((route.backend, ask.fields.model, route.mode))
-            if ask.terms.key is not None and ask.terms.key.key.models and target is not None:
-                ask.terms.check_model(target.spec.bundle)
+            if terms.key is not None and terms.key.key.models and target is not None:
+                terms.check_model(target.spec.bundle)
             if route.runner is not None:
                 lease = pipeline.lease_runner(ask, route.runner, target)
-            else:
-                terms, warm = ask.terms, pipeline.scheduler.warm
-                lease = warm(target, ask.keep_alive, terms.batch, terms.owner) if target is not None else None
+            elif target is not None:
+                lease = pipeline.scheduler.warm(target, ask.keep_alive, terms.batch, terms.owner)
             if lease is not None:
                 self._begin(lease)
         except ModelRunnerError as error:
@@ -140,9 +140,10 @@ class Exchange(Unasked):
         if ask.only_loads:
             self._answer_without_engine(self._dialect.loaded(ask))
             return
-        path, body, self._translation = self._dialect.request(ask, runner)
-        if not checked and (read := self._dialect.reads(ask, path, runner)) is not None:
-            self._ignored = unread(ask.body, path if self._dialect.refuses_unread else "", read)
+        dialect = self._dialect
+        path, body, self._translation = dialect.request(ask, runner)
+        if not checked and (read := dialect.reads(ask, path, runner)) is not None:
+            self._ignored = unread(ask.body, path if dialect.refuses_unread else "", read)
         if (defaults := runner.spec.bundle.defaults) is not None:
             body = filled(path, body, defaults)
         key = ask.terms.key
@@ -174,7 +175,7 @@ class Exchange(Unasked):
         return self._sink.takes_chunks and status == 200 and self._translation is None
 
     def on_head(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
-        if self._is_told:
+        if self.is_told:
             self._first_byte = perf_counter()
             if length == len(data):
                 self._received = length, data[-TAIL:]
@@ -227,7 +228,7 @@ class Exchange(Unasked):
         self._upstream = None  # the next request may have it
         assert upstream is not None
         assert lease is not None
-        if self._is_told and not self._received[0]:
+        if self.is_told and not self._received[0]:
             self._received = upstream.received
         if self._pipeline.quarantine.alert:
             self._pipeline.quarantine.answered(lease.runner.key, self.ask)
@@ -303,10 +304,11 @@ class Exchange(Unasked):
                 self.lease.abandon(self._upstream)
             else:
                 self.lease.release()
-        self._pipeline.running.discard(self)
-        self._pipeline.buffered -= len(self.ask.body)
-        if self._is_told:
-            self._tell(self._pipeline.observers)
+        pipeline = self._pipeline
+        pipeline.running.discard(self)
+        pipeline.buffered -= len(self.ask.body)
+        if self.is_told:
+            self._tell(pipeline.observers)
 
     def _tell(self, observers: Observers) -> None:
         record = self.record()

@@ -100,7 +100,7 @@ class _Together(Exchange):
 
     def __init__(self, pipeline: "Pipeline", ask: Inference, sink: Sink) -> None:
         super().__init__(pipeline, ask, sink)
-        self._is_told = False
+        self.is_told = False
 
 
 class _Gathering:

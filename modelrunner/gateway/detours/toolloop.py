@@ -47,7 +47,7 @@ class _Question(Exchange):
 
     def __init__(self, pipeline: "Pipeline", ask: Inference, loop: "_ToolLoop", dialect: TurnDialect) -> None:
         super().__init__(pipeline, ask, loop)
-        self._is_told = False
+        self.is_told = False
         self._dialect = self._turns = dialect
         self._loop = loop
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -24,7 +24,9 @@ _SLICE = 1 << 20  # bytes that one search covers: a search blocks every other th
 _MODEL = b'"model"'
 _OURS = b'"modelrunner_'
 _DIGITS_ONLY = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
-_LONGEST_NUMBER = b"0" * 309  # the digits of the largest double
+_LONGEST = 309  # the digits of the largest double
+_LAST_DIGIT = _LONGEST - 1
+_NUMBER = b"0" * _LONGEST
 _NUMBER_OR_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"|([0-9]{309})', re.DOTALL)
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\],]', re.DOTALL)
 _MOST_TOKENS = 1_000_000  # takes half a second; only a body with `"model"` more than once is searched so
@@ -41,9 +43,10 @@ class JsonBodies(Dialect):
         small = len(body) <= _SLICE
         try:
             # `replace` finds a byte faster than `count` does, and `rfind` below a text faster than `find`.
-            shallow = small and len(body) - len(body.replace(b"[", b"").replace(b"{", b"")) <= SURELY_SHALLOW
-            decode = self.decoder.decode
-            fields: Fields = decode(body) if shallow else decode_with_room(decode, body)
+            if small and len(body) - len(body.replace(b"[", b"").replace(b"{", b"")) <= SURELY_SHALLOW:
+                fields: Fields = self.decoder.decode(body)
+            else:
+                fields = decode_with_room(self.decoder.decode, body)
         except msgspec.ValidationError as error:
             raise _unlike_schema(error) from None
         except msgspec.DecodeError as error:
@@ -53,25 +56,28 @@ class JsonBodies(Dialect):
         if not body.isascii():
             _check_utf8(body)
         # A run of 309 digits covers one of the bytes 308, 617, ...: few bodies have a digit at such a place.
-        places = body[len(_LONGEST_NUMBER) - 1 :: len(_LONGEST_NUMBER)]
-        if places.translate(None, b"0123456789") != places and any(
-            _LONGEST_NUMBER in piece.translate(_DIGITS_ONLY) for piece in _slices(body, len(_LONGEST_NUMBER))
-        ):
+        places = body[_LAST_DIGIT::_LONGEST]
+        if places.translate(None, b"0123456789") != places:
             _check_numbers(body)
+        if not small:
+            self._check_large(body)
+            return fields
+        last = body.rfind(_MODEL)
         # A key may be written with escapes: \u0064 to \u006f are the letters of "model".
-        if small:
-            last = body.rfind(_MODEL)
-            single = last >= 0 and body.rfind(_MODEL, 0, last) < 0
-        else:
-            single = sum(piece.count(_MODEL) for piece in _slices(body, len(_MODEL))) == 1
         # `in` first takes the searched bytes for an integer and fails, which costs more than the search.
-        if not single or (
-            body.find(b"\\") >= 0 and any(b"\\u006" in piece for piece in ((body,) if small else _slices(body, 5)))
-        ):
+        if last < 0 or body.rfind(_MODEL, 0, last) >= 0 or (body.find(b"\\") >= 0 and body.find(b"\\u006") >= 0):
             _check_one_model(body)
-        if body.rfind(_OURS) >= 0 if small else any(_OURS in piece for piece in _slices(body, len(_OURS))):
+        if body.rfind(_OURS) >= 0:
             _check_ours(body, self.decoder.type.__struct_fields__)
         return fields
+
+    def _check_large(self, body: bytes) -> None:
+        """The searches of `read` in slices."""
+        models = sum(piece.count(_MODEL) for piece in _slices(body, len(_MODEL)))
+        if models != 1 or any(b"\\u006" in piece for piece in _slices(body, 5)):
+            _check_one_model(body)
+        if any(_OURS in piece for piece in _slices(body, len(_OURS))):
+            _check_ours(body, self.decoder.type.__struct_fields__)
 
     def reads(self, ask: "Inference", path: str, runner: "Runner") -> Collection[str] | None:
         return type(ask.fields).__struct_fields__
@@ -159,7 +165,8 @@ def _check_utf8(body: bytes) -> None:
 
 
 def _check_numbers(body: bytes) -> None:
-    if any(found[1] for found in _NUMBER_OR_STRING.finditer(body)):
+    found = any(_NUMBER in piece.translate(_DIGITS_ONLY) for piece in _slices(body, _LONGEST))
+    if found and any(number[1] for number in _NUMBER_OR_STRING.finditer(body)):
         raise BadRequest("the body has a number that is too large")
 
 
