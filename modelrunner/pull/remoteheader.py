@@ -14,7 +14,7 @@ from modelrunner.web.session import HubAnswer
 
 # Bytes in which the header is looked for, one after the other: 256,000 tokens of vocabulary take 10 MB.
 _ENDS = (2 << 20, 8 << 20, 24 << 20)
-_FILLING = b"\xff" * (8 << 20)
+_FILLED = 8 << 20  # bytes
 Ranged = Callable[[str, int], Awaitable[HubAnswer]]
 """Asks for the file with a Range header, `bytes=0-99`; the answer has at most so many bytes."""
 
@@ -61,7 +61,6 @@ def _header_in(beginning: bytes, size: int, path: Path) -> ModelHeader:
     behind it are such that a header which goes on there is invalid."""
     with open(path, "wb") as file:
         file.write(beginning)
-        if size > len(beginning):
-            file.write(_FILLING[: size - len(beginning)])
+        file.write(b"\xff" * min(_FILLED, size - len(beginning)))
         file.truncate(max(size, len(beginning)))
     return read_header(path)
