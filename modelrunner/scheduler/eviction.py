@@ -3,7 +3,8 @@
 A switch and back costs price = load(group's model) + load(runner). Let wait = min(patience, 8 * price); for a crowd,
 of more requests than an engine works on at once, min(crowd_patience, 48 * price).
 
-- An idle runner goes once it has been idle for load(runner), or the group has waited for `wait`.
+- An idle runner goes once it has been idle for load(runner), beside a crowd at least for `crowd_rest`, or the group
+  has waited for `wait`.
 - A busy runner is drained once it has been ready for `price`, and the group has waited for `wait`.
 - A runner that only a batch uses goes at once for an interactive request, and no runner that interactive requests use
   goes for a batch.
@@ -42,7 +43,7 @@ class _Victim(NamedTuple):
 
 class Eviction:
     """The candidates for eviction within one plan. `waited_for` are the keys that requests wait for, `urgent` those of
-    them with a request that does not yield to interactive ones."""
+    them with a request that does not yield to interactive ones. `crowded` is true if a crowd is among the requests."""
 
     def __init__(
         self,
@@ -52,8 +53,11 @@ class Eviction:
         memory: Allocation,
         policy: Policy,
         now: float,
+        *,
+        crowded: bool,
     ) -> None:
         self.waited_for, self.urgent, self.policy, self.now = waited_for, urgent, policy, now
+        self._rest = policy.crowd_rest if crowded else 0.0
         self._slots = sorted([slot for slot in slots if not slot.pinned], key=self.rank)
         self._memory = memory
         self._candidates: dict[bool, list[_Victim]] = {}  # for urgent groups, and for others
@@ -73,7 +77,7 @@ class Eviction:
             case Phase.STARTING:
                 return at_once if slot.key not in self.waited_for or (urgent and not interactive) else None
             case Phase.READY if not slot.leases:
-                return False, slot.last_used + self.policy.spare * load
+                return False, slot.last_used + max(self._rest, self.policy.spare * load)
             case Phase.READY if urgent is interactive:
                 return True, slot.ready_at
             case Phase.READY if urgent:

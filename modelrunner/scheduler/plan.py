@@ -262,7 +262,9 @@ class Plan:
     @cached_property
     def _eviction(self) -> Eviction:
         waited_for = {group.key for group in self._waiting}
-        return self.eviction(self.live.values(), waited_for, self._urgent, self.memory, self.policy, self.now)
+        crowded = any(group.is_crowd for group in self.state.groups)
+        slots = self.live.values()
+        return self.eviction(slots, waited_for, self._urgent, self.memory, self.policy, self.now, crowded=crowded)
 
     def _turn(self, slot: Slot, phase: Phase) -> bool:
         """Puts a runner to sleep, or wakes it, if it can sleep and there is room for the larger of both figures. A
