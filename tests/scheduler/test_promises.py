@@ -82,16 +82,6 @@ async def test_crowds_of_two_models_cost_few_loads_and_wait_no_longer_than_their
 
 
 @virtual
-async def test_a_lone_request_is_not_held_up_by_the_crowd_beside_it() -> None:
-    world = World(10, {"crowd": Engine(6, load_seconds=0.5), "lone": Engine(6, load_seconds=0.5)})
-    scheduler = world.scheduler()
-    requests = await flood(scheduler, "crowd", 1.5)
-    assert len(requests) > 2, "of a model that works on two at once"
-    assert await answer(scheduler, "lone", 1.0) < 10.0
-    await stop(scheduler, requests)
-
-
-@virtual
 async def test_a_flood_of_batch_requests_delays_nobody_by_more_than_the_answers_that_run() -> None:
     world = World(10, {"batch": Engine(6, load_seconds=2.0), "chat": Engine(6, load_seconds=0.5)})
     scheduler = world.scheduler()
