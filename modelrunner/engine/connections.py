@@ -14,7 +14,8 @@ import httptools
 
 from modelrunner.engine.receivers import Collector, Receiver
 from modelrunner.errors import EngineProtocolError
-from modelrunner.http.responses import HEAD_LIMIT, Body, CloseDelimitedBody, ResponseHead, parse_head
+from modelrunner.http.responsebodies import Body, CloseDelimitedBody
+from modelrunner.http.responses import ResponseHead, ResponseHeads
 from modelrunner.types import Endpoint
 
 _MOST_INTERIM = 16  # interim answers (1xx) before an answer
@@ -33,6 +34,7 @@ class UpstreamPool:
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
         self._closed = False
+        self._heads = ResponseHeads()
 
     def __repr__(self) -> str:
         return f"<UpstreamPool {self.endpoint}, {len(self._open)} open, {len(self._idle)} idle>"
@@ -90,7 +92,8 @@ class UpstreamPool:
 
 def build_request(method: str, path: str, body: bytes, headers: bytes = b"") -> bytes:
     """Returns a request in the form that every engine accepts. `headers` are whole lines, each ended by CRLF."""
-    return b"%bContent-Length: %d\r\n%b\r\n%b" % (_request_start(method, path), len(body), headers, body)
+    length = b"Content-Length: %d\r\n" % len(body)
+    return b"".join((_request_start(method, path), length, headers, b"\r\n", body))
 
 
 @lru_cache(maxsize=64)
@@ -265,15 +268,12 @@ class UpstreamConnection(asyncio.Protocol):
             receiver.on_failure(error)
 
     def _read_head(self, receiver: Receiver, data: bytes) -> None:
-        data = self._head + data
+        data = self._head + data if self._head else data
         while True:
-            end = data.find(b"\r\n\r\n") + 4
-            if end > HEAD_LIMIT or (end < 4 and len(data) > HEAD_LIMIT):
-                raise EngineProtocolError("the head of the engine's answer is too large")
-            if end < 4:
+            head, length, end = self._pool._heads.read(data)
+            if head is None:
                 self._head = data
                 return
-            head, length = parse_head(data[:end])
             data = data[end:]
             if head.status >= 200:
                 break

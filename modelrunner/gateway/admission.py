@@ -22,7 +22,7 @@ class AdmittedHead:
     """The head of an admitted request, and the API key that it was admitted with. `terms` is None for a request that is
     not inference, which aiohttp answers. `length` is the Content-Length in bytes, -1 for none; a cached head may stand
     for other lengths. `origin` is the allowed web page that sends the request, if any, and `cors` the answer's fields
-    for it. `request_id` is the client's own."""
+    for it. `request_id` is the client's own. `generation` is that of the access rules."""
 
     line: RequestLine
     terms: Terms | None
@@ -34,6 +34,7 @@ class AdmittedHead:
     keep_alive: bool
     expects: bool
     key: KeyHolder | None
+    generation: int
 
 
 class Admission:
@@ -46,7 +47,7 @@ class Admission:
         """Checks a head that `part_length` has split. A new generation of the access rules invalidates the cache.
         Raises `ModelRunnerError`."""
 
-    def _read(self, before: bytes, after: bytes, access_generation: int) -> AdmittedHead:
+    def _read(self, before: bytes, after: bytes, generation: int) -> AdmittedHead:
         head = self._parse(with_length(before, after))
         line, terms = head.line, None
         origin = self._pipeline.admit(head.get, line.authority, local=self._local)
@@ -66,6 +67,7 @@ class Admission:
             head.keep_alive,
             head.get("expect") is not None,
             key,
+            generation,
         )
 
     def identify(self, data: bytes) -> tuple[str, str | None]:

@@ -3,13 +3,10 @@
 import asyncio
 from functools import lru_cache
 from http import HTTPStatus
-from time import time
 from typing import Protocol
-from wsgiref.handlers import format_date_time
 
 from modelrunner.http.answers import Header, cors
-from modelrunner.http.limits import Limits
-from modelrunner.http.listener import unsent
+from modelrunner.http.listener import Listener, unsent
 
 _STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 
@@ -30,8 +27,9 @@ class Answers(asyncio.Protocol):
     """The base of a client's connection. It writes the answers of exchanges and of aiohttp; a subclass ends them.
     `keep_alive` is true if the connection takes another request, `takes_chunks` if its client knows HTTP/1.1."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._limits = listener.limits
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made, before all else
         self.keep_alive = True
@@ -53,7 +51,7 @@ class Answers(asyncio.Protocol):
         else:
             self.keep_alive = False
         start = _start(status, headers, self._cors, not self.takes_chunks, self.keep_alive)
-        self.write(b"%b%b%b\r\n%b" % (start, _date(int(time())), own, data))
+        self.write(b"".join((start, self._listener.date, own, b"\r\n", data)))
 
     def write(self, data: bytes) -> None:
         # uvloop raises on a broken connection that it has not reported yet.
@@ -99,8 +97,3 @@ def _start(
     elif http_1_0:
         lines.append(b"Connection: keep-alive\r\n")
     return b"".join(lines)
-
-
-@lru_cache(maxsize=1)
-def _date(second: int) -> bytes:
-    return b"Date: %b\r\n" % format_date_time(second).encode()

@@ -17,7 +17,7 @@ from modelrunner.gateway.waiting import fault
 from modelrunner.http.answers import cors
 from modelrunner.http.listener import Listener, hung_up, peer_of, sever
 from modelrunner.http.requests import RequestBody, check_unfinished, head_to_hand_over, path_of
-from modelrunner.http.responses import part_length
+from modelrunner.http.responses import NO_HEAD, part_length, same_head
 from modelrunner.keys.ring import Scope
 
 _LINGER = 5.0  # seconds for a refused client to stop sending, so that it can read the reason
@@ -33,13 +33,14 @@ class ClientConnection(Answers):
     def __init__(
         self, pipeline: Pipeline, listener: Listener, admission: Admission, fallback: Callable[[], asyncio.Protocol]
     ) -> None:
-        super().__init__(pipeline.limits)
-        self._pipeline, self._listener, self._admission = pipeline, listener, admission
+        super().__init__(listener)
+        self._pipeline, self._admission = pipeline, admission
         self._fallback = fallback
         self._patience = Patience(pipeline.held_back)
         self.peer = ""
         self._data = b""
         self._admitted: AdmittedHead | None = None
+        self._before, self._after = NO_HEAD  # the parts of its head
         self._body: RequestBody | None = None  # an incomplete one
         self._pieces: list[bytes] = []  # of an inference request's body
         self._deadline = _NEVER
@@ -153,9 +154,11 @@ class ClientConnection(Answers):
             return
         if data[:2] == b"\r\n":  # RFC 9112, 2.2: one empty line before a request is allowed
             data = data[2:]
-        end = data.find(b"\r\n\r\n") + 4
+        length, end = same_head(data, self._before, self._after)
+        if not end:
+            end = data.find(b"\r\n\r\n") + 4
         if 4 <= end <= self._limits.head:
-            self._read_head(data, end)
+            self._read_head(data, end, length)
         elif self._half_closed:  # the rest will not come
             self._leave()
             self._transport.close()
@@ -173,13 +176,14 @@ class ClientConnection(Answers):
         else:
             self._deadline = min(self._deadline, self._loop.time() + self._limits.header_timeout)
 
-    def _read_head(self, data: bytes, end: int) -> None:
+    def _read_head(self, data: bytes, end: int, length: int) -> None:
+        """`length` is that of the body if the head was admitted before, else -1."""
         self._deadline = _NEVER
         self.keep_alive = False
         try:
-            before, after, length = part_length(data[:end])
-            admitted = self._admission.read(before, after, self._pipeline.access.generation)
-            length = admitted.length if length is None else length
+            admitted = self._admitted
+            if length < 0 or admitted is None or admitted.generation != self._pipeline.access.generation:
+                admitted, length = self._admit(data[:end])
             body = data[end : end + length] if 0 < length <= len(data) - end else b""  # whole, as usual
             if admitted.terms is not None:
                 if admitted.key is not None and not admitted.key.may_always_ask:
@@ -190,7 +194,6 @@ class ClientConnection(Answers):
             self._cors = cors(origin)
             self._refuse(error, ask_id, path_of(data), bare=data.startswith(b"HEAD "))
             return
-        self._admitted = admitted
         self._cors = admitted.cors
         self.keep_alive = admitted.keep_alive and not self._listener.draining
         self.takes_chunks = not admitted.line.http_1_0
@@ -199,6 +202,13 @@ class ClientConnection(Answers):
             self._ask(admitted.terms, body)
         else:
             self._begin_body(admitted, None if admitted.chunked else max(length, 0), data[:end], data[end:])
+
+    def _admit(self, head: bytes) -> tuple[AdmittedHead, int]:
+        """Returns the admitted head and the length of its body in bytes, -1 for none. Raises `ModelRunnerError`."""
+        before, after, length = part_length(head)
+        self._admitted = admitted = self._admission.read(before, after, self._pipeline.access.generation)
+        self._before, self._after = (before, after) if length is not None else NO_HEAD
+        return admitted, admitted.length if length is None else length
 
     def _begin_body(self, admitted: AdmittedHead, length: int | None, head: bytes, data: bytes) -> None:
         self._data = b""
@@ -240,25 +250,22 @@ class ClientConnection(Answers):
 
     # the work
 
-    def _ask(self, terms: Terms, body: bytes) -> None:
-        if len(body) > LARGE:
+    def _ask(self, terms: Terms, body: bytes, found: Fields | Exception | None = None) -> None:
+        """`found` are the fields of a large body, or the fault in it, once it is decoded."""
+        if len(body) > LARGE and found is None:
             unbuffer = self._pipeline.unbuffer
-            self._work = Decoding(terms.route.dialect, body, lambda found: self._begin(terms, body, found), unbuffer)
-        else:
-            self._begin(terms, body, None)
-
-    def _begin(self, terms: Terms, body: bytes, found: Fields | Exception | None) -> None:
+            self._work = Decoding(terms.route.dialect, body, lambda found: self._ask(terms, body, found), unbuffer)
+            return
         ask_id = terms.request_id or new_request_id()
         try:
             if isinstance(found, Exception):
                 raise found
-            exchange = self._pipeline.exchange(terms, body, ask_id, self, found, peer=self.peer)
+            self._work = exchange = self._pipeline.exchange(terms, body, ask_id, self, found, peer=self.peer)
         except Exception as raised:
             error = raised if isinstance(raised, ModelRunnerError) else fault(ask_id)
             self._pipeline.unbuffer(len(body))
             self._turn_down(error, ask_id, terms)
         else:
-            self._work = exchange
             exchange.start()
 
     def _turn_down(self, error: ModelRunnerError, ask_id: str, terms: Terms) -> None:
@@ -289,16 +296,13 @@ class ClientConnection(Answers):
 
     def finish(self) -> None:
         self._work = None
-        now = self._loop.time()
-        if (
-            self._body is not None
-        ):  # the answer came before the end of the body: the next request cannot be distinguished from the rest
+        if self._body is not None:  # the answer came before the end of the body, whose rest is no next request
             self._linger()
         elif not self.keep_alive or (self._half_closed and not self._data):
-            self._deadline = now + self._limits.write_stall
+            self._deadline = self._loop.time() + self._limits.write_stall
             self._transport.close()
         else:
-            self._deadline = now + self._limits.idle
+            self._deadline = self._listener.looked_at + self._limits.idle
             if self._data:
                 self._loop.call_soon(self._advance)
             if not self._reading:

@@ -4,7 +4,6 @@ A warm request is callbacks only: `start` sends it to the engine, the engine's c
 A task exists only while something is waited for: a runner, or the reason why an engine went away.
 """
 
-import asyncio
 from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from modelrunner.gateway.observers import Observers, RequestRecord, record_of
 from modelrunner.gateway.passage import Passage
 from modelrunner.gateway.render import (
     ID_LINE,
-    WARM_TIMING,
+    WARM_TIMINGS,
     EngineRefusal,
     EngineRefused,
     engine_headers,
@@ -31,16 +30,14 @@ from modelrunner.gateway.tokens import NONE, tokens_of
 from modelrunner.gateway.toolchoice import chosen
 from modelrunner.gateway.tracecontext import begun
 from modelrunner.gateway.unreadfields import unread
-from modelrunner.gateway.waiting import SignsOfLife, Unasked, fault
+from modelrunner.gateway.waiting import SideWork, SignsOfLife, Unasked, fault
 from modelrunner.http.answers import Header
-from modelrunner.http.responses import TAIL
+from modelrunner.http.responsebodies import TAIL
 from modelrunner.scheduler import Lease
 from modelrunner.types import NO_LIMITS
 
 if TYPE_CHECKING:
     from modelrunner.gateway.pipeline import Pipeline
-
-_TURN = 5.0  # seconds after which a suspect that was asked again is no longer asked alone
 
 
 class Exchange(Unasked):
@@ -48,8 +45,8 @@ class Exchange(Unasked):
     `lease` is None while the request waits for a runner."""
 
     __slots__ = (
-        *("_asked_at", "_end_turn", "_first_byte", "_id_line", "_ignored", "_opening", "_passage", "_passed"),
-        *("_received", "_refusal", "_retried", "_signs", "_status", "_trace", "_translation", "_upstream"),
+        *("_asked_at", "_first_byte", "_id_line", "_ignored", "_opening", "_passage", "_passed"),
+        *("_received", "_refusal", "_retried", "_status", "_trace", "_translation", "_upstream"),
         *("is_told", "lease", "on_data"),
     )
 
@@ -61,9 +58,7 @@ class Exchange(Unasked):
         self._id_line = ID_LINE % ask.request_id.encode()
         self.lease: Lease | None = None
         self._upstream: UpstreamConnection | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._signs: SignsOfLife | None = None  # while the request waits
-        self._end_turn: Callable[[], None] | None = None  # of a suspect that is asked again
+        self._side: SideWork | None = None
         self._refusal: EngineRefusal | None = None  # an engine's error while it arrives
         self._translation: Translation | None = None
         self._passage: Passage | None = None  # None where the answer goes to the sink just as it comes
@@ -73,7 +68,6 @@ class Exchange(Unasked):
         self._passed = False  # the engine's answer began to go to the client
         self._retried = self._over = False
         self._asked_at, self._first_byte, self._status = 0.0, 0.0, 0
-        self._time_limit = None
         self.is_told = bool(ask.counted) or pipeline.observers.active
         self._trace = begun(ask.terms.traceparent) if pipeline.tracing else None
         self._received: tuple[int, bytes] = (0, b"")  # as of `UpstreamConnection`, once the answer is over
@@ -106,7 +100,7 @@ class Exchange(Unasked):
         if lease is None:
             self._do(self._wait())
             if ask.fields.stream and not ask.only_loads:
-                self._signs = SignsOfLife(pipeline, ask, self._say)
+                self._beside().signs = SignsOfLife(pipeline, ask, self._say)
 
     def pause(self) -> None:
         if self._upstream is not None:
@@ -132,8 +126,8 @@ class Exchange(Unasked):
     # asking the engine
 
     def _begin(self, lease: Lease, *, fresh: bool = False, checked: bool = False) -> None:
-        if self._signs is not None:
-            self._signs.stop()
+        if self._side is not None:
+            self._side.leased()
         self.lease = lease
         self._asked_at = perf_counter()
         ask, runner = self.ask, lease.runner
@@ -158,8 +152,8 @@ class Exchange(Unasked):
             body = chosen(path, body, runner.chooses_by_word)
         if self._pipeline.quarantine.alert:
             self._pipeline.quarantine.check(runner.key, ask)
-        if self._end_turn is not None:
-            asyncio.get_running_loop().call_later(_TURN, self._end_turn)
+        if self._side is not None:
+            self._side.asked()
         headers = self._id_line if self._trace is None else self._id_line + self._trace.line
         self._upstream = runner.upstream.send(build_request("POST", path, body, headers), self, fresh=fresh)
 
@@ -181,19 +175,26 @@ class Exchange(Unasked):
                 self._received = length, data[-TAIL:]
             elif self._dialect.counts_at_start and self.ask.fields.stream:
                 self._opening = data[:TAIL]
-        if self._end_turn is not None:
-            self._end_turn()
-        if status == 200 and length == 0 and not any(name == b"content-type" for name, _ in headers):
-            raise EngineProtocolError("the engine's answer is empty")
+        if self._side is not None:
+            self._side.answered()
         if status != 200:
             self._refusal = EngineRefusal(status)
             self.on_data = self._refusal.add
             self.on_data(data)
+            return
+        if length == 0 and not any(name == b"content-type" for name, _ in headers):
+            raise EngineProtocolError("the engine's answer is empty")
+        if self._translation is None and not self._responded:
+            assert self.lease is not None
+            self._passed = True
+            self.on_data = self._sink.write
+            passed = engine_headers(headers, self.lease.variant, self._ignored, self.ask.chosen)
+            self._respond(200, passed, length, data)
         else:
-            self._answer(headers, length, data)
+            self._answer_anew(headers, length, data)
 
-    def _answer(self, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
-        """Begins the client's answer with the engine's."""
+    def _answer_anew(self, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
+        """Begins an answer that is translated or framed anew."""
         assert self.lease is not None
         translation = self._translation
         if translation is not None and translation.whole:
@@ -201,11 +202,6 @@ class Exchange(Unasked):
             self.on_data(data)
             return
         self._passed = True
-        if translation is None and not self._responded:
-            self.on_data = self._sink.write
-            passed = engine_headers(headers, self.lease.variant, self._ignored, self.ask.chosen)
-            self._respond(200, passed, length, data)
-            return
         framing = self._sink.takes_chunks and (translation is not None or (self._responded and length is not None))
         if not self._responded:  # else the client got its head while the request waited
             headers = engine_headers(headers, self.lease.variant, self._ignored, self.ask.chosen)
@@ -266,7 +262,7 @@ class Exchange(Unasked):
         """Nothing of an answer went out. An engine that died before its first byte is asked once more, anew."""
         again = untouched and not self._retried and self.ask.terms.route.runner is None
         self._retried = True
-        self._end_turn = await self._pipeline.quarantine.second_try(lease, self.ask, error, allowed=again)
+        self._beside().end_turn = await self._pipeline.quarantine.second_try(lease, self.ask, error, allowed=again)
         self.lease = None
         await self._wait()
 
@@ -282,23 +278,20 @@ class Exchange(Unasked):
     def _respond(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
         self._responded, self._status = True, status
         lease, arrived = self.lease, self.ask.arrived
-        timing = WARM_TIMING % ((self._asked_at - arrived) * 1e3)
         if lease is None:
             timing = server_timing(perf_counter() - arrived, 0.0, 0.0)
-        elif lease.waited:
-            timing = server_timing(lease.waited - lease.loaded, lease.loaded, self._asked_at - arrived - lease.waited)
+        else:
+            ours = self._asked_at - arrived - lease.waited
+            if lease.waited or ours >= 1e-3:
+                timing = server_timing(lease.waited - lease.loaded, lease.loaded, ours)
+            else:
+                timing = WARM_TIMINGS[int(ours * 1e6)]
         self._sink.respond(status, headers, self._id_line + timing, length, data)
 
     def _close(self) -> None:
         self._over = True
-        if self._signs is not None:
-            self._signs.stop()
-        if self._task is not None and self._task is not asyncio.current_task():
-            self._task.cancel()
-        if self._end_turn is not None:
-            self._end_turn()
-        if self._time_limit is not None:
-            self._time_limit.cancel()
+        if self._side is not None:
+            self._side.stop()
         if self.lease is not None:
             if self._upstream is not None:
                 self.lease.abandon(self._upstream)

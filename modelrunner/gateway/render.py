@@ -67,8 +67,8 @@ def server_timing(queue: float, load: float, proxy: float) -> bytes:
     return b"Server-Timing: queue;dur=%.1f, load;dur=%.1f, proxy;dur=%.3f\r\n" % times
 
 
-WARM_TIMING = b"Server-Timing: queue;dur=0.0, load;dur=0.0, proxy;dur=%.3f\r\n"
-"""The same for a request that waited for nothing; `proxy` in milliseconds."""
+WARM_TIMINGS = tuple(server_timing(0.0, 0.0, microseconds / 1e6) for microseconds in range(1000))
+"""The same for requests that waited for nothing, by the microseconds of the proxy."""
 
 
 def chunk(data: bytes) -> bytes:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+_TURN = 5.0  # seconds after which a suspect that was asked again is no longer asked alone
 
 
 def guarded(
@@ -71,22 +72,63 @@ class SignsOfLife:
         self._next = self._loop.call_later(every, self._give)
 
 
+class SideWork:
+    """What goes on for a request beside the callbacks of its connections, and ends with it. Few requests have any.
+    `task` is where it waits, `signs` are those of life meanwhile. `time_limit` ends it, `end_turn` its turn among the
+    suspects that are asked again, one at a time."""
+
+    __slots__ = ("end_turn", "signs", "task", "time_limit")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.signs: SignsOfLife | None = None
+        self.time_limit: asyncio.TimerHandle | None = None
+        self.end_turn: Callable[[], None] | None = None
+
+    def leased(self) -> None:
+        """The request waits no more."""
+        if self.signs is not None:
+            self.signs.stop()
+
+    def asked(self) -> None:
+        """Its engine is asked: a turn ends with the first byte of the answer, or after a while."""
+        if self.end_turn is not None:
+            asyncio.get_running_loop().call_later(_TURN, self.end_turn)
+
+    def answered(self) -> None:
+        if self.end_turn is not None:
+            self.end_turn()
+
+    def stop(self) -> None:
+        """Ends all of it, but for the task that calls this."""
+        self.leased()
+        self.answered()
+        if self.task is not None and self.task is not asyncio.current_task():
+            self.task.cancel()
+        if self.time_limit is not None:
+            self.time_limit.cancel()
+
+
 class Unasked(ABC):
     """The half of an exchange in which its engine was not asked yet, with the work that waits in a task."""
 
-    __slots__ = ("_dialect", "_error", "_over", "_pipeline", "_responded", "_sink", "_task", "_time_limit", "ask")
+    __slots__ = ("_dialect", "_error", "_over", "_pipeline", "_responded", "_side", "_sink", "ask")
     _pipeline: "Pipeline"
     _dialect: Dialect
     _sink: Sink
-    _task: asyncio.Task[None] | None
-    _time_limit: asyncio.TimerHandle | None
+    _side: SideWork | None
     _error: ModelRunnerError | None
     _over: bool
     _responded: bool
     ask: Inference
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        self._task = guarded(work, self.ask.request_id, self._refuse)
+        self._beside().task = guarded(work, self.ask.request_id, self._refuse)
+
+    def _beside(self) -> SideWork:
+        if self._side is None:
+            self._side = SideWork()
+        return self._side
 
     async def _wait(self) -> None:
         lease = await self._pipeline.lease(self.ask)
@@ -115,9 +157,9 @@ class Unasked(ABC):
         limits = lease.limits if key is None else lease.limits.least(key.limits)
         if limits is NO_LIMITS:
             return body
-        if limits.seconds is not None and self._time_limit is None:
+        if limits.seconds is not None and (side := self._beside()).time_limit is None:
             error = RequestTooLong(f"the engine has worked {limits.seconds:g} s on this request: its limit")
-            self._time_limit = asyncio.get_running_loop().call_later(limits.seconds, self._refuse, error)
+            side.time_limit = asyncio.get_running_loop().call_later(limits.seconds, self._refuse, error)
         return body if limits.tokens is None else with_most_tokens(path, body, limits.tokens)
 
     def _answer_without_engine(self, data: bytes) -> None:

@@ -10,6 +10,7 @@ import struct
 import sys
 import termios
 from collections import Counter, deque
+from email.utils import formatdate
 from typing import Protocol
 
 from modelrunner.http.limits import Limits
@@ -37,7 +38,8 @@ class Connection(Protocol):
 
 class Listener:
     """When the listener is full, a new client replaces the client that has been idle the longest. So clients that only
-    hold connections cannot block others."""
+    hold connections cannot block others. The listener looks after its connections every `check_every` seconds: last at
+    `looked_at`, in the loop's time. `date` is the line of an answer's head with the time of that look."""
 
     def __init__(self, limits: Limits, *, local: bool) -> None:
         self.limits = limits
@@ -47,6 +49,8 @@ class Listener:
         self._peers: Counter[str] = Counter()
         self._refused: deque[Connection] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self.looked_at = 0.0
+        self.date = b""
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -62,7 +66,7 @@ class Listener:
             if len(self._refused) > _MOST_REFUSED:
                 self._remove(self._refused[0])
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.limits.check_every, self._sweep)
+            self._sweep()
         return room
 
     def _make_room(self, peer: str) -> bool:
@@ -108,7 +112,8 @@ class Listener:
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self.limits.check_every, self._sweep)
-        now = loop.time()
+        self.looked_at = now = loop.time()
+        self.date = b"Date: %b\r\n" % formatdate(usegmt=True).encode()
         for connection in list(self._connections):
             connection.check(now)
 

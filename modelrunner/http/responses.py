@@ -1,73 +1,58 @@
-"""An engine's answer as HTTP/1.1: its head, and the end of its body.
+"""The head of an engine's answer as HTTP/1.1, and heads that come again with another length of their body.
 
-llhttp reads the head and checks the chunks. The bytes of a chunked body can pass unchanged, framing included: then
-llhttp only has to find the end, and a chunk costs one call.
+llhttp accepts what HTTP allows, except where a client could read the answer in two ways: a repeated field that the
+client gets, or a head above `HEAD_LIMIT`. Such an answer becomes 502."""
 
-The parser accepts what HTTP allows, except where a client could read the answer in two ways: a repeated field that the
-client gets, trailers, bytes after the end, a head above `HEAD_LIMIT`. Such an answer becomes 502. Chunk extensions
-pass, since a receiver ignores them (RFC 9112, 7.1.1)."""
-
-import re
 from functools import lru_cache
-from typing import Protocol
 
 import httptools
 
 from modelrunner.errors import EngineProtocolError
+from modelrunner.http.responsebodies import (
+    Body,
+    ChunkedBody,
+    ChunkedBodyAsSent,
+    ChunkedBodyWithEnd,
+    CloseDelimitedBody,
+    SizedBody,
+)
 
 HEAD_LIMIT = 64 << 10
 """The limit of an answer's head, in bytes."""
 _MOST_DIGITS = 15
+NO_HEAD = (b"\n", b"\n")
+"""The parts of no head."""
 _HANDED_ON_ONCE = (b"content-type", b"content-language", b"retry-after")
-_END = re.compile(rb"\r\n0+(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n\r\n\Z")
-_LAST_CHUNK = b"0\r\n\r\n"
-_USUAL_END = b"\r\n" + _LAST_CHUNK
-_MOST_PIECES = 32  # of the end of a body, before they are joined
-_SHORT = 64  # bytes: a longer piece has the end of its event, or of the body, to itself
-TAIL = 1536
-"""Bytes at the end of a body that are kept: an engine tells there how many tokens it counted."""
-_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
-_LAST_EVENTS = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
-"""A part of the last event of a stream: OpenAI's completions, Anthropic's messages, OpenAI's responses."""
-_JSON_TOKEN = re.compile(rb'["{}\[\]]|\\.?', re.DOTALL)
-_CHUNKED_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 
 def part_length(head: bytes) -> tuple[bytes, bytes, int | None]:
-    """Splits a head at its Content-Length. Returns the parts before and after it, and the length in bytes; the head,
-    b"" and None if it has no Content-Length in a usual form. Heads of one peer usually differ only in Content-Length,
-    so parsed heads are cached by these two parts."""
-    before, name, rest = head.partition(b"\r\nContent-Length: ")
-    if not name:
-        before, name, rest = head.partition(b"\r\ncontent-length: ")
-    digits, _, after = rest.partition(b"\r\n")
+    """Splits a head around the digits of its Content-Length. Returns the parts before and after them, and the length in
+    bytes; the head, b"" and None if it has no Content-Length in a usual form. Heads of one peer usually have the same
+    parts, so checked heads are cached by them."""
+    name, found, rest = head.partition(b"\r\nContent-Length: ")
+    if not found:
+        name, found, rest = head.partition(b"\r\ncontent-length: ")
+    digits, line_end, after = rest.partition(b"\r\n")
     if not digits.isdigit() or len(digits) > _MOST_DIGITS:
         return head, b"", None
-    return before, after, int(digits)
+    return name + found, line_end + after, int(digits)
 
 
 def with_length(before: bytes, after: bytes) -> bytes:
     """Joins the two parts of `part_length`, with a length of 1 between them."""
-    return before + b"\r\nContent-Length: 1\r\n" + after if after else before
+    return before + b"1" + after if after else before
 
 
-class Body(Protocol):
-    """Reads a body. `done` is true after its last byte. `size` counts the bytes that `take` returned, and `tail` has
-    the last of them: at least `TAIL`, if there were so many and `ResponseHead.body` was asked for the `end`."""
-
-    done: bool
-    size: int
-
-    @property
-    def tail(self) -> bytes: ...
-
-    def take(self, data: bytes) -> bytes:
-        """Returns the client's bytes for `data`, perhaps none. Raises `EngineProtocolError`,
-        `httptools.HttpParserError`."""
-
-    def at_event_boundary(self) -> bool:
-        """True if the returned bytes end after a whole server-sent event (and chunk), so that another event could
-        follow."""
+def same_head(data: bytes, before: bytes, after: bytes) -> tuple[int, int]:
+    """Returns the Content-Length of the head that `data` begins with and the end of that head, if its parts are these,
+    which `part_length` has found in another head; else (-1, 0)."""
+    if data.startswith(before):
+        start = len(before)
+        end = data.find(b"\r", start, start + _MOST_DIGITS + 1)
+        digits = data[start:end]
+        if end > 0 and digits.isdigit() and data.startswith(after, end):
+            return int(digits), end + len(after)
+    return -1, 0
 
 
 class ResponseHead:
@@ -112,215 +97,33 @@ class ResponseHead:
         return ChunkedBodyWithEnd() if end else ChunkedBodyAsSent()
 
 
-def parse_head(data: bytes) -> tuple[ResponseHead, int | None]:
-    """Parses a complete head and returns it with the length of its body, None if that is unknown. Parsed heads are
-    cached. Raises `EngineProtocolError`."""
-    before, after, length = part_length(data)
-    head = _remembered(before, after)
-    return head, head.length if length is None or head.length != 1 else length
+class ResponseHeads:
+    """Reads the heads of one engine's answers. The last one, with any length of the body, is recognized without
+    parsing; others that came before are cached."""
+
+    def __init__(self) -> None:
+        self._before, self._after = NO_HEAD
+        self._last: ResponseHead | None = None
+
+    def read(self, data: bytes) -> tuple[ResponseHead | None, int | None, int]:
+        """Returns the head that `data` begins with, the length of its body in bytes, None if that is unknown, and where
+        the head ends. The head is None while it is incomplete. Raises `EngineProtocolError`."""
+        size, end = same_head(data, self._before, self._after)
+        if end:
+            return self._last, size, end
+        end = data.find(b"\r\n\r\n") + 4
+        if end > HEAD_LIMIT or (end < 4 and len(data) > HEAD_LIMIT):
+            raise EngineProtocolError("the head of the engine's answer is too large")
+        if end < 4:
+            return None, None, 0
+        before, after, length = part_length(data[:end])
+        head = _parsed(before, after)
+        if length is None or head.length != 1:  # 1 stands for any
+            return head, head.length, end
+        self._before, self._after, self._last = before, after, head
+        return head, length, end
 
 
 @lru_cache(maxsize=256)
-def _remembered(before: bytes, after: bytes) -> ResponseHead:
+def _parsed(before: bytes, after: bytes) -> ResponseHead:
     return ResponseHead(with_length(before, after))
-
-
-class SizedBody:
-    """A body with a Content-Length."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-        self.size, self.tail = 0, b""
-        self.done = length == 0
-
-    def take(self, data: bytes) -> bytes:
-        self.size += len(data)
-        if self.size > self._length:
-            raise EngineProtocolError("the engine's answer is longer than it announced")
-        self.tail = data[-TAIL:] if len(data) >= TAIL else self.tail[-TAIL:] + data
-        self.done = self.size == self._length
-        return data
-
-    def at_event_boundary(self) -> bool:
-        return False
-
-
-class CloseDelimitedBody:
-    """A body that ends with the connection (RFC 9112, 6.3), returned in chunks with `splice`. The end of a connection
-    does not distinguish a complete body from a cut one, so events and JSON (by `kind`, the media type) must have an end
-    of their own."""
-
-    def __init__(self, splice: bool, kind: bytes) -> None:
-        self._splice = splice
-        self._events = kind == b"text/event-stream"
-        self._json = _JsonEnd() if kind == b"application/json" else None
-        self.tail = b"\n\n"
-        self.size = 0
-        self.done = False
-
-    def take(self, data: bytes) -> bytes:
-        if not data:
-            return b""
-        self.size += len(data)
-        self.tail = (self.tail + data)[-TAIL:]
-        if self._json is not None:
-            self._json.take(data)
-        return b"%x\r\n%b\r\n" % (len(data), data) if self._splice else data
-
-    def end(self) -> bytes:
-        """Returns the last bytes at the end of the connection. Raises `EngineProtocolError` for a cut body."""
-        whole = self._json.whole if self._json is not None else not self._events or self._last_event_came()
-        if not whole:
-            raise EngineProtocolError("the engine closed the connection in the middle of its answer")
-        self.done = True
-        return _LAST_CHUNK if self._splice else b""
-
-    def _last_event_came(self) -> bool:
-        """A single event that is longer than the kept bytes counts as complete."""
-        last = self.tail.replace(b"\r\n", b"\n").removesuffix(b"\n\n").rpartition(b"\n\n")
-        known = any(mark in last[2] for mark in _LAST_EVENTS) or (not last[1] and len(self.tail) == TAIL)
-        return known and self.at_event_boundary()
-
-    def at_event_boundary(self) -> bool:
-        return self.tail.endswith(_EVENT_ENDS)
-
-
-class _JsonEnd:
-    """Detects the end of a JSON text that comes in pieces: every bracket is closed."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._escape = b""  # a backslash at the end of a piece
-        self._begun = False
-
-    def take(self, data: bytes) -> None:
-        data, self._escape = self._escape + data, b""
-        self._begun = self._begun or not data.isspace()
-        for found in _JSON_TOKEN.finditer(data):
-            token = found[0]
-            if token == b"\\":
-                self._escape = token
-            elif token == b'"':
-                self._in_string = not self._in_string
-            elif not self._in_string and len(token) == 1:
-                self._depth += 1 if token in b"{[" else -1
-
-    @property
-    def whole(self) -> bool:
-        return self._begun and not self._depth and not self._in_string
-
-
-class _ChunkReader:
-    """Parses a chunked body with llhttp."""
-
-    def __init__(self) -> None:
-        self.done = False
-        self._begun = False
-        self._parser = httptools.HttpResponseParser(self)
-        self._parser.feed_data(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-
-    def on_message_begin(self) -> None:
-        if self._begun:
-            raise EngineProtocolError("the engine sent more than one answer")
-        self._begun = True
-
-    def on_message_complete(self) -> None:
-        self.done = True
-
-    def _feed(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserCallbackError as error:
-            raise EngineProtocolError("the engine sent more than one answer") from error
-
-
-class ChunkedBodyAsSent(_ChunkReader):
-    """A chunked body that keeps its framing. It must end with a bare last chunk, so that no byte after it reaches the
-    client. Its `tail` is the last piece, with what came before a short one."""
-
-    def __init__(self) -> None:
-        self.size, self.tail = 0, b"\r\n"
-        super().__init__()
-
-    def take(self, data: bytes) -> bytes:
-        try:  # as `_feed`, without the cost of a call for each chunk
-            self._parser.feed_data(data)
-        except httptools.HttpParserCallbackError as error:
-            raise EngineProtocolError("the engine sent more than one answer") from error
-        self.size += (length := len(data))
-        self.tail = data if length > _SHORT else self.tail[-TAIL:] + data
-        if self.done:
-            self._check_end()
-        return data
-
-    def _check_end(self) -> None:
-        if not (tail := self.tail).endswith(_USUAL_END) and not _END.search(tail):
-            raise EngineProtocolError("the engine's answer has trailers, or bytes after its end")
-
-    def at_event_boundary(self) -> bool:
-        tail = self.tail
-        return tail == b"\r\n" or (tail.endswith(_CHUNKED_EVENT_ENDS) and self._between_chunks())
-
-    def _between_chunks(self) -> bool:
-        """Asks llhttp: only between chunks does a last chunk end the message. The parser cannot be used after this."""
-        try:
-            self._parser.feed_data(_LAST_CHUNK)
-        except httptools.HttpParserError:
-            return False
-        return self.done
-
-
-class ChunkedBodyWithEnd(ChunkedBodyAsSent):
-    """The same, whose `tail` has at least `TAIL` bytes, if there were so many. It costs a stream of 200 chunks 5 us
-    more, and its memory is used again later."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._pieces = [b"\r\n"]
-
-    @property
-    def tail(self) -> bytes:
-        return b"".join(self._pieces)[-TAIL:]
-
-    @tail.setter
-    def tail(self, data: bytes) -> None:
-        self._pieces = [data]
-
-    def take(self, data: bytes) -> bytes:
-        self._feed(data)
-        self.size += (length := len(data))
-        pieces = self._pieces
-        pieces.append(data)
-        if length >= TAIL:
-            self._pieces = [data]
-        elif len(pieces) == _MOST_PIECES:  # to join each would cost a stream 15 % more of the processor
-            self._pieces = [self.tail]
-        if self.done:
-            self._check_end()
-        return data
-
-
-class ChunkedBody(_ChunkReader):
-    """A chunked body without its framing."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self.size, self.tail = 0, b"\n\n"
-        super().__init__()
-
-    def on_body(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-
-    def take(self, data: bytes) -> bytes:
-        if not data:
-            return b""
-        self._feed(data)
-        out = b"".join(self._pieces)
-        self._pieces.clear()
-        self.size += len(out)
-        self.tail = out if len(out) > TAIL else self.tail[-TAIL:] + out
-        return out
-
-    def at_event_boundary(self) -> bool:
-        return self.tail.endswith(_EVENT_ENDS)

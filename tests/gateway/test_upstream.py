@@ -8,7 +8,7 @@ import pytest
 
 from modelrunner.engine.connections import UpstreamPool, build_request
 from modelrunner.errors import EngineProtocolError
-from modelrunner.http.responses import TAIL
+from modelrunner.http.responsebodies import TAIL
 from modelrunner.types import Endpoint
 from tests.gateway.fakes import OK, SSE, Call, chunk, event, scripted_engine, until
 from tests.waiting import HUNG
