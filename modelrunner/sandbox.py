@@ -8,14 +8,15 @@ from pathlib import Path
 class Permissions:
     """What an engine may do beyond the minimum (docs/sandbox.md). `reads` are files, or folders with everything below,
     that it may read and execute; `writes` are folders or devices that it may change. `port` is the TCP port that it
-    listens on, None if it listens on a Unix socket. `network` and `processes` are reasons: with one, the engine may
-    open connections, or start processes; "" forbids it."""
+    listens on, None if it listens on a Unix socket. `network`, `processes` and `affinity` are reasons: with one, the
+    engine may open connections, start processes, or bind threads to processors by their IDs; "" forbids it."""
 
     reads: tuple[Path, ...] = ()
     writes: tuple[Path, ...] = ()
     port: int | None = None
     network: str = ""
     processes: str = ""
+    affinity: str = ""
 
     def __or__(self, other: "Permissions") -> "Permissions":
         return Permissions(
@@ -24,6 +25,7 @@ class Permissions:
             other.port if self.port is None else self.port,
             self.network or other.network,
             self.processes or other.processes,
+            self.affinity or other.affinity,
         )
 
 

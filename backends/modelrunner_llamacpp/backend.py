@@ -116,7 +116,8 @@ class LlamaCppBackend(Backend):
         options = options | args.owned(spec, endpoint, engine, folder)
         env = _SHARED_PROCESSORS | scrubbed_environment(keep=_KEPT_VARIABLES) | _DEVICE_ORDER | dict(spec.environment)
         try:
-            permissions = Permissions(engine.files, (folder,) if folder else ())
+            binds = "--numa binds threads to the processors of a node" if "--numa" in options else ""
+            permissions = Permissions(engine.files, (folder,) if folder else (), affinity=binds)
             await run(args.command(engine, options), env=env, options=spec.process, permissions=permissions)
         finally:
             self._keepers.pop(endpoint, None)

@@ -58,6 +58,10 @@ _MOST_FILES = 65536
 _DAC_OVERRIDE, _IPC_LOCK = 1, 14  # what an engine of root's keeps: others' files (as Landlock allows), locked memory
 
 
+_BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
+_NO_FILTER = "this kernel or processor has no filter of system calls"
+
+
 @dataclass(frozen=True, slots=True)
 class Confinement:
     """`order` is what the guardian applies (guardian.py, `confine`), None for nothing; `sandbox` reports it. `env` is
@@ -73,6 +77,7 @@ def confined(program: str, env: Mapping[str, str], permissions: Permissions) -> 
     if sys.platform != "linux":
         gap = "nothing is held: engines are confined on Linux only"
         return Confinement(None, dict(env), Sandbox(gaps=(gap,)))
+    permissions |= Permissions(affinity=_binding(env))
     abi = landlock_abi()
     filters = seccomp.supported()
     kept = [_DAC_OVERRIDE, _IPC_LOCK] if os.geteuid() == 0 else None
@@ -86,6 +91,7 @@ def confined(program: str, env: Mapping[str, str], permissions: Permissions) -> 
             listens_on_tcp=permissions.port is not None,
             network=bool(permissions.network),
             processes=bool(permissions.processes),
+            affinity=bool(permissions.affinity),
         )
         if filters
         else b""
@@ -187,6 +193,13 @@ def _home_of(environment: Path) -> Path | None:
     return Path(settings["home"]) if os.path.isabs(settings.get("home", "")) else None
 
 
+def _binding(env: Mapping[str, str]) -> str:
+    """Returns the reason for `Permissions.affinity` where variables of OpenMP ask for it: GNU's library gives up if it
+    cannot bind a thread."""
+    names = [name for name in _BINDING_VARIABLES if env.get(name, "false").lower() != "false"]
+    return f"{names[0]} binds threads to processors" if names else ""
+
+
 def _with_temporary_folder(env: Mapping[str, str], permissions: Permissions) -> dict[str, str]:
     current = Path(env.get("TMPDIR") or tempfile.gettempdir())
     folders = [folder for folder in permissions.writes if not folder.is_relative_to("/dev")]
@@ -214,11 +227,15 @@ def _gaps(permissions: Permissions, abi: int, filters: bool) -> Iterable[str]:
         yield f"connections: {permissions.network}"
     else:
         if not filters:
-            yield "connections: this kernel or processor has no filter of system calls"
+            yield f"connections: {_NO_FILTER}"
         if permissions.port is not None and abi < _TCP_ABI:
             yield "listening on other ports: needs Landlock 4 (Linux 6.7)"
+    if permissions.affinity:
+        yield f"processors of other processes: {permissions.affinity}"
     if permissions.processes:
         limit = "without a limit, since the daemon is root" if os.geteuid() == 0 else "up to a limit"
         yield f"new processes, {limit}: {permissions.processes}"
     elif not filters:
-        yield "new processes: this kernel or processor has no filter of system calls"
+        yield f"new processes: {_NO_FILTER}"
+    if not filters:
+        yield f"modes, owners and times of files; limits and priorities of other processes: {_NO_FILTER}"

@@ -4,9 +4,13 @@ something to get; with `--socket` it then serves as tests/fake_engine.py does.""
 
 import argparse
 import ctypes
+import fcntl
 import os
+import resource
+import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -16,6 +20,11 @@ from pathlib import Path
 ATTEMPTS: dict[str, Callable[[argparse.Namespace], object]] = {}
 LIBC = ctypes.CDLL(None, use_errno=True)
 FORKS = 64
+NUMBERS = {  # of system calls that have no function here (asm/unistd_64.h, asm-generic/unistd.h)
+    "x86_64": {"keyctl": 250, "ioprio_set": 251, "move_pages": 279, "kcmp": 312, "sched_setattr": 314},
+    "aarch64": {"keyctl": 219, "ioprio_set": 30, "move_pages": 239, "kcmp": 272, "sched_setattr": 274},
+}[os.uname().machine] | {"io_uring_setup": 425, "pidfd_getfd": 438, "fchmodat2": 452}
+GET_FLAGS, SET_FLAGS = 0x80086601, 0x40086602  # FS_IOC_GETFLAGS, FS_IOC_SETFLAGS
 
 
 def attempt(function: Callable[[argparse.Namespace], object]) -> Callable[[argparse.Namespace], object]:
@@ -27,6 +36,10 @@ def called(result: int) -> int:
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
+
+
+def system_call(name: str, *arguments: object) -> int:
+    return called(LIBC.syscall(NUMBERS[name], *arguments))
 
 
 @attempt
@@ -143,7 +156,7 @@ def gain_privileges(o: argparse.Namespace) -> object:
 
 @attempt
 def read_keyring(o: argparse.Namespace) -> object:
-    return called(LIBC.syscall({"x86_64": 250}.get(os.uname().machine, 219), 0, -3, 1, 0, 0))
+    return system_call("keyctl", 0, -3, 1, 0, 0)
 
 
 @attempt
@@ -153,7 +166,106 @@ def mount(o: argparse.Namespace) -> object:
 
 @attempt
 def use_io_uring(o: argparse.Namespace) -> object:
-    return called(LIBC.syscall(425, 1, ctypes.create_string_buffer(120)))
+    return system_call("io_uring_setup", 1, ctypes.create_string_buffer(120))
+
+
+@attempt
+def kill_daemon_by_input(o: argparse.Namespace) -> None:
+    """The kernel sends the signal when a byte comes."""
+    daemon = os.pidfd_open(o.daemon)
+    read, write = os.pipe()
+    fcntl.fcntl(read, fcntl.F_SETOWN, o.daemon)
+    fcntl.fcntl(read, 10, signal.SIGKILL)  # F_SETSIG
+    fcntl.fcntl(read, fcntl.F_SETFL, os.O_ASYNC)
+    os.write(write, b"x")
+    if not select.select([daemon], [], [], 0.5)[0]:
+        raise OSError("it did not end")
+
+
+@attempt
+def change_flags_of_model(o: argparse.Namespace) -> None:
+    with open(o.data / "model.gguf", "rb") as model:
+        fcntl.ioctl(model, SET_FLAGS, fcntl.ioctl(model, GET_FLAGS, bytes(8)))
+
+
+@attempt
+def lease_model(o: argparse.Namespace) -> None:
+    """The next that opens the file waits for 45 s."""
+    with open(o.data / "model.gguf", "rb") as model:
+        fcntl.fcntl(model, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(model, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+@attempt
+def watch_keys(o: argparse.Namespace) -> object:
+    return called(LIBC.inotify_add_watch(called(LIBC.inotify_init1(0)), os.fsencode(o.secrets), 0x20))
+
+
+@attempt
+def share_memory(o: argparse.Namespace) -> None:
+    called(LIBC.shmctl(called(LIBC.shmget(0, 4096, 0o600)), 0, None))
+
+
+@attempt
+def share_semaphores(o: argparse.Namespace) -> None:
+    called(LIBC.semctl(called(LIBC.semget(0, 1, 0o600)), 0, 0))
+
+
+@attempt
+def share_messages(o: argparse.Namespace) -> None:
+    called(LIBC.msgctl(called(LIBC.msgget(0, 0o600)), 0, None))
+
+
+@attempt
+def share_queue(o: argparse.Namespace) -> None:
+    name = f"/intruder-{os.getpid()}".encode()
+    called(LIBC.mq_open(name, os.O_CREAT | os.O_RDWR, 0o600, None))
+    called(LIBC.mq_unlink(name))
+
+
+@attempt
+def slow_account(o: argparse.Namespace) -> ProcessLookupError | None:
+    """Harmless where it comes through: the account has no process, which the kernel finds out."""
+    try:
+        os.setpriority(os.PRIO_USER, 60123, 19)
+    except ProcessLookupError as error:
+        return error
+    return None
+
+
+# By the ID of a process. The kernel kills one that works longer than its limit.
+ATTEMPTS |= {
+    "limit_daemon": lambda o: resource.prlimit(o.daemon, resource.RLIMIT_CPU, (1, 1)),
+    "read_limits_of_daemon": lambda o: resource.prlimit(o.daemon, resource.RLIMIT_CPU),
+    "slow_daemon": lambda o: os.setpriority(os.PRIO_PROCESS, o.daemon, 19),
+    "slow_group": lambda o: os.setpriority(os.PRIO_PGRP, 0, 19),
+    "slow_disk_of_daemon": lambda o: system_call("ioprio_set", 1, o.daemon, 3 << 13),
+    "schedule_daemon": lambda o: os.sched_setscheduler(o.daemon, os.SCHED_BATCH, os.sched_param(0)),
+    "set_parameters_of_daemon": lambda o: os.sched_setparam(o.daemon, os.sched_param(0)),
+    "set_attributes_of_daemon": lambda o: system_call("sched_setattr", o.daemon, struct.pack("I44x", 48), 0),
+    "bind_daemon": lambda o: os.sched_setaffinity(o.daemon, os.sched_getaffinity(o.daemon)),
+    "move_memory_of_daemon": lambda o: system_call("move_pages", o.daemon, 0, None, None, None, 0),
+    "compare_with_daemon": lambda o: system_call("kcmp", os.getpid(), o.daemon, 0, 0, 0),
+    "take_file_of_daemon": lambda o: system_call("pidfd_getfd", os.pidfd_open(o.daemon), 0, 0),
+}
+
+# What stands beside the content of files: of one outside by its path, of the model through a descriptor.
+ATTEMPTS |= {
+    "change_mode": lambda o: os.chmod(o.secrets / "id_ed25519", 0o777),
+    "change_mode_of_data": lambda o: os.chmod(o.data, 0o777),
+    "change_mode_by_new_call": lambda o: system_call("fchmodat2", -100, os.fsencode(o.data / "state.json"), 0o777, 0),
+    "change_mode_of_model": lambda o: os.chmod(os.open(o.data / "model.gguf", os.O_RDONLY), 0o777),
+    "change_owner": lambda o: os.chown(o.secrets / "id_ed25519", os.getuid(), os.getgid()),
+    "change_owner_of_link": lambda o: os.lchown(o.secrets / "id_ed25519", os.getuid(), os.getgid()),
+    "change_owner_of_model": lambda o: os.chown(os.open(o.data / "model.gguf", os.O_RDONLY), os.getuid(), os.getgid()),
+    "change_times": lambda o: os.utime(o.secrets / "id_ed25519", (1, 1)),
+    "change_times_of_model": lambda o: os.utime(os.open(o.data / "model.gguf", os.O_RDONLY), (1, 1)),
+    "set_attribute": lambda o: os.setxattr(o.secrets / "id_ed25519", "user.planted", b"x"),
+    "set_attribute_of_model": lambda o: os.setxattr(os.open(o.data / "model.gguf", os.O_RDONLY), "user.planted", b"x"),
+    "remove_attribute": lambda o: os.removexattr(o.data / "state.json", "user.note"),
+    "read_attribute": lambda o: os.getxattr(o.data / "state.json", "user.note"),
+    "list_attributes": lambda o: os.listxattr(o.data / "state.json"),
+}
 
 
 def main() -> None:

@@ -7,7 +7,10 @@ import socket
 import subprocess
 import sys
 import venv
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -18,6 +21,12 @@ from modelrunner.types import ProcessOptions
 from tests.fakes import Observer
 from tests.processes.intruder import ATTEMPTS
 
+BY_MACHINE = {  # what they need without a sandbox, some kernels, settings of theirs or file systems do not have
+    *("gain_privileges", "read_keyring", "use_io_uring", "mount", "connect_fast_open", "trace_daemon"),
+    *("move_memory_of_daemon", "compare_with_daemon", "take_file_of_daemon", "change_mode_by_new_call"),
+    *("change_flags_of_model", "set_attribute", "set_attribute_of_model", "remove_attribute", "read_attribute"),
+    *("list_attributes", "share_queue"),
+}
 INTRUDER = Path(__file__).with_name("intruder.py")
 pytestmark = pytest.mark.skipif(confinement.landlock_abi() < 6, reason="this kernel's Landlock lacks scopes")
 
@@ -32,20 +41,34 @@ class Ground:
         (self.secrets / "id_ed25519").write_text("PRIVATE KEY")
         (self.data / "state.json").write_text("{}")
         (self.data / "model.gguf").write_text("GGUF")
+        with suppress(OSError):  # a file system without attributes
+            os.setxattr(self.data / "state.json", "user.note", b"x")
         self.permissions = Permissions(reads=(INTRUDER, self.data / "model.gguf"), writes=(self.own,))
         self.log = folder / "log"
 
-    async def tried(self, daemon: int, listener: int, *attempts: str, asks: Permissions, confined: bool = True):
-        """Returns the lines that the intruder printed."""
+    def outside(self) -> list[tuple[int, int, int]]:
+        """Returns modes and times of the files that are not the engine's."""
+        places = (self.secrets, *self.secrets.iterdir(), self.data, *self.data.iterdir())
+        return [(found.st_mode, found.st_mtime_ns, found.st_ctime_ns) for found in map(os.stat, places)]
+
+    async def tried(
+        self,
+        daemon: int,
+        listener: int,
+        *attempts: str,
+        asks: Permissions,
+        confined: bool = True,
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> Observer:
+        """Returns what the intruder printed, and its sandbox."""
         observer = Observer()
         places = ["--secrets", self.secrets, "--data", self.data, "--folder", self.own]
         numbers = ["--daemon", str(daemon), "--listener", str(listener)]
         argv = [sys.executable, "-I", "-S", str(INTRUDER), *map(str, places), *numbers, *attempts]
         permissions = self.permissions if confined else None
         options = ProcessOptions(self.log, observer, permissions=permissions)
-        env = process.scrubbed_environment()
         with pytest.raises(BackendExited) as ended:
-            await process.run(argv, env=env, options=options, permissions=asks)
+            await process.run(argv, env={**process.scrubbed_environment(), **env}, options=options, permissions=asks)
         assert ended.value.returncode == 0, observer.lines
         return observer
 
@@ -57,7 +80,9 @@ def ground(tmp_path: Path) -> Ground:
 
 @pytest.fixture
 def daemon():
-    with subprocess.Popen(["sleep", "60"]) as stands_for_it:
+    """It has no privileges, as under an account: those that root's daemon has over its engines hold some attempts."""
+    without = ["setpriv", "--bounding-set=-all"] if os.geteuid() == 0 else []
+    with subprocess.Popen([*without, "sleep", "60"]) as stands_for_it:
         yield stands_for_it.pid
         stands_for_it.kill()
 
@@ -75,7 +100,7 @@ def listener(ground: Ground):
 @pytest.mark.parametrize("name", [name for name in ATTEMPTS if name != "kill_guardian"])
 async def test_every_attempt_gets_somewhere_without_a_sandbox(ground, daemon, listener, name: str) -> None:
     """So that the next test shows what the sandbox does."""
-    if name in ("gain_privileges", "read_keyring", "use_io_uring", "mount", "connect_fast_open", "trace_daemon"):
+    if name in BY_MACHINE:
         pytest.skip("that depends on the machine")
     observer = await ground.tried(daemon, listener, name, asks=Permissions(), confined=False)
     assert f"{name} got" in observer.lines[0]
@@ -83,21 +108,30 @@ async def test_every_attempt_gets_somewhere_without_a_sandbox(ground, daemon, li
 
 
 async def test_no_attempt_gets_anywhere(ground, daemon, listener) -> None:
+    before = ground.outside()
     observer = await ground.tried(daemon, listener, asks=Permissions())
     assert [line.split(":")[0] for line in observer.lines[: len(ATTEMPTS)]] == [f"{name} held" for name in ATTEMPTS]
     assert observer.lines[len(ATTEMPTS) :] == ["thread works", "reads its model: GGUF"]
     assert observer.sandbox.state == "on"
     assert (ground.data / "state.json").read_text() == "{}"
+    assert ground.outside() == before
 
 
 async def test_a_permission_opens_what_it_names_and_is_reported(ground, daemon, listener) -> None:
-    asks = Permissions(network="it has a cluster", processes="it has workers")
+    asks = Permissions(network="cluster", processes="workers", affinity="node")
     observer = await ground.tried(daemon, listener, asks=asks)
     got = {line.split(" ")[0] for line in observer.lines if " got: " in line}
     opened = {"connect_tcp", "connect_unix", "send_udp", "send_unix", "listen_elsewhere", "fork", "spawn"}
-    assert got - {"connect_fast_open"} == opened
+    assert got - {"connect_fast_open"} == opened | {"bind_daemon"}
     assert observer.sandbox.state == "partial"
-    assert [gap.rpartition(": ")[2] for gap in observer.sandbox.gaps] == ["it has a cluster", "it has workers"]
+    assert [gap.rpartition(": ")[2] for gap in observer.sandbox.gaps] == ["cluster", "node", "workers"]
+
+
+async def test_a_variable_that_binds_threads_is_a_permission_and_is_reported(ground, daemon, listener) -> None:
+    env = {"OMP_PROC_BIND": "true"}
+    observer = await ground.tried(daemon, listener, "bind_daemon", "limit_daemon", asks=Permissions(), env=env)
+    assert [line.split(":")[0] for line in observer.lines[:2]] == ["bind_daemon got", "limit_daemon held"]
+    assert observer.sandbox.gaps == ("processors of other processes: OMP_PROC_BIND binds threads to processors",)
 
 
 async def test_an_endpoint_on_tcp_is_the_only_port(ground, daemon, listener) -> None:
@@ -135,11 +169,11 @@ async def test_a_sandbox_that_the_kernel_refuses_prevents_the_start(ground, monk
 @pytest.mark.parametrize(
     ("abi", "filters", "told"),
     [
-        (0, False, ("files, tracing", "connections", "new processes")),
+        (0, False, ("files, tracing", "connections", "new processes", "modes")),
         (1, True, ("truncation", "signals")),
         (3, True, ("signals",)),
         (6, True, ()),
-        (7, False, ("connections", "new processes")),
+        (7, False, ("connections", "new processes", "modes")),
     ],
 )
 def test_a_gap_of_the_kernel_is_said(monkeypatch, abi: int, filters: bool, told: tuple[str, ...]) -> None:
