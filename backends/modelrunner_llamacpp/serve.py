@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import signal
+import socket
 import sys
 from enum import Enum
 from pathlib import Path
@@ -82,8 +83,13 @@ def serve_llama_cpp(given: dict[str, Any]) -> None:
 
     app.add_api_route("/health", health)
     app = OwnParts(app, sees=settings.clip_model_path is not None)
-    where = {"host": given["host"], "port": given["port"]} if given["port"] else {"uds": given["host"]}
-    uvicorn.run(app, **where, timeout_graceful_shutdown=2)
+    with socket.socket(socket.AF_UNIX) as listener:
+        if given["port"]:
+            where = {"host": given["host"], "port": given["port"]}
+        else:  # uvicorn changes the mode of a socket that it makes, which the sandbox refuses
+            listener.bind(given["host"])
+            where = {"fd": listener.fileno()}
+        uvicorn.run(app, **where, timeout_graceful_shutdown=2)
 
 
 class OwnParts:

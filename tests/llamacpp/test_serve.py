@@ -1,6 +1,8 @@
 """The child process of engines that are Python packages, without the packages."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from enum import IntEnum
@@ -50,6 +52,26 @@ def test_runs_where_modelrunner_is_not_installed() -> None:
     done = subprocess.run(code, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "No module named 'xllamacpp'" in done.stderr
+
+
+def test_llama_cpp_python_gets_a_socket_that_is_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn would change the mode of one that it makes, and the sandbox lets no engine do that."""
+    served = []
+
+    def run(app: Any, *, fd: int, **_: Any) -> None:
+        with socket.socket(fileno=os.dup(fd)) as listener:
+            served.append((listener.family, listener.getsockname()))
+
+    settings = SimpleNamespace(ModelSettings=SimpleNamespace, ServerSettings=SimpleNamespace)
+    made = SimpleNamespace(add_api_route=lambda *_: None)
+    app = SimpleNamespace(create_app=lambda **_: made, RequestIdPlugin=object)
+    monkeypatch.setitem(sys.modules, "uvicorn", SimpleNamespace(run=run))
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "llama_cpp.server", SimpleNamespace(app=app))
+    monkeypatch.setitem(sys.modules, "llama_cpp.server.settings", settings)
+    path = str(tmp_path / "e.sock")
+    serve.serve_llama_cpp({"settings": {"clip_model_path": None}, "host": path, "port": None})
+    assert served == [(socket.AF_UNIX, path)]
 
 
 async def passed(body: bytes, *, sees: bool) -> tuple[bytes, list[Any]]:
