@@ -8,7 +8,7 @@ from aiohttp import web
 from modelrunner import wire
 from modelrunner.api import recordforms
 from modelrunner.api.documented import documented
-from modelrunner.api.messages import json_response, read_json
+from modelrunner.api.messages import json_response, query_flag, read_json
 from modelrunner.errors import BadRequest
 from modelrunner.keys.ring import ApiKey, KeyRing, Scope
 from modelrunner.units import parse_age
@@ -69,9 +69,9 @@ class KeyRoutes:
         made, text = await asyncio.to_thread(self._keys.rotate, request.match_info["name"])
         return json_response(wire.KeyCreated(recordforms.key(made), text))
 
-    @documented(wire.KeyRevoked, errors=(409,))
+    @documented(wire.KeyRevoked, query={"open": bool}, errors=(409,))
     async def revoke(self, request: web.Request) -> web.Response:
-        """Revokes an API key."""
+        """Revokes an API key. The last one stays unless `open` says that TCP may be open to everybody then."""
         name = request.match_info["name"]
-        await asyncio.to_thread(self._keys.revoke, name)
+        await asyncio.to_thread(self._keys.revoke, name, open=query_flag(request, "open"))
         return json_response(wire.KeyRevoked(name))

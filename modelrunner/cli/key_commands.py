@@ -81,11 +81,12 @@ def rotate(client: Client, name: str, as_json: bool) -> None:
 
 @keys.command()
 @click.argument("name")
+@click.option("--open", "is_open", is_flag=True, help="Also the last key: then TCP is open to everybody.")
 @json_option
 @with_client()
-def revoke(client: Client, name: str, as_json: bool) -> None:
+def revoke(client: Client, name: str, is_open: bool, as_json: bool) -> None:
     """Remove a key."""
-    client.fetch("DELETE", path("keys", name))
+    client.fetch("DELETE", path("keys", name, open="true" if is_open else None))
     output.done(f"revoked: {name}", as_json, revoked=name)
 
 

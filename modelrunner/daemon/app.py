@@ -100,7 +100,7 @@ async def serve(
         with ExitStack() as sockets:
             if tcp := open_port(settings.listen, wanted=settings.is_given("listen"), beyond_loopback=bool(keys)):
                 sockets.enter_context(tcp)
-                keys.needed = not ip_address(tcp.getsockname()[0]).is_loopback
+                keys.listener = ip_address(tcp.getsockname()[0])
             certificate = await asyncio.to_thread(_certificate, settings) if tcp else None
             ready_made = handed_over()
             path = Path(ready_made.getsockname()) if ready_made else settings.socket_path()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from hashlib import sha256
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 import msgspec
@@ -88,8 +89,8 @@ class KeyHolder:
 
 
 class KeyRing:
-    """`watchers` are called after every change. A ring that is `needed` keeps its last key: the daemon listens beyond
-    loopback. `clock` is monotonic, `wall` the time of day, both in seconds."""
+    """`watchers` are called after every change. `listener` is the address of the daemon's TCP listener, None without
+    one: beyond loopback, the last key stays. `clock` is monotonic, `wall` the time of day, both in seconds."""
 
     def __init__(
         self, path: Path, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
@@ -100,7 +101,7 @@ class KeyRing:
         self._clock = clock
         self._wall = wall
         self._changing = threading.Lock()
-        self.needed = False
+        self.listener: IPv4Address | IPv6Address | None = None
         self.watchers: list[Callable[[], None]] = []
         self._holders: dict[str, KeyHolder] = {}
         self._by_digest: dict[str, KeyHolder] = {}
@@ -148,12 +149,22 @@ class KeyRing:
         with self._changing:
             return self._keep(self._get(name).key)
 
-    def revoke(self, name: str) -> None:
-        """Raises `KeyNotFound`, `Conflict` for a last key that is needed, `OSError`."""
+    def revoke(self, name: str, *, open: bool = False) -> None:
+        """Without keys, TCP is open to everybody. So the last key, expired or not, is revoked only with `open`, and
+        never while the daemon listens beyond loopback. Raises `KeyNotFound`, `Conflict`, `OSError`."""
         with self._changing:
             self._get(name)
-            if self.needed and len(self._holders) == 1:
-                raise Conflict(f"{name} is the last key, and the daemon listens beyond loopback: make another first")
+            if len(self._holders) == 1 and self.listener is not None:
+                if not self.listener.is_loopback:
+                    raise Conflict(
+                        f"{name} is the last key, and the daemon listens beyond loopback: make another first"
+                    )
+                if not open:
+                    raise Conflict(
+                        f"{name} is the last key: without it, everybody on this machine may do everything over TCP, "
+                        f"whatever key they send. Make another key first, or run `modelrunner keys revoke {name} "
+                        "--open` (`?open=true`)"
+                    )
             self._save([key for key in self if key.name != name])
 
     def _get(self, name: str) -> KeyHolder:

@@ -307,7 +307,7 @@ async def test_a_key_made_anew_inherits_nothing(start_daemon: StartDaemon) -> No
     async with client_of(daemon, await make_key(daemon, "/keys/kim/rotate")) as client:
         assert [found.id for found in (await client.batches.list()).data] == [batch.id]
         assert (await client.responses.retrieve(response.id)).id == response.id
-    async with daemon.unix.delete("/keys/kim") as answer:
+    async with daemon.unix.delete("/keys/kim?open=true") as answer:
         assert answer.status == 200
     async with client_of(daemon, await make_key(daemon, name="kim")) as client:
         assert (await client.batches.list()).data == []

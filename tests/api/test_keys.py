@@ -234,8 +234,34 @@ async def test_the_last_key_of_an_open_daemon_stays(start_daemon: StartDaemon) -
         pass
     await first.task
     second = await start_daemon(listen="0.0.0.0:0")
-    async with second.unix.delete("/keys/kim") as answer:
+    for query in ("", "?open=true"):
+        async with second.unix.delete(f"/keys/kim{query}") as answer:
+            assert answer.status == 409
+
+
+@pytest.mark.parametrize("expires", [None, "0s"])
+async def test_the_last_key_of_a_daemon_on_loopback_opens_it_only_if_asked_to(
+    start_daemon: StartDaemon, expires: str | None
+) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    key = await make_key(daemon, expires=expires)
+    async with daemon.unix.delete("/keys/kim") as answer:
         assert answer.status == 409
+        assert "may do everything" in (await answer.json())["error"]["message"]
+    for text in ("", "mr-wrong"):
+        assert (await call(daemon, "GET", "/v1/models", text))[0] == 401
+        assert (await call(daemon, "POST", "/keys", text, {"name": "other", "scopes": ["admin"]}))[0] == 401
+    assert (await call(daemon, "GET", "/v1/models", key))[0] == (401 if expires else 200)
+    async with daemon.unix.delete("/keys/kim?open=true") as answer:
+        assert answer.status == 200
+    assert (await call(daemon, "POST", "/v1/chat/completions", body=CHAT))[0] == 200
+
+
+async def test_without_tcp_the_last_key_opens_nothing(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(listen="")
+    await make_key(daemon)
+    async with daemon.unix.delete("/keys/kim") as answer:
+        assert answer.status == 200
 
 
 async def test_an_encoded_slash_opens_nothing(start_daemon: StartDaemon) -> None:

@@ -163,7 +163,7 @@ async def test_an_owner_outlives_the_text_of_its_key_and_not_the_key(start_daemo
     async with daemon.unix.post("/keys/kim/rotate") as answer:
         rotated = (await answer.json())["text"]
     assert await owner_after(daemon, rotated) == first
-    async with daemon.unix.delete("/keys/kim") as answer:
+    async with daemon.unix.delete("/keys/kim?open=true") as answer:
         assert answer.status == 200
     remade = await owner_after(daemon, await make_key(daemon))
     assert remade not in (first, "", None)

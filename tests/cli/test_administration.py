@@ -61,6 +61,13 @@ def test_a_key_is_listed_and_gets_a_new_text(daemon: FakeDaemon, cli: Cli) -> No
     assert row.split() == ["ci", "inference,models", "ai/*,hf.co/*", *limits.split(), "batch", "never"]
 
 
+def test_the_last_key_is_revoked_where_that_is_wanted(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers |= {"DELETE /keys/ci": {"revoked": "ci"}, "DELETE /keys/ci?open=true": {"revoked": "ci"}}
+    for option, path in (((), "/keys/ci"), (("--open",), "/keys/ci?open=true")):
+        assert cli("keys", "revoke", "ci", *option).out == "revoked: ci\n"
+        assert len(daemon.asked("DELETE", path)) == 1
+
+
 def test_requests_are_followed_as_they_end(daemon: FakeDaemon, cli: Cli) -> None:
     pieces = [f"data: {json.dumps({**ENTRY, 'request_id': id})}\n\n".encode() for id in ("q1", "q2")]
     daemon.answers["GET /engines/requests?model=m&status=429"] = Stream(pieces)

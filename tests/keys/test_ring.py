@@ -1,6 +1,7 @@
 """Keys are kept as digests, survive, and fail closed."""
 
 from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,7 @@ def test_changes_at_the_same_time_lose_none(tmp_path: Path) -> None:
     ring = KeyRing(tmp_path / "keys.json")
     for number in range(8):
         ring.create(ApiKey(name=f"old-{number}", digest=""))
-    ring.needed = True
+    ring.listener = ip_address("0.0.0.0")
     names = [f"new-{number}" for number in range(8)]
     with ThreadPoolExecutor(16) as threads:
         made = [threads.submit(ring.create, ApiKey(name=name, digest="")) for name in names]

@@ -166,7 +166,8 @@ async def test_a_key_is_made_and_revoked(start_daemon: StartDaemon, open_page: O
     async with daemon.tcp.get("/keys", headers={"X-API-Key": text}) as answer:
         assert answer.status == 200
     await page.get_by_role("button", name="Revoke the key kim").click()
-    await page.get_by_role("button", name="Revoke", exact=True).click()
+    await expect(page.get_by_text("It is the last key")).to_be_visible()
+    await page.get_by_role("button", name="Revoke and open").click()
     await expect(page.get_by_text("There are no keys")).to_be_visible()
 
 

@@ -61,12 +61,13 @@ function Keys() {
   const keys = useLoaded((signal) => get("keys", signal), []);
   const [opened, open] = useState({});
   const close = () => (open({}), keys.reload());
+  const isLast = keys.value?.length === 1;
   const made = (found) => {
     if (!keys.value.length && found.key.scopes.includes("admin")) key.set(found.text);
     open({ secret: found });
   };
   const revoke = (name) => act(async () => {
-    await call("DELETE", `keys/${ref(name)}`);
+    await call("DELETE", `keys/${ref(name)}${isLast ? "?open=true" : ""}`);
     close();
     return `The key ${name} is revoked`;
   });
@@ -82,7 +83,8 @@ function Keys() {
     ${opened.create && html`<${Create} first=${!keys.value.length} onMade=${made} onClose=${() => open({})} />`}
     ${opened.secret && html`<${Secret} made=${opened.secret} onClose=${close} />`}
     ${opened.revoke && html`<${Dialog} title=${`Revoke the key ${opened.revoke}?`} onClose=${() => open({})}><p>Its clients are refused at once, and what it stored stays out of reach of other keys.</p>
-      <div class="row end"><button type="button" onClick=${() => open({})}>Keep it</button><button type="button" class="danger" onClick=${() => revoke(opened.revoke)}>Revoke</button></div><//>`}
+      ${isLast && html`<p class="notice warn">It is the last key: without it, whoever reaches this port may do everything, whatever key they send.</p>`}
+      <div class="row end"><button type="button" onClick=${() => open({})}>Keep it</button><button type="button" class="danger" onClick=${() => revoke(opened.revoke)}>${isLast ? "Revoke and open" : "Revoke"}</button></div><//>`}
   </section>`;
 }
 
