@@ -9,8 +9,10 @@ from modelrunner import wire
 from modelrunner.api import wireforms
 from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, reference_in_path
+from modelrunner.api.middleware import check_scope
 from modelrunner.api.streaming import ALIVE, stream_events
-from modelrunner.errors import BadRequest
+from modelrunner.errors import BadRequest, InvalidReference, ModelNotFound
+from modelrunner.keys.ring import Scope
 from modelrunner.models.explain import Explainer
 from modelrunner.models.library import Library
 from modelrunner.scheduler import EventRecord
@@ -57,8 +59,12 @@ class DiagnosticRoutes:
     @documented(wire.Fit, errors=(412, 421, 422, 501, 502, 504))
     async def fit(self, request: web.Request) -> web.Response:
         """Tells whether a model would get its memory. One that is not here is estimated from its header, or from the
-        size of its files."""
+        size of its files; a key needs the scope `models` for it."""
         reference = reference_in_path(request, "/models/").removesuffix("/fit")
+        try:
+            self._library.get(reference)
+        except (ModelNotFound, InvalidReference):
+            check_scope(request, Scope.MODELS)
         return json_response(wireforms.fit(await self._explainer.fit(reference)))
 
     def _names(self, reference: str) -> set[str]:

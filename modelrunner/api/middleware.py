@@ -66,6 +66,13 @@ def is_local(request: web.BaseRequest) -> bool:
     return handed_over is not None and handed_over.local
 
 
+def check_scope(request: web.BaseRequest, scope: Scope) -> None:
+    """For what needs another scope than its route. Raises `Forbidden` for an API key that lacks it."""
+    handed_over = _handed_over(request)
+    if handed_over is not None and handed_over.admitted.key is not None:
+        handed_over.admitted.key.check(scope)
+
+
 def owner_of(request: web.BaseRequest) -> str:
     """The owner of what the request stores and sees: an `ApiKey.owner`, "" for the daemon's owner."""
     handed_over = _handed_over(request)

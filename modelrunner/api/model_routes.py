@@ -16,9 +16,10 @@ from modelrunner.api.messages import (
     read_json,
     reference_in_path,
 )
-from modelrunner.api.middleware import is_local
+from modelrunner.api.middleware import check_scope, is_local
 from modelrunner.api.streaming import stream_progress
 from modelrunner.errors import BadRequest, Forbidden, ModelNotFound, RouteNotFound
+from modelrunner.keys.ring import Scope
 from modelrunner.models.library import Library
 from modelrunner.models.orders import PullOrder
 from modelrunner.models.pruning import Pruner, PruneRule
@@ -90,6 +91,7 @@ class ModelRoutes:
         """Shows a model; with `remote` the one at its source, which is not pulled."""
         reference = _reference(request)
         if query_flag(request, "remote"):
+            check_scope(request, Scope.MODELS)
             return json_response(wireforms.remote_model(await self._remote.get(reference)))
         model = self._library.get(reference)
         (abilities,) = await self._library.abilities([model])
@@ -208,6 +210,7 @@ class ModelRoutes:
         """Shows a model's template, licences, and what it carries for requests; with `remote` those at its source."""
         reference = _before(request, "/show")
         if query_flag(request, "remote"):
+            check_scope(request, Scope.MODELS)
             return json_response(wireforms.remote_details(await self._remote.get(reference)))
         model, name = self._library.named(reference)
         details = await self._library.details(model.id)

@@ -9,7 +9,7 @@ import pytest
 from modelrunner.gateway.routes import all_routes
 from modelrunner.keys.ring import Scope
 from tests.api.conftest import Daemon, StartDaemon
-from tests.api.test_keys import make_key
+from tests.api.test_keys import call, make_key
 from tests.api.test_openapi import NAMES, document_of
 
 OPEN = "GET / GET /docs GET /health GET /openapi.json GET /ready GET /ui GET /ui/{name}"
@@ -45,9 +45,7 @@ TABLE = {
         GET /engines/{backend}/v1/models/{ref}
         GET /models
         GET /models/import
-        GET /models/search
         GET /models/{ref}
-        GET /models/{ref}/export
         GET /models/{ref}/fit
         GET /models/{ref}/show
         POST /v1/audio/speech
@@ -90,7 +88,9 @@ TABLE = {
         POST /models/import
         POST /models/load
         POST /models/prune
+        GET /models/search
         DELETE /models/{ref}
+        GET /models/{ref}/export
         POST /models/{ref}/push
         POST /models/{ref}/repackage
         POST /models/{ref}/tag
@@ -173,7 +173,7 @@ async def test_every_route_has_its_scope(start_daemon: StartDaemon) -> None:
 
 
 async def test_no_other_key_opens_it(start_daemon: StartDaemon, subtests: pytest.Subtests) -> None:
-    daemon = await start_daemon()
+    daemon = await start_daemon(models={"none": 0})
     keys = {scope: await make_key(daemon, name=scope, scopes=[scope]) for scope in Scope}
     everything = list(Scope)
     expired = await make_key(daemon, name="expired", scopes=everything, expires="0s")
@@ -189,3 +189,19 @@ async def test_no_other_key_opens_it(start_daemon: StartDaemon, subtests: pytest
             assert set(refused.values()) == {403}, refused
             if route != ENDS_THE_DAEMON:
                 assert await refusal_of(daemon, route, keys[scope]) == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["absent.invalid%2Fx%2Fy?remote=true", "absent.invalid%2Fx%2Fy/show?remote=true", "absent.invalid%2Fx%2Fy/fit"],
+)
+async def test_what_the_source_of_a_model_is_asked_needs_the_scope_models_too(
+    start_daemon: StartDaemon, path: str
+) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    asker = await make_key(daemon, name="asker", scopes=["inference"])
+    both = await make_key(daemon, name="both", scopes=["inference", "models"])
+    status, told = await call(daemon, "GET", f"/models/{path}", asker)
+    assert (status, told["error"]["code"]) == (403, "forbidden")
+    assert (await call(daemon, "GET", f"/models/{path}", both))[0] != 403
+    assert (await call(daemon, "GET", "/models/smol/fit", asker))[0] == 200
