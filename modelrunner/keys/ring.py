@@ -4,9 +4,8 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from hashlib import sha256
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -72,6 +71,7 @@ class KeyHolder:
         """The same key with another text."""
         self.key = key
         self.may_always_ask = Scope.INFERENCE in key.scopes and key.expires is None
+        self._models = _matching(key.models) if key.models else None
 
     def check(self, scope: Scope) -> None:
         """Raises `Unauthorized` once the key has expired, and `Forbidden` for a scope that it lacks."""
@@ -83,9 +83,12 @@ class KeyHolder:
 
     def check_model(self, *names: str) -> None:
         """`names` are those that the model is known by. Raises `Forbidden` unless the key allows one of them."""
-        patterns = self.key.models
-        if patterns and not any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
-            raise Forbidden(f"the key {self.key.name} may not use {names[0]}; it may use {', '.join(patterns)}")
+        if not self.allows(*names):
+            raise Forbidden(f"the key {self.key.name} may not use {names[0]}; it may use {', '.join(self.key.models)}")
+
+    def allows(self, *names: str) -> bool:
+        """True if the key allows one of the names."""
+        return self._models is None or any(map(self._models.fullmatch, names))
 
 
 class KeyRing:
@@ -122,7 +125,8 @@ class KeyRing:
     def find(self, text: str) -> KeyHolder:
         """The key with this text, expired or not. Raises `Unauthorized`.
 
-        The look-up is by digest: how long it takes tells nothing about the text of a key that is here."""
+        The look-up is by digest: how long it takes tells nothing about the text of a key that is here, since nobody
+        can choose a text whose digest is near that of a key."""
         found = self._by_digest.get(_digest(text))
         if found is None:
             raise Unauthorized("this API key is not known here: look at `modelrunner keys ls`")
@@ -192,6 +196,11 @@ class KeyRing:
         self._by_digest = {holder.key.digest: holder for holder in holders.values()}
         for changed in self.watchers:
             changed()
+
+
+def _matching(patterns: Iterable[str]) -> re.Pattern[str]:
+    """Matches what one of the patterns does, in which `*` stands for any text."""
+    return re.compile("|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in patterns), re.DOTALL)
 
 
 def _digest(text: str) -> str:

@@ -153,8 +153,8 @@ class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request may generate, and how long its engine works on it."""
 
     name: str
-    scopes: list[str] = msgspec.field(default_factory=lambda: ["inference"])
-    models: list[str] = []
+    scopes: Annotated[list[str], msgspec.Meta(min_length=1)] = msgspec.field(default_factory=lambda: ["inference"])
+    models: list[Annotated[str, msgspec.Meta(min_length=1)]] = []
     requests_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
     tokens_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
     concurrency: Annotated[int, msgspec.Meta(ge=1)] | None = None

@@ -272,6 +272,17 @@ async def test_an_encoded_slash_opens_nothing(start_daemon: StartDaemon) -> None
         assert answer.status == 403
 
 
+@pytest.mark.parametrize("useless", [{"scopes": []}, {"models": [""]}])
+async def test_a_key_of_no_use_is_not_made(start_daemon: StartDaemon, useless: dict[str, Any]) -> None:
+    daemon = await start_daemon()
+    async with daemon.unix.post("/keys", json={"name": "kim", **useless}) as answer:
+        assert answer.status == 400
+        [field] = useless
+        assert (await answer.json())["error"]["param"] == field
+    async with daemon.unix.get("/keys") as answer:
+        assert await answer.json() == []
+
+
 async def test_an_expiry_beyond_the_calendar(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon()
     async with daemon.unix.post("/keys", json={"name": "kim", "expires": "999999w"}) as answer:

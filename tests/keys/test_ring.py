@@ -76,6 +76,17 @@ def test_scopes_models_and_expiry(file: Path) -> None:
         kim.check(Scope.INFERENCE)
 
 
+def test_patterns_have_no_sign_but_the_star(file: Path) -> None:
+    ring = KeyRing(file)
+    _, text = ring.create(ApiKey(name="kim", digest="", models=("a[bc]?:latest", "*/smol:*")))
+    kim = ring.find(text)
+    for name in ("a[bc]?:latest", "x/y/smol:1"):
+        kim.check_model(name)
+    for name in ("ab1:latest", "A[bc]?:latest", "a[bc]?:latest2", "smol:1", "x/smol"):
+        with pytest.raises(Forbidden):
+            kim.check_model(name)
+
+
 def test_limits(file: Path) -> None:
     clock = FakeClock(0.0)
     ring = KeyRing(file, clock=clock)
