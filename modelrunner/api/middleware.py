@@ -44,7 +44,7 @@ _OF_STATUS: dict[int, type[ModelRunnerError]] = {
 }
 
 
-def _handed_over(request: web.BaseRequest) -> HandoverTransport | None:
+def transport_of(request: web.BaseRequest) -> HandoverTransport | None:
     """Returns the transport to the client; None for a server without the gateway, as in tests."""
     if _HANDED_OVER not in request:
         transport = request.transport
@@ -55,34 +55,34 @@ def _handed_over(request: web.BaseRequest) -> HandoverTransport | None:
 def request_id_of(request: web.BaseRequest) -> str:
     """Returns the client's own ID if it is safe, else a new one; the same for the whole request."""
     if _REQUEST_ID not in request:
-        handed_over = _handed_over(request)
+        handed_over = transport_of(request)
         request[_REQUEST_ID] = (handed_over and handed_over.admitted.request_id) or new_request_id()
     return request[_REQUEST_ID]
 
 
 def is_local(request: web.BaseRequest) -> bool:
     """Returns True for a request on the Unix socket."""
-    handed_over = _handed_over(request)
+    handed_over = transport_of(request)
     return handed_over is not None and handed_over.local
 
 
 def check_scope(request: web.BaseRequest, scope: Scope) -> None:
     """For what needs another scope than its route. Raises `Forbidden` for an API key that lacks it."""
-    handed_over = _handed_over(request)
+    handed_over = transport_of(request)
     if handed_over is not None and handed_over.admitted.key is not None:
         handed_over.admitted.key.check(scope)
 
 
 def owner_of(request: web.BaseRequest) -> str:
     """The owner of what the request stores and sees: an `ApiKey.owner`, "" for the daemon's owner."""
-    handed_over = _handed_over(request)
+    handed_over = transport_of(request)
     key = handed_over.admitted.key if handed_over is not None else None
     return key.key.owner if key is not None else ""
 
 
 def is_admin(request: web.BaseRequest) -> bool:
     """True for the daemon's owner, and for a key with the scope `admin`."""
-    handed_over = _handed_over(request)
+    handed_over = transport_of(request)
     key = handed_over.admitted.key if handed_over is not None else None
     return key is None or Scope.ADMIN in key.key.scopes
 
@@ -140,7 +140,7 @@ def envelope(is_ending: Callable[[], bool]) -> Middleware:
                 raise web.HTTPMethodNotAllowed(request.method, ["POST"])
             if is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
                 raise ShuttingDown("the daemon is shutting down")
-            if (handed_over := _handed_over(request)) is not None and handed_over.admitted.key is not None:
+            if (handed_over := transport_of(request)) is not None and handed_over.admitted.key is not None:
                 # Of the path as aiohttp routes it: an encoded slash is a part of a name.
                 handed_over.admitted.key.check(scope_of(request.method, request.rel_url.path_safe))
             return await handler(request)
@@ -170,7 +170,7 @@ async def finish_head(request: web.BaseRequest, response: web.StreamResponse) ->
     """For `on_response_prepare`: every head passes here, those of streams inside their handler. aiohttp closes its side
     after each answer; the header for the client describes the client's own connection."""
     request[_STARTED] = True
-    handed_over = _handed_over(request)
+    handed_over = transport_of(request)
     response.force_close()
     response.headers.pop("Connection", None)
     if handed_over is not None and not handed_over.keep_alive:
@@ -217,14 +217,14 @@ class _OneRequest(web.RequestHandler):
             error = BadRequest(f"not a valid HTTP request: {first_line or 'it cannot be parsed'}")
         response = error_response(error, request)
         response.headers["Connection"] = "close"
-        if (handed_over := _handed_over(request)) is not None:
+        if (handed_over := transport_of(request)) is not None:
             handed_over.close_after()
         return response
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        handed_over = _handed_over(request)
+        handed_over = transport_of(request)
         resp, reset = await super().finish_response(request, resp, start_time)
         if handed_over is not None and not reset:
             handed_over.answered = True

@@ -34,6 +34,7 @@ from modelrunner.api.stream_routes import StreamRoutes
 from modelrunner.api.telemetry_routes import TelemetryRoutes
 from modelrunner.api.tool_routes import ToolRoutes
 from modelrunner.api.ui_routes import UiRoutes
+from modelrunner.api.underway import UnderWay
 from modelrunner.batches.store import open_store
 from modelrunner.batches.worker import BatchWorker
 from modelrunner.concurrency.threads import Pool
@@ -275,7 +276,10 @@ class Daemon:
         parts, pipeline, lifecycle = self._parts, self._pipeline, self.lifecycle
         board = Board(parts.scheduler, self._telemetry, lambda: self._telemetry in pipeline.observers)
         sandbox = confinement.capability() if self._settings.sandbox == "on" else "off"
-        app = web.Application(middlewares=[envelope(lifecycle.stop.is_set)], client_max_size=self._settings.body_limit)
+        app = web.Application(
+            middlewares=[envelope(lifecycle.stop.is_set), UnderWay(parts.keys).follow],
+            client_max_size=self._settings.body_limit,
+        )
         app.on_response_prepare.append(finish_head)
         families = (
             # Before the routes of models, where all text after `/models/` is a reference.

@@ -1,5 +1,6 @@
 """The API keys of this daemon: made, found, revoked, and kept as digests."""
 
+import math
 import re
 import secrets
 import threading
@@ -135,6 +136,17 @@ class KeyRing:
     def known(self, text: str) -> KeyHolder | None:
         """The key with this text, None without one."""
         return self._by_digest.get(_digest(text))
+
+    def admits(self, key: ApiKey | None) -> bool:
+        """True while a request that was admitted with this key, or over TCP with none, would be admitted again."""
+        if key is None:
+            return not self._holders
+        found = self._holders.get(key.name)
+        return found is not None and found.key.digest == key.digest and self.left(key) > 0
+
+    def left(self, key: ApiKey) -> float:
+        """The seconds until the key expires."""
+        return key.expires - self._wall() if key.expires is not None else math.inf
 
     def create(self, key: ApiKey) -> tuple[ApiKey, str]:
         """Keeps a new key, whose `digest`, `id` and `created` are set here; returns it with its text, which is

@@ -1,0 +1,72 @@
+"""The requests of the control plane under way. They end with the API key that they were admitted with."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from modelrunner.api.middleware import transport_of
+from modelrunner.gateway.handover import HandoverTransport
+from modelrunner.gateway.pipeline import IS_OPEN
+from modelrunner.keys.ring import ApiKey, KeyRing
+
+_LOOK = 60.0  # seconds at most between two looks at the time of day, which may be set
+
+
+class UnderWay:
+    """Cuts a request once its key is revoked, has another text or has expired, and one that came over TCP without a key
+    once there are keys; its handler is cancelled as if the client had left. Belongs to one event loop."""
+
+    def __init__(self, keys: KeyRing) -> None:
+        self._keys = keys
+        self._loop = asyncio.get_running_loop()
+        self._requests: dict[HandoverTransport, ApiKey | None] = {}
+        keys.watchers.append(self._changed)
+
+    @web.middleware
+    async def follow(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Stands inside the envelope, which has checked the key."""
+        transport = transport_of(request)
+        if transport is None or not _ends(transport, request.path):
+            return await handler(request)
+        with self._followed(transport):
+            return await handler(request)
+
+    @contextmanager
+    def _followed(self, transport: HandoverTransport) -> Iterator[None]:
+        holder = transport.admitted.key
+        self._requests[transport] = key = holder.key if holder is not None else None
+        timer: asyncio.TimerHandle | None = None
+
+        def look() -> None:
+            nonlocal timer
+            if not self._keys.admits(key):
+                transport.abort()
+            elif key is not None and key.expires is not None:
+                timer = self._loop.call_later(min(self._keys.left(key), _LOOK), look)
+
+        try:
+            look()
+            yield
+        finally:
+            del self._requests[transport]
+            if timer is not None:
+                timer.cancel()
+
+    def _changed(self) -> None:
+        """Any thread may call this."""
+        self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        for transport, key in list(self._requests.items()):
+            if not self._keys.admits(key):
+                transport.abort()
+
+
+def _ends(transport: HandoverTransport, path: str) -> bool:
+    """False for the owner of the daemon, and for the answers of /keys, which tell of the very change."""
+    if transport.admitted.key is None and (transport.local or IS_OPEN(transport.admitted.line.path)):
+        return False
+    return path != "/keys" and not path.startswith("/keys/")

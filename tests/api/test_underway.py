@@ -1,0 +1,101 @@
+"""What is under way on the control plane ends with the API key that it was admitted with."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from tests.api.conftest import Daemon, StartDaemon
+from tests.api.test_keys import CHAT, call, make_key
+from tests.waiting import HUNG
+
+STREAMS = ["/engines/requests", "/engines/events?since=0", "/engines/now", "/logs?follow=true"]
+
+
+async def revoke(daemon: Daemon) -> None:
+    async with daemon.unix.delete("/keys/kim") as answer:
+        assert answer.status == 200
+
+
+async def rotate(daemon: Daemon) -> None:
+    async with daemon.unix.post("/keys/kim/rotate") as answer:
+        assert answer.status == 200
+
+
+@asynccontextmanager
+async def stream(daemon: Daemon, path: str, key: str = "") -> AsyncIterator[aiohttp.StreamReader]:
+    headers = {"Accept": "text/event-stream"} | ({"X-API-Key": key} if key else {})
+    async with daemon.tcp.get(path, headers=headers) as answer:
+        assert answer.status == 200
+        yield answer.content
+
+
+async def assert_cut(content: aiohttp.StreamReader) -> None:
+    async with asyncio.timeout(HUNG):
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await content.read()
+
+
+@pytest.mark.parametrize("path", STREAMS)
+@pytest.mark.parametrize("end", [revoke, rotate])
+async def test_a_stream_ends_with_the_text_of_its_key(
+    start_daemon: StartDaemon, path: str, end: Callable[[Daemon], Awaitable[None]]
+) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    other = await make_key(daemon, name="other", scopes=["admin"])
+    key = await make_key(daemon, scopes=["admin"])
+    async with stream(daemon, path, key) as content, stream(daemon, "/engines/requests", other) as kept:
+        await end(daemon)
+        await assert_cut(content)
+        async with daemon.unix.post("/v1/chat/completions", json=CHAT) as answer:
+            assert answer.status == 200
+        async with asyncio.timeout(HUNG):
+            assert (await kept.readline()) == b"event: request\n"
+
+
+async def test_a_stream_ends_when_its_key_expires(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    key = await make_key(daemon, scopes=["admin"], expires="3s")
+    async with stream(daemon, "/engines/requests", key) as content:
+        await assert_cut(content)
+    assert (await call(daemon, "GET", "/keys", key))[0] == 401
+
+
+async def test_a_stream_without_a_key_ends_with_the_first_key(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    async with stream(daemon, "/engines/requests") as content:
+        await make_key(daemon)
+        await assert_cut(content)
+
+
+async def test_a_key_that_changes_itself_is_answered(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon()
+    await make_key(daemon, name="other")
+    status, made = await call(daemon, "POST", "/keys/kim/rotate", await make_key(daemon, scopes=["admin"]))
+    assert status == 200
+    assert await call(daemon, "DELETE", "/keys/kim", made["text"]) == (200, {"revoked": "kim"})
+
+
+async def test_a_request_ends_with_its_key_before_its_answer_has_begun(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon()
+    await make_key(daemon, name="other")
+    headers = {"X-API-Key": await make_key(daemon, scopes=["models"]), "Content-Type": "application/x-tar"}
+    admitted = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        admitted.set()
+        await asyncio.Event().wait()
+        yield b""
+
+    async def load() -> None:
+        async with daemon.tcp.post("/models/load", data=body(), headers=headers, expect100=True):
+            pass
+
+    loading = asyncio.create_task(load())
+    async with asyncio.timeout(HUNG):
+        await admitted.wait()
+        await revoke(daemon)
+        with pytest.raises(aiohttp.ClientError):
+            await loading
