@@ -7,6 +7,7 @@ extra."""
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from opentelemetry.context import Context
@@ -27,11 +28,23 @@ from opentelemetry.trace import (
 from prometheus_client.core import CounterMetricFamily
 
 from modelrunner.gateway.observers import RequestRecord
+from modelrunner.gateway.routes import all_routes
 from modelrunner.gateway.tracecontext import Trace
+from modelrunner.types import Mode
 
 _PATIENCE = 2000  # milliseconds for the last spans at the end of the daemon
-# https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
-_OPERATIONS = {"chat/completions": "chat", "completions": "text_completion", "embeddings": "embeddings"}
+# https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/, and the names of the routes where it has none.
+_OF_MODE = {Mode.EMBEDDING: "embeddings", Mode.RERANKING: "rerank"}
+_OF_PATH = {"/v1/chat/completions": "chat", "/v1/messages": "chat", "/v1/completions": "text_completion"}
+
+
+@cache
+def _operations() -> Mapping[str, str]:
+    """The operation of each route, by its pattern."""
+    return {
+        route.pattern: _OF_MODE.get(route.mode) or _OF_PATH.get(route.path) or route.path.rpartition("/")[2]
+        for _, _, route in all_routes()
+    }
 
 
 class _GivenIds(IdGenerator):
@@ -99,7 +112,7 @@ class Traces:
         arrived = ended - int(record.duration * 1e9)
         queued = arrived + int(record.queued * 1e9)
         asked = queued + int(record.loading * 1e9)
-        operation = _OPERATIONS.get(record.route.rpartition("/v1/")[2], "chat")
+        operation = _operations()[record.route]
         name, kind = f"{operation} {record.model_name or record.model}", SpanKind.SERVER
         whole = self._begin(name, trace, trace.span, parent, kind, arrived, _attributes(record, operation))
         if record.error:

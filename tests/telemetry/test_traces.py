@@ -106,6 +106,29 @@ async def test_a_request_without_a_trace_begins_one(start_daemon: StartDaemon, c
     assert {span.parent_span_id for span in roots} == {b""}
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "operation"),
+    [
+        ("/v1/completions", {"prompt": "x"}, "text_completion"),
+        ("/engines/fake/v1/embeddings", {"input": "x"}, "embeddings"),
+        ("/api/embed", {"input": "x"}, "embeddings"),
+        ("/v2/rerank", {"query": "x", "documents": ["y"]}, "rerank"),
+        ("/v1/tokenize", {"content": "x"}, "tokenize"),
+        ("/v1/messages", {"messages": CHAT["messages"], "max_tokens": 3}, "chat"),
+    ],
+)
+async def test_a_span_names_its_operation(
+    start_daemon: StartDaemon, collector: Collector, path: str, body: Any, operation: str
+) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    async with daemon.unix.post(path, json={"model": "smol", **body}) as answer:
+        await answer.read()
+    await collector.until(lambda: any(span.name.endswith(" smol") for span in collector.spans))
+    [whole] = [span for span in collector.spans if span.name.endswith(" smol")]
+    told = {pair.key: pair.value.string_value for pair in whole.attributes}
+    assert (whole.name, told["gen_ai.operation.name"]) == (f"{operation} smol", operation)
+
+
 async def test_a_failing_collector_costs_a_count(start_daemon: StartDaemon, collector: Collector, caplog: Any) -> None:
     collector.status = 400
     daemon = await start_daemon(models={"smol": 0})
