@@ -13,7 +13,7 @@ from modelrunner.errors import BadRequest, HeadersTooLarge, MethodNotAllowed, No
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"
 _LINE = re.compile(rf"({_TOKEN}+) ([!-~]+) HTTP/1\.([01])")
 _UNFINISHED_LINE = re.compile(rf"{_TOKEN}{{1,40}}(?: (?:[!-~]+(?: [HTP/1.0]{{0,8}})?)?)?\r?".encode())
-_ABSOLUTE = re.compile(r"http://([^/?#]*)(/[^#]*)?", re.IGNORECASE)
+_ABSOLUTE = re.compile(r"https?://([^/?#]*)(/[^#]*)?", re.IGNORECASE)
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
 _REFUSED = frozenset(("CONNECT", "TRACE"))
 _FRAMING = ("host", "upgrade", "content-length", "transfer-encoding")
@@ -56,7 +56,7 @@ def request_line(line: bytes) -> RequestLine:
     if not target.startswith("/") and not (target == "*" and method == "OPTIONS"):
         absolute = _ABSOLUTE.fullmatch(target)
         if absolute is None:
-            raise BadRequest("the request target is neither a path nor an http:// URL")
+            raise BadRequest("the request target is neither a path nor a URL of http or https")
         authority, target = absolute[1], absolute[2] or "/"
     if "#" in target:
         raise BadRequest("the request target has a fragment")

@@ -164,6 +164,8 @@ HOSTS = {
     "ours": (request(Host="LocalHost:PORT"), 200),
     "ours by address": (request(Host="[::1]:PORT"), 200),
     "ours by absolute target": (request(f"http://127.0.0.1:PORT{CHAT}", Host="localhost:PORT"), 200),
+    "ours by absolute target of TLS": (request(f"https://127.0.0.1:PORT{CHAT}", Host="localhost:PORT"), 200),
+    "a stranger by absolute target of TLS": (request(f"https://evil.example{CHAT}", Host="localhost:PORT"), 403),
     "a page": (request(Host="localhost:PORT", Origin="http://evil.example", Content_Type="application/json"), 403),
     "a page from nowhere": (request(Host="localhost:PORT", Origin="null", Content_Type="application/json"), 403),
     "an allowed page": (request(Host="localhost:PORT", Origin="https://chat.example",
