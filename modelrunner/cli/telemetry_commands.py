@@ -45,6 +45,7 @@ def requests(client: Client, follow: bool, model: str | None, status: str | None
     if click.get_current_context().invoked_subcommand is not None:
         return
     if follow:
+        _say_if_off(client)
         headers = {"Accept": "text/event-stream"}
         with client.open("GET", path("engines", "requests", model=model, status=status), headers=headers) as response:
             for event in client.events(response):
@@ -52,10 +53,13 @@ def requests(client: Client, follow: bool, model: str | None, status: str | None
                 output.say(told, flush=True)
         return
     raw = client.fetch("GET", path("engines", "requests", model=model, status=status, limit=str(limit)))
+    found = decode(raw, list[wire.RequestStatus])
+    if not any(entry.status for entry in found):
+        _say_if_off(client)
     if as_json:
         output.json(raw)
     else:
-        output.table(_HEADINGS, map(_row, decode(raw, list[wire.RequestStatus])), expendable=_EXPENDABLE)
+        output.table(_HEADINGS, map(_row, found), expendable=_EXPENDABLE)
 
 
 @requests.command()
@@ -136,6 +140,9 @@ def usage(client: Client, by: str, since: str, as_json: bool) -> None:
     Counts the requests that an engine answered. Days are in UTC.
     """
     raw = client.fetch("GET", path("usage", by=by, since=since))
+    found = decode(raw, list[wire.UsageTotals])
+    if not found:
+        _say_if_off(client)
     if as_json:
         output.json(raw)
         return
@@ -143,15 +150,20 @@ def usage(client: Client, by: str, since: str, as_json: bool) -> None:
         (by.upper(), "REQUESTS", "PROMPT TOKENS", "ANSWER TOKENS", "ENGINE TIME"),
         [
             (
-                found.name or "(none)",
-                str(found.requests),
-                str(found.prompt_tokens),
-                str(found.completion_tokens),
-                format_duration(round(found.engine_seconds)),
+                one.name or "(none)",
+                str(one.requests),
+                str(one.prompt_tokens),
+                str(one.completion_tokens),
+                format_duration(round(one.engine_seconds)),
             )
-            for found in decode(raw, list[wire.UsageTotals])
+            for one in found
         ],
     )
+
+
+def _say_if_off(client: Client) -> None:
+    if not client.call("GET", path("engines", "now"), wire.Now).counted:
+        output.note("requests are not kept: set telemetry = true in config.toml, and start the daemon again")
 
 
 def _row(entry: wire.RequestStatus) -> tuple[str, ...]:

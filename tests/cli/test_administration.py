@@ -6,6 +6,7 @@ from typing import Any
 from tests.cli.conftest import Cli
 from tests.cli.fake_daemon import FakeDaemon, Stream
 from tests.cli.test_commands import RUNNER, STATUS
+from tests.cli.test_commands_screen import NOW
 
 ENTRY: dict[str, Any] = {
     **dict.fromkeys(("family", "route", "error", "backend", "runner", "caller", "key"), ""),
@@ -69,6 +70,7 @@ def test_the_last_key_is_revoked_where_that_is_wanted(daemon: FakeDaemon, cli: C
 
 
 def test_requests_are_followed_as_they_end(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["GET /engines/now"] = NOW
     pieces = [f"data: {json.dumps({**ENTRY, 'request_id': id})}\n\n".encode() for id in ("q1", "q2")]
     daemon.answers["GET /engines/requests?model=m&status=429"] = Stream(pieces)
     lines = cli("requests", "-f", "--model", "m", "--status", "429").out.splitlines()
@@ -87,6 +89,23 @@ def test_usage_is_summed_as_asked(daemon: FakeDaemon, cli: Cli) -> None:
     assert head.split()[0] == "KEY"
     assert row.split()[:4] == ["ci", "3", "30", "12"]
     assert json.loads(cli("usage", "--by", "key", "--since", "7d", "--json").out) == [sums]
+
+
+def test_nothing_is_shown_because_nothing_is_kept(daemon: FakeDaemon, cli: Cli) -> None:
+    asked = {
+        ("requests",): "GET /engines/requests?limit=50",
+        ("requests", "-f"): "GET /engines/requests",
+        ("usage",): "GET /usage?by=model&since=30d",
+    }
+    for words, route in asked.items():
+        for counted in (True, False):
+            daemon.answers |= {
+                route: Stream([]) if "-f" in words else [],
+                "GET /engines/now": {**NOW, "counted": counted},
+            }
+            told = cli(*words)
+            assert (told.code, "telemetry = true" in told.err) == (0, not counted), words
+    assert json.loads(cli("usage", "--json").out) == []
 
 
 def test_what_holds_for_an_engine_is_said(daemon: FakeDaemon, cli: Cli) -> None:
