@@ -60,12 +60,17 @@ def _text(records: Sequence[RequestRecord]) -> list[str]:
             last, moment = milliseconds, _date(milliseconds // 1000) + _MILLISECONDS[milliseconds % 1000]
         if (kind := (record.route, record.model, record.status, record.caller, record.error)) != alike:
             alike, (route, model, status, caller, error) = kind, kind
-            before, after = f" {route} {model!a} {status} ", f" {caller or '-'} {error or '-'}"
+            before, after = f" {route} {_word(model)} {status} ", f" {_word(caller) if caller else '-'} {error or '-'}"
         tokens = record.tokens
         lines.append(
             f"{moment}{record.request_id}{before}{record.duration:.3f}s {tokens.prompt}+{tokens.answer}{after}"
         )
     return lines
+
+
+def _word(text: str) -> str:
+    """What a client wrote, quoted: one word in ASCII that a reader can tell from the others."""
+    return ascii(text).replace(" ", r"\x20")
 
 
 @lru_cache(maxsize=2)

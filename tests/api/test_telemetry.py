@@ -229,7 +229,7 @@ async def test_the_access_log(start_daemon: StartDaemon, tmp_path: Path) -> None
     (tmp_path / "config.toml").write_text('access_log = "text"')
     daemon = await start_daemon(models={"smol": 0}, telemetry=False)
     path = daemon.settings.data_dir / "logs" / "access.log"
-    asked = (("smol", "kim"), ("n\no", ""), ("smol", "kim"), ("smol", ""))
+    asked = (("smol", "kim"), ("n\no", ""), ("smol", "kim"), ("smol", ""), ("a b", "c 200 'd"))
     for model, caller in asked:
         await ask(daemon, {**CHAT, "model": model}, caller=caller)
     (tmp_path / "config.toml").write_text('access_log = "json"')
@@ -243,11 +243,13 @@ async def test_the_access_log(start_daemon: StartDaemon, tmp_path: Path) -> None
     *text, line = path.read_text().splitlines()
     words = [each.split() for each in text]
     assert [each[2] for each in words] == ["/v1/chat/completions"] * len(asked)
+    assert {len(each) for each in words} == {9}
     assert [each[3:5] + each[-2:] for each in words] == [
-        ["'smol'", "200", "kim", "-"],
+        ["'smol'", "200", "'kim'", "-"],
         [r"'n\no'", "400", "-", "invalid_reference"],
-        ["'smol'", "200", "kim", "-"],
+        ["'smol'", "200", "'kim'", "-"],
         ["'smol'", "200", "-", "-"],
+        [r"'a\x20b'", "400", r""" "c\x20200\x20'd" """.strip(), "invalid_reference"],
     ]
     assert len({each[1] for each in words}) == len(asked)
     assert [each[0] for each in words] == sorted(each[0] for each in words)

@@ -113,11 +113,12 @@ async def test_no_record_is_longer_than_it_must_be_and_no_line_is_forged(folder:
         assert (await served.ask(b"GET /" + b"x" * 10_000 + b" HTTP/2\r\n\r\n")).status == 400
         assert (await served.ask(b"GET /\n2026-11-23T06:00:00.000Z\x1b[2J HTTP/1.1\r\n\r\n")).status == 400
         assert (await served.ask(request(X_Caller="kim\x1b[2J"))).status == 400
-        assert [record.model for record in notes.records] == ["a" * 640, "é" * 639 + "…", *[""] * 4]
-        assert [len(record.route) for record in notes.records] == [20, 20, 20, 640, 0, 20]
+        assert (await served.ask(request(body={"model": "nope"}, X_Caller="kim\x9b2J é"))).status == 404
+        assert [record.model for record in notes.records] == ["a" * 640, "é" * 639 + "…", *[""] * 4, "nope"]
+        assert [len(record.route) for record in notes.records] == [20, 20, 20, 640, 0, 20, 20]
         log.close()
     text = (folder / "access.log").read_text()
-    assert (len(text) < 8000, len(text.splitlines()), text.replace("\n", "").isprintable()) == (True, 6, True)
+    assert (len(text) < 8000, len(text.splitlines()), text.replace("\n", "").isprintable()) == (True, 7, True)
 
 
 async def test_an_observer_that_fails_is_logged_and_costs_no_answer(
