@@ -345,6 +345,16 @@ async def test_keys(served: Served) -> None:
     assert statuses == [403, 403, 200, 429]  # the tokens of both answers counted
 
 
+async def test_a_keys_limit_of_tokens_holds_for_each_answer_of_the_model(served: Served) -> None:
+    async with served.daemon.unix.post("/keys", json={"name": "kim", "max_tokens": 2}) as made:
+        head = {"X-API-Key": (await made.json())["text"]}
+    served.calls([ADD])
+    async with served.daemon.tcp.post(CHAT, json=BODY, headers=head) as answer:
+        told = await answer.json()
+    assert [asked["max_tokens"] for asked in served.questions()] == [2, 2]
+    assert told["choices"][0]["message"]["content"] == "w0 w1 "
+
+
 async def test_an_alias_and_a_cold_model(start_daemon: StartDaemon, tmp_path: Path) -> None:
     daemon = await start_daemon(models={"smol": 0}, mcp={"local": STDIO}, aliases={"gpt": "smol"})
     served = Served(daemon, tmp_path)
