@@ -1,5 +1,6 @@
 """What an API key, or the clients at one address, may use together."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
@@ -26,7 +27,8 @@ class Allowance:
 
     def __init__(self, who: str, rates: Rates, clock: Callable[[], float] = monotonic) -> None:
         self._who = who
-        self._requests = RequestLimit(0, clock)
+        self.clock = clock
+        self.requests = RequestLimit(0, clock)
         self._tokens = TokenLimit(0, clock)
         self.rates = rates
         self.running = 0
@@ -39,16 +41,25 @@ class Allowance:
     def rates(self, rates: Rates) -> None:
         """What was counted against a limit stays counted when the limit changes."""
         self._rates = rates
-        self._requests.limit, self._tokens.limit = rates.requests_per_minute or 0, rates.tokens_per_minute or 0
+        self.requests.limit, self._tokens.limit = rates.requests_per_minute or 0, rates.tokens_per_minute or 0
 
     @property
     def is_idle(self) -> bool:
         """True if a new allowance would decide just the same."""
-        return self.running == 0 and self._requests.is_idle and self._tokens.is_idle
+        return self.running == 0 and self.requests.is_idle and self._tokens.is_idle
 
     def begin(self, client: int) -> None:
         """Counts a request in; `end` counts it out. `client` distinguishes connections. Raises `RateLimited`."""
         most_requests, most_tokens, most_running = self._rates
+        if most_tokens is not None or most_running is not None:
+            self.check()
+        if most_requests is not None and (wait := self.requests.admit(client)) is not None:
+            raise self.too_many(wait)
+        self.running += 1
+
+    def check(self) -> None:
+        """Raises `RateLimited` as `begin` does, but for the number of requests in a minute."""
+        _, most_tokens, most_running = self._rates
         if most_running is not None and self.running >= most_running:
             raise RateLimited(
                 f"{self._who} may have {most_running} requests under way at once", retry_after=_BUSY_PAUSE
@@ -56,15 +67,12 @@ class Allowance:
         tokens = self._tokens
         if most_tokens is not None and tokens.spent >= most_tokens and (wait := tokens.wait()) is not None:
             raise RateLimited(f"{self._who} may use {most_tokens} tokens a minute", retry_after=wait)
-        if most_requests is not None and (wait := self._requests.admit(client)) is not None:
-            raise RateLimited(f"{self._who} may send {most_requests} requests a minute", retry_after=wait)
-        self.running += 1
 
-    def take_back(self) -> None:
-        """Undoes the `begin` before: the request was refused elsewhere."""
-        self.running -= 1
-        if self._rates.requests_per_minute is not None:
-            self._requests.take_back()
+    def too_many(self, wait: float) -> RateLimited:
+        """The refusal of a request that came too early."""
+        return RateLimited(
+            f"{self._who} may send {self._rates.requests_per_minute} requests a minute", retry_after=wait
+        )
 
     def go_on(self) -> None:
         """Counts in the rest of a request that `begin` has let in; `end` counts it out."""
@@ -78,18 +86,27 @@ class Allowance:
 
     def leave(self, client: int) -> None:
         """The connection `client` is closed: the slot that it was promised is for the next one that comes."""
-        self._requests.leave(client)
+        self.requests.leave(client)
 
 
 def begin_all(allowances: Sequence[Allowance], client: int) -> None:
-    """Counts a request in at all of them, or at none. Raises `RateLimited`."""
-    for place, allowance in enumerate(allowances):
-        try:
-            allowance.begin(client)
-        except RateLimited:
-            for earlier in allowances[:place]:
-                earlier.take_back()
-            raise
+    """Counts a request in at all of them, or at none. A client that came too early is told a time at which all of them
+    keep a slot for it. Raises `RateLimited`."""
+    for allowance in allowances:
+        allowance.check()
+    limited = [allowance for allowance in allowances if allowance.rates.requests_per_minute is not None]
+    now = limited[0].clock() if limited else 0.0
+    closed = [allowance for allowance in limited if not allowance.requests.is_open(client, now)]
+    if closed:
+        at, due = -math.inf, now
+        while due > at:
+            at = due
+            due = max(allowance.requests.promise(client, now, at) for allowance in limited)
+        raise closed[0].too_many(at - now)
+    for allowance in limited:
+        allowance.requests.take(client, now)
+    for allowance in allowances:
+        allowance.running += 1
 
 
 class AddressAllowances:

@@ -6,9 +6,10 @@ to a connection that was closed goes to the next one that comes: many clients op
 """
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
+from operator import itemgetter
 from time import monotonic
 
 WINDOW = 60.0
@@ -21,7 +22,12 @@ _TOGETHER = 0.01  # seconds of spending that are kept as one sum
 
 
 class RequestLimit:
-    """At most `limit` requests in any 60 seconds."""
+    """At most `limit` requests in any 60 seconds. `client` is any number that distinguishes connections. Where several
+    limits hold, `is_open` and then `take` or `promise` ask all of them; `now` is the time by `clock`, in seconds.
+
+    An admitted request takes a slot for 60 seconds, a promised one from the promised time to 60 seconds after the last
+    moment at which its client may come. No more than `limit` of these spans overlap anywhere, so each promise is kept,
+    and one that lies far ahead leaves the time before it to others."""
 
     def __init__(self, limit: int, clock: Callable[[], float] = monotonic) -> None:
         self.limit = limit
@@ -30,10 +36,10 @@ class RequestLimit:
         # Client -> when its slot is free, the earliest first; clients that left have numbers below 0.
         self._promised: dict[int, float] = {}
         self._left = 0
+        self._full = (0.0, 0.0)  # between these times no slot can be promised
 
     def admit(self, client: int) -> float | None:
-        """Admits a request: returns None, or the seconds after which this client is to come again. `client` is any
-        number that distinguishes connections."""
+        """Admits a request: returns None, or the seconds after which this client is to come again."""
         now = self._clock()
         admitted = self._admitted
         while admitted and admitted[0] <= now - WINDOW:
@@ -41,23 +47,52 @@ class RequestLimit:
         if not self._promised and len(admitted) < self.limit:
             admitted.append(now)
             return None
-        while self._promised and (first := next(iter(self._promised.items())))[1] + GRACE < now:
-            del self._promised[first[0]]  # nobody came
-        free = self.limit - len(self._admitted)
-        if client not in self._promised and free <= len(self._promised):
-            self._rename(next((other for other in self._promised if other < 0), client), client)
-        due = self._promised.get(client)
-        if due is not None and due > now:
-            return due - now
-        if free > 0 and (due is not None or free > len(self._promised)):
-            self._promised.pop(client, None)
-            self._admitted.append(now)
+        if self.is_open(client, now):
+            self.take(client, now)
             return None
-        return self._promise(client, now)
+        return self.promise(client, now, now) - now
 
-    def take_back(self) -> None:
-        """Undoes the admission before."""
-        self._admitted.pop()
+    def is_open(self, client: int, now: float) -> bool:
+        """True if a request of this client may begin now. It may get the promise to a client that is gone."""
+        while self._admitted and self._admitted[0] <= now - WINDOW:
+            self._admitted.popleft()
+        while self._promised and (first := next(iter(self._promised.items())))[1] + GRACE < now:
+            self._drop(first[0])  # nobody came
+        due = self._promised.get(client)
+        if due is None:
+            if len(self._admitted) < self.limit and self._next(list(self._promised.values()), now, WINDOW) == now:
+                return True
+            self._rename(next((other for other in self._promised if other < 0), client), client)
+            due = self._promised.get(client)
+        return due is not None and due <= now
+
+    def take(self, client: int, now: float) -> None:
+        """Admits a request for which the limit is open."""
+        if client in self._promised:
+            self._drop(client)
+        self._admitted.append(now)
+
+    def promise(self, client: int, now: float, at: float) -> float:
+        """Keeps a slot for this client from `at` on, or as soon after it as there is one. Returns when."""
+        due = self._promised.get(client)
+        if due is not None:
+            if due >= at:
+                return due
+            self._drop(client)
+        at = max(at, now + GRACE)
+        due = self._full[1] if self._full[0] <= at < self._full[1] else at
+        dues = list(self._promised.values())
+        while (later := self._next(dues, due, WINDOW + GRACE)) > due:
+            due = later
+        if due > at:
+            begun, ended = self._full
+            self._full = min(at, begun) if at <= ended else at, due
+        if len(self._promised) < _MOST_PROMISES:
+            is_last = not self._promised or next(reversed(self._promised.values())) <= due
+            self._promised[client] = due
+            if not is_last:
+                self._promised = dict(sorted(self._promised.items(), key=itemgetter(1)))
+        return due
 
     @property
     def is_idle(self) -> bool:
@@ -75,18 +110,31 @@ class RequestLimit:
         if client in self._promised:
             self._promised = {other if each == client else each: due for each, due in self._promised.items()}
 
-    def _promise(self, client: int, now: float) -> float:
-        """Returns the seconds until a slot is free that was promised to nobody else."""
-        self._promised.pop(client, None)
-        over = len(self._admitted) + len(self._promised) - self.limit
-        due = now + GRACE
-        if 0 <= over < len(self._admitted):
-            due = max(due, self._admitted[over] + WINDOW)
-        elif over >= 0:
-            due = max(due, next(islice(self._promised.values(), over - len(self._admitted), None)) + GRACE + WINDOW)
-        if len(self._promised) < _MOST_PROMISES:
-            self._promised[client] = due
-        return due - now
+    def _drop(self, client: int) -> None:
+        del self._promised[client]
+        self._full = (0.0, 0.0)
+
+    def _next(self, dues: list[float], at: float, seconds: float) -> float:
+        """Returns `at` if a span of so many seconds from then on makes no overlap too large, else a later time, before
+        which none does. `dues` are those of the promises.
+
+        The spans lie in the order of their beginnings, and so of their ends. That at most `limit` overlap then says
+        that each begins after the end of the one `limit` places before it. A new one at `place` moves those after it by
+        one."""
+        limit, begun = self.limit, len(self._admitted)
+        count = begun + len(dues)
+
+        def end(place: int) -> float:
+            return self._admitted[place] + WINDOW if place < begun else dues[place - begun] + GRACE + WINDOW
+
+        place = begun + bisect_right(dues, at)
+        if place >= limit and end(place - limit) > at:
+            return end(place - limit)
+        for moved in range(min(place + limit - 1, count) - 1, max(place, limit - 1) - 1, -1):
+            if dues[moved - begun] < end(moved + 1 - limit):
+                return end(moved + 1 - limit)
+        last = place + limit - 1
+        return end(place) if last < count and dues[last - begun] < at + seconds else at
 
 
 class TokenLimit:

@@ -1,5 +1,9 @@
 """What a key or an address may use: exact at any moment, for all limits at once or for none."""
 
+import heapq
+import math
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,12 +14,17 @@ from modelrunner.keys.limits import WINDOW
 from tests.fakes import FakeClock
 
 
-def admits(allowances: list[Allowance], client: int = 1) -> bool:
+def refused(allowances: list[Allowance], client: int) -> float | None:
+    """The seconds after which the client is to come again, None where it is admitted."""
     try:
         begin_all(allowances, client)
-    except RateLimited:
-        return False
-    return True
+    except RateLimited as error:
+        return error.retry_after
+    return None
+
+
+def admits(allowances: list[Allowance], client: int = 1) -> bool:
+    return refused(allowances, client) is None
 
 
 @given(
@@ -51,6 +60,47 @@ def test_a_refusal_by_one_costs_nothing_at_the_other() -> None:
     assert address.running == 1
     assert admits([address, free])
     assert not admits([address])
+
+
+@given(
+    limits=st.lists(st.integers(1, 4), min_size=4, max_size=4),
+    clients=st.lists(st.tuples(st.integers(0, 1), st.integers(2, 3), st.booleans()), min_size=2, max_size=8),
+    seed=st.integers(0, 1 << 32),
+)
+def test_a_client_of_two_limits_that_obeys_is_admitted(
+    limits: list[int], clients: list[tuple[int, int, bool]], seed: int
+) -> None:
+    """Whoever else asks meanwhile: for the same address with other keys, for the same key from other addresses, and
+    before the time."""
+    chance, clock = Random(seed), FakeClock(0.0)
+    allowances = [Allowance(f"{place}", Rates(requests_per_minute=limit), clock) for place, limit in enumerate(limits)]
+    admitted: list[list[float]] = [[] for _ in limits]
+    coming = [(chance.uniform(0, 90), number, False) for number in range(len(clients))]
+    heapq.heapify(coming)
+    while coming[0][0] < 8 * WINDOW:
+        clock.now, number, in_time = heapq.heappop(coming)
+        address, key, obeys = clients[number]
+        if (wait := refused([allowances[address], allowances[key]], number)) is not None:
+            assert not in_time, f"client {number} came when it was told to, and is told {wait} s"
+            told = max(1, math.ceil(wait)) + chance.uniform(0, 0.9)
+            heapq.heappush(coming, (clock.now + (told if obeys else chance.uniform(0.1, 20)), number, obeys))
+        else:
+            for place in (address, key):
+                admitted[place].append(clock.now)
+                allowances[place].end(0)
+            heapq.heappush(coming, (clock.now + chance.choice((0.1, 5.0, 70.0)), number, False))
+    for times, limit in zip(admitted, limits, strict=True):
+        assert all(b - a >= WINDOW - 1e-6 for a, b in zip(times, times[limit:], strict=False))
+
+
+def test_a_crowd_with_one_key_keeps_its_address_open_for_other_keys() -> None:
+    """What the others are told lies in as many minutes as their key's limit needs: so much of each is kept for them."""
+    clock = FakeClock(0.0)
+    address = Allowance("the address", Rates(requests_per_minute=3), clock)
+    crowded, free = (Allowance(name, Rates(requests_per_minute=limit), clock) for name, limit in (("c", 1), ("f", 9)))
+    assert [admits([address, crowded], client) for client in range(30)] == [True] + [False] * 29
+    clock.advance(10)
+    assert [admits([address, free], client) for client in range(100, 103)] == [True, True, False]
 
 
 def test_a_changed_limit_keeps_what_was_counted() -> None:
