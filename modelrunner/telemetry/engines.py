@@ -14,6 +14,7 @@ from modelrunner.scheduler.state import Phase
 
 _LIMIT = 2.0  # seconds for all engines together: they are asked at the same time
 _LARGEST = 4 << 20  # bytes of one engine's answer
+_OURS = ("modelrunner_", "gen_ai_server_", "process_")  # how the daemon's own names begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +42,32 @@ async def _ask(runner: RunnerView, limit: float) -> EngineMetrics:
 
 
 def merged(own: Iterable[Metric], answers: Iterable[EngineMetrics]) -> list[Metric]:
-    """Adds the engines' families to our `own`: those of one name become one family whose samples tell the runner.
-    Families of another type than an earlier one of their name are left out, as are answers that cannot be parsed: the
-    format allows neither. Takes tens of milliseconds for a large engine: call it in a thread."""
+    """Adds the engines' families to our `own`: those of one name become one family whose samples tell the runner. An
+    engine cannot add to what the daemon tells of itself: families with names of ours are left out. So are families of
+    another type than an earlier one of their name or of a sample's, samples that were told already, and answers that
+    cannot be parsed: the format allows none of them. Takes tens of milliseconds for a large engine: call it in a
+    thread."""
     families = {_told(family): family for family in own}
+    homes: dict[str, str] = {}
+    told: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     for answer in answers:
         try:
             found = [family for family in text_string_to_metric_families(answer.text or "") if family.samples]
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):  # the parser's, for text that is none
             continue
         for family in found:
+            name, names = _told(family), {sample.name for sample in family.samples}
+            if any(each.startswith(_OURS) or homes.setdefault(each, name) != name for each in names):
+                continue
             new = Metric(family.name, family.documentation or "Of the engine", family.type)
-            home = families.setdefault(_told(family), new)
-            if home.type == family.type:
-                for sample in family.samples:
-                    home.add_sample(sample.name, {**sample.labels, **answer.labels}, sample.value)
+            home = families.setdefault(name, new)
+            if home.type != family.type:
+                continue
+            for sample in family.samples:
+                labels = {**sample.labels, **answer.labels}
+                if (series := (sample.name, frozenset(labels.items()))) not in told:
+                    told.add(series)
+                    home.add_sample(sample.name, labels, sample.value)
     return list(families.values())
 
 

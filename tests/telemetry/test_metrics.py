@@ -1,9 +1,13 @@
 """Metrics outlive what is wrong around them."""
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from modelrunner.concurrency.feed import Feed
 from modelrunner.scheduler.state import Phase
@@ -17,6 +21,34 @@ def test_an_engine_with_broken_metrics_hides_no_other() -> None:
     broken = '# HELP a b\n# TYPE a counter\na{x="y", ="\\n"} \\ 2a'
     good = "# TYPE b gauge\nb 1\n"
     assert [family.name for family in merged([], [EngineMetrics({}, broken), EngineMetrics({}, good)])] == ["b"]
+
+
+def series(families: Iterable[Metric]) -> list[tuple[str, dict[str, str], float]]:
+    return [(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        '# TYPE modelrunner_memory_budget_bytes gauge\nmodelrunner_memory_budget_bytes{runner="r"} 0',
+        "# TYPE modelrunner_new gauge\nmodelrunner_new 1",
+        '# TYPE modelrunner histogram\nmodelrunner_bucket{le="+Inf"} 1\nmodelrunner_sum 1\nmodelrunner_count 1',
+        'gen_ai_server_request_duration_seconds_count{model="m"} 9',
+        "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes 0",
+    ],
+)
+def test_an_engine_adds_nothing_to_what_the_daemon_tells_of_itself(claim: str) -> None:
+    own = GaugeMetricFamily("modelrunner_memory_budget_bytes", "x", value=5)
+    found = merged([own], [EngineMetrics({"runner": "r"}, f"{claim}\n# TYPE b gauge\nb 1\n")])
+    assert series(found) == [("modelrunner_memory_budget_bytes", {}, 5), ("b", {"runner": "r"}, 1)]
+
+
+def test_a_series_is_told_once() -> None:
+    """Also where only a label differed that the daemon sets, and where two families have a sample's name."""
+    text = '# TYPE b gauge\nb{x="1"} 1\nb{x="1"} 2\nb{x="1",runner="mine"} 3\nb{x="2"} 4\n'
+    text += "# TYPE c summary\nc_count 1\nc_sum 1\n# TYPE c_sum gauge\nc_sum 2\n"
+    found = series(merged([], [EngineMetrics({"runner": "r"}, text), EngineMetrics({"runner": "s"}, "b 5\n")]))
+    assert [(name, value) for name, _, value in found] == [("b", 1), ("b", 4), ("c_count", 1), ("c_sum", 1)]
 
 
 async def test_an_engine_that_does_not_answer_is_left_out(tmp_path: Path) -> None:
