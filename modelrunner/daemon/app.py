@@ -222,22 +222,22 @@ class Daemon:
             asyncio.create_task(parts.verifier.run(), name="verify"),
             asyncio.create_task(self._batch_worker.run(), name="batches"),
             asyncio.create_task(self._telemetry.usage.run(), name="usage"),
-            *([asyncio.create_task(self._notifier().run(), name="notify")] if self._notifies else []),
             asyncio.create_task(self._doorway.watch(self._serve_unix), name="doorway"),
         ]
+        if notifier := self._notifier():
+            self._background.append(asyncio.create_task(notifier.run(), name="notify"))
         if certificate is not None:
             self._background.append(asyncio.create_task(certificate.watch(), name="certificate"))
         self._counting = asyncio.create_task(self._telemetry.count_events(), name="events")
 
-    @property
-    def _notifies(self) -> bool:
-        table = self._settings.notify
-        return bool(table.command or table.webhook)
-
-    def _notifier(self) -> Notifier:
-        table = self._settings.notify
+    def _notifier(self) -> Notifier | None:
+        """None where nobody is to be told."""
+        table, store = self._settings.notify, self._parts.store
+        if not (table.command or table.webhook):
+            return None
         rules = NoticeRules(table.command, table.webhook or "", table.every, table.disk_free)
-        return Notifier(rules, self._parts.scheduler.events, self._settings.data_dir)
+        home = self._settings.data_dir, self._settings.cache_dir
+        return Notifier(rules, self._parts.scheduler.events, lambda: [*home, *(each.data for each in store.places())])
 
     async def wait(self) -> None:
         """Returns when a signal or a request asks the daemon to stop."""

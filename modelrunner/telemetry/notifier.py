@@ -1,12 +1,13 @@
-"""Tells people what they asked to be told: engines that keep crashing, models that cannot be loaded, a disk that is
+"""Tells people what they asked to be told: engines that keep crashing, models that cannot be loaded, disks that are
 nearly full. Each is a program that is run, or a POST to a webhook."""
 
 import asyncio
 import logging
+import os
 import shutil
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from modelrunner.concurrency.tasks import stopped
+from modelrunner.concurrency.threads import Pool
 from modelrunner.errors import SourceFailed
 from modelrunner.scheduler import EventRecord
 from modelrunner.scheduler.events import Events
@@ -23,9 +26,10 @@ from modelrunner.web.session import ask, new_client
 log = logging.getLogger(__name__)
 
 _CRASHES, _WITHIN = 3, 600.0  # so many in so many seconds are a loop
-_LOOK = 60.0  # seconds between two looks at the disk
+_LOOK = 60.0  # seconds between two looks at the disks
 _LIMIT = 30.0  # seconds for the program, and for the webhook
 _MOST_KEPT = 1000  # subjects whose last notice is remembered
+_THREADS = Pool("watching disks", 1, prompt=False)
 
 
 class NoticeKind(StrEnum):
@@ -36,7 +40,7 @@ class NoticeKind(StrEnum):
 
 class Notice(msgspec.Struct, frozen=True):
     """`message` is a sentence without anything of a request, of an engine's log or of a key. `time` is in Unix seconds;
-    `withheld` counts the notices of this kind and model since the last one that was sent."""
+    `withheld` counts the notices of this kind about the same model or disk since the last one that was sent."""
 
     event: NoticeKind
     model: str
@@ -56,65 +60,81 @@ class NoticeRules:
     disk_free: int
 
 
+def _disk(folder: Path) -> tuple[int, int]:
+    return os.stat(folder).st_dev, shutil.disk_usage(folder).free
+
+
 class Notifier:
-    """`data` is the folder whose disk is watched, `clock` in Unix seconds, `free` gives a disk's free bytes."""
+    """`places` gives the folders whose disks are watched, `clock` is in Unix seconds, `disk` gives the number of a
+    folder's disk and its free bytes."""
 
     def __init__(
         self,
         rules: NoticeRules,
         events: Events,
-        data: Path,
+        places: Callable[[], Iterable[Path]],
         clock: Callable[[], float] = time.time,
-        free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
+        disk: Callable[[Path], tuple[int, int]] = _disk,
     ) -> None:
         self._rules = rules
         self._events = events
-        self._data = data
+        self._places = places
         self._clock = clock
-        self._free = free
+        self._disk = disk
         self._crashes: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_CRASHES))
         self._told: dict[tuple[NoticeKind, str], tuple[float, int]] = {}
 
     async def run(self) -> None:
         """Until the events end. A burst that is too long for them costs its notices."""
-        while not self._events.closed:
-            await self._look_at_disk()
-            looked = self._clock()
-            async for event in self._events.subscribe(idle=_LOOK):
-                if event is not None:
-                    await self._hear(event)
-                if self._clock() - looked >= _LOOK:
-                    looked = self._clock()
-                    await self._look_at_disk()
+        watching = asyncio.create_task(self._watch_disks(), name="watch disks")
+        try:
+            while not self._events.closed:
+                async for event in self._events.subscribe():
+                    if event is not None:
+                        await self._hear(event)
+        finally:
+            await stopped(watching)
 
     async def _hear(self, event: EventRecord) -> None:
         model = event.model
         if event.event == "refuse":
             why = f"{model} cannot be loaded: `modelrunner why {model}` tells the reason"
-            await self._tell(NoticeKind.REFUSED_LOAD, model, why)
+            await self._tell(NoticeKind.REFUSED_LOAD, model, why, model)
         elif event.event == "crash":
             crashes = self._crashes[model]
             crashes.append(event.time)
             if len(crashes) == _CRASHES and event.time - crashes[0] <= _WITHIN:
                 why = f"the engine of {model} ended {_CRASHES} times in ten minutes: see `modelrunner logs {model}`"
-                await self._tell(NoticeKind.CRASH_LOOP, model, why)
+                await self._tell(NoticeKind.CRASH_LOOP, model, why, model)
 
-    async def _look_at_disk(self) -> None:
-        with suppress(OSError):  # the folder may be on a disk that is away
-            free = self._free(self._data)
-            if free < self._rules.disk_free:
-                why = f"the disk of {self._data} has {format_bytes(free)} left: `modelrunner df` shows what uses it"
-                await self._tell(NoticeKind.DISK_NEARLY_FULL, "", why)
+    async def _watch_disks(self) -> None:
+        """A disk that never answers keeps one thread, and the other disks untold."""
+        loop = asyncio.get_running_loop()
+        while True:
+            for folder, free in await loop.run_in_executor(_THREADS, self._nearly_full):
+                why = f"the disk of {folder} has {format_bytes(free)} left: `modelrunner df` shows what uses it"
+                await self._tell(NoticeKind.DISK_NEARLY_FULL, str(folder), why)
+            await asyncio.sleep(_LOOK)
 
-    async def _tell(self, kind: NoticeKind, model: str, message: str) -> None:
+    def _nearly_full(self) -> list[tuple[Path, int]]:
+        """Returns a folder on each nearly full disk, with the free bytes."""
+        disks: dict[int, tuple[Path, int]] = {}
+        for folder in self._places():
+            with suppress(OSError):  # the folder may be on a disk that is away
+                number, free = self._disk(folder)
+                disks.setdefault(number, (folder, free))
+        return [(folder, free) for folder, free in disks.values() if free < self._rules.disk_free]
+
+    async def _tell(self, kind: NoticeKind, subject: str, message: str, model: str = "") -> None:
         now = self._clock()
-        last, withheld = self._told.get((kind, model), (-self._rules.every, 0))
+        last, withheld = self._told.get((kind, subject), (-self._rules.every, 0))
         if now - last < self._rules.every:
-            self._told[kind, model] = last, withheld + 1
+            self._told[kind, subject] = last, withheld + 1
             return
-        if len(self._told) >= _MOST_KEPT:
-            self._told.clear()
-        self._told[kind, model] = now, 0
+        self._told.pop((kind, subject), None)
+        self._told[kind, subject] = now, 0  # at the end: the first is the oldest
+        if len(self._told) > _MOST_KEPT:
+            del self._told[next(iter(self._told))]
         body = msgspec.json.encode(Notice(kind, model, message, now, withheld))
         if self._rules.command:
             await self._run(body)
