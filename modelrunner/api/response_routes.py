@@ -9,8 +9,8 @@ from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, query_count
 from modelrunner.api.middleware import owner_of
 from modelrunner.errors import BadRequest, NotImplementedHere
+from modelrunner.gateway.dialects.answershapes import ResponseAnswer
 from modelrunner.gateway.response_store import ResponseStore
-from modelrunner.openapi.answers import ResponseAnswer
 
 _MOST_ITEMS = 100
 _PAGED = {"limit": Count, "after": str, "order": Literal["asc", "desc"]}

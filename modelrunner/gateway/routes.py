@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from modelrunner.errors import NotImplementedHere
 from modelrunner.gateway.dialects.anthropic import Anthropic
 from modelrunner.gateway.dialects.cohere import Cohere
-from modelrunner.gateway.dialects.dialect import Dialect
+from modelrunner.gateway.dialects.dialect import Call, Dialect
 from modelrunner.gateway.dialects.ollama import OllamaChat, OllamaEmbed, OllamaGenerate
 from modelrunner.gateway.dialects.openai import OpenAI
 from modelrunner.gateway.dialects.responses import Responses
@@ -52,11 +52,11 @@ register(OllamaGenerate())
 register(OllamaEmbed())
 
 
-def all_routes() -> Iterator[tuple[str, str, Route]]:
-    """Yields the client's path, with its `{names}`, the call of the family in it, and the route."""
+def all_routes() -> Iterator[tuple[str, Call, Route]]:
+    """Yields the client's path, with its `{names}`, the call of the family, and the route."""
     for dialect in _families:
         for prefix in dialect.prefixes:
-            yield from ((prefix + tail, tail, _routes[prefix + tail]) for tail in dialect.calls)
+            yield from ((prefix + tail, call, _routes[prefix + tail]) for tail, call in dialect.calls.items())
 
 
 def match(path: str) -> Route | None:

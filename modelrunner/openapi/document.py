@@ -8,11 +8,10 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from modelrunner.openapi.answers import AnthropicError, CohereError, ErrorAnswer, OllamaError
+from modelrunner.gateway.routes import dialect_of
 from modelrunner.openapi.inference import inference_operations
 from modelrunner.openapi.operation import ALWAYS, Operation
 
-_ERRORS = {"anthropic": AnthropicError, "cohere": CohereError, "ollama": OllamaError}
 _PARAMETER = re.compile(r"\{(\w+)(?::([^{}]+))?\}")
 _WORDS = re.compile(r"\w+(\|\w+)*")
 _ABOUT = """\
@@ -29,19 +28,19 @@ _HEADERS = {"X-Request-ID": {"schema": {"type": "string"}, "description": "the r
 def make_document(control: Iterable[tuple[str, str, str, Operation]], version: str) -> dict[str, Any]:
     """Returns the document of the routes of inference and of `control`: (method, path, scope, operation), where a path
     has aiohttp's `{name}` and `{name:expression}`."""
-    operations = [*inference_operations(), *(("default", *found) for found in control)]
+    operations = [*inference_operations(), *((None, *found) for found in control)]
     paths: dict[str, dict[str, Any]] = {}
     schemas = _Schemas()
-    errors: dict[str, tuple[type, int]] = {}
+    errors: dict[str, tuple[type | None, int]] = {}
     for family, method, pattern, scope, operation in operations:
         for path, parameters in _expanded(pattern):
-            error = _ERRORS.get(_family(family, path), ErrorAnswer)
+            error = (family or dialect_of(path)).error_shape
             entry = _entry(operation, error, schemas)
-            errors |= {f"{error.__name__}{status}": (error, status) for status in (*ALWAYS, *operation.errors)}
+            errors |= {_error_name(error, status): (error, status) for status in (*ALWAYS, *operation.errors)}
             entry["parameters"] = parameters + entry["parameters"]
             entry["security"] = [{name: [scope]} for name in _SECURITY] + [{}] if scope else []
             entry["operationId"] = re.sub(r"\W+", "_", f"{method.lower()}{path}").strip("_")
-            entry["tags"] = [family if family != "default" else _tag(path)]
+            entry["tags"] = [family.name if family else _tag(path)]
             paths.setdefault(path, {})[method.lower()] = entry
     document = {
         "openapi": "3.1.0",
@@ -56,9 +55,9 @@ def make_document(control: Iterable[tuple[str, str, str, Operation]], version: s
     return schemas.resolved(document)
 
 
-def _family(family: str, path: str) -> str:
-    owners = {"/api/": "ollama", "/anthropic/": "anthropic"}
-    return next((owner for start, owner in owners.items() if path.startswith(start)), family)
+def _error_name(error: type | None, status: int) -> str:
+    """The name of a response among the components; `error` is None where the family does not describe its errors."""
+    return f"{error.__name__ if error else 'Error'}{status}"
 
 
 def _tag(path: str) -> str:
@@ -81,7 +80,7 @@ def _expanded(pattern: str) -> Iterable[tuple[str, list[dict[str, Any]]]]:
     yield _PARAMETER.sub(r"{\1}", pattern), parameters
 
 
-def _entry(operation: Operation, error: type, schemas: "_Schemas") -> dict[str, Any]:
+def _entry(operation: Operation, error: type | None, schemas: "_Schemas") -> dict[str, Any]:
     text = " ".join(operation.text.split())
     entry: dict[str, Any] = {"summary": text.partition(". ")[0].rstrip("."), "description": text}
     entry["parameters"] = [
@@ -91,7 +90,8 @@ def _entry(operation: Operation, error: type, schemas: "_Schemas") -> dict[str, 
     if operation.body is not None:
         entry["requestBody"] = {"required": not operation.optional, "content": _content(operation.body, schemas)}
     refusals = {
-        status: {"$ref": f"#/components/responses/{error.__name__}{status}"} for status in (*ALWAYS, *operation.errors)
+        status: {"$ref": f"#/components/responses/{_error_name(error, status)}"}
+        for status in (*ALWAYS, *operation.errors)
     }
     answers = {operation.status: operation.answer, **operation.also}
     found = refusals | {status: _answer(status, answer, schemas) for status, answer in answers.items()}

@@ -15,6 +15,7 @@ from modelrunner.gateway.dialects.dialect import Call as EngineCall
 from modelrunner.gateway.dialects.dialect import Dialect, Fields
 from modelrunner.gateway.interfaces import Inference
 from modelrunner.http.answers import Header
+from modelrunner.openapi import make_document
 from modelrunner.types import Mode
 from tests.gateway.fakes import SSE, Call, event
 from tests.gateway.harness import CHAT, Answer, only, proxy, request
@@ -267,3 +268,32 @@ async def test_a_third_family_breaks_and_waits_in_its_own_words(folder: Path, ki
             pass
         assert answer.body.strip() == b"Hello (error: the engine's event cannot be read)"
         assert not answer.complete
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_third_family_is_in_the_document() -> None:
+    paths = make_document([], "1")["paths"]
+    asked = paths["/plain"]["post"]
+    assert asked["tags"] == ["plain"]
+    assert asked["summary"]
+    assert "application/json" not in asked["requestBody"]["content"]
+    assert "application/json" not in asked["responses"]["200"]["content"]
+    assert "content" not in asked["responses"]["404"]
+    assert paths["/v1/chat/completions"]["post"]["tags"] == ["openai"]
+
+
+def test_two_families_may_have_a_tail_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = EngineCall(Mode.COMPLETION, CHAT, text="Answers in plain text.", body={"text/plain": str})
+
+    class Other(PlainText):
+        name = "other"
+        prefixes = ("/other",)
+        calls: Mapping[str, EngineCall] = {CHAT: described}  # type: ignore[misc]
+
+    monkeypatch.setattr(routes, "_families", list(routes._families))
+    monkeypatch.setattr(routes, "_routes", dict(routes._routes))
+    routes.register(Other())
+    paths = make_document([], "1")["paths"]
+    assert paths[f"/other{CHAT}"]["post"]["summary"] == "Answers in plain text"
+    assert set(paths[f"/other{CHAT}"]["post"]["requestBody"]["content"]) == {"text/plain"}
+    assert set(paths[CHAT]["post"]["requestBody"]["content"]) == {"application/json"}

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from modelrunner.errors import ModelRunnerError
+from modelrunner.gateway.dialects import answershapes, requestshapes
 from modelrunner.gateway.dialects.anthropic_answer import AnthropicAnswer
 from modelrunner.gateway.dialects.anthropic_request import MessageRequest, has_other_content
 from modelrunner.gateway.dialects.anthropic_translation import CountedTokens, MessageEvents, WholeMessage
 from modelrunner.gateway.dialects.bodies import JsonDialect
 from modelrunner.gateway.dialects.chunks import engine_request
-from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, Translation, refusal_headers
+from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, Translation, refusal_headers, streamed
 from modelrunner.gateway.render import own_headers
 from modelrunner.http.answers import Header
 from modelrunner.types import Mode
@@ -39,11 +40,26 @@ _TYPES = {
 class Anthropic(JsonDialect):
     name: ClassVar[str] = "anthropic"
     calls: ClassVar[Mapping[str, Call]] = {
-        _MESSAGES: Call(Mode.COMPLETION, _MESSAGES, _CHAT),
-        _COUNT: Call(Mode.COMPLETION, _COUNT, _CHAT),
+        _MESSAGES: Call(
+            Mode.COMPLETION,
+            _MESSAGES,
+            _CHAT,
+            text="Answers messages, as Anthropic's API does.",
+            body=requestshapes.MessagesRequest,
+            answer=streamed(answershapes.AnthropicMessage),
+        ),
+        _COUNT: Call(
+            Mode.COMPLETION,
+            _COUNT,
+            _CHAT,
+            text="Counts the tokens of messages.",
+            body=requestshapes.TokenCountRequest,
+            answer=answershapes.TokenCount,
+        ),
     }
     prefixes: ClassVar[tuple[str, ...]] = (*WITH_ENGINE, "/anthropic")
     assembly = AnthropicAnswer
+    error_shape = answershapes.AnthropicError
     translates = MessageRequest.__struct_fields__
     counts_at_start = True
     translates_for = "output_config"  # llama.cpp's messages do not read it, its chats know schemas

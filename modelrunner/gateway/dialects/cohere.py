@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from modelrunner.errors import ModelRunnerError
+from modelrunner.gateway.dialects.answershapes import CohereError, CohereRankings
 from modelrunner.gateway.dialects.assembly import WholeBody
 from modelrunner.gateway.dialects.bodies import JsonBodies
 from modelrunner.gateway.dialects.dialect import JSON, Call, Fields, Translation, engine_model, refusal_headers
@@ -41,7 +42,16 @@ class CohereFields(Fields, frozen=True, gc=False):
 
 class Cohere(JsonBodies):
     name: ClassVar[str] = "cohere"
-    calls: ClassVar[Mapping[str, Call]] = {"/v2/rerank": Call(Mode.RERANKING, _RERANK)}
+    calls: ClassVar[Mapping[str, Call]] = {
+        "/v2/rerank": Call(
+            Mode.RERANKING,
+            _RERANK,
+            text="Ranks documents for a query, as Cohere's API does.",
+            body=CohereFields,
+            answer=CohereRankings,
+        )
+    }
+    error_shape = CohereError
     decoder = msgspec.json.Decoder(CohereFields)
 
     def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:

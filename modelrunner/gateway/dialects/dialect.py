@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -27,17 +27,30 @@ WITH_ENGINE = ("", "/engines", "/engines/{backend}", "/runners/{runner}")
 """The prefixes under which the calls of an engine's own API are found."""
 
 
+ANYTHING: Mapping[str, Any] = {"*/*": bytes}
+"""A body that the document of the interface does not describe."""
+
+
 _ABSENT = msgspec.Raw()
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """A call of a family: the mode of its runner, and the engine's endpoint that answers it. `instead` is the endpoint
-    to which the call is translated for an engine without that one."""
+    to which the call is translated for an engine without that one. `text`, `body` and `answer` describe the call in the
+    document of the interface, as those of `modelrunner.openapi.Operation` do."""
 
     mode: Mode
     path: str
     instead: str | None = None
+    text: str = "Asks a model."
+    body: Any = field(default_factory=lambda: ANYTHING)
+    answer: Any = field(default_factory=lambda: ANYTHING)
+
+
+def streamed(answer: type, media_type: str = "text/event-stream") -> Mapping[str, Any]:
+    """Describes an answer of this type in JSON, or a stream if the client asks for one."""
+    return {"application/json": answer, media_type: Any}
 
 
 class Fields(msgspec.Struct, frozen=True, gc=False):
@@ -98,12 +111,14 @@ class Dialect(ABC):
     """One API family. A single object serves all its requests, so it keeps no state of a request.
 
     `calls` has a `Call` for each path, which is found under each of `prefixes`. `{backend}` and `{runner}` in a prefix
-    stand for a name. `stream_headers` begin a streamed answer that still waits for its engine."""
+    stand for a name. `stream_headers` begin a streamed answer that still waits for its engine. `error_shape` is the
+    struct of an error in JSON, for the document of the interface."""
 
     name: ClassVar[str]
     calls: ClassVar[Mapping[str, Call]]
     prefixes: ClassVar[tuple[str, ...]] = ("",)
     stream_headers: ClassVar[tuple[Header, ...]] = EVENT_STREAM
+    error_shape: ClassVar[type | None] = None
 
     refuses_unread: ClassVar[bool] = False
     """True if its fields are the engine's own: an unread one that changes what an answer means is refused."""

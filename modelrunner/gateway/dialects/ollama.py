@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from modelrunner.errors import ModelRunnerError
+from modelrunner.gateway.dialects import answershapes
 from modelrunner.gateway.dialects.bodies import JsonBodies
 from modelrunner.gateway.dialects.chunks import engine_request
-from modelrunner.gateway.dialects.dialect import JSON, Call, Fields, Translation, engine_model, refusal_headers
+from modelrunner.gateway.dialects.dialect import (
+    JSON,
+    Call,
+    Fields,
+    Translation,
+    engine_model,
+    refusal_headers,
+    streamed,
+)
 from modelrunner.gateway.dialects.ollama_answer import (
     NDJSON,
     AnswerClock,
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
     from modelrunner.gateway.pipeline import Pipeline
 
 _CHAT, _COMPLETIONS, _EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+_LINES = "application/x-ndjson"
 
 
 class Ollama(JsonBodies):
@@ -40,6 +50,7 @@ class Ollama(JsonBodies):
 
     name: ClassVar[str] = "ollama"
     stream_headers = NDJSON
+    error_shape = answershapes.OllamaError
 
     def owns(self, path: str) -> bool:
         return path.startswith("/api/")
@@ -68,7 +79,15 @@ class Ollama(JsonBodies):
 
 
 class OllamaChat(Ollama):
-    calls: ClassVar[Mapping[str, Call]] = {"/api/chat": Call(Mode.COMPLETION, _CHAT)}
+    calls: ClassVar[Mapping[str, Call]] = {
+        "/api/chat": Call(
+            Mode.COMPLETION,
+            _CHAT,
+            text="Answers a chat, as Ollama does. Without messages it loads the model.",
+            body=ChatFields,
+            answer=streamed(answershapes.OllamaAnswer, _LINES),
+        )
+    }
     decoder = msgspec.json.Decoder(ChatFields)
 
     def read(self, body: bytes) -> Fields:
@@ -90,7 +109,15 @@ class OllamaChat(Ollama):
 
 
 class OllamaGenerate(Ollama):
-    calls: ClassVar[Mapping[str, Call]] = {"/api/generate": Call(Mode.COMPLETION, _CHAT)}
+    calls: ClassVar[Mapping[str, Call]] = {
+        "/api/generate": Call(
+            Mode.COMPLETION,
+            _CHAT,
+            text="Completes a prompt, as Ollama does. Without a prompt it loads the model.",
+            body=GenerateFields,
+            answer=streamed(answershapes.OllamaAnswer, _LINES),
+        )
+    }
     decoder = msgspec.json.Decoder(GenerateFields)
 
     def read(self, body: bytes) -> Fields:
@@ -121,8 +148,20 @@ class OllamaGenerate(Ollama):
 
 class OllamaEmbed(Ollama):
     calls: ClassVar[Mapping[str, Call]] = {
-        "/api/embed": Call(Mode.EMBEDDING, _EMBEDDINGS),
-        "/api/embeddings": Call(Mode.EMBEDDING, _EMBEDDINGS),
+        "/api/embed": Call(
+            Mode.EMBEDDING,
+            _EMBEDDINGS,
+            text="Makes embeddings of texts, as Ollama does.",
+            body=EmbedFields,
+            answer=answershapes.OllamaVectors,
+        ),
+        "/api/embeddings": Call(
+            Mode.EMBEDDING,
+            _EMBEDDINGS,
+            text="Makes an embedding of a text, as Ollama does.",
+            body=EmbedFields,
+            answer=answershapes.OllamaVectors,
+        ),
     }
     decoder = msgspec.json.Decoder(EmbedFields)
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from modelrunner.errors import ModelRunnerError, NotFound
+from modelrunner.gateway.dialects.answershapes import ResponseAnswer
 from modelrunner.gateway.dialects.chunks import engine_request
-from modelrunner.gateway.dialects.dialect import Call, Fields, Translation
+from modelrunner.gateway.dialects.dialect import Call, Fields, Translation, streamed
 from modelrunner.gateway.dialects.openai import OpenAI
 from modelrunner.gateway.dialects.responses_answer import ResponseEvents, WholeResponse, keep, response_of
 from modelrunner.gateway.dialects.responses_request import PreparedFields, ResponseFields, new_id
@@ -26,7 +27,15 @@ _CHAT = "/v1/chat/completions"
 
 
 class Responses(OpenAI):
-    calls: ClassVar[Mapping[str, Call]] = {"/v1/responses": Call(Mode.COMPLETION, _CHAT)}
+    calls: ClassVar[Mapping[str, Call]] = {
+        "/v1/responses": Call(
+            Mode.COMPLETION,
+            _CHAT,
+            text="Makes a response. It is stored unless `store` is false.",
+            body=ResponseFields,
+            answer=streamed(ResponseAnswer),
+        )
+    }
     decoder = msgspec.json.Decoder(ResponseFields)
     refuses_unread = False
 

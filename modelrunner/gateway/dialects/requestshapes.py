@@ -1,5 +1,5 @@
-"""Bodies of requests that pass through to engines, as far as clients share them. Only the document uses these structs:
-the gateway reads the few fields of `Fields`, and engines take more than stand here.
+"""Bodies of requests that pass through to engines, as far as clients share them, for the document of the interface. The
+gateway reads the few fields of `Fields`, and engines take more than stand here.
 
 Source of the shapes: https://platform.openai.com/docs/api-reference, https://docs.claude.com/en/api/messages,
 https://jina.ai/reranker, https://docs.cohere.com/reference/rerank and

@@ -1,7 +1,7 @@
-"""Answers of engines, as far as clients share them, and the errors of the families. Only the document uses the structs:
-engines give more than stands here.
+"""Answers of engines, as far as clients share them, and the errors of the families, for the document of the interface.
+Engines give more than stands here.
 
-Sources of the shapes: as of `modelrunner.openapi.bodies`.
+Sources of the shapes: those of `requestshapes`.
 """
 
 from typing import Any, Literal
