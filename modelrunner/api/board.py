@@ -32,7 +32,7 @@ class Board:
         self._task: asyncio.Task[None] | None = None
 
     def now(self) -> wire.Now:
-        scheduler, running = self._scheduler, self._telemetry.recent.running()
+        scheduler, running = self._scheduler, self._telemetry.running()
         budget, free = scheduler.devices()
         return wire.Now(
             status=scheduler.health().value,
@@ -66,21 +66,22 @@ class Board:
 
     async def _look(self) -> None:
         """Ends with the scheduler's events, that is with the daemon."""
-        events, recent, history = self._scheduler.events, self._telemetry.recent, self._telemetry.history
-        seen, served, before, step = events.last, recent.last, self.now(), history.latest()
+        events, telemetry = self._scheduler.events, self._telemetry
+        (served, _), step = telemetry.ended_after(0), telemetry.latest_step()
+        seen, before = events.last, self.now()
         while not events.closed:
             await asyncio.sleep(_EVERY)
-            self._telemetry.flush()
             frame = b""
             if new := events.after(seen):
                 seen, frame = events.last, _sent("events", [wireforms.event(event) for event in new])
-            if ended := recent.after(served):
+            total, ended = telemetry.ended_after(served)
+            if ended:
                 shown = [recordforms.request(entry) for entry in ended[-_SHOWN:]]
-                frame += _sent("requests", {"ended": recent.last - served, "newest": shown})
-                served = recent.last
+                frame += _sent("requests", {"ended": total - served, "newest": shown})
+                served = total
             if (now := self.now()) != before:
                 before, frame = now, frame + _sent("now", now)
-            if (latest := history.latest()) != step:
+            if (latest := telemetry.latest_step()) != step:
                 step, frame = latest, frame + _sent("history", latest)
             if frame:
                 self._frames.add(frame)

@@ -13,10 +13,11 @@ from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, query_count
 from modelrunner.api.middleware import is_admin, owner_of
 from modelrunner.api.streaming import ALIVE, stream_events
-from modelrunner.errors import BadRequest, RequestCancelled, RequestNotFound
+from modelrunner.errors import BadRequest
 from modelrunner.gateway.observers import RequestRecord
 from modelrunner.telemetry.history import HistoryStep
 from modelrunner.telemetry.hub import Telemetry
+from modelrunner.telemetry.recent import RequestFilter
 from modelrunner.telemetry.recordings import Recordings
 from modelrunner.telemetry.usage import Grouping
 from modelrunner.units import parse_age
@@ -45,8 +46,7 @@ class TelemetryRoutes:
     @documented({"text/plain": str, "application/openmetrics-text": str})
     async def metrics(self, request: web.Request) -> web.Response:
         """Counts for Prometheus."""
-        self._telemetry.flush()
-        body, content_type = await self._telemetry.exposition.render(request.headers.get("Accept", ""))
+        body, content_type = await self._telemetry.metrics(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     @documented({"application/json": wire.Now, "text/event-stream": Any}, query={})
@@ -61,7 +61,7 @@ class TelemetryRoutes:
     @documented(list[HistoryStep], query={})
     async def history(self, request: web.Request) -> web.Response:
         """Shows throughput and latency of the last hour, in steps of ten seconds without those without requests."""
-        return json_response(list(self._telemetry.history))
+        return json_response(self._telemetry.history())
 
     @documented(
         {"application/json": list[wire.RequestStatus], "text/event-stream": Any},
@@ -71,19 +71,11 @@ class TelemetryRoutes:
         """Lists the requests under way, then the last ones, the newest first: all 1,000, or `?limit=N`; with `?model=`
         those of one model (the name that the client wrote, or the model's own), with `?status=` those that ended so.
         As server-sent events from now on where the client accepts `text/event-stream`."""
-        self._telemetry.flush()
-        model, status, limit = request.query.get("model"), query_count(request, "status"), query_count(request, "limit")
-
-        def is_asked_for(record: RequestRecord) -> bool:
-            return model in (None, record.model, record.model_name) and status in (None, record.status)
-
-        recent = self._telemetry.recent
+        wanted = RequestFilter(request.query.get("model"), query_count(request, "status"))
+        limit = query_count(request, "limit")
         if "text/event-stream" in request.headers.get("Accept", ""):
-            return await stream_events(
-                request, recent.subscribe(idle=ALIVE), lambda record: _sent(record) if is_asked_for(record) else b""
-            )
-        found = [record for record in (*recent.running(), *reversed(list(recent))) if is_asked_for(record)]
-        return json_response([recordforms.request(record) for record in found[:limit]])
+            return await stream_events(request, self._telemetry.follow(wanted, ALIVE), _sent)
+        return json_response([recordforms.request(record) for record in self._telemetry.requests(wanted, limit)])
 
     @documented(wire.RecordedRequest, query={})
     async def recorded(self, request: web.Request) -> web.Response:
@@ -95,10 +87,7 @@ class TelemetryRoutes:
     @documented(wire.Cancelled)
     async def cancel(self, request: web.Request) -> web.Response:
         """Ends a request under way; its client gets a 503 or, in a stream, an error event."""
-        exchange = self._telemetry.recent.find(request.match_info["id"])
-        if exchange is None:
-            raise RequestNotFound("no request with this ID is under way: `modelrunner requests` shows those that are")
-        exchange.stop(RequestCancelled("the request was cancelled by `modelrunner requests cancel`"))
+        self._telemetry.cancel(request.match_info["id"])
         return json_response(wire.Cancelled(request.match_info["id"]))
 
     @documented(list[wire.UsageTotals], query={"by": Literal["model", "key", "day"], "since": str})
@@ -108,8 +97,7 @@ class TelemetryRoutes:
         if by not in _GROUPINGS:
             raise BadRequest(f"usage is summed by {', '.join(_GROUPINGS)}, not by {by!r}", param="by")
         seconds = min(parse_age(request.query.get("since", "30d")), _LONGEST)
-        self._telemetry.flush()
-        found = await self._telemetry.usage.sums(_GROUPINGS[by], timedelta(seconds=seconds))
+        found = await self._telemetry.usage(_GROUPINGS[by], timedelta(seconds=seconds))
         return json_response([recordforms.usage(each) for each in found])
 
 

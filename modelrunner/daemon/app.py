@@ -221,7 +221,7 @@ class Daemon:
             asyncio.create_task(parts.last_used.run(), name="last used"),
             asyncio.create_task(parts.verifier.run(), name="verify"),
             asyncio.create_task(self._batch_worker.run(), name="batches"),
-            asyncio.create_task(self._telemetry.usage.run(), name="usage"),
+            asyncio.create_task(self._telemetry.write_usage(), name="usage"),
             asyncio.create_task(self._doorway.watch(self._serve_unix), name="doorway"),
         ]
         if notifier := self._notifier():
@@ -261,11 +261,10 @@ class Daemon:
         await self._parts.installer.close()
         await self._toolbox.close()
         await self._runner.cleanup()
-        self._pipeline.observers.flush()
+        await self._telemetry.close()
         self._access_log.close()
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)
-        await self._telemetry.usage.flush()
         await self._responses.close()
         self._parts.registry.close()
         self._parts.store.close()

@@ -1,21 +1,27 @@
-"""The observer that hands each request to the counters, the recent requests and the usage."""
+"""The observer that hands each request to the counters, the recent requests and the usage, and answers questions about
+them."""
 
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import aclosing
+from datetime import timedelta
 from pathlib import Path
 
+from modelrunner.errors import RequestCancelled, RequestNotFound
 from modelrunner.gateway.interfaces import UnderWay
 from modelrunner.gateway.observers import RequestRecord
 from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry.counters import EventCounters, Labels, RequestCounters
 from modelrunner.telemetry.exposition import Exposition
-from modelrunner.telemetry.history import History
-from modelrunner.telemetry.recent import RecentRequests
-from modelrunner.telemetry.usage import Usage
+from modelrunner.telemetry.history import History, HistoryStep
+from modelrunner.telemetry.recent import RecentRequests, RequestFilter
+from modelrunner.telemetry.usage import Grouping, Usage, UsageSum
 
 
 class Telemetry:
-    """An `Observer`. `under_way` gives the requests that have not ended; `state` is the folder of the usage file.
-    `flush` is called before a look at what was counted."""
+    """An `Observer`. `under_way` gives the requests that have not ended; `state` is the folder of the usage file;
+    `wall` is the time of day in Unix seconds. Requests are told some time after their end: each look at what was
+    counted calls `flush` first, so that it sees all of them."""
 
     def __init__(
         self,
@@ -23,15 +29,16 @@ class Telemetry:
         under_way: Callable[[], Collection[UnderWay]],
         state: Path,
         flush: Callable[[], None],
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._scheduler = scheduler
         self._counters = RequestCounters()
         self._events = EventCounters()
-        self.recent = RecentRequests(under_way)
-        self.history = History()
-        self.usage = Usage(state / "usage.sqlite")
+        self._recent = RecentRequests(under_way)
+        self._history = History(wall)
+        self._usage = Usage(state / "usage.sqlite", wall)
         self.exposition = Exposition(scheduler, self._counters, self._events, lambda: len(under_way()))
-        self.flush = flush
+        self._flush = flush
 
     def finished(self, records: Sequence[RequestRecord]) -> None:
         groups: dict[Labels, list[RequestRecord]] = {}
@@ -44,9 +51,66 @@ class Telemetry:
         for labels, alike in groups.items():
             self._counters.add(labels, alike)
             if alike[0].model_name:
-                self.usage.add(alike[0].caller, alike[0].model_name, alike)
-        self.recent.extend(records)
-        self.history.take(records)
+                self._usage.add(alike[0].caller, alike[0].model_name, alike)
+        self._recent.extend(records)
+        self._history.take(records)
+
+    async def metrics(self, accept: str) -> tuple[bytes, str]:
+        """Returns the counts for Prometheus and their content type, as `Exposition.render`."""
+        self._flush()
+        return await self.exposition.render(accept)
+
+    def running(self) -> list[RequestRecord]:
+        """The requests under way, the oldest first, with the status 0."""
+        return self._recent.running()
+
+    def requests(self, wanted: RequestFilter, limit: int | None = None) -> list[RequestRecord]:
+        """The requests under way, then the last ones, the newest first."""
+        self._flush()
+        found = (*self._recent.running(), *reversed(list(self._recent)))
+        return [record for record in found if wanted.admits(record)][:limit]
+
+    def follow(self, wanted: RequestFilter, idle: float) -> AsyncGenerator[RequestRecord | None, None]:
+        """Yields the requests that end from now on, and None after `idle` seconds without one."""
+        self._flush()
+        return _chosen(self._recent.subscribe(idle=idle), wanted)
+
+    def ended_after(self, number: int) -> tuple[int, list[RequestRecord]]:
+        """Returns how many requests have ended, and those of them after the first `number`, the oldest first, as far as
+        they are kept."""
+        self._flush()
+        return self._recent.last, self._recent.after(number)
+
+    def history(self) -> list[HistoryStep]:
+        """The steps of the last hour that have ended, the oldest first."""
+        self._flush()
+        return list(self._history)
+
+    def latest_step(self) -> HistoryStep | None:
+        """The last step with requests that has ended."""
+        self._flush()
+        return self._history.latest()
+
+    async def usage(self, by: Grouping, since: timedelta) -> list[UsageSum]:
+        """Sums of the days that `since` reaches back to. Raises as `Usage.sums`."""
+        self._flush()
+        return await self._usage.sums(by, since)
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request under way; its client gets a `RequestCancelled`. Raises `RequestNotFound`."""
+        exchange = self._recent.find(request_id)
+        if exchange is None:
+            raise RequestNotFound("no request with this ID is under way: `modelrunner requests` shows those that are")
+        exchange.stop(RequestCancelled("the request was cancelled by `modelrunner requests cancel`"))
+
+    async def write_usage(self) -> None:
+        """Writes usage to the disk now and then, until it is cancelled."""
+        await self._usage.run()
+
+    async def close(self) -> None:
+        """Counts the requests that ended last, and writes their usage."""
+        self._flush()
+        await self._usage.flush()
 
     async def count_events(self) -> None:
         """Counts the scheduler's events until it closes. A burst that is too long for the feed costs its events."""
@@ -55,3 +119,12 @@ class Telemetry:
             async for event in events.subscribe():
                 if event is not None:
                     self._events.add(event)
+
+
+async def _chosen(
+    records: AsyncGenerator[RequestRecord | None, None], wanted: RequestFilter
+) -> AsyncGenerator[RequestRecord | None, None]:
+    async with aclosing(records):
+        async for record in records:
+            if record is None or wanted.admits(record):
+                yield record

@@ -1,6 +1,7 @@
 """The last requests, and those under way."""
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import msgspec
 
@@ -9,6 +10,18 @@ from modelrunner.gateway.interfaces import UnderWay
 from modelrunner.gateway.observers import RequestRecord
 
 _KEPT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFilter:
+    """The requests for one `model`, by the name that the client wrote or by the model's own, and with one `status`.
+    None stands for all."""
+
+    model: str | None = None
+    status: int | None = None
+
+    def admits(self, record: RequestRecord) -> bool:
+        return self.model in (None, record.model, record.model_name) and self.status in (None, record.status)
 
 
 class RecentRequests(Feed[RequestRecord]):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,17 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from modelrunner.concurrency.feed import Feed
+from modelrunner.errors import RequestNotFound
+from modelrunner.gateway.observers import RequestRecord
+from modelrunner.gateway.tokens import Tokens
 from modelrunner.scheduler.state import Phase
 from modelrunner.telemetry.engines import EngineMetrics, fetch, merged
+from modelrunner.telemetry.history import STEP
 from modelrunner.telemetry.hub import Telemetry
+from modelrunner.telemetry.recent import RequestFilter
+from modelrunner.telemetry.usage import Grouping
 from modelrunner.types import Endpoint
+from tests.fakes import FakeClock
 from tests.waiting import HUNG
 
 
@@ -76,3 +84,64 @@ async def test_a_burst_of_events_does_not_end_the_counting(tmp_path: Path) -> No
     assert not counting.done()
     events.close()
     await counting
+
+
+class Told:
+    """A telemetry that is told of a request only when it asks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = FakeClock(1000.0)
+        self._pending: list[RequestRecord] = []
+        scheduler: Any = SimpleNamespace(runners=list, waiting=dict, memory=dict)
+        self.telemetry = Telemetry(scheduler, lambda: (), folder, self._flush, self.clock)
+
+    def ended(self, id: str, status: int = 200, model: str = "m", model_name: str = "full/m") -> None:
+        self._pending.append(
+            RequestRecord(id, "openai", "/v1/completions", status, "", model, model_name, tokens=Tokens(1, 2))
+        )
+
+    def _flush(self) -> None:
+        told, self._pending = self._pending, []
+        if told:
+            self.telemetry.finished(told)
+
+
+async def test_each_look_sees_the_request_that_just_ended(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    telemetry = told.telemetry
+    told.ended("a")
+    assert telemetry.history() == []
+    told.clock.advance(STEP)
+    assert [step.requests for step in telemetry.history()] == [1]
+    told.ended("b")
+    assert [one.request_id for one in telemetry.requests(RequestFilter())] == ["b", "a"]
+    told.ended("c")
+    assert telemetry.ended_after(2)[0] == 3
+    told.ended("d")
+    assert [total.requests for total in await telemetry.usage(Grouping.MODEL, timedelta(days=1))] == [4]
+    told.ended("e")
+    told.clock.advance(STEP)
+    assert telemetry.latest_step() == telemetry.history()[-1]
+    told.ended("f")
+    follower = telemetry.follow(RequestFilter(), 0.001)
+    assert await anext(follower) is None
+    told.ended("g")
+    await telemetry.close()
+    assert getattr(await anext(follower), "request_id", "") == "g"
+    await follower.aclose()
+
+
+async def test_requests_are_chosen_by_model_and_status(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    told.ended("a")
+    told.ended("b", status=503)
+    told.ended("c", model="other", model_name="full/other")
+
+    def ids(wanted: RequestFilter, limit: int | None = None) -> list[str]:
+        return [one.request_id for one in told.telemetry.requests(wanted, limit)]
+
+    assert ids(RequestFilter("m")) == ids(RequestFilter("full/m")) == ["b", "a"]
+    assert ids(RequestFilter("m", 200)) == ["a"]
+    assert ids(RequestFilter(), 1) == ["c"]
+    with pytest.raises(RequestNotFound):
+        told.telemetry.cancel("a")
