@@ -81,8 +81,8 @@ class Board:
                 served = total
             if (now := self.now()) != before:
                 before, frame = now, frame + _sent("now", now)
-            if (latest := telemetry.latest_step()) != step:
-                step, frame = latest, frame + _sent("history", latest)
+            if (latest := telemetry.latest_step()) != step and latest is not None:
+                step, frame = latest, frame + _sent("history", recordforms.step(latest))
             if frame:
                 self._frames.add(frame)
         self._frames.close()

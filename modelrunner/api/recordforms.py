@@ -8,6 +8,7 @@ from modelrunner import wire
 from modelrunner.api.wireforms import moment
 from modelrunner.gateway.observers import RequestRecord
 from modelrunner.keys.ring import ApiKey
+from modelrunner.telemetry.history import CountedStep, Latency
 from modelrunner.telemetry.recordings import Recorded
 from modelrunner.telemetry.usage import UsageSum
 
@@ -49,6 +50,22 @@ def key(found: ApiKey) -> wire.KeyStatus:
         moment(found.expires) if found.expires is not None else None,
         found.expires is not None and found.expires <= time.time(),
     )
+
+
+def step(found: CountedStep) -> wire.HistoryStep:
+    return wire.HistoryStep(
+        found.time,
+        found.requests,
+        found.failed,
+        found.tokens.prompt,
+        found.tokens.answer,
+        *_latency(found.first_byte),
+        *_latency(found.duration),
+    )
+
+
+def _latency(found: Latency | None) -> tuple[float | None, float | None]:
+    return (round(found.median, 4), round(found.p95, 4)) if found else (None, None)
 
 
 def usage(found: UsageSum) -> wire.UsageTotals:

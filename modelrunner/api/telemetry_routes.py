@@ -15,7 +15,6 @@ from modelrunner.api.middleware import is_admin, owner_of
 from modelrunner.api.streaming import ALIVE, stream_events
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.observers import RequestRecord
-from modelrunner.telemetry.history import HistoryStep
 from modelrunner.telemetry.hub import Telemetry
 from modelrunner.telemetry.recent import RequestFilter
 from modelrunner.telemetry.recordings import Recordings
@@ -58,10 +57,10 @@ class TelemetryRoutes:
             return await stream_events(request, self._board.watch(), lambda frame: frame)
         return json_response(self._board.now())
 
-    @documented(list[HistoryStep], query={})
+    @documented(list[wire.HistoryStep], query={})
     async def history(self, request: web.Request) -> web.Response:
         """Shows throughput and latency of the last hour, in steps of ten seconds without those without requests."""
-        return json_response(self._telemetry.history())
+        return json_response([recordforms.step(each) for each in self._telemetry.history()])
 
     @documented(
         {"application/json": list[wire.RequestStatus], "text/event-stream": Any},

@@ -2,11 +2,11 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-
-import msgspec
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from modelrunner.gateway.observers import RequestRecord
+from modelrunner.gateway.tokens import Tokens
 
 STEP = 10
 """Seconds."""
@@ -14,19 +14,25 @@ _KEPT = 3600 // STEP
 _SAMPLES = 256  # of each latency in a step: the newest ones
 
 
-class HistoryStep(msgspec.Struct, frozen=True):
-    """What ended in the ten seconds from `time` on, in Unix seconds. `failed` counts answers with a status of 400 or
-    more, and those that broke off; latencies are in seconds, None where no request was answered."""
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """The median and the 95th percentile, in seconds."""
+
+    median: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class CountedStep:
+    """The requests that ended in the ten seconds from `time` on, in Unix seconds. `failed` counts answers with a status
+    of 400 or more, and those that broke off; a latency is None where no request was answered."""
 
     time: int
     requests: int
     failed: int
-    prompt_tokens: int
-    completion_tokens: int
-    first_byte_p50: float | None
-    first_byte_p95: float | None
-    duration_p50: float | None
-    duration_p95: float | None
+    tokens: Tokens
+    first_byte: Latency | None
+    duration: Latency | None
 
 
 class History:
@@ -34,7 +40,7 @@ class History:
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
-        self._steps: deque[HistoryStep] = deque(maxlen=_KEPT)
+        self._steps: deque[CountedStep] = deque(maxlen=_KEPT)
         self._begin(0)
 
     def take(self, records: Sequence[RequestRecord]) -> None:
@@ -48,12 +54,12 @@ class History:
         self._durations.extend([record.duration for record in good])
         self._firsts.extend([record.first_byte for record in good if record.first_byte is not None])
 
-    def __iter__(self) -> Iterator[HistoryStep]:
+    def __iter__(self) -> Iterator[CountedStep]:
         """Yields the steps of the last hour that have ended, oldest first."""
         self.latest()
         return iter([step for step in self._steps if step.time > self._wall() - 3600 - STEP])
 
-    def latest(self) -> HistoryStep | None:
+    def latest(self) -> CountedStep | None:
         """Returns the last step with requests that has ended."""
         if (step := int(self._wall()) // STEP * STEP) != self._time:
             self._end(step)
@@ -61,10 +67,9 @@ class History:
 
     def _end(self, time: int) -> None:
         if self._requests:
-            firsts, durations = sorted(self._firsts), sorted(self._durations)
-            latencies = [_quantile(values, q) for values in (firsts, durations) for q in (0.5, 0.95)]
-            counts = (self._requests, self._failed, self._prompt, self._answer)
-            self._steps.append(HistoryStep(self._time, *counts, *latencies))
+            tokens = Tokens(self._prompt, self._answer)
+            latencies = _latency(self._firsts), _latency(self._durations)
+            self._steps.append(CountedStep(self._time, self._requests, self._failed, tokens, *latencies))
         self._begin(time)
 
     def _begin(self, time: int) -> None:
@@ -74,5 +79,6 @@ class History:
         self._durations: deque[float] = deque(maxlen=_SAMPLES)
 
 
-def _quantile(ordered: Sequence[float], q: float) -> float | None:
-    return round(ordered[int(q * (len(ordered) - 1))], 4) if ordered else None
+def _latency(times: Collection[float]) -> Latency | None:
+    ordered = sorted(times)
+    return Latency(*[ordered[int(q * (len(ordered) - 1))] for q in (0.5, 0.95)]) if ordered else None

@@ -13,7 +13,7 @@ from modelrunner.gateway.observers import RequestRecord
 from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry.counters import EventCounters, Labels, RequestCounters
 from modelrunner.telemetry.exposition import Exposition
-from modelrunner.telemetry.history import History, HistoryStep
+from modelrunner.telemetry.history import CountedStep, History
 from modelrunner.telemetry.recent import RecentRequests, RequestFilter
 from modelrunner.telemetry.usage import Grouping, Usage, UsageSum
 
@@ -81,12 +81,12 @@ class Telemetry:
         self._flush()
         return self._recent.last, self._recent.after(number)
 
-    def history(self) -> list[HistoryStep]:
+    def history(self) -> list[CountedStep]:
         """The steps of the last hour that have ended, the oldest first."""
         self._flush()
         return list(self._history)
 
-    def latest_step(self) -> HistoryStep | None:
+    def latest_step(self) -> CountedStep | None:
         """The last step with requests that has ended."""
         self._flush()
         return self._history.latest()

@@ -112,6 +112,22 @@ class RequestStatus(msgspec.Struct, frozen=True):
     tokens_per_second: float | None
 
 
+class HistoryStep(msgspec.Struct, frozen=True):
+    """`GET /engines/history`: the requests that ended in the ten seconds from `time` on, in Unix seconds. `failed`
+    counts answers with a status of 400 or more, and those that broke off; latencies are in seconds, null where no
+    request was answered."""
+
+    time: int
+    requests: int
+    failed: int
+    prompt_tokens: int
+    completion_tokens: int
+    first_byte_p50: float | None
+    first_byte_p95: float | None
+    duration_p50: float | None
+    duration_p95: float | None
+
+
 class RecordedText(msgspec.Struct, frozen=True):
     """The start of a body of `size` bytes, `whole` or not. `redacted` counts what was taken out: keys and files."""
 

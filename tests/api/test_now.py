@@ -4,12 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from modelrunner.api import recordforms
 from modelrunner.gateway.observers import RequestRecord
 from modelrunner.gateway.tokens import Tokens
-from modelrunner.telemetry.history import STEP, History
+from modelrunner.telemetry.history import STEP, History, Latency
 from tests.api.conftest import Daemon, StartDaemon
 from tests.fakes import FakeClock
 from tests.waiting import HUNG
@@ -74,8 +76,11 @@ def test_an_hour_in_steps_of_ten_seconds():
     assert list(history) == []  # the step goes on
     clock.advance(STEP)
     (step,) = history
-    assert (step.time, step.requests, step.failed, step.completion_tokens) == (1000, 5, 2, 24)
-    assert (step.duration_p50, step.first_byte_p95) == (2.0, 0.5)
+    assert (step.time, step.requests, step.failed, step.tokens) == (1000, 5, 2, Tokens(9, 24))
+    assert step.first_byte == Latency(0.5, 0.5)
+    assert step.duration == Latency(2.0, 2.0)
+    shown = recordforms.step(replace(step, duration=Latency(0.123456, 2.0), first_byte=None))
+    assert (shown.completion_tokens, shown.duration_p50, shown.first_byte_p95) == (24, 0.1235, None)
     clock.advance(3600 + STEP)
     assert list(history) == []
 
