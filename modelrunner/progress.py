@@ -30,6 +30,17 @@ class WorkProgress:
     warning: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """What a request waits for: the `stage` of the load in a word or two, the `position` of its model among those that
+    wait, and the seconds until the model is loaded, None if no load of it was measured. `position` is None for a
+    request whose model is not resolved yet."""
+
+    stage: str
+    position: int | None = None
+    expected_seconds: float | None = None
+
+
 ProgressReport = Callable[[WorkProgress], None]
 
 

@@ -1,7 +1,7 @@
 """What exchanges need of the pipeline: the model that a request means, and a lease on a runner of it."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -9,6 +9,7 @@ from modelrunner.aliases import Alias
 from modelrunner.errors import Misdirected
 from modelrunner.gateway.interfaces import Inference
 from modelrunner.gateway.routes import check_endpoint
+from modelrunner.progress import LoadProgress
 from modelrunner.scheduler import Lease, Scheduler, Target
 from modelrunner.types import Mode
 
@@ -93,8 +94,7 @@ class Leasing:
         lease.release()
         return None
 
-    def progress(self, ask: Inference) -> dict[str, Any]:
-        """Returns the reason for a request's wait: `stage`, in a word or two, and the expected time, as far as it is
-        known."""
+    def progress(self, ask: Inference) -> LoadProgress:
+        """Tells what a request waits for."""
         target = self.resolve.known.get((ask.terms.route.backend, ask.fields.model, ask.terms.route.mode))
-        return {"stage": self.resolve.stage} if target is None else self.scheduler.diagnostics.progress(target)
+        return LoadProgress(self.resolve.stage) if target is None else self.scheduler.diagnostics.progress(target)

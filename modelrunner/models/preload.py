@@ -7,7 +7,7 @@ from contextlib import aclosing
 from modelrunner.errors import ModelRunnerError
 from modelrunner.models.ondemand import InstallOnDemand
 from modelrunner.models.resolve import Resolver, main_mode
-from modelrunner.progress import ProgressReport, WorkProgress
+from modelrunner.progress import LoadProgress, ProgressReport, WorkProgress
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Store
 
@@ -53,8 +53,7 @@ class Preloader:
         waiting = asyncio.ensure_future(self._scheduler.acquire(target, owner=owner))
         try:
             while not waiting.done():
-                progress = self._scheduler.diagnostics.progress(target)
-                report(_told(target.name, progress["stage"], progress["expected_seconds"]))
+                report(_told(target.name, self._scheduler.diagnostics.progress(target)))
                 await asyncio.wait((waiting,), timeout=_TELL_EVERY)
             waiting.result().release()
         finally:
@@ -102,6 +101,7 @@ class Preloader:
         return True
 
 
-def _told(name: str, stage: str, seconds: float | None) -> WorkProgress:
+def _told(name: str, load: LoadProgress) -> WorkProgress:
+    seconds = load.expected_seconds
     left = f", about {seconds:.0f} s more" if seconds and seconds >= 0.5 else ""
-    return WorkProgress(f"Loading {name}: {stage}{left}", phase=stage)
+    return WorkProgress(f"Loading {name}: {load.stage}{left}", phase=load.stage)

@@ -5,8 +5,8 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
+from modelrunner.progress import LoadProgress
 from modelrunner.scheduler import failures, why
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.queues import Queue
@@ -61,9 +61,8 @@ class Diagnostics:
         group = Group(RunnerKey("", name, Mode.COMPLETION), (), (RequiredMemory(size),), name)
         return why.fit(self._reconciler.state(), group, self._names(), self._clock())
 
-    def progress(self, target: Target) -> dict[str, Any]:
-        """The `stage`, the `position` among the models that wait, and `expected_seconds`, for a client that waits.
-        Every client may ask every second."""
+    def progress(self, target: Target) -> LoadProgress:
+        """Tells how far the load is that a client waits for. Every client may ask every second."""
         reconciler = self._reconciler
         key = reconciler.slots.standing(target).key
         slot, queue = reconciler.slots.get(key), reconciler.queues.get(key)
@@ -75,8 +74,7 @@ class Diagnostics:
             stage = "queued"
         mine = _oldest(queue) if queue is not None else (math.inf, 0)
         position = 1 + sum(_oldest(other) < mine for other in reconciler.queues.values())
-        seconds = self._load_left(key)
-        return {"stage": stage, "position": position, "expected_seconds": seconds and round(seconds, 1)}
+        return LoadProgress(stage, position, self._load_left(key))
 
     def missing(self, model: str, reason: str | None) -> None:
         """Records why a model that should be loaded is not; None once it is."""

@@ -12,6 +12,7 @@ from modelrunner.backend import Backend
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamConnection, UpstreamPool
 from modelrunner.errors import BadRequest, EngineFailed, Misdirected, ModelNotFound, ModelRunnerError, RunnerNotFound
+from modelrunner.progress import LoadProgress
 from modelrunner.types import NO_LIMITS, Endpoint, KeepAlive, Mode, RunnerKey
 from tests.waiting import HUNG
 
@@ -269,8 +270,8 @@ class FakeScheduler:
             raise RunnerNotFound(f"there is no runner {runner_id}")
         return self._grant()
 
-    def progress(self, target: Any) -> dict[str, Any]:
-        return {"stage": "loading weights", "position": 1, "expected_seconds": 2.0}
+    def progress(self, target: Any) -> LoadProgress:
+        return LoadProgress("loading weights", 1, 2.04)
 
     def _grant(self, waited: float = 0.0) -> FakeLease:
         self.granted += 1

@@ -16,6 +16,7 @@ from modelrunner.gateway.dialects.dialect import Dialect, Fields
 from modelrunner.gateway.interfaces import Inference
 from modelrunner.http.answers import Header
 from modelrunner.openapi import make_document
+from modelrunner.progress import LoadProgress
 from modelrunner.types import Mode
 from tests.gateway.fakes import SSE, Call, event
 from tests.gateway.harness import CHAT, Answer, only, proxy, request
@@ -189,7 +190,7 @@ class PlainText(Dialect):
     def error_event(self, error: ModelRunnerError, request_id: str) -> bytes:
         return f" (error: {error.message})".encode()
 
-    def waiting(self, progress: Mapping[str, Any] | None, waited: float) -> bytes:
+    def waiting(self, progress: LoadProgress | None, waited: float) -> bytes:
         return b" "
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from modelrunner.errors import EngineFailed
+from modelrunner.progress import LoadProgress
 from modelrunner.scheduler import Explanation, Figures, RetainedSettings, Scheduler
 from modelrunner.types import KeepAlive, Mode, RequiredMemory
 from tests.scheduler.fakes import Engine, VirtualLoop, World, settle, target, virtual
@@ -47,7 +48,7 @@ async def test_a_load_and_what_is_left_of_it() -> None:
     await asyncio.sleep(3.0)
     told = await why(scheduler, "a")
     assert (told.state, told.waiting_for, told.position, told.expected_seconds) == ("starting", "load", 1, 5.0)
-    assert scheduler.diagnostics.progress(target("a")) == {"stage": "starting", "position": 1, "expected_seconds": 5.0}
+    assert scheduler.diagnostics.progress(target("a")) == LoadProgress("starting", 1, 5.0)
     (await waiting).release()
     assert (await why(scheduler, "a")).waiting_for is None
     await scheduler.close(0)
@@ -79,7 +80,7 @@ async def test_a_request_waits_for_a_busy_model() -> None:
     assert (await why(scheduler, "c")).position == 2
     await asyncio.sleep(30.0)
     assert "a has answered its requests" in (await why(scheduler, "b")).reason
-    assert scheduler.diagnostics.progress(target("c"))["position"] == 2
+    assert scheduler.diagnostics.progress(target("c")).position == 2
     lease.release()
     (await waiting[0]).release()
     (await waiting[1]).release()
@@ -133,7 +134,7 @@ async def test_a_paused_model_waits_for_its_resume() -> None:
     waiting = in_background(scheduler, "a")
     await settle()
     told = await why(scheduler, "a")
-    assert (told.state, told.waiting_for, scheduler.diagnostics.progress(target("a"))["stage"]) == (
+    assert (told.state, told.waiting_for, scheduler.diagnostics.progress(target("a")).stage) == (
         "paused",
         "resume",
         "paused",

@@ -4,7 +4,7 @@ Source of the shapes: https://docs.claude.com/en/api/errors and https://docs.cla
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from modelrunner.gateway.dialects.chunks import engine_request
 from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, Translation, refusal_headers, streamed
 from modelrunner.gateway.render import own_headers
 from modelrunner.http.answers import Header
+from modelrunner.progress import LoadProgress
 from modelrunner.types import Mode
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Anthropic(JsonDialect):
     def error_event(self, error: ModelRunnerError, request_id: str) -> bytes:
         return b"event: error\ndata: %b\n\n" % _encoded(error, request_id)
 
-    def waiting(self, progress: Mapping[str, Any] | None, waited: float) -> bytes:
+    def waiting(self, progress: LoadProgress | None, waited: float) -> bytes:
         """Sends a ping, which clients ignore."""
         return b'event: ping\ndata: {"type":"ping"}\n\n'
 

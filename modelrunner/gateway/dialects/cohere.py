@@ -15,6 +15,7 @@ from modelrunner.gateway.dialects.bodies import JsonBodies
 from modelrunner.gateway.dialects.dialect import JSON, Call, Fields, Translation, engine_model, refusal_headers
 from modelrunner.gateway.render import own_headers
 from modelrunner.http.answers import Header
+from modelrunner.progress import LoadProgress
 from modelrunner.types import Mode
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Cohere(JsonBodies):
     def error_event(self, error: ModelRunnerError, request_id: str) -> bytes:
         return b""  # nothing of it is streamed
 
-    def waiting(self, progress: Mapping[str, Any] | None, waited: float) -> bytes:
+    def waiting(self, progress: LoadProgress | None, waited: float) -> bytes:
         return b" "
 
 

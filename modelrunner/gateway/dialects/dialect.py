@@ -10,6 +10,7 @@ import msgspec
 
 from modelrunner.errors import BadRequest, ModelRunnerError
 from modelrunner.http.answers import Header
+from modelrunner.progress import LoadProgress
 from modelrunner.types import Mode
 
 if TYPE_CHECKING:
@@ -162,9 +163,9 @@ class Dialect(ABC):
         """Returns the last bytes of a stream that fails after its head."""
 
     @abstractmethod
-    def waiting(self, progress: Mapping[str, Any] | None, waited: float) -> bytes:
-        """Returns a sign of life for a stream that has waited for its runner for `waited` seconds. `progress` is the
-        reason (`stage`, `position`, `expected_seconds`) where the client asked for it, else None."""
+    def waiting(self, progress: LoadProgress | None, waited: float) -> bytes:
+        """Returns a sign of life for a stream that has waited for its runner for `waited` seconds. `progress` tells
+        what it waits for, where the client asked for that, else None."""
 
 
 def refusal_headers(error: ModelRunnerError) -> tuple[Header, ...]:

@@ -34,6 +34,7 @@ from modelrunner.gateway.dialects.ollama_answer import (
 from modelrunner.gateway.dialects.ollama_request import ChatFields, EmbedFields, GenerateFields
 from modelrunner.gateway.render import own_headers
 from modelrunner.http.answers import Header
+from modelrunner.progress import LoadProgress
 from modelrunner.types import Mode
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Ollama(JsonBodies):
     def empty(self, ask: "Inference", reason: str) -> bytes:
         """The answer to a request without work. `reason` is load or unload."""
 
-    def waiting(self, progress: Mapping[str, Any] | None, waited: float) -> bytes:
+    def waiting(self, progress: LoadProgress | None, waited: float) -> bytes:
         """A space before the first line: its clients know no other sign of life."""
         return b" "
 

@@ -11,6 +11,7 @@ from modelrunner.gateway.dialects.bodies import JsonDialect
 from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, Fields, refusal_headers, streamed
 from modelrunner.gateway.dialects.openai_answer import OpenAIAnswer
 from modelrunner.http.answers import Header
+from modelrunner.progress import LoadProgress
 from modelrunner.types import Mode
 
 _RERANK = Call(
@@ -97,9 +98,13 @@ class OpenAI(JsonDialect):
     def error_event(self, error: ModelRunnerError, request_id: str) -> bytes:
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(error.as_dict(request_id))
 
-    def waiting(self, progress: Mapping[str, Any] | None, waited: float) -> bytes:
+    def waiting(self, progress: LoadProgress | None, waited: float) -> bytes:
         """Sends a comment, which clients ignore, or the event `modelrunner.progress`."""
         if progress is None:
             return b": waiting for the model, %.0f s\n\n" % waited
-        news = msgspec.json.encode({**progress, "waited": round(waited, 3)})
+        place: dict[str, Any] = {}
+        if progress.position is not None:
+            seconds = progress.expected_seconds
+            place = {"position": progress.position, "expected_seconds": seconds and round(seconds, 1)}
+        news = msgspec.json.encode({"stage": progress.stage, **place, "waited": round(waited, 3)})
         return b"event: modelrunner.progress\ndata: %b\n\n" % news
