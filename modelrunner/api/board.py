@@ -33,11 +33,11 @@ class Board:
 
     def now(self) -> wire.Now:
         scheduler, running = self._scheduler, self._telemetry.running()
-        budget, free = scheduler.devices()
+        memory = scheduler.memory()
         return wire.Now(
             status=scheduler.health().value,
-            budget=wireforms.memory(budget),
-            free=wireforms.memory(free),
+            budget=wireforms.memory(memory.budget),
+            free=wireforms.memory(memory.free),
             runners=[wireforms.runner(view) for view in scheduler.runners()],
             waiting=scheduler.waiting(),
             paused=sorted(scheduler.paused()),

@@ -21,7 +21,7 @@ from modelrunner.models.remote import RemoteModel
 from modelrunner.models.residency import ModelResidency
 from modelrunner.progress import FileProgress, RunningPull, WorkProgress
 from modelrunner.sandbox import Sandbox
-from modelrunner.scheduler import EventRecord, Explanation, RunnerView, UnloadResult
+from modelrunner.scheduler import EventRecord, Explanation, MemoryUse, RunnerView, UnloadResult
 from modelrunner.store import RemoveResult, StoredModel
 from modelrunner.store.details import ModelDetails
 from modelrunner.types import CAPABILITIES, RequiredMemory
@@ -322,6 +322,10 @@ def _json(value: Any) -> str:
 
 def memory(figures: RequiredMemory) -> wire.Memory:
     return wire.Memory(figures.ram, list(figures.vram))
+
+
+def main_memory(found: MemoryUse) -> dict[str, int]:
+    return {"budget": found.budget.ram, "used": found.used.ram, "free": found.free.ram}
 
 
 def moment(seconds: float) -> str:

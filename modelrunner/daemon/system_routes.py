@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from modelrunner import __version__, wire
+from modelrunner.api import wireforms
 from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, query_count, query_flag
 from modelrunner.concurrency.threads import stuck
@@ -97,7 +98,7 @@ class SystemRoutes:
                 listen=where.listen,
                 data_dir=str(where.data),
                 backends={name: str(status) for name, status in (await self._statuses()).items()},
-                memory=self._scheduler.memory(),
+                memory=wireforms.main_memory(self._scheduler.memory()),
                 sandbox=self._sandbox,
                 sandboxes={runner.id: str(runner.sandbox) for runner in self._scheduler.runners() if runner.sandbox},
                 model_dirs=dict.fromkeys(map(str, self._library.folders), "") | absent,

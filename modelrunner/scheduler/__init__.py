@@ -8,7 +8,7 @@ from modelrunner.scheduler.scheduler import Scheduler
 from modelrunner.scheduler.slots import Lease
 from modelrunner.scheduler.state import Phase
 from modelrunner.scheduler.target import RetainedSettings, Target
-from modelrunner.scheduler.views import KeptRunner, RunnerView, SchedulerHealth, UnloadResult
+from modelrunner.scheduler.views import KeptRunner, MemoryUse, RunnerView, SchedulerHealth, UnloadResult
 from modelrunner.scheduler.why import Explanation, Figures, FitForecast, Fitting, Obstacle
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Ledger",
     "MakeRunner",
     "MemoryProbe",
+    "MemoryUse",
     "Obstacle",
     "Phase",
     "Probe",

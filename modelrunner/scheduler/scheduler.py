@@ -9,7 +9,7 @@ from dataclasses import replace
 from modelrunner.errors import QueueFull, RunnerNotFound, Unavailable
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import failures, rollout, runnerfactory, views
-from modelrunner.scheduler.allocation import Allocation
+from modelrunner.scheduler.allocation import Allocation, subtract
 from modelrunner.scheduler.diagnostics import Diagnostics
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.ledger import Account, Ledger
@@ -177,17 +177,12 @@ class Scheduler:
         waiting = (ticket.request for queue in self._queues.values() for ticket in queue.tickets.values())
         return not all(request.batch for request in waiting) or any(slot.interactive for slot in self._slots.values())
 
-    def memory(self) -> dict[str, int]:
-        """Main memory in bytes: `budget`, `used` (what the runners count for) and `free`."""
-        memory = Allocation(self._reconciler.budget(), [slot.view() for slot in self._slots.values()])
-        budget, free = memory.budget[0], memory.free[0]
-        return {"budget": budget, "used": budget - free, "free": max(0, free)}
-
-    def devices(self) -> tuple[RequiredMemory, RequiredMemory]:
-        """Bytes of main memory and of each device: the budget, and the part of it that no runner counts for."""
+    def memory(self) -> views.MemoryUse:
+        """The budget, and what the runners count for."""
         budget = self._reconciler.budget()
-        free = Allocation(budget, [slot.view() for slot in self._slots.values()]).free
-        return budget, RequiredMemory(max(0, free[0]), tuple([max(0, size) for size in free[1:]]))
+        found = Allocation(budget, [slot.view() for slot in self._slots.values()])
+        ram, *vram = subtract(found.budget, found.free)
+        return views.MemoryUse(budget, RequiredMemory(ram, tuple(vram)))
 
     def paused(self) -> frozenset[str]:
         """The IDs of the paused models."""

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 from pathlib import Path
 
 from modelrunner.sandbox import Sandbox
@@ -61,6 +62,21 @@ class RunnerView:
     variant: str
     sandbox: Sandbox | None
     log_path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of main memory and of each device: the `budget`, and the part of it that runners count for, which is more
+    than the budget where they grew or the budget shrank."""
+
+    budget: RequiredMemory
+    used: RequiredMemory
+
+    @property
+    def free(self) -> RequiredMemory:
+        """The part of the budget that no runner counts for."""
+        vram = [max(0, budget - used) for budget, used in zip_longest(self.budget.vram, self.used.vram, fillvalue=0)]
+        return RequiredMemory(max(0, self.budget.ram - self.used.ram), tuple(vram))
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,13 +59,15 @@ class Exposition:
         for model, count in self._scheduler.waiting().items():
             waiting.add_metric((model,), count)
         yield waiting
-        for name, size in self._scheduler.memory().items():
+        memory = self._scheduler.memory()
+        for name in ("budget", "used", "free"):
+            size = getattr(memory, name).ram
             yield _gauge(f"modelrunner_memory_{name}_bytes", f"Main memory for runners: {name}", size)
         devices = GaugeMetricFamily(
             "modelrunner_device_memory_bytes", "Memory for runners on each device", labels=("device", "figure")
         )
-        for figure, memory in zip(("budget", "free"), self._scheduler.devices(), strict=True):
-            for device, size in _by_device(memory):
+        for figure, sizes in (("budget", memory.budget), ("free", memory.free)):
+            for device, size in _by_device(sizes):
                 devices.add_metric((device, figure), size)
         yield devices
         registry = CollectorRegistry()

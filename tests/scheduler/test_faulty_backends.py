@@ -102,7 +102,7 @@ def test_a_wrong_growth_leaves_the_estimate(growth: Any) -> None:
         scheduler = world.scheduler(ledger=Ledger())
         with await scheduler.acquire(target("a")):
             await settle()
-            assert scheduler.memory()["used"] == 6
+            assert scheduler.memory().used.ram == 6
         await scheduler.close(0)
 
     test()

@@ -64,7 +64,7 @@ async def test_what_a_process_holds_is_measured_and_remembered(tmp_path: Path) -
             while (measured := scheduler.runners()[0].memory.measured) is None:  # noqa: ASYNC110 - a thread measures
                 await asyncio.sleep(0.01)
     assert 40 * MIB < measured.ram < 80 * MIB
-    assert scheduler.memory()["used"] == measured.ram
+    assert scheduler.memory().used.ram == measured.ram
     await scheduler.close(0)
     assert (await Ledger(tmp_path / "memory.json").required(backend, wanted.spec)).ram >= measured.ram
 

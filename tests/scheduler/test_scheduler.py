@@ -16,7 +16,7 @@ from modelrunner.errors import (
     TimedOut,
     Unavailable,
 )
-from modelrunner.scheduler import Ledger
+from modelrunner.scheduler import Ledger, MemoryUse
 from modelrunner.types import KeepAlive, RequiredMemory
 from tests.scheduler.fakes import Engine, World, gathered, settle, target, virtual
 
@@ -38,7 +38,8 @@ async def test_a_request_starts_its_model_and_says_how_long_that_took() -> None:
     scheduler = world.scheduler()
     with await scheduler.acquire(target("a")) as lease:
         assert (lease.waited, lease.loaded) == (2.0, 2.0)
-        assert scheduler.memory() == {"budget": 10, "used": 6, "free": 4}
+        assert scheduler.memory() == MemoryUse(RequiredMemory(10), RequiredMemory(6))
+        assert scheduler.memory().free == RequiredMemory(4)
         assert scheduler.health() == "ready"  # nobody waits
     assert scheduler.health() == "ready"
     await scheduler.close(0)
@@ -330,7 +331,7 @@ async def test_what_was_measured_counts_from_then_on() -> None:
     scheduler = world.scheduler(ledger=ledger)
     (await scheduler.acquire(target("a"))).release()
     await settle()
-    assert scheduler.memory()["used"] == 4
+    assert scheduler.memory().used.ram == 4
     assert [(r.memory.estimated.ram, r.memory.measured.ram) for r in scheduler.runners() if r.memory.measured] == [
         (6, 4)
     ]
@@ -350,7 +351,7 @@ async def test_what_is_measured_of_a_process_on_its_way_out_does_not_count() -> 
     scheduler = world.scheduler(ledger=ledger, measure=slowly)
     (await scheduler.acquire(target("a"), KeepAlive(0))).release()
     await asyncio.sleep(2.0)
-    assert scheduler.memory()["used"] == 6
+    assert scheduler.memory().used.ram == 6
     await scheduler.close(0)
     assert await ledger.required(world.backend, target("a").spec) == RequiredMemory(6)
 

@@ -140,7 +140,7 @@ async def test_an_unused_runner_sleeps_for_a_keep_alive_and_then_ends() -> None:
     assert runner.expires_at is not None
     assert runner.memory.measured is not None
     assert runner.memory.measured.ram == 1
-    assert scheduler.memory()["used"] == 1
+    assert scheduler.memory().used.ram == 1
     assert scheduler.warm(target("a")) is None
     await asyncio.sleep(51.0)
     assert world.resident() == []
@@ -160,7 +160,7 @@ async def test_one_wake_is_for_all_who_wait() -> None:
     assert [lease.loaded for lease in leases] == [pytest.approx(0.2)] * 2
     assert world.runner("a").orders == ["sleep", "wake"]
     assert world.started == ["a"]
-    assert scheduler.memory()["used"] == 6
+    assert scheduler.memory().used.ram == 6
     for lease in leases:
         lease.release()
     await scheduler.close(0)
@@ -172,11 +172,11 @@ async def test_who_asks_while_it_falls_asleep_has_it_woken_after_that() -> None:
     scheduler = world.scheduler()
     (await scheduler.acquire(target("a", keep_alive=60.0))).release()
     await asyncio.sleep(61.0)
-    assert scheduler.memory()["used"] == 6, "it may still hold it all"
+    assert scheduler.memory().used.ram == 6, "it may still hold it all"
     (await scheduler.acquire(target("a"))).release()
     assert world.runner("a").orders == ["sleep", "wake"]
     assert shown(scheduler) == {"a": "ready"}
-    assert scheduler.memory()["used"] == 6
+    assert scheduler.memory().used.ram == 6
     await scheduler.close(0)
 
 

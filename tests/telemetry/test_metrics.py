@@ -92,7 +92,7 @@ class Told:
     def __init__(self, folder: Path) -> None:
         self.clock = FakeClock(1000.0)
         self._pending: list[RequestRecord] = []
-        scheduler: Any = SimpleNamespace(runners=list, waiting=dict, memory=dict)
+        scheduler: Any = SimpleNamespace()
         self.telemetry = Telemetry(scheduler, lambda: (), folder, self._flush, self.clock)
 
     def ended(self, id: str, status: int = 200, model: str = "m", model_name: str = "full/m") -> None:
