@@ -30,8 +30,8 @@ _Order = Callable[[RunSpec, Endpoint], Awaitable[None]]
 _OwnedOrder = Callable[[RunSpec, Endpoint, str | None], Awaitable[None]]
 _OTHER_PORTS = 5  # that are tried when one is taken
 # Seconds that a failed engine gets to end by itself, so that its last words are seen: a process that crashes needs
-# milliseconds, one that writes a core dump longer. A broken connection waits a quarter of it (proxy/exchange.py): there
-# the client waits, and the usual end is at once.
+# milliseconds, one that writes a core dump longer. A broken connection waits a quarter of it
+# (gateway/exchange.py): there the client waits, and the usual end is at once.
 LAST_CHANCE = 1.0
 
 

@@ -23,7 +23,7 @@ TEMPLATES = "tokenizer.chat_template"
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What was read out of a model's files. `files` maps their names in the bundle, in its order, to the names that
-    they came under; `config` is `api.Model.config`."""
+    they came under; `config` is `wire.Model.config`."""
 
     files: Mapping[str, str]
     header: ModelHeader
