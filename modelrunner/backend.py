@@ -270,9 +270,7 @@ class Backend(ABC):
     def probe(self, spec: RunSpec) -> tuple[str, Mapping[str, Any]] | None:
         """Returns path and body of the smallest request that proves that the engine serves, None if there is none. It
         is sent only to an engine with open requests that has shown no sign of life for a while."""
-        if (probe := _PROBES.get(spec.mode)) is None:
-            return None
-        path, body = probe
+        path, body = _PROBES[spec.mode]
         return path, {"model": spec.bundle.name, **body}
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:

@@ -50,7 +50,6 @@ _REQUESTS: dict[Mode, tuple[str, dict[str, Any]]] = {
     Mode.COMPLETION: ("/v1/completions", {"prompt": "Hello", "max_tokens": 4}),
     Mode.EMBEDDING: ("/v1/embeddings", {"input": "Hello"}),
     Mode.RERANKING: ("/v1/rerank", {"query": "Hello", "documents": ["Good day", "Goodbye"]}),
-    Mode.IMAGE_GENERATION: ("/v1/images/generations", {"prompt": "a dot", "n": 1}),
 }
 
 

@@ -25,7 +25,13 @@ class Mode(StrEnum):
     COMPLETION = "completion"
     EMBEDDING = "embedding"
     RERANKING = "reranking"
-    IMAGE_GENERATION = "image-generation"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises `BadRequest`, which names the modes, for any other text."""
+        if text not in list(cls):
+            raise BadRequest(f"there is no mode {text!r}: {', '.join(cls)}", param="mode")
+        return cls(text)
 
 
 @dataclass(frozen=True, slots=True)

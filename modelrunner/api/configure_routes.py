@@ -42,7 +42,7 @@ class ConfigurationRoutes:
         patch = _with_backend(patch, request.match_info.get("backend"))
         if patch.get("lora") and not is_local(request):
             raise Forbidden("files of this machine are named only over the Unix socket", param="lora")
-        mode = Mode(wanted.mode) if wanted.mode else None
+        mode = None if wanted.mode is None else Mode.parse(wanted.mode)
         restart = wanted.apply == "restart"
         shown = await self._configurator.change(wanted.model, patch, mode, restart=restart)
         return json_response(wireforms.configuration(shown), status=202)

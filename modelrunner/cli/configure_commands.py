@@ -67,7 +67,7 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 )
 @click.option(
     "--mode",
-    type=click.Choice(["completion", "embedding", "reranking", "image-generation"]),
+    type=click.Choice(["completion", "embedding", "reranking"]),
     help="Change it for this kind of request alone.",
 )
 @click.option(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from modelrunner.errors import (
     BackendUnavailable,
-    BadRequest,
     InvalidReference,
     ModelNotFound,
     ModelRunnerError,
@@ -92,9 +91,8 @@ class Explainer:
         return self._resolver.target(backend, bundle, mode, settings)
 
     async def _target(self, reference: str, mode: str | None) -> Target:
-        if mode is not None and mode not in list(Mode):
-            raise BadRequest(f"there is no mode {mode!r}: {', '.join(Mode)}", param="mode")
+        named = None if mode is None else Mode.parse(mode)
         bundle = await asyncio.to_thread(self._store.bundle, reference)
-        wanted = Mode(mode) if mode else main_mode(bundle)
+        wanted = named or main_mode(bundle)
         await self._resolver.prepare(None, reference, wanted)
         return self._resolver(None, reference, wanted)

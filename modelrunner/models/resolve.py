@@ -35,7 +35,6 @@ _CAPABILITIES = {
     Mode.COMPLETION: {"completion"},
     Mode.EMBEDDING: {"embedding", "completion"},
     Mode.RERANKING: {"reranking"},
-    Mode.IMAGE_GENERATION: {"image-generation"},
 }
 
 
@@ -207,10 +206,7 @@ class Resolver:
 
 def main_mode(bundle: Bundle) -> Mode:
     """Returns the mode of a model for requests that name none."""
-    for mode in (Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING, Mode.IMAGE_GENERATION):
-        if mode.value in bundle.capabilities:
-            return mode
-    return Mode.COMPLETION
+    return next((mode for mode in Mode if mode.value in bundle.capabilities), Mode.COMPLETION)
 
 
 def _check_installed(backend: Backend) -> None:

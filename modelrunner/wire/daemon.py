@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+_MODES = msgspec.Meta(extra_json_schema={"enum": ["completion", "embedding", "reranking"]})
+
 
 class ConfigureRequest(msgspec.Struct, frozen=True):
     """`POST /engines/[{backend}/]_configure`. Every further field is one of the model's configuration (modelconfig.py):
@@ -11,7 +13,7 @@ class ConfigureRequest(msgspec.Struct, frozen=True):
     else to all."""
 
     model: str
-    mode: Literal["completion", "embedding", "reranking", "image-generation"] | None = None
+    mode: Annotated[str, _MODES] | None = None
     apply: Literal["restart"] | None = None
 
 
