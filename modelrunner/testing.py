@@ -35,7 +35,8 @@ import psutil
 import pytest
 
 from modelrunner.backend import Backend, BackendContext, BackendState
-from modelrunner.engine.runner import Runner, RunnerState
+from modelrunner.engine.processphase import ProcessPhase
+from modelrunner.engine.runner import Runner
 from modelrunner.errors import BackendExited, BadRequest, Misdirected
 from modelrunner.plugins.isolation import WORK_LIMIT, IsolatedBackend
 from modelrunner.processes.processtree import process_tree
@@ -164,7 +165,7 @@ class BackendContract:
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert not alive(processes)
-            assert runner.state is RunnerState.STOPPING
+            assert runner.process_phase is ProcessPhase.STOPPING
             assert runner.endpoint.path is None or not runner.endpoint.path.exists()
 
     async def test_cancelled_while_starting_leaves_nothing(self, backend: Backend, spec: RunSpec) -> None:
@@ -224,7 +225,7 @@ async def running(
     ready = asyncio.Event()
 
     def changed() -> None:
-        if runner.state is RunnerState.READY:
+        if runner.process_phase is ProcessPhase.READY:
             ready.set()
 
     task = asyncio.create_task(runner.run(changed, lambda: owner))

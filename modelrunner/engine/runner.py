@@ -1,4 +1,4 @@
-"""One run of one backend with one model: its state, readiness, connections and end."""
+"""One run of one backend with one model: its process, readiness, connections and end."""
 
 import asyncio
 import logging
@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -16,6 +15,7 @@ from modelrunner.concurrency.tasks import stopped
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engine.lastwords import LastWords, is_echo
+from modelrunner.engine.processphase import NEXT, ProcessPhase
 from modelrunner.engine.readiness import PortTaken, Readiness, is_free
 from modelrunner.engine.watchdog import Watchdog
 from modelrunner.errors import EngineFailed, Misdirected, ModelRunnerError
@@ -35,25 +35,14 @@ _OTHER_PORTS = 5  # that are tried when one is taken
 LAST_CHANCE = 1.0
 
 
-class RunnerState(StrEnum):
-    STARTING = "starting"
-    READY = "ready"
-    STOPPING = "stopping"  # its process ends, or has ended
-
-
-_NEXT = {
-    RunnerState.STARTING: {RunnerState.READY, RunnerState.STOPPING},
-    RunnerState.READY: {RunnerState.STOPPING},
-    RunnerState.STOPPING: set[RunnerState](),
-}
-
-
 class Runner:
-    """Made by the scheduler, run once. Others read `state`, `stage` (what it is doing while it starts), `pid` (None
-    without a process), `sandbox` (None before there was one), `upstream`, `abandoned`, `names` (those that its engine
-    knows the model by, its own first; None if it takes any), `started` and `ready_at` (of `clock`, in seconds) and,
-    once it has ended by itself, `failure`, whose message holds its explained last words. `owners` are those of
-    the requests that its engine may have seen: the scheduler adds each."""
+    """One run. The scheduler makes it and runs it once, and adds to `owners` the owner of each request that the engine
+    may have seen.
+
+    `process_phase` and `stage` (the work of a start) say how far the process is. `pid` and `sandbox` are None before
+    there is a process, and `pid` again after it. `names` are the model's names for the engine, its own first, None if
+    the engine takes any. `started` and `ready_at` are seconds of `clock`. `failure` is the error of an engine that has
+    ended by itself; its message explains the last words."""
 
     def __init__(
         self,
@@ -76,7 +65,8 @@ class Runner:
         self.key = key
         self.endpoint = endpoint
         self.spec = replace(spec, process=replace(spec.process, observer=_RunObserver(self)))
-        self.state = RunnerState.STARTING
+        self.process_phase = ProcessPhase.STARTING
+        self._history = [ProcessPhase.STARTING]
         self.stage = "starting"
         self.pid: int | None = None
         self.sandbox: Sandbox | None = None
@@ -105,11 +95,11 @@ class Runner:
         self._other_ports = [other_port] * _OTHER_PORTS if other_port else []
 
     def __repr__(self) -> str:
-        return f"<Runner {self.id} {self.key} {self.state} pid={self.pid}>"
+        return f"<Runner {self.id} {self.key} {' -> '.join(self._history)} pid={self.pid}>"
 
     async def run(self, changed: Callable[[], None], loaded_for: Callable[[], str | None] = lambda: "") -> NoReturn:
         """Starts the engine and keeps it until it ends or the caller is cancelled; `changed` is called after every
-        change of state or stage. `loaded_for` gives the owner of `Backend.after_ready`.
+        change of phase or stage. `loaded_for` gives the owner of `Backend.after_ready`.
 
         Raises `CancelledError` when stopped, `EngineFailed` when the engine ends by itself, or owes answers and shows
         no sign of life for `wedge_limit` seconds (0: for ever), `TimedOut` when it made no progress for `stall_limit`
@@ -152,7 +142,7 @@ class Runner:
         except PortTaken:
             raise
         except Exception as error:  # whatever a backend raises, this runner has failed with it
-            if engine.done() and self.state is RunnerState.STARTING and not is_free(self.endpoint):
+            if engine.done() and self.process_phase is ProcessPhase.STARTING and not is_free(self.endpoint):
                 raise PortTaken(f"port {self.endpoint.port} is taken by another process: try again") from error
             self.failure = await self._last_words.explain(error, self.stage)
             if self.failure is error:
@@ -206,18 +196,26 @@ class Runner:
     def hold(self) -> None:
         """Makes the processes of a ready engine stand still until `go_on`. The caller keeps that short: its requests
         wait."""
-        if self.state is RunnerState.READY and self.pid is not None:
+        if self.process_phase is ProcessPhase.READY and self.pid is not None:
             signal_group(self.pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
         if self.pid is not None:
             signal_group(self.pid, signal.SIGCONT)
 
+    def become(self, phase: ProcessPhase) -> None:
+        """Changes the phase of the process. Raises `RuntimeError` with the history if the change is not allowed."""
+        if phase not in NEXT[self.process_phase]:
+            raise RuntimeError(f"{self!r} cannot become {phase}")
+        self.process_phase = phase
+        self._history.append(phase)
+        self._changed()
+
     def mark_stopping(self) -> None:
         """Records the decision to stop it; the caller cancels its task next."""
         self.go_on()
-        if self.state is not RunnerState.STOPPING:
-            self._move(RunnerState.STOPPING)
+        if self.process_phase is not ProcessPhase.STOPPING:
+            self.become(ProcessPhase.STOPPING)
 
     def measured_memory(self) -> RequiredMemory | None:
         """Returns the main memory of its processes; None without a process. Scans every process of the machine:
@@ -247,9 +245,9 @@ class Runner:
         self.chooses_by_word = await self._told("chooses_by_word", words, ())
         fields = self._backend.request_fields(self.spec, self.endpoint)
         self.request_fields = await self._told("request_fields", fields, {})
-        if self.state is RunnerState.STARTING and not engine.done():
+        if self.process_phase is ProcessPhase.STARTING and not engine.done():
             self.ready_at, self.stage = self._clock(), ""
-            self._move(RunnerState.READY)
+            self.become(ProcessPhase.READY)
 
     async def _serve(self, engine: "asyncio.Task[Any]") -> None:
         """Until the engine has ended. Raises `EngineFailed` once it has stopped serving."""
@@ -307,12 +305,6 @@ class Runner:
         log.warning("runner %s: port %s is taken by another process: trying another", self.id, self.endpoint.port)
         self.endpoint = self.upstream.endpoint = endpoint
         self.pid = self._readiness.pid = None
-
-    def _move(self, state: RunnerState) -> None:
-        if state not in _NEXT[self.state]:
-            raise RuntimeError(f"{self!r} cannot become {state}")
-        self.state = state
-        self._changed()
 
     def _end(self) -> None:
         self.pid = None

@@ -12,8 +12,9 @@ import pytest
 
 from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engine.lastwords import last_words
+from modelrunner.engine.processphase import ProcessPhase
 from modelrunner.engine.readiness import pause
-from modelrunner.engine.runner import Runner, RunnerState
+from modelrunner.engine.runner import Runner
 from modelrunner.errors import BackendExited, BackendUnavailable, EngineFailed, Misdirected, OutOfMemory, TimedOut
 from modelrunner.processes import process
 from modelrunner.processes.processtree import activity_of
@@ -33,13 +34,13 @@ class Watched:
         endpoint = endpoint or Endpoint(path=folder / "r.sock")
         key = fake_key(spec, backend)
         self.runner = Runner(backend, spec, key, id="r1", endpoint=endpoint, folder=folder, **options)
-        self.seen: list[tuple[RunnerState, str]] = []
+        self.seen: list[tuple[ProcessPhase, str]] = []
         self._changed = asyncio.Event()
         self.loaded_for: str | None = ""
         self.task = asyncio.create_task(self.runner.run(self._note, lambda: self.loaded_for))
 
     def _note(self) -> None:
-        self.seen.append((self.runner.state, self.runner.stage))
+        self.seen.append((self.runner.process_phase, self.runner.stage))
         self._changed.set()
 
     async def until(self, condition) -> Runner:
@@ -55,7 +56,7 @@ class Watched:
         return self.runner
 
     async def ready(self) -> Runner:
-        return await self.until(lambda runner: runner.state is RunnerState.READY)
+        return await self.until(lambda runner: runner.process_phase is ProcessPhase.READY)
 
     async def stop(self) -> None:
         self.task.cancel()
@@ -94,8 +95,8 @@ async def test_states_and_stages_are_reported(watch, tmp_path):
     assert runner.ready_at >= runner.started
     await watched.stop()
     states = [state for state, _ in watched.seen]
-    assert states == sorted(states, key=list(RunnerState).index)
-    assert states[-2:] == [RunnerState.READY, RunnerState.STOPPING]
+    assert states == sorted(states, key=list(ProcessPhase).index)
+    assert states[-2:] == [ProcessPhase.READY, ProcessPhase.STOPPING]
     assert (runner.pid, runner.failure) == (None, None)
 
 
@@ -125,7 +126,7 @@ async def test_crash_at_start_is_told_in_the_engine_s_words(watch):
     assert caught.value.message == "the engine exited with 1 while it was starting: error: the [31m model is broken"
     assert caught.value.returncode == 1
     assert watched.runner.failure is caught.value
-    assert watched.runner.state is RunnerState.STOPPING
+    assert watched.runner.process_phase is ProcessPhase.STOPPING
 
 
 async def test_crash_while_serving_is_explained_by_the_backend(watch):
@@ -266,7 +267,7 @@ async def test_a_stranger_that_answers_health_is_not_taken_for_the_engine(watch,
     watched = watch(*knobs, backend=FakeTcpBackend(tmp_path), endpoint=Endpoint(host="127.0.0.1", port=port))
     with pytest.raises(EngineFailed, match="is taken by process" if knobs else "is taken by"):
         await watched.task
-    assert RunnerState.READY not in [state for state, _ in watched.seen]
+    assert ProcessPhase.READY not in [state for state, _ in watched.seen]
     assert not stranger.done()
     stranger.cancel()
     await asyncio.wait([stranger])
@@ -420,7 +421,7 @@ async def test_a_runner_told_to_stop_never_becomes_ready(watch, tmp_path):
     watched.runner.mark_stopping()
     (tmp_path / "gate").touch()
     await watched.stop()
-    assert RunnerState.READY not in [state for state, _ in watched.seen]
+    assert ProcessPhase.READY not in [state for state, _ in watched.seen]
 
 
 async def test_measured_memory_is_that_of_all_its_processes(watch):

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from modelrunner.engine.connections import UpstreamPool
-from modelrunner.engine.runner import Runner, RunnerState
+from modelrunner.engine.processphase import ProcessPhase
+from modelrunner.engine.runner import Runner
 from modelrunner.engine.watchdog import Sample, Silence, Watchdog, after
 from modelrunner.errors import EngineFailed
 from modelrunner.processes.processtree import Activity
@@ -97,7 +98,7 @@ class Kept:
         self.task = asyncio.create_task(self.runner.run(self._changed))
 
     def _changed(self) -> None:
-        if self.runner.state is RunnerState.READY:
+        if self.runner.process_phase is ProcessPhase.READY:
             self._ready.set()
 
     async def ready(self) -> Runner:
@@ -195,7 +196,7 @@ async def test_a_request_that_hangs_alone_costs_the_others_nothing(keep) -> None
             assert not kept.task.done()
             kept.clock.advance(10.0)
             await asyncio.wait([kept.task], timeout=0.05)
-    assert kept.runner.state is RunnerState.READY
+    assert kept.runner.process_phase is ProcessPhase.READY
     assert not request.done()
     request.cancel()
 
