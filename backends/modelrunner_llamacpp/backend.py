@@ -202,8 +202,7 @@ class LlamaCppBackend(Backend):
 
     def lacks(self) -> Collection[str]:
         """llama-cpp-python's server hears nothing."""
-        engine = self._found()
-        return ("audio",) if engine is not None and engine.kind is EngineKind.PYTHON else ()
+        return ("audio",) if self._is_in_python else ()
 
     def explain(self, tail: str) -> str | None:
         return errors.explain(tail)
@@ -216,17 +215,14 @@ class LlamaCppBackend(Backend):
 
     def asked_as_streams(self, spec: RunSpec) -> Mapping[str, Mapping[str, Any]]:
         """llama-cpp-python's server gives no usage in a stream."""
-        engine = self._found()
-        return {} if engine is not None and engine.kind is EngineKind.PYTHON else requests.AS_STREAMS
+        return {} if self._is_in_python else requests.AS_STREAMS
 
     def chooses_by_word(self, spec: RunSpec) -> Collection[str]:
         """llama-cpp-python's server takes names."""
-        engine = self._found()
-        return () if engine is not None and engine.kind is EngineKind.PYTHON else requests.BY_WORD
+        return () if self._is_in_python else requests.BY_WORD
 
     async def request_fields(self, spec: RunSpec, endpoint: Endpoint) -> Mapping[str, Collection[str]]:
-        engine = self._found()
-        return requests.READ_IN_PYTHON if engine is not None and engine.kind is EngineKind.PYTHON else requests.READ
+        return requests.READ_IN_PYTHON if self._is_in_python else requests.READ
 
     async def settled(self, spec: RunSpec, endpoint: Endpoint) -> None:
         await requests.settled(endpoint)
@@ -248,6 +244,12 @@ class LlamaCppBackend(Backend):
             return engines.find(self.context, self.settings)
         return None
 
+    @property
+    def _is_in_python(self) -> bool:
+        """True if the engine is llama-cpp-python's server, which can do less than llama.cpp's own."""
+        engine = self._found()
+        return engine is not None and engine.kind is EngineKind.PYTHON
+
     def _required(self, spec: RunSpec) -> RequiredMemory:
         engine = self._found()
         kind = engine.kind if engine is not None else EngineKind.WHEEL
@@ -257,7 +259,7 @@ class LlamaCppBackend(Backend):
         """Returns the options of a run, without those that depend on its endpoint."""
         threads = self.settings.threads or limited_threads()
         engine = engines.find(self.context, self.settings)
-        if engine is not None and engine.kind is EngineKind.PYTHON:
+        if self._is_in_python:
             spec = replace(spec, parallel=1)  # it answers one request after the other
         batch = _CPU_BATCH if engine is not None and engine.devices is False else None
         own = LlamaCppOptions.of(spec.options).prompt_cache
