@@ -222,7 +222,7 @@ class LlamaCppBackend(Backend):
         return () if self._is_in_python else requests.BY_WORD
 
     async def request_fields(self, spec: RunSpec, endpoint: Endpoint) -> Mapping[str, Collection[str]]:
-        return requests.READ_IN_PYTHON if self._is_in_python else requests.READ
+        return requests.request_fields(in_python=self._is_in_python)
 
     async def settled(self, spec: RunSpec, endpoint: Endpoint) -> None:
         await requests.settled(endpoint)

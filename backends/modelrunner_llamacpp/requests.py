@@ -48,7 +48,9 @@ _ANTHROPIC = frozenset(
         *("top_k", "stream", "chat_template_kwargs", "thinking", "metadata"),
     )
 )
-READ: Mapping[str, frozenset[str]] = {
+# The fields that llama.cpp's own server reads (tools/server: server-schema.cpp, server-common.cpp, server-chat.cpp,
+# server-context.cpp).
+_READ: Mapping[str, frozenset[str]] = {
     "/v1/chat/completions": _SAMPLING | _CHAT,
     "/apply-template": _SAMPLING | _CHAT,
     "/v1/completions": _SAMPLING | {"prompt"},
@@ -59,8 +61,6 @@ READ: Mapping[str, frozenset[str]] = {
     "/tokenize": frozenset({"content", "add_special", "parse_special", "with_pieces"}),
     "/detokenize": frozenset({"tokens"}),
 }
-"""As `Backend.request_fields`, of llama.cpp's own server (tools/server: server-schema.cpp, server-common.cpp,
-server-chat.cpp, server-context.cpp)."""
 _PYTHON = frozenset(
     (
         *("max_tokens", "temperature", "top_p", "min_p", "top_k", "stop", "stream", "stream_options", "logprobs"),
@@ -68,13 +68,13 @@ _PYTHON = frozenset(
         *("mirostat_tau", "mirostat_eta", "grammar"),
     )
 )
-READ_IN_PYTHON: Mapping[str, frozenset[str]] = {
+# The fields that llama-cpp-python's server reads (llama_cpp/server/types.py; `exclude` in app.py).
+_READ_IN_PYTHON: Mapping[str, frozenset[str]] = {
     "/v1/chat/completions": _PYTHON
     | {"messages", "functions", "function_call", "tools", "tool_choice", "top_logprobs", "response_format"},
     "/v1/completions": _PYTHON | {"prompt", "suffix", "echo"},
     "/v1/embeddings": frozenset({"input", "dimensions"}),
 }
-"""The same of llama-cpp-python's server (llama_cpp/server/types.py; `exclude` in app.py)."""
 _BATCH_LIMIT = 50.0  # seconds: a batch of a long prompt on a slow processor
 
 
@@ -86,6 +86,11 @@ async def settled(endpoint: Endpoint) -> None:
     status, _ = await calls.fetch(endpoint, "GET", "/lora-adapters", timeout=_BATCH_LIMIT)
     if status == 404:
         await calls.fetch(endpoint, "GET", "/v1/models", timeout=_BATCH_LIMIT)
+
+
+def request_fields(*, in_python: bool) -> Mapping[str, frozenset[str]]:
+    """See `Backend.request_fields`. llama-cpp-python's server (`in_python`) reads fewer fields than llama.cpp's own."""
+    return _READ_IN_PYTHON if in_python else _READ
 
 
 def ignored(spec: RunSpec, fields: Mapping[str, Any]) -> Sequence[str]:

@@ -27,7 +27,7 @@ from modelrunner.sdk import (
     run,
     scrubbed_environment,
 )
-from modelrunner_vllm import args, engines, environment, errors, flags, install, memory
+from modelrunner_vllm import args, engines, environment, errors, flags, install, memory, requests
 from modelrunner_vllm.engines import VERSION, Engine
 from modelrunner_vllm.environment import Scratch, check_reachable
 from modelrunner_vllm.machine import Machine, has_cuda
@@ -151,10 +151,10 @@ class VllmBackend(Backend):
         return await engines.work_done(endpoint)
 
     async def request_fields(self, spec: RunSpec, endpoint: Endpoint) -> Mapping[str, Collection[str]]:
-        return await engines.request_fields(endpoint)
+        return await requests.request_fields(endpoint)
 
     async def settled(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        await engines.settled(endpoint)
+        await requests.settled(endpoint)
 
     def sleep_level(self, spec: RunSpec) -> int:
         return (VllmOptions.of(spec.options).sleep or 0) if self._cuda() else 0

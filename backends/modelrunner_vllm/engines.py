@@ -1,11 +1,12 @@
-"""The engines of vLLM: their versions in this release, the installed one, and a running engine's counters."""
+"""The engines of vLLM: their versions in this release, the installed one, and a running engine's
+counters."""
 
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelrunner.sdk import BackendContext, BackendUnavailable, Endpoint, calls, enginecache
+from modelrunner.sdk import BackendContext, Endpoint, calls, enginecache
 
 # scripts/lock writes the locks, which pin all other packages.
 VERSION = "0.32.0"
@@ -16,8 +17,7 @@ LOCKS = Path(__file__).with_name("locks")
 # Batches from which an answer got something, and the share of the cache in use, 0 to 1: of a long prompt that is
 # computed in pieces only the second moves before the last one.
 _FIGURES = re.compile(rb"^vllm:(?:iteration_tokens_total_count|kv_cache_usage_perc)\{[^}]*\} (\S+)$", re.MULTILINE)
-_COUNTERS_LIMIT = 5.0  # seconds
-_STEP_LIMIT = 50.0  # seconds: a step with a long prompt on a slow processor
+_COUNTERS_LIMIT = 5.0  # seconds, for the engine's counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +64,3 @@ async def work_done(endpoint: Endpoint) -> float | None:
     status, text = await calls.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)
     found = _FIGURES.findall(text) if status == 200 else []
     return sum(map(float, found)) if found else None
-
-
-async def request_fields(endpoint: Endpoint) -> dict[str, list[str]]:
-    """As `Backend.request_fields`: the fields of the models by which vLLM reads requests, told by the guard inside."""
-    status, told = await calls.ask(endpoint, "GET", "/modelrunner/fields", timeout=_COUNTERS_LIMIT)
-    if status != 200 or not isinstance(told, dict):
-        raise BackendUnavailable(f"vLLM answered {status} when asked which fields it reads")
-    return told
-
-
-async def settled(endpoint: Endpoint) -> None:
-    """As `Backend.settled`: the guard inside the API server answers (inside/modelrunner_guard.py)."""
-    status, _ = await calls.fetch(endpoint, "GET", "/modelrunner/settled", timeout=_STEP_LIMIT)
-    if status != 204:
-        raise BackendUnavailable(f"vLLM answered {status} when asked what it still works on")
