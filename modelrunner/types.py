@@ -317,6 +317,16 @@ class Variant:
     label: str = ""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """The runner of a request, as its record names it: the name of its `model`, the `backend`, and the `runner`'s ID;
+    "" without one. Each runner has one object."""
+
+    model: str = ""
+    backend: str = ""
+    runner: str = ""
+
+
 class RunnerKey(NamedTuple):
     """The identity of a runner: requests with equal keys share one. `revision` stands for the model's configuration
     (context, flags, draft), so that a changed configuration never reuses an old process. `batch` marks the runner that

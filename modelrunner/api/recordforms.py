@@ -17,7 +17,7 @@ def request(record: RequestRecord) -> wire.RequestStatus:
     answer = record.tokens.answer
     writing = record.duration - (record.first_byte or 0.0)
     speed = round((answer - 1) / writing, 1) if answer > 1 and record.first_byte is not None and writing > 0 else None
-    fields = msgspec.structs.asdict(record)
+    fields = record.flat()
     del fields["tokens"], fields["trace"]
     for name in ("queued", "loading", "duration", "first_byte"):
         fields[name] = fields[name] and round(fields[name], 4)

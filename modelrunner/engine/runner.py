@@ -22,7 +22,7 @@ from modelrunner.errors import EngineFailed, Misdirected, ModelRunnerError
 from modelrunner.plugins.isolation import asked
 from modelrunner.processes.processtree import memory_of, oom_kills, signal_group
 from modelrunner.sandbox import Permissions, Sandbox
-from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec
+from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec, Served
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -63,6 +63,7 @@ class Runner:
         chooses another endpoint when something else listens on that of an engine that starts."""
         self.id = id
         self.key = key
+        self.served = Served(spec.bundle.name, key.backend, id)
         self.endpoint = endpoint
         self.spec = replace(spec, process=replace(spec.process, observer=_RunObserver(self)))
         self.process_phase = ProcessPhase.STARTING

@@ -275,7 +275,9 @@ class ClientConnection(Answers):
             if not (held_back.is_full or self._listener.draining):
                 later = RateLimited(str(error), retry_after=(error.retry_after or 0.0) - delay)
                 self._work = held_back.hold(
-                    delay, lambda: self._say_no(later, ask_id, terms), lambda: self._pipeline.gone(ask_id, terms)
+                    delay,
+                    lambda: self._say_no(later, ask_id, terms),
+                    lambda: self._pipeline.gone(ask_id, terms, self.peer),
                 )
                 return
             self.keep_alive = False
@@ -283,7 +285,7 @@ class ClientConnection(Answers):
 
     def _say_no(self, error: ModelRunnerError, ask_id: str, terms: Terms) -> None:
         self._work = None  # it is over: a client that leaves while this is written got its answer
-        headers, answer = self._pipeline.refusal(error, ask_id, terms.route.pattern, terms)
+        headers, answer = self._pipeline.refusal(error, ask_id, terms.route.pattern, terms, self.peer)
         self.respond(error.status, headers, id_line(ask_id), len(answer), answer)
         self.finish()
 
@@ -316,7 +318,7 @@ class ClientConnection(Answers):
     def _refuse(self, error: ModelRunnerError, ask_id: str, path: str = "", *, bare: bool = False) -> None:
         """Answers and closes: the start of the next request is unknown, or the rest is not worth reading. A `bare`
         answer has no body, as HEAD wants it (RFC 9110, 9.3.2)."""
-        headers, body = self._pipeline.refusal(error, ask_id, path)
+        headers, body = self._pipeline.refusal(error, ask_id, path, peer=self.peer)
         if isinstance(error, MethodNotAllowed):
             headers += ((b"Allow", b"GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"),)
         self.keep_alive = False

@@ -50,7 +50,8 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
 class Inference(msgspec.Struct, frozen=True, gc=False):
     """A request that was found good. `body` is the client's. `arrived` is in seconds of `perf_counter`; a request that
     `only_loads` is answered as soon as its model is loaded. `counted` are the allowances that count it until it ends.
-    `alias` is what the client's `model` means, until a model is chosen; `chosen` is then its name."""
+    `alias` is what the client's `model` means, until a model is chosen; `chosen` is then its name. `peer` is the
+    client's address, "" on the Unix socket."""
 
     terms: Terms
     fields: Fields
@@ -62,6 +63,7 @@ class Inference(msgspec.Struct, frozen=True, gc=False):
     counted: tuple[Allowance, ...] = ()
     alias: Alias | None = None
     chosen: str = ""
+    peer: str = ""
 
 
 class Sink(Protocol):

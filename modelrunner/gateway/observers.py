@@ -3,14 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import lru_cache
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from modelrunner.gateway.interfaces import Inference
 from modelrunner.gateway.tokens import NONE, Tokens
 from modelrunner.gateway.tracecontext import Trace
+from modelrunner.types import Served
 
 if TYPE_CHECKING:
     from modelrunner.scheduler import Lease
@@ -21,29 +23,37 @@ _EVERY = 0.05  # seconds between two rounds of telling
 _LONGEST = 640  # characters: no model has a longer name, and no route a longer path
 
 
+class Asked(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """What many requests have in common: the `family` of the API, the client's path `route` with `{backend}` or
+    `{runner}` for a name, the `caller` for the scheduler, and the name of the API `key`, "" without one. A request that
+    is refused before its body is read has neither caller nor key. `asked` makes one object of equal ones."""
+
+    family: str
+    route: str
+    caller: str = ""
+    key: str = ""
+
+
+asked = lru_cache(maxsize=4096)(Asked)
+_NOBODY = Served()
+
+
 class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     """One request, which ended at `time` in Unix seconds. Other times are in seconds since it arrived: `queued` and
     `loading` are how long it waited and how much of that was a load, `first_byte` when the first byte of the engine's
     answer came (None without one), `duration` the whole. Sizes are in bytes of the bodies; `bytes_out` counts what came
     from the engine, with the framing of chunks that passed unchanged.
 
-    `route` is the client's path with `{backend}` or `{runner}` for a name, `family` the API's. `status` is 499 for a
-    client that left; `error` is the code of the error, "" without one. `model` is the name that the client wrote,
-    `model_name` that of the model that the runner serves, "" without a runner; `key` is the name of the API key, ""
-    without one. A request that gets no exchange has no `model`; one that is refused before its body is read has no
-    `caller` and no `key` either. What clients write is `shortened`: records are kept, and written to logs."""
+    `status` is 499 for a client that left; `error` is the code of the error, "" without one. `model` is the name that
+    the client wrote; a request that gets no exchange has none. `served` is the runner's, `peer` the client's address,
+    "" on the Unix socket. What clients write is `shortened`: records are kept, and written to logs."""
 
     request_id: str
-    family: str
-    route: str
+    asked: Asked
     status: int
     error: str = ""
     model: str = ""
-    model_name: str = ""
-    backend: str = ""
-    runner: str = ""
-    caller: str = ""
-    key: str = ""
+    served: Served = _NOBODY
     queued: float = 0.0
     loading: float = 0.0
     first_byte: float | None = None
@@ -52,7 +62,15 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     bytes_out: int = 0
     tokens: Tokens = NONE
     time: float = 0.0
+    peer: str = ""
     trace: Trace | None = None
+
+    def flat(self) -> dict[str, Any]:
+        """Returns the fields by their names, with those of `asked` and `served` in their place."""
+        fields = msgspec.structs.asdict(self)
+        del fields["asked"], fields["served"]
+        served = {"model_name": self.served.model, "backend": self.served.backend, "runner": self.served.runner}
+        return {**fields, **msgspec.structs.asdict(self.asked), **served}
 
 
 class Observer(Protocol):
@@ -119,26 +137,21 @@ def record_of(
 ) -> RequestRecord:
     """Makes the record of an exchange. `lease` is the last lease of the exchange; `first_byte` is in seconds of
     `perf_counter`, 0 without one."""
-    terms, arrived = ask.terms, ask.arrived
-    route = terms.route
-    model_name, backend, runner_id, queued, loading = "", route.backend or "", "", 0.0, 0.0
-    if lease is not None:
-        runner = lease.runner
+    terms, arrived, model, queued, loading = ask.terms, ask.arrived, ask.fields.model, 0.0, 0.0
+    route, caller = terms.route, terms.caller
+    if lease is None:
+        served = Served("", route.backend or "") if route.backend else _NOBODY
+    else:
+        served = lease.runner.served
         if lease.waited:  # else it shares its zeros with all others: a float for each is one more to free when cold
             queued, loading = lease.waited - lease.loaded, lease.loaded
-        model_name, backend, runner_id = runner.spec.bundle.name, runner.key.backend, runner.id
     return RequestRecord(
         ask.request_id,
-        route.dialect.name,
-        route.pattern,
+        asked(route.dialect.name, route.pattern, caller, caller if terms.key is not None else ""),  # the key's name
         status,
         error,
-        shortened(ask.fields.model),
-        model_name,
-        backend,
-        runner_id,
-        terms.caller,
-        terms.caller if terms.key is not None else "",  # then it is the key's name
+        model if len(model) <= _LONGEST else shortened(model),
+        served,
         queued,
         loading,
         first_byte - arrived if first_byte else None,
@@ -147,5 +160,6 @@ def record_of(
         bytes_out,
         tokens,
         time(),
+        ask.peer,
         trace,
     )

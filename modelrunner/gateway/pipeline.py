@@ -22,7 +22,7 @@ from modelrunner.gateway.exchange import Exchange
 from modelrunner.gateway.heldback import HeldBack
 from modelrunner.gateway.interfaces import Detour, Inference, Recorder, Sink, Terms, UnderWay
 from modelrunner.gateway.leasing import AliasChooser, Leasing, Resolve
-from modelrunner.gateway.observers import Observers, RequestRecord, shortened
+from modelrunner.gateway.observers import Asked, Observers, RequestRecord, asked, shortened
 from modelrunner.gateway.quarantine import Quarantine
 from modelrunner.gateway.render import harmless_id
 from modelrunner.gateway.response_store import ResponseStore
@@ -175,7 +175,7 @@ class Pipeline(Leasing):
                 allowance.go_on()
         elif terms.key is not None or self.addresses.active:
             counted = self._counted(terms.key, peer, id(sink))
-        ask = Inference(terms, fields, keep, body, request_id, arrived, only_loads, counted, alias)
+        ask = Inference(terms, fields, keep, body, request_id, arrived, only_loads, counted, alias, "", peer)
         if self.recorder is not None:
             target = self.resolve.known.get((terms.route.backend, fields.model, terms.route.mode))
             if target is None or target.recording:
@@ -237,24 +237,26 @@ class Pipeline(Leasing):
             )
 
     def refusal(
-        self, error: ModelRunnerError, request_id: str, path: str, terms: Terms | None = None
+        self, error: ModelRunnerError, request_id: str, path: str, terms: Terms | None = None, peer: str = ""
     ) -> tuple[tuple[Header, ...], bytes]:
         """Returns headers and body of the answer to a request that gets no exchange, in the shape of the path's
-        family. `terms` are those of its head, if that was admitted."""
+        family. `terms` are those of its head, if that was admitted; `peer` is the client's address."""
         dialect = dialect_of(path)
-        self._tell(dialect.name, path, request_id, error.status, error.code, terms)
+        self._tell(asked(dialect.name, shortened(path), *_who(terms)), request_id, error.status, error.code, peer)
         return dialect.error(error, request_id)
 
-    def gone(self, request_id: str, terms: Terms) -> None:
+    def gone(self, request_id: str, terms: Terms, peer: str) -> None:
         """A client has left before it got its refusal."""
-        self._tell(terms.route.dialect.name, terms.route.pattern, request_id, 499, "", terms)
+        self._tell(asked(terms.route.dialect.name, terms.route.pattern, *_who(terms)), request_id, 499, "", peer)
 
-    def _tell(self, family: str, path: str, request_id: str, status: int, error: str, terms: Terms | None) -> None:
+    def _tell(self, of: Asked, request_id: str, status: int, error: str, peer: str) -> None:
         if self.observers.active:
-            caller, key = (terms.caller, terms.key_name) if terms is not None else ("", "")
-            self.observers.tell(
-                RequestRecord(request_id, family, shortened(path), status, error, caller=caller, key=key, time=time())
-            )
+            self.observers.tell(RequestRecord(request_id, of, status, error, peer=peer, time=time()))
+
+
+def _who(terms: Terms | None) -> tuple[str, str]:
+    """The caller and the name of the API key, as far as they are known."""
+    return (terms.caller, terms.key_name) if terms is not None else ("", "")
 
 
 def _key_text(header: GetHeader) -> str:

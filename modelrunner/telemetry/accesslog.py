@@ -15,6 +15,7 @@ from modelrunner.gateway.observers import Observers, RequestRecord
 Form = Literal["off", "text", "json"]
 LOG_BYTES = 8 << 20  # per file; one older file is kept
 _MILLISECONDS = tuple(f".{number:03}Z " for number in range(1000))
+_SECONDS = tuple(f"0.{number:03}s " for number in range(1000))
 
 
 class AccessLog:
@@ -48,7 +49,7 @@ class AccessLog:
 
 
 def _json(records: Sequence[RequestRecord]) -> list[str]:
-    return [msgspec.json.encode(record).decode() for record in records]
+    return [msgspec.json.encode(record.flat()).decode() for record in records]
 
 
 def _text(records: Sequence[RequestRecord]) -> list[str]:
@@ -58,13 +59,20 @@ def _text(records: Sequence[RequestRecord]) -> list[str]:
     for record in records:
         if (milliseconds := int(record.time * 1e3)) != last:
             last, moment = milliseconds, _date(milliseconds // 1000) + _MILLISECONDS[milliseconds % 1000]
-        if (kind := (record.route, record.model, record.status, record.caller, record.error)) != alike:
-            alike, (route, model, status, caller, error) = kind, kind
-            before, after = f" {route} {_word(model)} {status} ", f" {_word(caller) if caller else '-'} {error or '-'}"
-        tokens = record.tokens
-        lines.append(
-            f"{moment}{record.request_id}{before}{record.duration:.3f}s {tokens.prompt}+{tokens.answer}{after}"
-        )
+        if alike is None or not (
+            record.asked is alike.asked
+            and record.model == alike.model
+            and record.status == alike.status
+            and record.error == alike.error
+            and record.peer == alike.peer
+        ):
+            alike, asked = record, record.asked
+            caller = _word(asked.caller) if asked.caller else "-"
+            before = f" {asked.route} {_word(record.model)} {record.status} "
+            after = f" {caller} {record.error or '-'} {record.peer or '-'}"
+        tokens, milliseconds = record.tokens, int(record.duration * 1e3)
+        took = _SECONDS[milliseconds] if milliseconds < 1000 else f"{record.duration:.3f}s "
+        lines.append(f"{moment}{record.request_id}{before}{took}{tokens.prompt}+{tokens.answer}{after}")
     return lines
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from modelrunner.gateway.observers import RequestRecord
 from modelrunner.scheduler import EventRecord
+from modelrunner.telemetry.columns import Columns
 
 BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds in seconds, from the first token of a small model to the load of a large one."""
@@ -31,10 +31,6 @@ _BY_REASON = {
     "modelrunner_refusals": ("Requests that waited for a runner and got none, by the code of the error", ("refuse",)),
 }
 _OF_RUNNERS = frozenset(("load", "ready", "sleep", "wake", "evict", "stop", "crash"))
-
-
-Labels = tuple[str, str, str, int, str, str, str]
-"""Family, model ("" where no runner served it), backend, status, error, key, caller."""
 
 
 class Histogram:
@@ -76,39 +72,25 @@ class RequestCounters:
         self._tokens: dict[str, list[int]] = {}
         self._times: dict[tuple[str, str], tuple[Histogram, ...]] = {}
 
-    def add(self, labels: Labels, records: Sequence[RequestRecord]) -> None:
-        """Counts requests with these labels."""
-        family, model, backend, status, error, key, _ = labels
+    def add(self, alike: Columns) -> None:
+        asked, model, backend = alike.asked, alike.served.model, alike.served.backend
         if not model:
             model = backend = _UNKNOWN
-        series = family, model, backend, status, error, key
-        self._requests[series] = self._requests.get(series, 0) + len(records)
+        series = asked.family, model, backend, alike.status, alike.error, asked.key
+        self._requests[series] = self._requests.get(series, 0) + alike.count
         if model is _UNKNOWN:
             return
-        times = self._times.get((family, model))
+        times = self._times.get((asked.family, model))
         if times is None:
-            times = self._times[family, model] = tuple([Histogram(bounds) for _, _, bounds in _HISTOGRAMS])
-        queue, load, first, each, whole = times
-        queue.observe([record.queued for record in records])
-        load.observe([record.loading for record in records])
-        whole.observe([record.duration for record in records])
-        began = [record for record in records if record.first_byte is not None]
-        first.observe([record.first_byte for record in began])  # type: ignore[misc]  # they have one
-        each.observe(
-            [
-                (record.duration - record.first_byte) / (answer - 1)  # type: ignore[operator]
-                for record in began
-                if (answer := record.tokens.answer) > 1
-            ]
-        )
+            times = self._times[asked.family, model] = tuple([Histogram(bounds) for _, _, bounds in _HISTOGRAMS])
+        values = alike.queued, alike.loading, alike.firsts, alike.each, alike.durations
+        for histogram, column in zip(times, values, strict=True):
+            histogram.observe(column)
         sums = self._tokens.get(model)
         if sums is None:
             sums = self._tokens[model] = [0, 0, 0, 0]
-        tokens = [record.tokens for record in records]
-        sums[0] += sum([one.prompt for one in tokens])
-        sums[1] += sum([one.answer for one in tokens])
-        sums[2] += sum([one.cached for one in tokens])
-        sums[3] += sum([one.drafted for one in tokens])
+        for kind, count in enumerate((alike.prompt, alike.answer, alike.cached, alike.drafted)):
+            sums[kind] += count
 
     def families(self) -> Iterator[Metric]:
         labels = ("family", "model", "backend", "status", "error", "key")

@@ -2,11 +2,11 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from modelrunner.gateway.observers import RequestRecord
 from modelrunner.gateway.tokens import Tokens
+from modelrunner.telemetry.columns import Columns
 
 STEP = 10
 """Seconds."""
@@ -43,16 +43,17 @@ class History:
         self._steps: deque[CountedStep] = deque(maxlen=_KEPT)
         self._begin(0)
 
-    def take(self, records: Sequence[RequestRecord]) -> None:
+    def take(self, alike: Columns) -> None:
         if (step := int(self._wall()) // STEP * STEP) != self._time:
             self._end(step)
-        self._requests += len(records)
-        self._prompt += sum([record.tokens.prompt for record in records])
-        self._answer += sum([record.tokens.answer for record in records])
-        good = [record for record in records if record.status < 400 and not record.error]
-        self._failed += len(records) - len(good)
-        self._durations.extend([record.duration for record in good])
-        self._firsts.extend([record.first_byte for record in good if record.first_byte is not None])
+        self._requests += alike.count
+        self._prompt += alike.prompt
+        self._answer += alike.answer
+        if alike.status >= 400 or alike.error:
+            self._failed += alike.count
+        else:
+            self._durations.extend(alike.durations[-_SAMPLES:])
+            self._firsts.extend(alike.firsts[-_SAMPLES:])
 
     def __iter__(self) -> Iterator[CountedStep]:
         """Yields the steps of the last hour that have ended, oldest first."""

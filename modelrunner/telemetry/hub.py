@@ -11,7 +11,8 @@ from modelrunner.errors import RequestCancelled, RequestNotFound
 from modelrunner.gateway.interfaces import UnderWay
 from modelrunner.gateway.observers import RequestRecord
 from modelrunner.scheduler import Scheduler
-from modelrunner.telemetry.counters import EventCounters, Labels, RequestCounters
+from modelrunner.telemetry.columns import columns
+from modelrunner.telemetry.counters import EventCounters, RequestCounters
 from modelrunner.telemetry.exposition import Exposition
 from modelrunner.telemetry.history import CountedStep, History
 from modelrunner.telemetry.recent import RecentRequests, RequestFilter
@@ -41,19 +42,11 @@ class Telemetry:
         self._flush = flush
 
     def finished(self, records: Sequence[RequestRecord]) -> None:
-        groups: dict[Labels, list[RequestRecord]] = {}
-        for one in records:
-            labels = one.family, one.model_name, one.backend, one.status, one.error, one.key, one.caller
-            if labels in groups:
-                groups[labels].append(one)
-            else:
-                groups[labels] = [one]
-        for labels, alike in groups.items():
-            self._counters.add(labels, alike)
-            if alike[0].model_name:
-                self._usage.add(alike[0].caller, alike[0].model_name, alike)
+        for alike in columns(records):
+            self._counters.add(alike)
+            self._usage.add(alike)
+            self._history.take(alike)
         self._recent.extend(records)
-        self._history.take(records)
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """Returns the counts for Prometheus and their content type, as `Exposition.render`."""

@@ -21,7 +21,7 @@ class RequestFilter:
     status: int | None = None
 
     def admits(self, record: RequestRecord) -> bool:
-        return self.model in (None, record.model, record.model_name) and self.status in (None, record.status)
+        return self.model in (None, record.model, record.served.model) and self.status in (None, record.status)
 
 
 class RecentRequests(Feed[RequestRecord]):

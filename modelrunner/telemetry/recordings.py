@@ -68,7 +68,7 @@ class Recordings:
     def take(self, ask: Inference, record: RequestRecord, answer: bytes, size: int) -> None:
         """Keeps the bodies of a request that is over, if its model is recorded."""
         route = ask.terms.route
-        if not record.model_name or not self._is_on(record.model_name, route.mode):
+        if not record.served.model or not self._is_on(record.served.model, route.mode):
             return
         path = route.pattern.replace("{backend}", route.backend or "").replace("{runner}", route.runner or "")
         bodies = self._body(ask.body, len(ask.body)), self._body(answer, size)

@@ -112,15 +112,15 @@ class Traces:
         arrived = ended - int(record.duration * 1e9)
         queued = arrived + int(record.queued * 1e9)
         asked = queued + int(record.loading * 1e9)
-        operation = _operations()[record.route]
-        name, kind = f"{operation} {record.model_name or record.model}", SpanKind.SERVER
+        operation = _operations()[record.asked.route]
+        name, kind = f"{operation} {record.served.model or record.model}", SpanKind.SERVER
         whole = self._begin(name, trace, trace.span, parent, kind, arrived, _attributes(record, operation))
         if record.error:
             whole.set_status(StatusCode.ERROR, record.error)
         inside = set_span_in_context(whole)
         parts = [("queue", secrets.token_hex(8), SpanKind.INTERNAL, arrived, queued)]
         parts += [("load", secrets.token_hex(8), SpanKind.INTERNAL, queued, asked)]
-        parts += [("engine", trace.engine, SpanKind.CLIENT, asked, ended)] if record.runner else []
+        parts += [("engine", trace.engine, SpanKind.CLIENT, asked, ended)] if record.served.runner else []
         for name, id, kind, start, end in parts:
             if end > start:
                 self._begin(name, trace, id, inside, kind, start, {}).end(end)
@@ -140,17 +140,17 @@ def _attributes(record: RequestRecord, operation: str) -> dict[str, Any]:
     tokens = record.tokens
     found = {
         "gen_ai.operation.name": operation,
-        "gen_ai.provider.name": record.backend,
+        "gen_ai.provider.name": record.served.backend,
         "gen_ai.request.model": record.model,
-        "gen_ai.response.model": record.model_name,
+        "gen_ai.response.model": record.served.model,
         "gen_ai.usage.input_tokens": tokens.prompt,
         "gen_ai.usage.output_tokens": tokens.answer,
-        "http.route": record.route,
+        "http.route": record.asked.route,
         "http.response.status_code": record.status,
         "error.type": record.error,
         "modelrunner.request_id": record.request_id,
-        "modelrunner.runner": record.runner,
-        "modelrunner.key": record.key,
+        "modelrunner.runner": record.served.runner,
+        "modelrunner.key": record.asked.key,
     }
     if record.first_byte is not None:
         found["modelrunner.first_byte"] = record.first_byte

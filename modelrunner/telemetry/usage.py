@@ -4,14 +4,14 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 
 from modelrunner.database import Database
-from modelrunner.gateway.observers import RequestRecord
+from modelrunner.telemetry.columns import Columns
 
 log = logging.getLogger(__name__)
 
@@ -66,17 +66,19 @@ class Usage:
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[None]] = set()
 
-    def add(self, caller: str, model: str, records: Sequence[RequestRecord]) -> None:
-        """Adds the caller's requests that the model answered."""
+    def add(self, alike: Columns) -> None:
+        """Adds requests of one caller that a model answered; others do not count."""
+        if not alike.served.model:
+            return
         day = time.strftime("%Y-%m-%d", time.gmtime(self._wall()))
-        key = day, caller, model
+        key = day, alike.asked.caller, alike.served.model
         if len(self._new) >= _MOST_KEPT and key not in self._new:
-            key = day, _OTHERS, model
+            key = day, _OTHERS, alike.served.model
         sums = self._new.setdefault(key, [0, 0, 0, 0.0])
-        sums[0] += len(records)
-        sums[1] += sum([record.tokens.prompt for record in records])
-        sums[2] += sum([record.tokens.answer for record in records])
-        sums[3] += max(0.0, sum([record.duration - record.queued - record.loading for record in records]))
+        sums[0] += alike.count
+        sums[1] += alike.prompt
+        sums[2] += alike.answer
+        sums[3] += max(0.0, sum(alike.durations) - sum(alike.queued) - sum(alike.loading))
 
     async def run(self) -> None:
         """Writes until it is cancelled."""

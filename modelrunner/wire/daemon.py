@@ -88,7 +88,8 @@ class Status(msgspec.Struct, frozen=True):
 
 class RequestStatus(msgspec.Struct, frozen=True):
     """`GET /engines/requests`: a request that ended at `time`, or one under way where `status` is 0. Times are in
-    seconds since it arrived, `first_byte` is null without an answer; tokens are counted by the engine."""
+    seconds since it arrived, `first_byte` is null without an answer; tokens are counted by the engine. `peer` is the
+    client's address, "" on the Unix socket."""
 
     time: str
     request_id: str
@@ -102,6 +103,7 @@ class RequestStatus(msgspec.Struct, frozen=True):
     runner: str
     caller: str
     key: str
+    peer: str
     queued: float
     loading: float
     first_byte: float | None

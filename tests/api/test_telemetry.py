@@ -243,14 +243,15 @@ async def test_the_access_log(start_daemon: StartDaemon, tmp_path: Path) -> None
     *text, line = path.read_text().splitlines()
     words = [each.split() for each in text]
     assert [each[2] for each in words] == ["/v1/chat/completions"] * len(asked)
-    assert {len(each) for each in words} == {9}
-    assert [each[3:5] + each[-2:] for each in words] == [
+    assert {len(each) for each in words} == {10}
+    assert [each[3:5] + each[-3:-1] for each in words] == [
         ["'smol'", "200", "'kim'", "-"],
         [r"'n\no'", "400", "-", "invalid_reference"],
         ["'smol'", "200", "'kim'", "-"],
         ["'smol'", "200", "-", "-"],
         [r"'a\x20b'", "400", r""" "c\x20200\x20'd" """.strip(), "invalid_reference"],
     ]
+    assert {each[-1] for each in words} == {"127.0.0.1"}
     assert len({each[1] for each in words}) == len(asked)
     assert [each[0] for each in words] == sorted(each[0] for each in words)
     assert (json.loads(line)["model"], json.loads(line)["error"]) == ("n\no", "invalid_reference")

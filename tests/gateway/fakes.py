@@ -13,7 +13,7 @@ from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamConnection, UpstreamPool
 from modelrunner.errors import BadRequest, EngineFailed, Misdirected, ModelNotFound, ModelRunnerError, RunnerNotFound
 from modelrunner.progress import LoadProgress
-from modelrunner.types import NO_LIMITS, Endpoint, KeepAlive, Mode, RunnerKey
+from modelrunner.types import NO_LIMITS, Endpoint, KeepAlive, Mode, RunnerKey, Served
 from tests.waiting import HUNG
 
 FAKE_ENDPOINTS = Backend.endpoints | {"/v1/messages"}
@@ -155,6 +155,7 @@ class FakeRunner:
     def __init__(self, endpoint: Endpoint, model: str = "m", mode: Mode = Mode.COMPLETION) -> None:
         self.id = f"runner-{model}"
         self.key = RunnerKey("fake", model, mode)
+        self.served = Served(f"ai/{model}", "fake", self.id)
         self.endpoint = endpoint
         self.upstream = UpstreamPool(endpoint)
         self.abandoned = Abandoned(self._settled)

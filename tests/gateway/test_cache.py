@@ -235,7 +235,7 @@ async def test_every_answer_is_recorded_with_its_model(folder: Path) -> None:
         engine.gate.set()
         told_of = [told(await client.answer()) for client in (first, second)]
         assert {*told_of, told(await served.ask(ask()))} == {"miss", "shared", "hit"}
-        assert [(record.model_name, record.backend) for record in notes.records] == [("ai/m", "fake")] * 3
+        assert [(record.served.model, record.served.backend) for record in notes.records] == [("ai/m", "fake")] * 3
 
 
 async def test_signs_of_life_are_for_those_who_wait(folder: Path) -> None:

@@ -145,7 +145,7 @@ async def test_a_client_that_leaves_waits_no_more_and_is_counted(folder: Path, k
         await client.leave()
         await until(lambda: not len(served.pipeline.held_back))
         assert [timer.cancelled() for _, timer in time.timers] == [True]
-        assert [(r.route, r.status, r.error) for r in notes.records] == [
+        assert [(r.asked.route, r.status, r.error) for r in notes.records] == [
             (CHAT, 200, ""),
             (CHAT, 429, "rate_limited"),
             (CHAT, 499, ""),
@@ -170,7 +170,7 @@ async def test_one_key_waits_for_no_other_on_the_same_connection(folder: Path, k
         time.ring()
         assert (await client.answer()).status == 429
         assert time.delays == [0.1, 0.2]
-        assert [record.key for record in notes.records] == ["kim", "kim", "lee", "kim"]
+        assert [record.asked.key for record in notes.records] == ["kim", "kim", "lee", "kim"]
 
 
 async def test_beyond_so_many_the_answer_comes_at_once_and_the_connection_ends(folder: Path, kind: str) -> None:

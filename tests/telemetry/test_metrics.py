@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from modelrunner.concurrency.feed import Feed
 from modelrunner.errors import RequestNotFound
-from modelrunner.gateway.observers import RequestRecord
+from modelrunner.gateway.observers import RequestRecord, asked
 from modelrunner.gateway.tokens import Tokens
 from modelrunner.scheduler.state import Phase
 from modelrunner.telemetry.engines import EngineMetrics, fetch, merged
@@ -20,7 +20,7 @@ from modelrunner.telemetry.history import STEP
 from modelrunner.telemetry.hub import Telemetry
 from modelrunner.telemetry.recent import RequestFilter
 from modelrunner.telemetry.usage import Grouping
-from modelrunner.types import Endpoint
+from modelrunner.types import Endpoint, Served
 from tests.fakes import FakeClock
 from tests.waiting import HUNG
 
@@ -97,7 +97,9 @@ class Told:
 
     def ended(self, id: str, status: int = 200, model: str = "m", model_name: str = "full/m") -> None:
         self._pending.append(
-            RequestRecord(id, "openai", "/v1/completions", status, "", model, model_name, tokens=Tokens(1, 2))
+            RequestRecord(
+                id, asked("openai", "/v1/completions"), status, "", model, Served(model_name), tokens=Tokens(1, 2)
+            )
         )
 
     def _flush(self) -> None:

@@ -16,7 +16,7 @@ from modelrunner.gateway.exchange import Exchange
 from modelrunner.gateway.interfaces import Inference, Sink
 from modelrunner.http.answers import Header
 from modelrunner.scheduler import Target
-from modelrunner.types import RunnerKey
+from modelrunner.types import RunnerKey, Served
 
 if TYPE_CHECKING:
     from modelrunner.gateway.pipeline import Pipeline
@@ -54,7 +54,7 @@ class _CachedAnswer(NamedTuple):
     body: bytes
     model: str
     key: RunnerKey
-    served: tuple[str, str]
+    served: Served
     made: float
 
     @property

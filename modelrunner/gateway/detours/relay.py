@@ -14,14 +14,15 @@ from modelrunner.gateway.render import chunk, id_line, server_timing
 from modelrunner.gateway.tokens import NONE, Tokens
 from modelrunner.http.answers import Header
 from modelrunner.scheduler import Lease
+from modelrunner.types import Served
 
 if TYPE_CHECKING:
     from modelrunner.gateway.pipeline import Pipeline
 
 
-def served_by(runner: Runner) -> tuple[str, str]:
-    """The names of the runner's model and backend."""
-    return runner.spec.bundle.name, runner.key.backend
+def served_by(runner: Runner) -> Served:
+    """Returns the names of the runner's model and backend, for a request that another one had the runner's work for."""
+    return Served(runner.spec.bundle.name, runner.key.backend)
 
 
 class AnswerSource(Protocol):
@@ -64,7 +65,7 @@ class Relay:
         self._status = 0
         self._framing = self._over = False
         self.lease: Lease | None = None
-        self.served = ("", "")
+        self.served = Served()
         self.tokens: Tokens = NONE
 
     def start(self) -> None:
@@ -104,8 +105,8 @@ class Relay:
     def record(self) -> RequestRecord:
         error = self._error.code if self._error is not None else ""
         record = record_of(self.ask, self.lease, self._status, error, 0.0, 0, self.tokens)
-        if self.lease is None and self.served[0]:
-            return msgspec.structs.replace(record, model_name=self.served[0], backend=self.served[1])
+        if self.lease is None and self.served.model:
+            return msgspec.structs.replace(record, served=self.served)
         return record
 
     def go_alone(self) -> None:

@@ -94,7 +94,9 @@ def _in_background(pipeline: "Pipeline", ask: "Inference", fields: PreparedField
     if store is None:
         raise NotFound("no response is stored here, so none can be made in the background", param="background")
     pipeline.buffer(len(ask.body), len(ask.body))
-    exchange = pipeline.exchange(ask.terms, ask.body, ask.request_id, _BackgroundSink(fields), fields, goes_on=ask)
+    exchange = pipeline.exchange(
+        ask.terms, ask.body, ask.request_id, _BackgroundSink(fields), fields, peer=ask.peer, goes_on=ask
+    )
     store.running[fields.id] = exchange.cancel
     queued = response_of(fields, "queued", [])
     keep(fields, queued)
