@@ -9,7 +9,9 @@ class Permissions:
     """What an engine may do beyond the minimum (docs/sandbox.md). `reads` are files, or folders with everything below,
     that it may read and execute; `writes` are folders or devices that it may change. `port` is the TCP port that it
     listens on, None if it listens on a Unix socket. `network`, `processes` and `affinity` are reasons: with one, the
-    engine may open connections, start processes, or bind threads to processors by their IDs; "" forbids it."""
+    engine may open connections, start processes, or bind threads to processors by their IDs; "" forbids it.
+    `private` are folders that stay closed, beside the home folder, where one of `reads` or the program's encloses
+    them."""
 
     reads: tuple[Path, ...] = ()
     writes: tuple[Path, ...] = ()
@@ -17,6 +19,7 @@ class Permissions:
     network: str = ""
     processes: str = ""
     affinity: str = ""
+    private: tuple[Path, ...] = ()
 
     def __or__(self, other: "Permissions") -> "Permissions":
         return Permissions(
@@ -26,6 +29,7 @@ class Permissions:
             self.network or other.network,
             self.processes or other.processes,
             self.affinity or other.affinity,
+            self.private + other.private,
         )
 
 

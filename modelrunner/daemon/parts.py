@@ -54,6 +54,7 @@ from modelrunner.oci.registries import Registries, RegistryRules
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import Puller, Transfers
 from modelrunner.pull.uploads import Uploads
+from modelrunner.sandbox import Permissions
 from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
 from modelrunner.store import Reference, Store
 from modelrunner.telemetry.accesslog import AccessLog
@@ -108,6 +109,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
     configurations = Configurations(
         state / "configurations.json", tables=settings.models, model_id=lambda reference: _id(store, reference)
     )
+    permissions = Permissions(private=(data,)) if settings.sandbox == "on" else None
     resolver = Resolver(
         store,
         registry,
@@ -117,7 +119,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
             TemplateFiles(state / "templates"),
             logs=data / "logs",
             stop_grace=settings.stop_grace,
-            sandbox=settings.sandbox == "on",
+            permissions=permissions,
         ),
         keep_alive=settings.keep_alive,
     )
@@ -141,7 +143,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
     registries = Registries(_rules(settings.registries))
     credentials = Credentials(logins_beside(settings.config))
     uploads = Uploads(store)
-    tool = QuantizeTool(registry, data / "logs", stop_grace=settings.stop_grace, sandbox=settings.sandbox == "on")
+    tool = QuantizeTool(registry, data / "logs", stop_grace=settings.stop_grace, permissions=permissions)
     sources = sources_of(store, registries, credentials, uploads, tool)
     transfers = Transfers(rate=settings.download_rate, busy=scheduler.awaited)
     puller = Puller(store, sources, transfers=transfers, uploads=uploads)

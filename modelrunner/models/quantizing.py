@@ -18,16 +18,19 @@ from modelrunner.types import Bundle, ProcessOptions, QuantizeSpec
 
 
 class QuantizeTool:
-    """Runs the tool, confined as an engine where `sandbox` is set; `logs` takes its output."""
+    """Runs the tool. `logs` takes its output; `permissions` are those of every engine, None if none is confined."""
 
-    def __init__(self, registry: BackendRegistry, logs: Path, *, stop_grace: float, sandbox: bool) -> None:
+    def __init__(
+        self, registry: BackendRegistry, logs: Path, *, stop_grace: float, permissions: Permissions | None
+    ) -> None:
         self._registry, self._logs = registry, logs
-        self._stop_grace, self._sandbox = stop_grace, sandbox
+        self._stop_grace, self._permissions = stop_grace, permissions
 
     async def __call__(self, bundle: Bundle, target: Path, type: str, report: ProgressReport) -> None:
         """Raises `NotImplementedHere` where the model's backend has no such tool, and as `Backend.quantize`."""
         backend = await asyncio.to_thread(self._registry.choose, bundle)
-        permissions = Permissions(reads=bundle.paths, writes=(target.parent,)) if self._sandbox else None
+        own = Permissions(reads=bundle.paths, writes=(target.parent,))
+        permissions = self._permissions and self._permissions | own
         options = ProcessOptions(
             self._logs / f"quantize-{backend.name}.log", stop_grace=self._stop_grace, permissions=permissions
         )

@@ -18,16 +18,23 @@ from modelrunner.types import Bundle, Mode, ProcessOptions, RunnerKey, RunSpec
 
 
 class RunSpecs:
-    """`logs` is the folder of the engines' logs; `stop_grace` is in seconds; with `sandbox`, engines are confined."""
+    """`logs` is the folder of the engines' logs; `stop_grace` is in seconds; `permissions` are those of
+    every engine, None if none is confined."""
 
     def __init__(
-        self, store: Store, templates: TemplateFiles, *, logs: Path, stop_grace: float, sandbox: bool = False
+        self,
+        store: Store,
+        templates: TemplateFiles,
+        *,
+        logs: Path,
+        stop_grace: float,
+        permissions: Permissions | None = None,
     ) -> None:
         self._store = store
         self._templates = templates
         self._logs = logs
         self._stop_grace = stop_grace
-        self._sandbox = sandbox
+        self._permissions = permissions
         self._drafting: set[tuple[str, str]] = set()  # model and draft, by ID, of one vocabulary
 
     def make(self, backend: Backend, bundle: Bundle, settings: ModelConfiguration, key: RunnerKey) -> RunSpec:
@@ -37,7 +44,7 @@ class RunSpecs:
         bundle = self._as_configured(backend, bundle, settings, key.mode)
         draft = self._draft(bundle, speculative.draft_model) if speculative else None
         files = bundle.paths + (draft.paths if draft else ())
-        permissions = Permissions(reads=files) if self._sandbox else None
+        permissions = self._permissions and self._permissions | Permissions(reads=files)
         return RunSpec(
             model_id=bundle.model_id,
             bundle=bundle,

@@ -142,13 +142,35 @@ def _ports(permissions: Permissions, abi: int) -> list[tuple[int, int]]:
 
 def _rules(program: str, env: Mapping[str, str], permissions: Permissions, abi: int) -> list[tuple[bytes, int]]:
     """Returns pairs of a path and rights. A path that does not exist is no fault: the guardian skips it."""
-    reads = (*map(Path, _PROGRAMS), *_program_files(program, env), *permissions.reads)
-    rights: list[tuple[str | Path, int]] = [(path, _READ | _EXECUTE) for path in reads]
+    reads = _narrowed((*_program_files(program, env), *permissions.reads), _closed(permissions))
+    rights: list[tuple[str | Path, int]] = [(path, _READ | _EXECUTE) for path in (*map(Path, _PROGRAMS), *reads)]
     rights += [(path, _READ) for path in _SYSTEM]
     rights += [(path, _WRITE) for path in permissions.writes]
     rights += [(path, _DEVICE) for pattern in _DEVICES for path in glob(pattern)]
     known = _known(abi)
     return [(os.fsencode(path), right & known) for path, right in rights]
+
+
+def _closed(permissions: Permissions) -> list[Path]:
+    """Returns the folders that no rule opens as a whole."""
+    return [path.resolve() for path in (Path(os.path.expanduser("~")), *permissions.private)]
+
+
+def _narrowed(paths: Iterable[Path], closed: Iterable[Path]) -> Iterable[Path]:
+    """Yields `paths`; in place of a folder that is or encloses a closed one, the libraries in it and its folders of
+    programs, libraries and headers."""
+    for path in paths:
+        if not _encloses(path, closed):
+            yield path
+        elif path.is_dir():
+            yield from path.glob("*.so*")
+            parts = (path / name for name in ("bin", "lib", "lib64", "include"))
+            yield from (part for part in parts if not _encloses(part, closed))
+
+
+def _encloses(path: Path, closed: Iterable[Path]) -> bool:
+    folder = path.resolve()
+    return any(place.is_relative_to(folder) for place in closed)
 
 
 def _program_files(program: str, env: Mapping[str, str], scripts: int = 4) -> Iterable[Path]:
@@ -161,11 +183,11 @@ def _program_files(program: str, env: Mapping[str, str], scripts: int = 4) -> It
         yield from _program_files(interpreter, env, scripts - 1)
     paths = [Path(os.path.abspath(found)), Path(found).resolve()]
     if home := _home_of(paths[0].parent.parent):
-        yield paths[0].parent.parent
+        yield from (paths[0].parent.parent, paths[0].parent.parent / "pyvenv.cfg")
         paths.append(home / "python")
     for path in dict.fromkeys(paths):
         prefix = path.parent.parent
-        yield from (path.parent, *(prefix / name for name in ("lib", "lib64", "include")))
+        yield from (path, path.parent, *(prefix / name for name in ("lib", "lib64", "include")))
     for name in ("LD_LIBRARY_PATH", "PYTHONPATH"):
         yield from (Path(folder) for folder in env.get(name, "").split(os.pathsep) if os.path.isabs(folder))
 
@@ -216,11 +238,14 @@ def _report(permissions: Permissions, abi: int, filters: bool) -> Sandbox:
 
 
 def _gaps(permissions: Permissions, abi: int, filters: bool) -> Iterable[str]:
+    closed = _closed(permissions)
     if not abi:
         yield "files, tracing, signals: this kernel has no Landlock (Linux 5.13, and `landlock` in its list of `lsm`)"
     else:
         if abi < _TRUNCATE_ABI:
             yield "truncation of files: needs Landlock 3 (Linux 6.2)"
+        for folder in (*map(Path, _PROGRAMS), *permissions.writes):
+            yield from (f"files in {place}: it lies in {folder}" for place in closed if _encloses(folder, [place]))
         if abi < _SCOPE_ABI:
             yield "signals: need Landlock 6 (Linux 6.12)"
     if permissions.network:

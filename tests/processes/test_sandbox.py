@@ -210,3 +210,40 @@ async def test_a_python_that_was_copied_into_its_environment_finds_its_library(
     with pytest.raises(BackendExited) as ended:
         await process.run(argv, env=process.scrubbed_environment(), options=options, permissions=Permissions())
     assert (ended.value.returncode, observer.lines) == (0, ["found"])
+
+
+@pytest.mark.parametrize("place", ["home", "data", "parent"])
+async def test_a_program_does_not_open_the_home_folder_or_the_data_around_it(
+    ground, tmp_path: Path, monkeypatch, place: str
+) -> None:
+    folder = {"home": tmp_path / "home", "data": ground.data, "parent": tmp_path}[place]
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (folder / "lib").mkdir()
+    for name in ("secret", "libown.so.1", "lib/helper"):
+        (folder / name).write_text(f"content of {name}\n")
+    program = folder / "llama-server"
+    program.write_text('#!/bin/sh\nfor file in "$@"; do read line < "$file" && echo "$line"; done\nls "${0%/*}"\n:\n')
+    program.chmod(0o755)
+    observer = Observer()
+    options = ProcessOptions(ground.log, observer, permissions=Permissions(private=(ground.data,)))
+    argv = [str(program), *(str(folder / name) for name in ("secret", "libown.so.1", "lib/helper"))]
+    asks = Permissions(reads=(folder,), processes="it lists a folder")
+    with pytest.raises(BackendExited) as ended:
+        await process.run(argv, env=process.scrubbed_environment(), options=options, permissions=asks)
+    assert ended.value.returncode == 0
+    assert [line for line in observer.lines if line.startswith("content")] == [
+        "content of libown.so.1",
+        "content of lib/helper",
+    ]
+    assert sum("ermission denied" in line for line in observer.lines) == 2  # the secret, and the names beside it
+    assert observer.sandbox is not None
+    assert len(observer.sandbox.gaps) == 1  # `processes`
+
+
+@pytest.mark.parametrize(
+    ("private", "writes", "folder"), [("/opt/made/data", (), "/opt"), ("/srv/made/data", ("/srv/made",), "/srv/made")]
+)
+def test_a_private_folder_that_stays_open_is_a_gap(private: str, writes: tuple[str, ...], folder: str) -> None:
+    asks = Permissions(private=(Path(private),), writes=tuple(map(Path, writes)))
+    assert confinement.confined("/bin/true", {}, asks).sandbox.gaps == (f"files in {private}: it lies in {folder}",)
