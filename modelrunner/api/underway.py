@@ -15,7 +15,7 @@ from modelrunner.keys.ring import ApiKey, KeyRing
 _LOOK = 60.0  # seconds at most between two looks at the time of day, which may be set
 
 
-class UnderWay:
+class KeyedRequests:
     """Cuts a request once its key is revoked, has another text or has expired, and one that came over TCP without a key
     once there are keys; its handler is cancelled as if the client had left. Belongs to one event loop."""
 

@@ -34,7 +34,7 @@ from modelrunner.api.stream_routes import StreamRoutes
 from modelrunner.api.telemetry_routes import TelemetryRoutes
 from modelrunner.api.tool_routes import ToolRoutes
 from modelrunner.api.ui_routes import UiRoutes
-from modelrunner.api.underway import UnderWay
+from modelrunner.api.underway import KeyedRequests
 from modelrunner.batches.store import open_store
 from modelrunner.batches.worker import BatchWorker
 from modelrunner.concurrency.threads import Pool
@@ -276,7 +276,7 @@ class Daemon:
         board = Board(parts.scheduler, self._telemetry, lambda: self._telemetry in pipeline.observers)
         sandbox = confinement.capability() if self._settings.sandbox == "on" else "off"
         app = web.Application(
-            middlewares=[envelope(lifecycle.stop.is_set), UnderWay(parts.keys).follow],
+            middlewares=[envelope(lifecycle.stop.is_set), KeyedRequests(parts.keys).follow],
             client_max_size=self._settings.body_limit,
         )
         app.on_response_prepare.append(finish_head)
