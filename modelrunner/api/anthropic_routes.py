@@ -11,6 +11,7 @@ from modelrunner import wire
 from modelrunner.api import wireforms
 from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, reference_in_path
+from modelrunner.api.reach import Reach
 from modelrunner.models.abilities import Abilities
 from modelrunner.models.library import Library
 from modelrunner.store import StoredModel
@@ -21,6 +22,7 @@ _PATH = "/anthropic/v1/models"
 class AnthropicRoutes:
     def __init__(self, library: Library) -> None:
         self._library = library
+        self._reach = Reach(library)
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get(_PATH, self.list_models), web.get(f"{_PATH}/{{ref:.+}}", self.get)]
@@ -28,7 +30,7 @@ class AnthropicRoutes:
     @documented(wire.AnthropicModels)
     async def list_models(self, request: web.Request) -> web.Response:
         """Lists the models as Anthropic does, an entry for each name, all in one page."""
-        models = list(self._library)
+        models = self._reach.shown(request, self._library)
         data = [
             self._shown(name, model, abilities)
             for model, abilities in zip(models, await self._library.abilities(models), strict=True)
@@ -40,7 +42,9 @@ class AnthropicRoutes:
     @documented(wire.AnthropicModel, errors=(422,))
     async def get(self, request: web.Request) -> web.Response:
         """Shows a model, as Anthropic's list does."""
-        model, name = self._library.named(reference_in_path(request, f"{_PATH}/"))
+        reference = reference_in_path(request, f"{_PATH}/")
+        self._reach.check(request, reference)
+        model, name = self._library.named(reference)
         (abilities,) = await self._library.abilities([model])
         return json_response(self._shown(name, model, abilities))
 

@@ -8,6 +8,7 @@ from modelrunner import wire
 from modelrunner.api.documented import PROGRESS, documented
 from modelrunner.api.messages import decode_reference, query_flag
 from modelrunner.api.middleware import is_local
+from modelrunner.api.reach import Reach
 from modelrunner.api.streaming import body_pieces, stream_progress
 from modelrunner.errors import Forbidden, UnsupportedMediaType
 from modelrunner.models.library import Library
@@ -19,6 +20,7 @@ _TYPES = ("application/x-tar", "application/octet-stream")
 class ArchiveRoutes:
     def __init__(self, library: Library) -> None:
         self._library = library
+        self._reach = Reach(library)
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/models/{ref:.+}/export", self.export), web.post("/models/load", self.load)]
@@ -28,6 +30,7 @@ class ArchiveRoutes:
         """Sends a model as a tar archive. An answer that ends before its length is none: a file was removed or damaged
         meanwhile."""
         reference = decode_reference(request.rel_url.raw_path.removeprefix("/models/").removesuffix("/export"))
+        self._reach.check(request, reference)
         archive = await asyncio.to_thread(self._library.archive, reference)
         response = web.StreamResponse(
             headers={
@@ -52,6 +55,10 @@ class ArchiveRoutes:
         name, trust = request.query.get("name"), query_flag(request, "trust")
         if trust and not is_local(request):
             raise Forbidden("a model's code can be trusted only over the Unix socket", param="trust")
+        if name is None:  # the archive names its models itself
+            self._reach.check_all(request)
+        else:
+            self._reach.check_names(request, name)
 
         async def load(report: ProgressReport) -> wire.Progress:
             size = request.content_length or 0

@@ -10,6 +10,7 @@ from modelrunner.api import wireforms
 from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, reference_in_path
 from modelrunner.api.middleware import check_scope
+from modelrunner.api.reach import Reach
 from modelrunner.api.streaming import ALIVE, stream_events
 from modelrunner.errors import BadRequest, InvalidReference, ModelNotFound
 from modelrunner.keys.ring import Scope
@@ -25,6 +26,7 @@ EventId = Annotated[int, msgspec.Meta(ge=0, lt=10**_LONGEST_ID)]
 class DiagnosticRoutes:
     def __init__(self, library: Library, explainer: Explainer, events: Events) -> None:
         self._library = library
+        self._reach = Reach(library)
         self._explainer = explainer
         self._events = events
 
@@ -61,6 +63,7 @@ class DiagnosticRoutes:
         """Tells whether a model would get its memory. One that is not here is estimated from its header, or from the
         size of its files; a key needs the scope `models` for it."""
         reference = reference_in_path(request, "/models/").removesuffix("/fit")
+        self._reach.check(request, reference)
         try:
             self._library.get(reference)
         except (ModelNotFound, InvalidReference):

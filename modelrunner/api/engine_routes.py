@@ -1,15 +1,18 @@
 """/engines: runners and their memory, unloading, disk usage, and the installation of engines."""
 
+import msgspec
 from aiohttp import web
 
 from modelrunner import wire
 from modelrunner.api import wireforms
 from modelrunner.api.documented import PROGRESS, documented
 from modelrunner.api.messages import json_response, read_json
+from modelrunner.api.reach import Reach
 from modelrunner.api.streaming import stream_progress
 from modelrunner.errors import BadRequest
 from modelrunner.models.disk import DiskMeter
 from modelrunner.models.installs import Installer
+from modelrunner.models.library import Library
 from modelrunner.models.residency import Residency
 from modelrunner.models.statuses import Statuses
 from modelrunner.progress import ProgressReport
@@ -18,8 +21,15 @@ from modelrunner.scheduler import Scheduler
 
 class EngineRoutes:
     def __init__(
-        self, scheduler: Scheduler, residency: Residency, disk: DiskMeter, statuses: Statuses, installer: Installer
+        self,
+        library: Library,
+        scheduler: Scheduler,
+        residency: Residency,
+        disk: DiskMeter,
+        statuses: Statuses,
+        installer: Installer,
     ) -> None:
+        self._reach = Reach(library)
         self._scheduler = scheduler
         self._residency = residency
         self._disk = disk
@@ -49,7 +59,9 @@ class EngineRoutes:
     @documented(wire.DiskUsage)
     async def df(self, request: web.Request) -> web.Response:
         """Adds up the disk use."""
-        return json_response(wireforms.disk_usage(await self._disk.usage()))
+        usage = wireforms.disk_usage(await self._disk.usage())
+        shown = [model for model in usage.models if self._reach.allows(request, model.id, *model.tags)]
+        return json_response(msgspec.structs.replace(usage, models=shown))
 
     @documented(wire.PruneResponse, query={})
     async def prune(self, request: web.Request) -> web.Response:

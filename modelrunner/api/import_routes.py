@@ -10,6 +10,7 @@ from modelrunner import wire
 from modelrunner.api.documented import PROGRESS, documented
 from modelrunner.api.messages import json_response, read_json
 from modelrunner.api.middleware import is_local
+from modelrunner.api.reach import Reach
 from modelrunner.api.streaming import stream_progress
 from modelrunner.errors import Forbidden
 from modelrunner.models.foreign import ForeignStores
@@ -23,6 +24,7 @@ class ImportRoutes:
 
     def __init__(self, library: Library, foreign: ForeignStores, folder: Callable[[], Path]) -> None:
         self._library = library
+        self._reach = Reach(library)
         self._foreign = foreign
         self._folder = folder
 
@@ -47,6 +49,7 @@ class ImportRoutes:
         model = await asyncio.to_thread(lambda: self._foreign.get(wanted.model, self._folder()))
         recipe = await asyncio.to_thread(model.recipe)
         order = PullOrder(model.source, wanted.name or model.name, recipe=recipe)
+        self._reach.check_order(request, order)
 
         async def take(report: ProgressReport) -> wire.Progress:
             name = (await self._library.pull(order, report)).name

@@ -25,7 +25,7 @@ from modelrunner.gateway.render import new_request_id
 from modelrunner.gateway.routes import dialect_of, match, variants
 from modelrunner.http.answers import Header, cors
 from modelrunner.http.limits import Limits
-from modelrunner.keys.ring import Scope
+from modelrunner.keys.ring import KeyHolder, Scope
 
 log = logging.getLogger(__name__)
 
@@ -66,24 +66,27 @@ def is_local(request: web.BaseRequest) -> bool:
     return handed_over is not None and handed_over.local
 
 
+def key_of(request: web.BaseRequest) -> KeyHolder | None:
+    """The API key of the request, None for the owner of the daemon."""
+    transport = transport_of(request)
+    return transport.admitted.key if transport is not None else None
+
+
 def check_scope(request: web.BaseRequest, scope: Scope) -> None:
     """For what needs another scope than its route. Raises `Forbidden` for an API key that lacks it."""
-    handed_over = transport_of(request)
-    if handed_over is not None and handed_over.admitted.key is not None:
-        handed_over.admitted.key.check(scope)
+    if (key := key_of(request)) is not None:
+        key.check(scope)
 
 
 def owner_of(request: web.BaseRequest) -> str:
     """The owner of what the request stores and sees: an `ApiKey.owner`, "" for the daemon's owner."""
-    handed_over = transport_of(request)
-    key = handed_over.admitted.key if handed_over is not None else None
+    key = key_of(request)
     return key.key.owner if key is not None else ""
 
 
 def is_admin(request: web.BaseRequest) -> bool:
     """True for the daemon's owner, and for a key with the scope `admin`."""
-    handed_over = transport_of(request)
-    key = handed_over.admitted.key if handed_over is not None else None
+    key = key_of(request)
     return key is None or Scope.ADMIN in key.key.scopes
 
 
@@ -140,9 +143,8 @@ def envelope(is_ending: Callable[[], bool]) -> Middleware:
                 raise web.HTTPMethodNotAllowed(request.method, ["POST"])
             if is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
                 raise ShuttingDown("the daemon is shutting down")
-            if (handed_over := transport_of(request)) is not None and handed_over.admitted.key is not None:
-                # Of the path as aiohttp routes it: an encoded slash is a part of a name.
-                handed_over.admitted.key.check(scope_of(request.method, request.rel_url.path_safe))
+            # Of the path as aiohttp routes it: an encoded slash is a part of a name.
+            check_scope(request, scope_of(request.method, request.rel_url.path_safe))
             return await handler(request)
         except web.HTTPException as error:
             response = error_response(translated(error, request), request)

@@ -1,4 +1,4 @@
-"""/models, and OpenAI's list of models: listing, pulling, verifying, tagging and removing models."""
+"""/models: listing, pulling, verifying, tagging and removing models."""
 
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from modelrunner.api.messages import (
     reference_in_path,
 )
 from modelrunner.api.middleware import check_scope, is_local
+from modelrunner.api.reach import Reach
 from modelrunner.api.streaming import stream_progress
-from modelrunner.errors import BadRequest, Forbidden, ModelNotFound, RouteNotFound
+from modelrunner.errors import BadRequest, Forbidden, RouteNotFound
 from modelrunner.keys.ring import Scope
 from modelrunner.models.library import Library
 from modelrunner.models.orders import PullOrder
@@ -28,7 +29,6 @@ from modelrunner.models.quantizing import Quantizer
 from modelrunner.models.recipes import Recipe
 from modelrunner.models.remote import RemoteModels
 from modelrunner.progress import ProgressReport
-from modelrunner.store import StoredModel
 from modelrunner.types import ModelFormat
 from modelrunner.units import parse_age, parse_bytes
 
@@ -44,21 +44,13 @@ class ModelRoutes:
         self, library: Library, remote: RemoteModels, quantizer: Quantizer, publisher: Publisher, pruner: Pruner
     ) -> None:
         self._library = library
+        self._reach = Reach(library)
         self._remote = remote
         self._quantizer = quantizer
         self._publisher = publisher
         self._pruner = pruner
 
     def routes(self) -> list[web.RouteDef]:
-        openai = [
-            route
-            for prefix in ("", "/engines", "/engines/{backend}")
-            for route in (
-                web.get(prefix + "/v1/models", self.list_openai),
-                web.get(prefix + "/v1/models/{ref:.+}", self.get_openai),
-                web.delete(prefix + "/v1/models/{ref:.+}", self.delete_openai),
-            )
-        ]
         return [
             web.get("/updates", self.updates),
             web.get("/models/search", self.search),
@@ -75,14 +67,13 @@ class ModelRoutes:
             web.post("/models/{ref:.+}/tag", self.tag),
             web.post("/models/{ref:.+}/verify", self.verify),
             web.post("/models/{ref:.+}/push", self.push),
-            *openai,
         ]
 
     @documented(list[wire.Model])
     async def list_models(self, request: web.Request) -> web.Response:
         """Lists the models on disk."""
         await self._library.looks.absent()
-        models = (*self._library, *self._library.damaged())
+        models = self._reach.shown(request, (*self._library, *self._library.damaged()))
         abilities = await self._library.abilities(models)
         return json_response([wireforms.model(*found) for found in zip(models, abilities, strict=True)])
 
@@ -90,6 +81,7 @@ class ModelRoutes:
     async def get(self, request: web.Request) -> web.Response:
         """Shows a model; with `remote` the one at its source, which is not pulled."""
         reference = _reference(request)
+        self._reach.check(request, reference)
         if query_flag(request, "remote"):
             check_scope(request, Scope.MODELS)
             return json_response(wireforms.remote_model(await self._remote.get(reference)))
@@ -126,6 +118,7 @@ class ModelRoutes:
             raise Forbidden("a file of this machine is packaged only over the Unix socket", param="from")
         if order.trust and not is_local(request):
             raise Forbidden("a model's code can be trusted only over the Unix socket", param="trust-remote-code")
+        self._reach.check_order(request, order)
 
         async def pull(report: ProgressReport) -> wire.Progress:
             name = (await self._library.pull(order, report)).name
@@ -136,7 +129,11 @@ class ModelRoutes:
     @documented(list[wire.Update], query={"model": str}, errors=(422,))
     async def updates(self, request: web.Request) -> web.Response:
         """Asks whether the sources of a model, or of all that were pulled, have newer ones."""
-        found = await self._library.updates(request.query.get("model"))
+        models = self._reach.shown(request, self._library)
+        if (reference := request.query.get("model")) is not None:
+            self._reach.check(request, reference)
+            models = [self._library.get(reference)]
+        found = await self._library.updates(models)
         return json_response([wire.Update(each.name, each.source, each.newer, each.reason) for each in found])
 
     @documented(list[wire.Offer], query={"q": str, "format": str, "limit": int}, errors=(502,))
@@ -156,16 +153,22 @@ class ModelRoutes:
     @documented(list[wire.PullStatus], query={})
     async def pulls(self, request: web.Request) -> web.Response:
         """Lists the pulls under way."""
-        return json_response([wireforms.pull(running) for running in self._library.pulls()])
+        found = [running for running in self._library.pulls() if self._reach.allows(request, running.name)]
+        return json_response([wireforms.pull(running) for running in found])
 
     @documented(wire.Cancelled, query={})
     async def cancel_pull(self, request: web.Request) -> web.Response:
         """Ends a pull under way. What came is kept for the next pull."""
-        return json_response(wire.Cancelled(await self._library.cancel_pull(reference_in_path(request, "/pulls/"))))
+        reference = reference_in_path(request, "/pulls/")
+        self._reach.check(request, reference)
+        pulls = [running.name for running in self._library.pulls() if reference in (running.name, running.source)]
+        self._reach.check_names(request, *pulls)
+        return json_response(wire.Cancelled(await self._library.cancel_pull(reference)))
 
     @documented(wire.PruneResponse, query={"unused": str, "to": str, "dry_run": bool}, errors=(409,))
     async def prune(self, request: web.Request) -> web.Response:
         """Removes leftovers or, with `unused` or `to`, models that were not used for long."""
+        self._reach.check_all(request)
         unused, size = request.query.get("unused"), request.query.get("to")
         rule = PruneRule(parse_age(unused) if unused else None, parse_bytes(size) if size else None)
         dry_run = query_flag(request, "dry_run")
@@ -175,13 +178,14 @@ class ModelRoutes:
     async def delete(self, request: web.Request) -> web.Response:
         """Removes a name of a model, and the model with its last name."""
         reference = _reference(request)
+        self._reach.check_removal(request, reference)
         removed = await self._library.remove(reference, force=query_flag(request, "force"))
         return json_response(wireforms.removed(removed))
 
     @documented(PROGRESS, query={}, body=wire.PushRequest, optional=True, errors=(409, 422, 501, 502, 504, 507))
     async def push(self, request: web.Request) -> web.StreamResponse:
         """Pushes a model to a registry."""
-        reference = _before(request, "/push")
+        reference = self._before(request, "/push")
         wanted = await read_json(request, wire.PushRequest) if request.can_read_body else wire.PushRequest()
 
         if wanted.sign is not None and not is_local(request):
@@ -197,7 +201,7 @@ class ModelRoutes:
     @documented(PROGRESS, query={}, errors=(422,))
     async def verify(self, request: web.Request) -> web.StreamResponse:
         """Reads every byte of a model."""
-        reference = _before(request, "/verify")
+        reference = self._before(request, "/verify")
 
         async def verify(report: ProgressReport) -> wire.Progress:
             name = await self._library.verify(reference, report)
@@ -208,7 +212,7 @@ class ModelRoutes:
     @documented(wire.ModelShown, query={"remote": bool}, errors=(422, 501, 502))
     async def show(self, request: web.Request) -> web.Response:
         """Shows a model's template, licences, and what it carries for requests; with `remote` those at its source."""
-        reference = _before(request, "/show")
+        reference = self._before(request, "/show")
         if query_flag(request, "remote"):
             check_scope(request, Scope.MODELS)
             return json_response(wireforms.remote_details(await self._remote.get(reference)))
@@ -219,8 +223,9 @@ class ModelRoutes:
     @documented(wire.Repackaged, body=wire.RepackageRequest, query={}, status=201, errors=(422, 502, 504, 507))
     async def repackage(self, request: web.Request) -> web.Response:
         """Makes a model of another one, with another context size."""
-        reference = _before(request, "/repackage")
+        reference = self._before(request, "/repackage")
         wanted = await read_json(request, wire.RepackageRequest)
+        self._reach.check_names(request, wanted.target)
         recipe = Recipe(context_size=wanted.context_size)
         await self._library.make(PullOrder(reference, wanted.target, recipe=recipe), lambda step: None)
         told = wire.Repackaged(f"{reference} is repackaged as {wanted.target}", reference, wanted.target)
@@ -229,8 +234,9 @@ class ModelRoutes:
     @documented(PROGRESS, body=wire.QuantizeRequest, query={}, errors=(412, 422, 501, 502, 507))
     async def quantize(self, request: web.Request) -> web.StreamResponse:
         """Makes a model of another one in another quantization, by a tool of its engine."""
-        reference = _before(request, "/quantize")
+        reference = self._before(request, "/quantize")
         wanted = await read_json(request, wire.QuantizeRequest)
+        self._reach.check_names(request, wanted.target)
 
         async def quantize(report: ProgressReport) -> wire.Progress:
             name = await self._quantizer.quantize(
@@ -243,45 +249,21 @@ class ModelRoutes:
     @documented(wire.Tagged, status=201, query={"repo": str, "tag": str}, errors=(409, 422))
     async def tag(self, request: web.Request) -> web.Response:
         """Gives a model another name."""
-        reference = _before(request, "/tag")
+        reference = self._before(request, "/tag")
         repository, tag = request.query.get("repo", ""), request.query.get("tag", "")
         if not repository:
             raise BadRequest("repo names no repository: ?repo=NAME&tag=TAG", param="repo")
         target = f"{repository}:{tag}" if tag else repository
+        self._reach.check_names(request, target)
         await self._library.tag(reference, target)
         return json_response(wire.Tagged(f"{reference} is tagged {target}", target), status=201)
 
-    @documented(wire.OpenAIModels)
-    async def list_openai(self, request: web.Request) -> web.Response:
-        """Lists the models, an entry for each name: clients choose by name."""
-        models = [model for model in self._library if self._is_served(request, model)]
-        data = [
-            wireforms.openai_model(name, model, abilities)
-            for model, abilities in zip(models, await self._library.abilities(models), strict=True)
-            for name in model.tags or [model.id]
-        ]
-        return json_response(wire.OpenAIModels(data))
-
-    @documented(wire.OpenAIModel, errors=(422,))
-    async def get_openai(self, request: web.Request) -> web.Response:
-        """Shows a model, as OpenAI's list does."""
-        model, name = self._library.named(reference_in_path(request, "/v1/models/"))
-        if not self._is_served(request, model):
-            raise ModelNotFound(f"{request.match_info['backend']} cannot serve {name}", param="model")
-        (abilities,) = await self._library.abilities([model])
-        return json_response(wireforms.openai_model(name, model, abilities))
-
-    @documented(wire.DeletedObject, query={"force": bool}, errors=(409,))
-    async def delete_openai(self, request: web.Request) -> web.Response:
-        """Removes a name of a model, and the model with its last name."""
-        reference = reference_in_path(request, "/v1/models/")
-        await self._library.remove(reference, force=query_flag(request, "force"))
-        return json_response(wire.DeletedObject(reference, "model"))
-
-    def _is_served(self, request: web.Request, model: StoredModel) -> bool:
-        """Returns True unless the path names a backend that cannot serve the model."""
-        backend = request.match_info.get("backend")
-        return backend is None or self._library.serves(backend, model)
+    def _before(self, request: web.Request, action: str) -> str:
+        """The model in the path before an action; its name may have plain slashes. Raises `InvalidReference`, and
+        `Forbidden` for a model that the key may not use."""
+        reference = decode_reference(request.rel_url.raw_path.partition("/models/")[2].removesuffix(action))
+        self._reach.check(request, reference)
+        return reference
 
 
 def _reference(request: web.Request) -> str:
@@ -292,8 +274,3 @@ def _reference(request: web.Request) -> str:
             f"there is no {request.method} /models/{reference}; a model of that name is at /models/{reference}:latest"
         )
     return reference
-
-
-def _before(request: web.Request, action: str) -> str:
-    """The model in the path before an action; its name may have plain slashes. Raises `InvalidReference`."""
-    return decode_reference(request.rel_url.raw_path.partition("/models/")[2].removesuffix(action))

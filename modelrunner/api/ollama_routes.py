@@ -16,6 +16,7 @@ from modelrunner.api.ollama_forms import (
     OllamaShown,
     OllamaVersion,
 )
+from modelrunner.api.reach import Reach
 from modelrunner.api.streaming import Work, body_pieces, stream_progress
 from modelrunner.errors import BadRequest, Forbidden, NotFound, NotImplementedHere
 from modelrunner.models.library import Library
@@ -32,6 +33,7 @@ _PROGRESS = {"application/x-ndjson": dict, "application/json": dict}
 class OllamaRoutes:
     def __init__(self, library: Library, scheduler: Scheduler, publisher: Publisher, quantizer: Quantizer) -> None:
         self._library = library
+        self._reach = Reach(library)
         self._quantizer = quantizer
         self._publisher = publisher
         self._scheduler = scheduler
@@ -59,7 +61,7 @@ class OllamaRoutes:
     @documented(OllamaList)
     async def tags(self, request: web.Request) -> web.Response:
         """Lists the models on disk."""
-        models = tuple(self._library)
+        models = self._reach.shown(request, self._library)
         abilities = await self._library.abilities(models)
         found = [
             ollama_forms.listed(name, model, able)
@@ -72,13 +74,20 @@ class OllamaRoutes:
     async def ps(self, request: web.Request) -> web.Response:
         """Lists the loaded models."""
         models = {model.id: model for model in self._library}
-        views = [view for view in self._scheduler.runners() if view.state in ("ready", "sleeping", "draining")]
+        visible = {model.id for model in self._reach.shown(request, models.values())}
+        views = [
+            view
+            for view in self._scheduler.runners()
+            if view.state in ("ready", "sleeping", "draining")
+            and (view.model_id in visible or self._reach.allows(request, view.model_name))
+        ]
         return json_response(OllamaRunners([ollama_forms.running(view, models.get(view.model_id)) for view in views]))
 
     @documented(OllamaShown, body=OllamaModelRequest, errors=(422,))
     async def show(self, request: web.Request) -> web.Response:
         """Shows a model."""
         reference = _reference(await read_json(request, OllamaModelRequest))
+        self._reach.check(request, reference)
         model, name = self._library.named(reference)
         (abilities,) = await self._library.abilities([model])
         details = await self._library.details(model.id)
@@ -92,6 +101,7 @@ class OllamaRoutes:
         if order.is_local and not is_local(request):
             raise Forbidden("a file of this machine is packaged only over the Unix socket", param="model")
         _refuse_insecure(wanted)
+        self._reach.check_order(request, order)
 
         async def pull(report: ProgressReport) -> Progress:
             name = (await self._library.pull(order, report)).name
@@ -104,9 +114,11 @@ class OllamaRoutes:
         """Pushes a model to a registry."""
         wanted = await read_json(request, OllamaModelRequest)
         _refuse_insecure(wanted)
+        reference = _reference(wanted)
+        self._reach.check(request, reference)
 
         async def push(report: ProgressReport) -> Progress:
-            pushed = await self._publisher.push(_reference(wanted), None, report)
+            pushed = await self._publisher.push(reference, None, report)
             return Progress("success", f"pushed {pushed}", model=pushed)
 
         return await _streamed(request, wanted, push, mode="push")
@@ -115,13 +127,17 @@ class OllamaRoutes:
     async def copy(self, request: web.Request) -> web.Response:
         """Gives a model another name."""
         wanted = await read_json(request, OllamaCopyRequest)
+        self._reach.check(request, wanted.source)
+        self._reach.check_names(request, wanted.destination)
         await self._library.tag(wanted.source, wanted.destination)
         return web.Response()
 
     @documented(body=OllamaModelRequest, errors=(409,))
     async def delete(self, request: web.Request) -> web.Response:
         """Removes a name of a model, and the model with its last name."""
-        await self._library.remove(_reference(await read_json(request, OllamaModelRequest)))
+        reference = _reference(await read_json(request, OllamaModelRequest))
+        self._reach.check_removal(request, reference)
+        await self._library.remove(reference)
         return web.Response()
 
     @documented(_PROGRESS, body=OllamaCreateRequest, errors=(409, 422, 501, 502, 504, 507))
@@ -144,8 +160,9 @@ class OllamaRoutes:
             order = PullOrder.of_files(wanted.files, name, recipe)
         else:
             order = PullOrder(base, name, recipe=recipe, adapters=wanted.adapters or {})
-        if order.is_local and not order.is_uploaded:
+        if order.is_local and not wanted.files:
             raise Forbidden("a file of this machine is packaged with `modelrunner package`", param="from")
+        self._reach.check_order(request, order)
 
         async def make(report: ProgressReport) -> Progress:
             if wanted.quantize:

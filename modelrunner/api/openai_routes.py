@@ -1,9 +1,15 @@
-"""Routes of OpenAI's API that no engine here serves: each is answered with a sentence."""
+"""OpenAI's list of models, and the routes of its API that no engine here serves: each is answered with a sentence."""
 
 from aiohttp import web
 
+from modelrunner import wire
+from modelrunner.api import wireforms
 from modelrunner.api.documented import documented
-from modelrunner.errors import NotImplementedHere
+from modelrunner.api.messages import json_response, query_flag, reference_in_path
+from modelrunner.api.reach import Reach
+from modelrunner.errors import ModelNotFound, NotImplementedHere
+from modelrunner.models.library import Library
+from modelrunner.store import StoredModel
 
 _NOT_OFFERED = {
     "moderations": "no engine here moderates: ask a chat model that was made for it, such as Llama Guard",
@@ -14,10 +20,59 @@ _NOT_OFFERED = {
 
 
 class OpenAIRoutes:
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._reach = Reach(library)
+
     def routes(self) -> list[web.RouteDef]:
-        return [web.post(f"{prefix}/v1/{path}", self.refuse) for prefix in ("", "/engines") for path in _NOT_OFFERED]
+        models = [
+            route
+            for prefix in ("", "/engines", "/engines/{backend}")
+            for route in (
+                web.get(prefix + "/v1/models", self.list_models),
+                web.get(prefix + "/v1/models/{ref:.+}", self.get),
+                web.delete(prefix + "/v1/models/{ref:.+}", self.delete),
+            )
+        ]
+        refused = [f"{prefix}/v1/{path}" for prefix in ("", "/engines") for path in _NOT_OFFERED]
+        return [*models, *(web.post(path, self.refuse) for path in refused)]
+
+    @documented(wire.OpenAIModels)
+    async def list_models(self, request: web.Request) -> web.Response:
+        """Lists the models, an entry for each name: clients choose by name."""
+        models = [model for model in self._reach.shown(request, self._library) if self._is_served(request, model)]
+        data = [
+            wireforms.openai_model(name, model, abilities)
+            for model, abilities in zip(models, await self._library.abilities(models), strict=True)
+            for name in model.tags or [model.id]
+        ]
+        return json_response(wire.OpenAIModels(data))
+
+    @documented(wire.OpenAIModel, errors=(422,))
+    async def get(self, request: web.Request) -> web.Response:
+        """Shows a model, as OpenAI's list does."""
+        reference = reference_in_path(request, "/v1/models/")
+        self._reach.check(request, reference)
+        model, name = self._library.named(reference)
+        if not self._is_served(request, model):
+            raise ModelNotFound(f"{request.match_info['backend']} cannot serve {name}", param="model")
+        (abilities,) = await self._library.abilities([model])
+        return json_response(wireforms.openai_model(name, model, abilities))
+
+    @documented(wire.DeletedObject, query={"force": bool}, errors=(409,))
+    async def delete(self, request: web.Request) -> web.Response:
+        """Removes a name of a model, and the model with its last name."""
+        reference = reference_in_path(request, "/v1/models/")
+        self._reach.check_removal(request, reference)
+        await self._library.remove(reference, force=query_flag(request, "force"))
+        return json_response(wire.DeletedObject(reference, "model"))
 
     @documented(errors=(501,))
     async def refuse(self, request: web.Request) -> web.Response:
         """Is not offered here: the answer is 501 with a sentence."""
         raise NotImplementedHere(_NOT_OFFERED[request.path.partition("/v1/")[2]])
+
+    def _is_served(self, request: web.Request, model: StoredModel) -> bool:
+        """Returns True unless the path names a backend that cannot serve the model."""
+        backend = request.match_info.get("backend")
+        return backend is None or self._library.serves(backend, model)

@@ -275,10 +275,8 @@ class Daemon:
         parts, pipeline, lifecycle = self._parts, self._pipeline, self.lifecycle
         board = Board(parts.scheduler, self._telemetry, lambda: self._telemetry in pipeline.observers)
         sandbox = confinement.capability() if self._settings.sandbox == "on" else "off"
-        app = web.Application(
-            middlewares=[envelope(lifecycle.stop.is_set), KeyedRequests(parts.keys).follow],
-            client_max_size=self._settings.body_limit,
-        )
+        middlewares = [envelope(lifecycle.stop.is_set), KeyedRequests(parts.keys).follow]
+        app = web.Application(middlewares=middlewares, client_max_size=self._settings.body_limit)
         app.on_response_prepare.append(finish_head)
         families = (
             # Before the routes of models, where all text after `/models/` is a reference.
@@ -286,10 +284,10 @@ class Daemon:
             ImportRoutes(parts.library, parts.foreign, lambda: parts.store.partial),
             ArchiveRoutes(parts.library),
             ModelRoutes(parts.library, parts.remote, parts.quantizer, parts.publisher, parts.pruner),
-            EngineRoutes(parts.scheduler, parts.residency, parts.disk, parts.statuses, parts.installer),
+            EngineRoutes(parts.library, parts.scheduler, parts.residency, parts.disk, parts.statuses, parts.installer),
             ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
             TelemetryRoutes(self._telemetry, self._recordings, board),
-            OpenAIRoutes(),
+            OpenAIRoutes(parts.library),
             AnthropicRoutes(parts.library),
             ResponseRoutes(self._responses),
             StreamRoutes(self._streams),

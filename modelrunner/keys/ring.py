@@ -151,6 +151,10 @@ class KeyRing:
     def create(self, key: ApiKey) -> tuple[ApiKey, str]:
         """Keeps a new key, whose `digest`, `id` and `created` are set here; returns it with its text, which is
         kept nowhere. Blocks. Raises `BadRequest`, `Conflict`, `OSError`."""
+        if key.models and Scope.ADMIN in key.scopes:
+            raise BadRequest(
+                "a key with the scope admin makes keys of every model: leave its models out", param="models"
+            )
         if not _NAME.fullmatch(key.name):
             raise BadRequest(f"{key.name!r} is no name of a key: letters, digits, dots and dashes, at most 64")
         with self._changing:

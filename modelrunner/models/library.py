@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from modelrunner.concurrency.threads import HASHING, in_thread
@@ -29,7 +29,7 @@ from modelrunner.pull.loading import LoadOptions
 from modelrunner.pull.reports import FoundModel, ModelOrigin, ModelUpdate
 from modelrunner.pull.uploads import is_uploaded
 from modelrunner.scheduler import Scheduler
-from modelrunner.store import Leftover, RemoveResult, Store, StoredModel
+from modelrunner.store import Leftover, Reference, RemoveResult, Store, StoredModel
 from modelrunner.store.details import ModelDetails, details_of
 from modelrunner.store.layout import ModelArchive, archive_of
 from modelrunner.types import ModelFormat
@@ -81,6 +81,25 @@ class Library:
         with contextlib.suppress(ModelNotFound, InvalidReference):
             return model, self._store.whole(reference)[1] or model.name
         return model, model.name
+
+    def names(self, reference: str) -> tuple[str, ...]:
+        """The names that the model is known by, damaged or not; of one that is not here, the name that a pull would
+        give it. Raises `InvalidReference`."""
+        with contextlib.suppress(ModelNotFound, InvalidReference):
+            model = self._store.find(reference)
+            return (model.name, *model.tags)
+        return (self.pull_name(reference),)
+
+    def pull_name(self, text: str) -> str:
+        """The name that a pull of `text` would give, as `list` shows it. Raises `InvalidReference`."""
+        with contextlib.suppress(ModelNotFound):
+            return self._puller.name(text).short
+        return Reference.parse(text).short
+
+    def names_removed(self, reference: str) -> tuple[str, ...]:
+        """The names that `remove` would take away at most. Raises as `Store.whole`."""
+        model, name = self._store.whole(reference)
+        return (name,) if name is not None else tuple(model.tags)
 
     async def has_file(self, digest: str) -> bool:
         """Whether a file with this digest, `sha256:...`, is stored and intact as far as is known, or waits for its
@@ -137,10 +156,9 @@ class Library:
         """Where the model was pulled from."""
         return self._puller.origins(model.id)
 
-    async def updates(self, reference: str | None) -> list[ModelUpdate]:
-        """Asks whether the sources of the model, or of all models, have newer ones. Raises as `get`."""
-        chosen = [self._store.get(reference)] if reference is not None else self._store.list()
-        return [update for model in chosen for update in await self._puller.updates(model.id)]
+    async def updates(self, models: Iterable[StoredModel]) -> list[ModelUpdate]:
+        """Asks whether the sources of the models have newer ones."""
+        return [update for model in models for update in await self._puller.updates(model.id)]
 
     async def search(self, query: str, format: ModelFormat, limit: int) -> list[FoundModel]:
         """The models that hubs offer. Raises `SourceFailed`."""

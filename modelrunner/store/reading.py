@@ -62,6 +62,11 @@ class StoreReader:
         entry, named = catalog.find(text, whole=True)
         return self._shown(catalog, entry, self._suspect), named[0].short if named else None
 
+    def find(self, text: str) -> StoredModel:
+        """As `get`, damaged or not."""
+        catalog = self._catalog
+        return self._shown(catalog, catalog.find(text)[0], self._suspect)
+
     def get(self, text: str) -> StoredModel:
         """By reference, model ID, at least 8 hexadecimal digits of it, or a part of a name that only one model has.
         Raises `ModelNotFound`, `InvalidReference` (also for what means several), `InvalidModel` for a damaged one,
