@@ -226,8 +226,10 @@ class ModelRoutes:
         reference = self._before(request, "/repackage")
         wanted = await read_json(request, wire.RepackageRequest)
         self._reach.check_names(request, wanted.target)
-        recipe = Recipe(context_size=wanted.context_size)
-        await self._library.make(PullOrder(reference, wanted.target, recipe=recipe), lambda step: None)
+        order = PullOrder(reference, wanted.target, recipe=Recipe(context_size=wanted.context_size))
+        if order.is_local and not is_local(request):
+            raise Forbidden("a file of this machine is packaged only over the Unix socket", param="model")
+        await self._library.make(order, lambda step: None)
         told = wire.Repackaged(f"{reference} is repackaged as {wanted.target}", reference, wanted.target)
         return json_response(told, status=201)
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -202,6 +203,17 @@ async def test_what_no_model_can_carry_is_told(daemon: Daemon, wrong: dict[str, 
         assert answer.status in (400, 403), told
     assert said in told["error"]["message"]
     assert len(Store(daemon.settings.data_dir).list()) == 1
+
+
+async def test_a_file_of_this_machine_is_repackaged_over_the_unix_socket_alone(daemon: Daemon, tmp_path: Path) -> None:
+    files = (daemon.settings.data_dir / "blobs/sha256").iterdir()
+    header = next(content for content in map(Path.read_bytes, files) if content.startswith(b"GGUF"))
+    (tmp_path / "m.gguf").write_bytes(header)
+    source = quote(f"file://{tmp_path}/m.gguf", safe="")
+    body = {"target": "taken", "context_size": 64}
+    for client, expected in ((daemon.tcp, 403), (daemon.unix, 201)):
+        async with client.post(f"/models/{source}/repackage", json=body) as answer:
+            assert answer.status == expected, await answer.text()
 
 
 def test_a_published_configuration_with_odd_defaults_is_no_model(tmp_path: Path) -> None:
