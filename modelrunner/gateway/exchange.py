@@ -26,7 +26,7 @@ from modelrunner.gateway.render import (
     server_timing,
 )
 from modelrunner.gateway.routes import check_endpoint
-from modelrunner.gateway.tokens import NONE, tokens_of
+from modelrunner.gateway.tokens import NONE, tokens_of, with_prompt
 from modelrunner.gateway.toolchoice import chosen
 from modelrunner.gateway.tracecontext import begun
 from modelrunner.gateway.unreadfields import unread
@@ -115,7 +115,14 @@ class Exchange(Unasked):
         error = self._error.code if self._error is not None else ""
         size, tail = self._upstream.received if self._upstream is not None else self._received
         tokens = tokens_of(tail, size, self._opening) if size and self._refusal is None else NONE
+        if not tokens.prompt and self.lease is not None and (tokens.answer or self._works):
+            tokens = with_prompt(tokens, len(self.ask.body), self.lease.runner.spec.context_size)
         return record_of(self.ask, self.lease, self._status, error, self._first_byte, size, tokens, self._trace)
+
+    @property
+    def _works(self) -> bool:
+        """True while the engine works on the request, and has not refused it."""
+        return self._upstream is not None and self._refusal is None
 
     def cancel(self) -> None:
         """The client is gone: the engine is told so, a place in the queue is given up."""
@@ -306,6 +313,6 @@ class Exchange(Unasked):
     def _tell(self, observers: Observers) -> None:
         record = self.record()
         for allowance in self.ask.counted:
-            allowance.end(record.tokens.prompt + record.tokens.answer)
+            allowance.end(record.tokens.prompt + record.tokens.answer, len(self.ask.body))
         if observers.active:
             observers.tell(record)

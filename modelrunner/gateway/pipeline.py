@@ -172,9 +172,9 @@ class Pipeline(Leasing):
         if goes_on is not None:
             counted = goes_on.counted
             for allowance in counted:
-                allowance.go_on()
+                allowance.go_on(len(body))
         elif terms.key is not None or self.addresses.active:
-            counted = self._counted(terms.key, peer, id(sink))
+            counted = self._counted(terms.key, peer, id(sink), len(body))
         ask = Inference(terms, fields, keep, body, request_id, arrived, only_loads, counted, alias, "", peer)
         if self.recorder is not None:
             target = self.resolve.known.get((terms.route.backend, fields.model, terms.route.mode))
@@ -199,19 +199,19 @@ class Pipeline(Leasing):
         self.running.add(exchange)
         return exchange
 
-    def _counted(self, key: KeyHolder | None, peer: str, client: int) -> tuple[Allowance, ...]:
-        """Counts a request in. Raises `Unauthorized`, `Forbidden`, `RateLimited`."""
+    def _counted(self, key: KeyHolder | None, peer: str, client: int, size: int) -> tuple[Allowance, ...]:
+        """Counts a request of `size` bytes in. Raises `Unauthorized`, `Forbidden`, `RateLimited`."""
         address = self.addresses.of(peer) if self.addresses.active else None
         if key is not None:
             if not key.may_always_ask:
                 key.check(_INFERENCE)
             if address is None:
-                key.allowance.begin(client)
+                key.allowance.begin(client, size)
                 return key.counted
         if address is None:
             return ()
         counted = (address,) if key is None else (address, key.allowance)
-        begin_all(counted, client)
+        begin_all(counted, client, size)
         return counted
 
     def left(self, key: KeyHolder | None, peer: str, client: int) -> None:

@@ -4,6 +4,8 @@ import re
 
 import msgspec
 
+from modelrunner.keys.limits import BYTES_PER_TOKEN
+
 # A name in the text of an answer does not match: there its quotes are escaped.
 _COUNT = re.compile(
     rb'"(prompt_tokens|input_tokens|completion_tokens|output_tokens|cached_tokens|cache_read_input_tokens'
@@ -86,6 +88,12 @@ def tokens_of(tail: bytes, size: int, opening: bytes = b"") -> Tokens:
     read = get(b"input_tokens", get(b"cache_n", 0) + get(b"prompt_n", 0)) + get(b"cache_read_input_tokens", 0)
     answer = get(b"completion_tokens", get(b"output_tokens", get(b"predicted_n", 0)))
     return Tokens(get(b"prompt_tokens", read), answer, cached, get(b"draft_n", 0))
+
+
+def with_prompt(tokens: Tokens, body: int, window: int) -> Tokens:
+    """Adds an estimate of a prompt that the engine did not count, of a request with so many bytes: no more than the
+    window, since it was taken."""
+    return msgspec.structs.replace(tokens, prompt=min(body // BYTES_PER_TOKEN, window))
 
 
 def _counts(data: bytes, start: int) -> dict[bytes, int]:

@@ -8,9 +8,10 @@ from time import monotonic
 from typing import NamedTuple
 
 from modelrunner.errors import RateLimited
-from modelrunner.keys.limits import RequestLimit, TokenLimit
+from modelrunner.keys.limits import BYTES_PER_TOKEN, RequestLimit, TokenLimit
 
 _BUSY_PAUSE = 1.0  # seconds, for Retry-After where as many requests are under way as may be
+_LONGEST_PROMPT = 8192  # tokens, as of the usual window: a body with pictures has far more bytes than tokens
 _FEW = 1024  # addresses that are kept without a look for those that are gone
 
 
@@ -23,13 +24,15 @@ class Rates(NamedTuple):
 
 
 class Allowance:
-    """Counts requests against `rates`. `who` begins the messages, such as "the key kim". `clock` is in seconds."""
+    """Counts requests against `rates`. `who` begins the messages, such as "the key kim". `clock` is in seconds. `size`
+    is the bytes of a request's body, 0 for one that asks no model and so costs no tokens."""
 
     def __init__(self, who: str, rates: Rates, clock: Callable[[], float] = monotonic) -> None:
         self._who = who
         self.clock = clock
         self.requests = RequestLimit(0, clock)
         self._tokens = TokenLimit(0, clock)
+        self._expected = 0  # tokens of the prompts under way, about
         self.rates = rates
         self.running = 0
 
@@ -42,22 +45,28 @@ class Allowance:
         """What was counted against a limit stays counted when the limit changes."""
         self._rates = rates
         self.requests.limit, self._tokens.limit = rates.requests_per_minute or 0, rates.tokens_per_minute or 0
+        if rates.tokens_per_minute is None:
+            self._expected = 0
 
     @property
     def is_idle(self) -> bool:
         """True if a new allowance would decide just the same."""
         return self.running == 0 and self.requests.is_idle and self._tokens.is_idle
 
-    def begin(self, client: int) -> None:
+    def begin(self, client: int, size: int = 0) -> None:
         """Counts a request in; `end` counts it out. `client` distinguishes connections. Raises `RateLimited`."""
         most_requests, most_tokens, most_running = self._rates
-        if most_tokens is not None or most_running is not None:
-            self.check()
+        if (most_running is not None and self.running >= most_running) or (
+            most_tokens is not None and self._tokens.spent + self._expected >= most_tokens
+        ):
+            self.check(size)
         if most_requests is not None and (wait := self.requests.admit(client)) is not None:
             raise self.too_many(wait)
         self.running += 1
+        if most_tokens is not None:
+            self._expected += _prompt(size)
 
-    def check(self) -> None:
+    def check(self, size: int) -> None:
         """Raises `RateLimited` as `begin` does, but for the number of requests in a minute."""
         _, most_tokens, most_running = self._rates
         if most_running is not None and self.running >= most_running:
@@ -65,8 +74,14 @@ class Allowance:
                 f"{self._who} may have {most_running} requests under way at once", retry_after=_BUSY_PAUSE
             )
         tokens = self._tokens
-        if most_tokens is not None and tokens.spent >= most_tokens and (wait := tokens.wait()) is not None:
-            raise RateLimited(f"{self._who} may use {most_tokens} tokens a minute", retry_after=wait)
+        if most_tokens is not None and size and tokens.spent + self._expected >= most_tokens:
+            if (wait := tokens.wait()) is not None:
+                raise RateLimited(f"{self._who} may use {most_tokens} tokens a minute", retry_after=wait)
+            if tokens.spent + self._expected >= most_tokens:
+                raise RateLimited(
+                    f"{self._who} may use {most_tokens} tokens a minute, and those under way take what is left",
+                    retry_after=_BUSY_PAUSE,
+                )
 
     def too_many(self, wait: float) -> RateLimited:
         """The refusal of a request that came too early."""
@@ -74,14 +89,19 @@ class Allowance:
             f"{self._who} may send {self._rates.requests_per_minute} requests a minute", retry_after=wait
         )
 
-    def go_on(self) -> None:
-        """Counts in the rest of a request that `begin` has let in; `end` counts it out."""
+    def go_on(self, size: int) -> None:
+        """Counts in a request that was let in elsewhere, or its rest; `end` counts it out."""
         self.running += 1
+        if self._rates.tokens_per_minute is not None:
+            self._expected += _prompt(size)
 
-    def end(self, tokens: int) -> None:
+    def end(self, tokens: int, size: int = 0) -> None:
         """Counts a request out that cost so many tokens, those of its prompt included."""
         self.running -= 1
         if self._rates.tokens_per_minute is not None:
+            self._expected -= _prompt(size)
+            if self._expected < 0:  # it began before there was a limit
+                self._expected = 0
             self._tokens.spend(tokens)
 
     def leave(self, client: int) -> None:
@@ -89,11 +109,16 @@ class Allowance:
         self.requests.leave(client)
 
 
-def begin_all(allowances: Sequence[Allowance], client: int) -> None:
+def _prompt(size: int) -> int:
+    tokens = size // BYTES_PER_TOKEN
+    return tokens if tokens < _LONGEST_PROMPT else _LONGEST_PROMPT  # `min` costs every request three times as much
+
+
+def begin_all(allowances: Sequence[Allowance], client: int, size: int = 0) -> None:
     """Counts a request in at all of them, or at none. A client that came too early is told a time at which all of them
     keep a slot for it. Raises `RateLimited`."""
     for allowance in allowances:
-        allowance.check()
+        allowance.check(size)
     limited = [allowance for allowance in allowances if allowance.rates.requests_per_minute is not None]
     now = limited[0].clock() if limited else 0.0
     closed = [allowance for allowance in limited if not allowance.requests.is_open(client, now)]
@@ -106,7 +131,7 @@ def begin_all(allowances: Sequence[Allowance], client: int) -> None:
     for allowance in limited:
         allowance.requests.take(client, now)
     for allowance in allowances:
-        allowance.running += 1
+        allowance.go_on(size)
 
 
 class AddressAllowances:

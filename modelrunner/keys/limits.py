@@ -17,6 +17,8 @@ WINDOW = 60.0
 GRACE = 2.0
 """Seconds for which a promised slot is kept: a whole second because Retry-After has no fractions, and one for the
 client's way here."""
+BYTES_PER_TOKEN = 4
+"""Of a request's body, for an estimate of its prompt: about that of English text."""
 _MOST_PROMISES = 1000
 _TOGETHER = 0.01  # seconds of spending that are kept as one sum
 
@@ -138,9 +140,9 @@ class RequestLimit:
 
 
 class TokenLimit:
-    """No further request once the last 60 seconds cost `limit` tokens. They are known when a request ends, so the one
-    that passes the limit is still answered whole. What is spent within a hundredth of a second counts as spent at its
-    end. `spent` is what counts, perhaps with some that is older."""
+    """No further request once the last 60 seconds cost `limit` tokens. They are known when a request ends. What is
+    spent within a hundredth of a second counts as spent at its end. `spent` is what counts, perhaps with some that is
+    older."""
 
     def __init__(self, limit: int, clock: Callable[[], float] = monotonic) -> None:
         self.limit = limit

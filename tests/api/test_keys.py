@@ -137,6 +137,35 @@ async def test_tokens_are_counted_by_the_engine(start_daemon: StartDaemon) -> No
     assert statuses == [200, 200, 429]  # 3 of the prompt and 8 of the answer each
 
 
+async def test_a_stream_that_its_client_left_costs_its_prompt(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    daemon.backend.knobs = ("--rate=200", "--tokens=100000")
+    key = await make_key(daemon, tokens_per_minute=1000)
+    body = {**CHAT, "stream": True, "messages": [{"role": "user", "content": "word " * 1000}]}
+    async with daemon.unix.get("/engines/requests", headers={"Accept": "text/event-stream"}) as feed:
+        async with daemon.tcp.post("/v1/chat/completions", json=body, headers={"X-API-Key": key}) as answer:
+            await answer.content.readline()
+            answer.close()
+        assert await feed.content.readline() == b"event: request\n"
+    assert (await call(daemon, "POST", "/v1/chat/completions", key, CHAT))[0] == 429
+    async with daemon.unix.get("/usage?by=key") as told:
+        [usage] = await told.json()
+    assert usage["prompt_tokens"] == len(json.dumps(body)) // 4
+
+
+async def test_requests_under_way_count_with_their_prompts(start_daemon: StartDaemon) -> None:
+    """However many come at once: those that are let in have prompts of as many tokens as the limit, and one more."""
+    daemon = await start_daemon(models={"smol": 0})
+    key = await make_key(daemon, tokens_per_minute=20)
+    asked = [call(daemon, "POST", "/v1/chat/completions", key, CHAT) for _ in range(40)]
+    found = await asyncio.gather(*asked)
+    size = len(json.dumps(CHAT)) // 4
+    assert sorted(status for status, _ in found) == [200] * -(-20 // size) + [429] * (40 - -(-20 // size))
+    roomy = await make_key(daemon, name="roomy", tokens_per_minute=1000)
+    for _ in range(12):  # what they had reserved is free again: only 11 tokens each are spent
+        assert [(await call(daemon, "POST", "/v1/chat/completions", roomy, CHAT))[0] for _ in range(5)] == [200] * 5
+
+
 async def test_what_one_request_of_a_key_may_take(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(models={"smol": 0})
     key = await make_key(daemon, max_tokens=3, max_seconds=600)

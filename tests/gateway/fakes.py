@@ -162,7 +162,8 @@ class FakeRunner:
         self.settling: asyncio.Event | None = None
         self.names: tuple[str, ...] | None = None
         self.spec = SimpleNamespace(
-            bundle=SimpleNamespace(name=f"ai/{model}", capabilities=frozenset({"chat", "completion"}), defaults=None)
+            bundle=SimpleNamespace(name=f"ai/{model}", capabilities=frozenset({"chat", "completion"}), defaults=None),
+            context_size=4096,
         )
         self.failure: EngineFailed | None = None
         self.gone = asyncio.Event()

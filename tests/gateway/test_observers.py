@@ -83,6 +83,42 @@ async def test_who_left_and_who_was_refused_by_the_scheduler(folder: Path, kind:
         assert [r.first_byte for r in notes.records] == [None, None]
 
 
+async def test_a_prompt_that_the_engine_did_not_count_is_estimated(folder: Path, kind: str) -> None:
+    """From what its body has, at most the window: of a stream without counts, of one that its client left, and of an
+    answer that had not begun."""
+
+    async def answer(call: Call) -> None:
+        asked = call.request.body
+        if b"left" in asked:
+            if b"begun" in asked:
+                await call.send(SSE + event("a"))
+            await call.left()
+        elif b"refused" in asked:
+            await call.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\nno")
+        else:
+            await stream(call)
+
+    async with proxy(folder, kind, answer) as served:
+        notes = Notes(served.pipeline.observers)
+        window = 4096  # of the fake runner
+        texts = {"whole": "x" * 400, "refused": "x" * 400, "left begun": "x" * 400, "left": "x" * 8 * window}
+        for number, (name, text) in enumerate(texts.items()):
+            body = {"model": "m", "messages": [{"role": "user", "content": name + text}], "stream": True}
+            client = await served.connect()
+            await client.send(request(body=body))
+            if name == "left":
+                await served.engine.until(lambda e: len(e.received) == 4)
+            else:
+                await client.head()
+            if name.startswith("left"):
+                await client.leave()
+            await until(lambda: len(notes.records) == number + 1)  # noqa: B023
+        whole, refused, left, unbegun = notes.records
+        assert [one.tokens.prompt for one in (whole, refused)] == [whole.bytes_in // 4, 0]
+        assert (left.tokens.prompt, left.tokens.answer) == (left.bytes_in // 4, 1)
+        assert (unbegun.tokens.prompt, unbegun.tokens.answer) == (window, 0)
+
+
 async def test_refusals_before_the_exchange_are_told(folder: Path) -> None:
     refused = {
         "not_json": request(body=b"{"),

@@ -112,7 +112,26 @@ def test_a_changed_limit_keeps_what_was_counted() -> None:
     allowance.end(50)
     allowance.rates = Rates(tokens_per_minute=50)
     with pytest.raises(RateLimited, match="50 tokens"):
-        allowance.begin(2)
+        allowance.begin(2, size=9)
+    allowance.begin(2)  # asks no model
+
+
+def test_what_requests_under_way_were_expected_to_cost_is_settled() -> None:
+    clock = FakeClock(0.0)
+    allowance = Allowance("it", Rates(tokens_per_minute=100), clock)
+    allowance.begin(1, size=4 * 60)
+    allowance.begin(2, size=4 * 60)
+    with pytest.raises(RateLimited, match="those under way") as refused:
+        allowance.begin(3, size=9)
+    assert refused.value.retry_after == 1
+    allowance.end(30, size=4 * 60)
+    allowance.begin(3, size=4 * 60)
+    for _ in range(2):
+        allowance.end(5, size=4 * 60)
+    assert [admits([allowance], client) for client in (4, 5)] == [True, True]
+    allowance.begin(6, size=1 << 30)
+    allowance.end(59, size=1 << 30)
+    allowance.begin(7, size=9)
 
 
 def test_an_ipv6_network_counts_as_one_address() -> None:

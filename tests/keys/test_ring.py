@@ -108,7 +108,7 @@ def test_limits(file: Path) -> None:
     clock.advance(70)
     kim.end(10)
     with pytest.raises(RateLimited, match="10 tokens a minute"):
-        kim.begin(1)
+        kim.begin(1, size=9)
 
 
 def test_changes_at_the_same_time_lose_none(tmp_path: Path) -> None:
