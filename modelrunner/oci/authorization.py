@@ -1,9 +1,9 @@
-"""Gets what a registry asks for before it answers: a password, or a token from its token service
+"""Obtains the credentials that a registry asks for before it answers: a password, or a token from its token service
 (https://distribution.github.io/distribution/spec/auth/token/, and /oauth/ for refresh tokens).
 
 A password goes to the registry's own origin and to token services that it may name: those on its own origin, those of
-the table in `registries`, and those that a person has named; over TLS unless the registry itself may do without. It
-never goes along a redirect. Without a password any public token service is asked.
+the table in `registries`, and those that a person has named; over TLS unless the registry itself may do without. A
+password is never sent along a redirect. Without a password, any public token service is asked.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,8 @@ class _Token(msgspec.Struct, frozen=True):
 
 
 class Authorizer:
-    """For one endpoint. `token` is a caller's own, in place of every other credential; `seconds` limits each answer."""
+    """Authorizes requests to one endpoint. `token` is the caller's own and replaces every other credential; `seconds`
+    limits the wait for each answer."""
 
     def __init__(
         self,
@@ -52,14 +53,14 @@ class Authorizer:
         self.anonymous = token is None
 
     def headers(self, scope: str) -> dict[str, str]:
-        """Those of a request to the endpoint's own origin. `scope` is what the request needs, as in
+        """Returns the headers for a request to the endpoint's own origin. `scope` is what the request needs, such as
         `repository:ai/smollm2:pull`."""
         value = f"Bearer {self._token}" if self._token else self._found.get(scope)
         return AGENT | ({"Authorization": value} if value else {})
 
     async def renew(self, scope: str, url: str, headers: Mapping[str, str]) -> dict[str, str] | None:
-        """The headers for another try after an answer with status 401 from `url`; None if there is nothing else to try.
-        Raises `SourceFailed`."""
+        """Returns the headers for another attempt after an answer with status 401 from `url`; None if nothing else can
+        be tried. Raises `SourceFailed`."""
         if self._token or not same_origin(url, self._endpoint.url):
             return None
         offered = {challenge.scheme: challenge for challenge in challenges(headers.get("www-authenticate", ""))}
@@ -111,7 +112,7 @@ class Authorizer:
         )
 
     def _realm(self, text: str, credential: Credential | None) -> "httpx.URL":
-        """The address of the token service. Raises `SourceFailed` for one that may not be asked."""
+        """Returns the address of the token service. Raises `SourceFailed` for an address that may not be asked."""
         import httpx
 
         host = self._endpoint.host
@@ -120,7 +121,7 @@ class Authorizer:
         except (httpx.InvalidURL, ValueError):
             realm = httpx.URL("")
         if realm.scheme not in ("https", "http") or not realm.host or realm.userinfo:
-            raise SourceFailed(f"{host} names a token service whose address is none")
+            raise SourceFailed(f"{host} names a token service with an invalid address")
         own = same_origin(str(realm), self._endpoint.url)
         listed = {realm.host, realm.netloc.decode("ascii")} & set(self._endpoint.token_hosts)
         if realm.scheme == "http" and not self._endpoint.url.startswith("http:"):
@@ -134,7 +135,7 @@ class Authorizer:
 
 
 def _decoded(body: bytes) -> str:
-    """The token, "" for one that cannot stand in a header."""
+    """Returns the token; "" for a token that cannot stand in a header."""
     found = msgspec.json.decode(body, type=_Token)
     token = found.token or found.access
     return token if token.isascii() and token.isprintable() and " " not in token else ""

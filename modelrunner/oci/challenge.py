@@ -1,4 +1,4 @@
-"""What a registry asks for before it answers: the WWW-Authenticate header (RFC 9110, section 11.6.1)."""
+"""Parses the WWW-Authenticate header (RFC 9110, section 11.6.1), in which a registry asks for credentials."""
 
 import re
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class Challenge:
 
 
 def challenges(header: str) -> list[Challenge]:
-    """Those of a header, in its order; what makes no sense ends the list."""
+    """Returns the challenges of a header, in order, up to the first that cannot be parsed."""
     found: list[tuple[str, dict[str, str]]] = []
     position, header = 0, header[:_LONGEST]
     while (match := _PART.match(header, position)) is not None:

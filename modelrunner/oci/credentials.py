@@ -26,7 +26,7 @@ _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PATIENCE = 30.0  # seconds for a helper
 _LARGEST = 1 << 20
 _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", HUB, "registry-1.docker.io")
-_TOKEN_USER = "<token>"  # what helpers say of a refresh token
+_TOKEN_USER = "<token>"  # the user that helpers return with a refresh token
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Credential:
 
     @property
     def basic(self) -> str:
-        """The value of an Authorization header (RFC 7617)."""
+        """Returns the value of an Authorization header (RFC 7617)."""
         return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 
@@ -50,14 +50,15 @@ class _LoginFile(msgspec.Struct):
 
 
 class Credentials:
-    """`own` is our file; `files` are read after it, if they exist."""
+    """Finds and keeps credentials. `own` is modelrunner's file; `files` are read after it, if they exist."""
 
     def __init__(self, own: Path, environ: Mapping[str, str] = os.environ) -> None:
         self._own = own
         self._environ = environ
 
     async def find(self, host: str) -> Credential | None:
-        """Those for a registry. Raises `SourceFailed` for a helper that does not answer."""
+        """Returns the credentials for a registry, None without any. Raises `SourceFailed` for a helper that does not
+        answer."""
         for path in (self._own, self._dockers()):
             file = _read(path)
             for key in _keys(host):
@@ -74,7 +75,7 @@ class Credentials:
         return None
 
     def store(self, host: str, credential: Credential) -> None:
-        """Keeps them in our file, which only its owner can read. Raises `StorageFailed`."""
+        """Keeps the credential in modelrunner's file, which only its owner can read. Raises `StorageFailed`."""
         auth = base64.b64encode(f"{credential.user}:{credential.password}".encode()).decode()
         with self._changing() as table:
             auths = table.setdefault("auths", {})
@@ -83,7 +84,7 @@ class Credentials:
             auths[_keys(host)[0]] = {"auth": auth}
 
     def forget(self, host: str) -> None:
-        """Raises `NotFound` where our file has none, `StorageFailed`."""
+        """Removes the registry from modelrunner's file. Raises `NotFound` if the file lacks it, and `StorageFailed`."""
         with self._changing() as table:
             auths = table.get("auths", {})
             known = [key for key in auths if _is_key_of(key, host)]
@@ -98,7 +99,8 @@ class Credentials:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[dict[str, Any]]:
-        """Two logins at once do not lose each other's."""
+        """Yields the content of the file and writes it back. A lock keeps two logins at once from losing each other's
+        change."""
         with durable.translated("storing the login", self._own.parent):
             self._own.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(self._own.with_suffix(".lock"), "a") as lock:
@@ -113,9 +115,10 @@ class Credentials:
                 durable.write(self._own, msgspec.json.format(msgspec.json.encode(table), indent=1))
 
     async def _ask(self, helper: str, key: str) -> Credential | None:
-        """Asks `docker-credential-HELPER` on the PATH. None where it has none, or is not installed."""
+        """Asks `docker-credential-HELPER` on the PATH. Returns None if the helper has no credential, or is not
+        installed."""
         if not _HELPER.fullmatch(helper):
-            raise SourceFailed("docker's configuration names a credential helper whose name is none")
+            raise SourceFailed("docker's configuration has an invalid credential helper name")
         try:
             process = await asyncio.create_subprocess_exec(
                 *(f"docker-credential-{helper}", "get"),
@@ -140,7 +143,9 @@ class Credentials:
         try:
             found = msgspec.json.decode(output[:_LARGEST], type=dict[str, str])
         except msgspec.MsgspecError:
-            raise SourceFailed(f"docker-credential-{helper} answers nonsense: run it by hand to see why") from None
+            raise SourceFailed(
+                f"docker-credential-{helper} gave an answer that cannot be read: run it by hand to see why"
+            ) from None
         user, secret = found.get("Username", ""), found.get("Secret", "")
         if user == _TOKEN_USER:
             return Credential(refresh=secret)
@@ -148,7 +153,7 @@ class Credentials:
 
 
 def _read(path: Path) -> _LoginFile:
-    """Empty where there is no such file, or one that is not understood: a pull may need no login."""
+    """Returns an empty value if the file is missing or cannot be parsed: a pull may need no login."""
     try:
         return msgspec.json.decode(durable.read(path, _LARGEST), type=_LoginFile)
     except (OSError, msgspec.MsgspecError):
@@ -156,12 +161,12 @@ def _read(path: Path) -> _LoginFile:
 
 
 def _keys(host: str) -> Sequence[str]:
-    """What the file calls the registry, what we write first."""
+    """Returns the keys under which the file may have the registry; we write the first."""
     return _HUB_KEYS if host == HUB else (host, f"https://{host}", f"https://{host}/v2/", f"https://{host}/v1/")
 
 
 def _is_key_of(key: str, host: str) -> bool:
-    """Schemes and paths mean nothing in a key."""
+    """Returns whether a key stands for the registry `host`: the scheme and the path of a key have no meaning."""
     bare = key.split("://")[-1].split("/")[0].lower()
     return bare in {name.split("://")[-1].split("/")[0] for name in _keys(host)}
 

@@ -34,8 +34,8 @@ class _ImageIndex(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def choose(data: bytes) -> Digest:
-    """The digest of the manifest to take: the first for this machine, else the first that names no machine, as a
-    model's usually does, else the first of all. Attestations are no models. Raises `InvalidModel`."""
+    """Returns the digest of the manifest to take: the first for this machine, else the first that names no machine (as
+    a model's usually does), else the first of all. Attestations are skipped. Raises `InvalidModel`."""
     try:
         entries = msgspec.json.decode(data, type=_ImageIndex).manifests
         models = [
@@ -44,7 +44,7 @@ def choose(data: bytes) -> Digest:
             if entry.media_type in _MANIFEST_TYPES and _ATTESTATION not in entry.annotations
         ]
     except (msgspec.MsgspecError, InvalidReference, RecursionError) as error:
-        raise InvalidModel(f"its index is not one that is understood here ({error})") from None
+        raise InvalidModel(f"its index cannot be parsed ({error})") from None
     if not models:
         raise InvalidModel("its index names no manifest")
     return min(models, key=lambda model: _rank(model[0].platform))[1]

@@ -1,4 +1,4 @@
-"""Tries a user and password at a registry before they are kept."""
+"""Tries a user and password at a registry before they are stored."""
 
 from modelrunner.errors import SourceFailed
 from modelrunner.oci.credentials import Credential, Credentials
@@ -7,7 +7,7 @@ from modelrunner.oci.repository import RemoteRepository
 
 
 class _TypedCredentials(Credentials):
-    """Has nothing but what was typed."""
+    """Holds only the typed credential."""
 
     def __init__(self, credential: Credential) -> None:
         self._credential = credential
@@ -17,11 +17,11 @@ class _TypedCredentials(Credentials):
 
 
 async def check(registries: Registries, host: str, credential: Credential) -> None:
-    """Raises `SourceFailed` if the registry refuses the login, or cannot be asked."""
+    """Returns if the registry accepts the login. Raises `SourceFailed` if it refuses it, or cannot be asked."""
     endpoint = registries.origin(host)
     async with await RemoteRepository.open(endpoint, "", _TypedCredentials(credential)) as repository:
         answer = await repository.request("GET", f"{endpoint.url}/v2/", {})
         if answer.status in (401, 403):
             raise SourceFailed(f"{host} refuses the user or the password")
         if answer.status != 200:
-            raise SourceFailed(f"{host} answered {answer.status}, and not as a registry: look at its name")
+            raise SourceFailed(f"{host} answered {answer.status}, which is not a registry's answer: check its name")

@@ -35,8 +35,8 @@ class Pusher:
     ) -> str:
         """Pushes the model `text` under the name `target`, by default its own, and returns that name with the digest.
         `token` goes to the registry alone; the private key in the file `key` signs the model there. Files that the
-        registry has are not sent; what was sent stays there when the push fails, so that the next one goes on. Raises
-        `ModelNotFound`, `InvalidReference`, `BadRequest` for a name that is no registry's, `InvalidModel` for a damaged
+        registry has are not sent. After a failure the sent files stay there, so the next push continues. Raises
+        `ModelNotFound`, `InvalidReference`, `BadRequest` for a name without a registry, `InvalidModel` for a damaged
         model, `SourceFailed`."""
         model, reference = self._store.get(text), self._target(text, target)
         signer = await in_thread(lambda _: signatures.private_key(key)) if key is not None else None
@@ -69,7 +69,7 @@ class Pusher:
         return f"{reference.short}@{model.id}"
 
     def _target(self, text: str, target: str | None) -> Reference:
-        """The name that the model gets at the registry. Raises `BadRequest`."""
+        """Returns the name that the model gets at the registry. Raises `BadRequest`."""
         if target is not None:
             names = [Reference.parse_name(target)]
         else:
@@ -78,7 +78,7 @@ class Pusher:
         for name in names:
             if name.host not in NO_REGISTRIES:
                 return name
-        raise BadRequest(f"{text} has no name at a registry: write `modelrunner push {text} HOST/NAME`", param="to")
+        raise BadRequest(f"{text} has no registry in its name: write `modelrunner push {text} HOST/NAME`", param="to")
 
     def _blob(self, file: StoredFile) -> Blob:
         blob = self._store.have(str(file.digest))

@@ -1,4 +1,4 @@
-"""Which registries there are, where they answer, and what a person has allowed for each."""
+"""The registries: their endpoints, and the rules that the configuration sets for each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from modelrunner.web.session import is_loopback
 
 HUB = "docker.io"
 _HUB_HOST = "registry-1.docker.io"
-# Token services on another host than their registry's that the same people run.
+# Token services on another host than their registry's, run by the registry's own operator.
 _TOKEN_HOSTS = {
     HUB: ("auth.docker.io",),
     "registry.gitlab.com": ("gitlab.com",),
@@ -20,9 +20,9 @@ _TOKEN_HOSTS = {
 @dataclass(frozen=True, slots=True)
 class RegistryRules:
     """A `[registries."HOST"]` table. `mirrors` are asked first, in their order; `location` is asked in place of the
-    registry itself. `plain_http` None allows it for this machine alone. `ca` is a file with further certificates to
-    trust. `token_hosts` may get the registry's credentials, `hosts` are where it may redirect to although they are
-    private; `keys` are files with public keys, one of which must have signed each model."""
+    registry itself. `plain_http` allows HTTP without TLS; None allows it for this machine alone. `ca` is a file with
+    further certificates to trust. `token_hosts` may get the registry's credentials, `hosts` are private hosts that it
+    may redirect to. `keys` are files with public keys, one of which must have signed each model."""
 
     mirrors: tuple[str, ...] = ()
     location: str | None = None
@@ -35,8 +35,8 @@ class RegistryRules:
 
 @dataclass(frozen=True, slots=True)
 class RegistryEndpoint:
-    """A place that answers for a registry. `host` is the name that its credentials are kept under, `url` has no path;
-    `rules` are those of `host`."""
+    """An address that answers for a registry. `host` is the name under which its credentials are stored, `url` has no
+    path; `rules` are those of `host`."""
 
     host: str
     url: str
@@ -44,17 +44,18 @@ class RegistryEndpoint:
 
     @property
     def token_hosts(self) -> tuple[str, ...]:
-        """Hosts, with a port where it is not the usual one, that may ask for the credentials, besides the registry."""
+        """Returns the hosts that may ask for the credentials besides the registry, each with its port unless that is
+        the default."""
         return (*_TOKEN_HOSTS.get(self.host, ()), *self.rules.token_hosts)
 
     @property
     def named(self) -> frozenset[str]:
-        """Hosts that a person has named for it."""
+        """Returns the hosts that the configuration names for the registry."""
         return frozenset({*self.rules.token_hosts, *self.rules.hosts})
 
 
 class Registries:
-    """The rules by registry. `replace` takes new ones for the next pull."""
+    """The rules of each registry. `replace` sets new rules for the next pull."""
 
     def __init__(self, rules: Mapping[str, RegistryRules] | None = None) -> None:
         self._rules = dict(rules or {})
@@ -63,21 +64,21 @@ class Registries:
         self._rules = dict(rules)
 
     def keys(self, host: str) -> tuple[Path, ...]:
-        """Files with the public keys, one of which must have signed each model of the registry."""
+        """Returns the files with public keys, one of which must have signed each model of the registry."""
         return self._rules[host].keys if host in self._rules else ()
 
     def endpoints(self, host: str) -> list[RegistryEndpoint]:
-        """Where to pull from, the first first."""
+        """Returns the endpoints to pull from, in the order in which they are asked."""
         rules = self._rules.get(host, RegistryRules())
         return [*(self._endpoint(mirror) for mirror in rules.mirrors), self.origin(host)]
 
     def origin(self, host: str) -> RegistryEndpoint:
-        """Where to push to: the registry itself, or what stands for it."""
+        """Returns the endpoint to push to: the registry itself, or its `location`."""
         rules = self._rules.get(host, RegistryRules())
         return self._endpoint(rules.location) if rules.location else self._endpoint(host)
 
     def _endpoint(self, place: str) -> RegistryEndpoint:
-        """`place` is a host, or an address whose scheme says whether TLS is used."""
+        """Returns the endpoint of `place`, a host, or an address whose scheme says whether TLS is used."""
         scheme, _, host = place.rpartition("://")
         host = host.rstrip("/")
         rules = self._rules.get(host, RegistryRules())

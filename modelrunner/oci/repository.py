@@ -33,7 +33,7 @@ Pause = Callable[[float], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class RemoteManifest:
-    """A manifest or an index, byte for byte."""
+    """A manifest or an image index, byte for byte."""
 
     data: bytes
     media_type: str
@@ -45,8 +45,8 @@ class RemoteManifest:
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How registries are asked. `pause` waits between attempts; `look_up_limit` is in seconds, `patience` the
-    downloader's; larger files than `chunk` bytes are sent in chunks."""
+    """The manner of requests to registries. `pause` waits between attempts; `look_up_limit` is in seconds; `patience`
+    is the downloader's; files larger than `chunk` bytes are sent in chunks."""
 
     pause: Pause = asyncio.sleep
     look_up_limit: float = LOOK_UP_LIMIT
@@ -55,8 +55,8 @@ class Manner:
 
 
 class RemoteRepository:
-    """`path` is the repository's name at the endpoint. Its methods raise `SourceFailed`, and `ModelNotFound` for what
-    the registry does not have. An async context manager."""
+    """A repository, `path` at the endpoint. The methods raise `SourceFailed`, and `ModelNotFound` for content that the
+    registry does not have. Use it as an async context manager."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class RemoteRepository:
         actions: str = "pull",
         sources: Sequence[str] = (),
     ) -> Self:
-        """`token` is sent in place of other credentials; `actions` are those of the token's scope, which also lets
-        files be read from the repositories `sources`."""
+        """Returns the opened repository. `token` replaces other credentials; `actions` are those of the token's scope,
+        which also lets files be read from the repositories `sources`."""
         manner = manner or Manner()
         client = await in_thread(lambda _: _client(endpoint))
         authorizer = Authorizer(client, endpoint, credentials, token, manner.look_up_limit)
@@ -102,7 +102,8 @@ class RemoteRepository:
         return f"{self.endpoint.url}/v2/{self.path}/{what}"
 
     async def manifest(self, reference: str) -> RemoteManifest:
-        """By tag, or by digest (`sha256:HEX`), which what comes then has."""
+        """Returns the manifest of a tag or of a digest (`sha256:HEX`); content with another digest raises
+        `SourceFailed`."""
         answer = await self.request("GET", self.url(f"manifests/{reference}"), {"Accept": _ACCEPT}, limit=LARGEST)
         self.require(answer, 200, f"{self.path}:{reference}".replace(":sha256:", "@sha256:"))
         media_type = answer.headers.get("content-type", "").partition(";")[0].strip()
@@ -112,7 +113,7 @@ class RemoteRepository:
         return found
 
     async def put_manifest(self, data: bytes, media_type: str, reference: str) -> None:
-        """Gives the manifest the tag or digest `reference`; what it names is there already."""
+        """Uploads the manifest under the tag or digest `reference`; the repository has all files that it names."""
         url = self.url(f"manifests/{reference}")
         answer = await self.request("PUT", url, {"Content-Type": media_type}, content=data)
         self.require(answer, 201, f"{self.path}:{reference}")
@@ -130,23 +131,24 @@ class RemoteRepository:
         )
 
     async def blob(self, file: StoredFile, limit: int) -> bytes:
-        """A small blob. Raises `SourceFailed` for one of another digest, or of more than `limit` bytes."""
+        """Returns the content of a small blob. Raises `SourceFailed` for content of another digest, or of more than
+        `limit` bytes."""
         answer = await self.request("GET", self.url(f"blobs/{file.digest}"), {}, limit=min(file.size, limit))
         self.require(answer, 200, f"a part of {self.path}")
         if Digest.of(answer.body) != file.digest:
-            raise SourceFailed(f"{self.endpoint.host} sent something else than {file.digest}: pull again later")
+            raise SourceFailed(f"{self.endpoint.host} sent other content than {file.digest}: pull again later")
         return answer.body
 
     def authorization(self) -> dict[str, str]:
-        """Headers for the registry's own origin."""
+        """Returns the headers for the registry's own origin."""
         return self._authorizer.headers(self.scope)
 
     def authorization_for(self, url: str) -> dict[str, str]:
-        """The headers for an address that the registry named: no credentials for another origin."""
+        """Returns the headers for an address that the registry named: no credentials for another origin."""
         return self.authorization() if same_origin(url, self.endpoint.url) else dict(AGENT)
 
     async def renew(self, url: str, headers: Mapping[str, str]) -> dict[str, str] | None:
-        """Better credentials after an answer with status 401, or None."""
+        """Returns better credentials after an answer with status 401, or None."""
         return await self._authorizer.renew(self.scope, url, headers)
 
     async def request(
@@ -158,7 +160,8 @@ class RemoteRepository:
         limit: int = _LARGEST_ERROR,
         content: bytes | None = None,
     ) -> HubAnswer:
-        """The answer, of at most `limit` bytes; a busy registry is asked again. The status is the caller's to judge."""
+        """Returns the answer, of at most `limit` bytes; a busy registry is asked again. The caller checks the
+        status."""
         authorized = attempt = 0
         while True:
             answer = await ask(
@@ -181,7 +184,7 @@ class RemoteRepository:
             await self.manner.pause(pause if pause is not None else 2.0**attempt)
 
     def require(self, answer: HubAnswer, status: int, what: str) -> None:
-        """Raises what a status other than `status` means. What a registry says in words is never shown."""
+        """Raises the error that a status other than `status` means. The registry's own text is never shown."""
         host = self.endpoint.host
         if answer.status == status:
             return
@@ -193,7 +196,9 @@ class RemoteRepository:
                 f"{what} is not there, or it is private: look at its name, or log in with `modelrunner login {host}`"
             )
         if answer.status in (401, 403):
-            return SourceFailed(f"{host} does not let this user at {what}: `modelrunner login {host}` takes another")
+            return SourceFailed(
+                f"{host} refuses this user access to {what}: log in as another user with `modelrunner login {host}`"
+            )
         wait = retry_after(answer.headers.get("retry-after"))
         return SourceFailed(f"{what}: the registry answered {answer.status}; try again later", retry_after=wait)
 

@@ -34,7 +34,7 @@ _LARGEST = 1 << 16  # bytes of a payload, or of a file with a key
 
 
 class _SignedImage(msgspec.Struct, frozen=True):
-    """The specification's own example begins the name with a capital; cosign does not."""
+    """The signed payload. The specification's own example begins the name with a capital; cosign does not."""
 
     digest: str = msgspec.field(default="", name="docker-manifest-digest")
     other: str = msgspec.field(default="", name="Docker-manifest-digest")
@@ -50,7 +50,7 @@ class _Payload(msgspec.Struct, frozen=True):
 
 
 def public_key(pem: bytes, name: str) -> "EllipticCurvePublicKey":
-    """From PEM; `name` is for the message. Raises `BadRequest` for another kind of key."""
+    """Reads a public key in PEM; `name` is for the message. Raises `BadRequest` for another kind of key."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -61,11 +61,11 @@ def public_key(pem: bytes, name: str) -> "EllipticCurvePublicKey":
         key = None
     if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1):
         return key
-    raise BadRequest(f"{name} is no public key of ECDSA P-256 in PEM, as `cosign generate-key-pair` writes it")
+    raise BadRequest(f"{name} is not an ECDSA P-256 public key in PEM, as `cosign generate-key-pair` writes it")
 
 
 def private_key(path: Path) -> "EllipticCurvePrivateKey":
-    """From a PEM file (PKCS #8 or SEC 1) without a password. Blocks. Raises `BadRequest`."""
+    """Reads a private key from a PEM file (PKCS #8 or SEC 1) without a password. Blocks. Raises `BadRequest`."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -80,14 +80,14 @@ def private_key(path: Path) -> "EllipticCurvePrivateKey":
     if isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1):
         return key
     raise BadRequest(
-        f"{path} is no private key of ECDSA P-256 in PEM without a password (`openssl genpkey -algorithm EC -pkeyopt"
+        f"{path} is not an ECDSA P-256 private key in PEM without a password (`openssl genpkey -algorithm EC -pkeyopt"
         " ec_paramgen_curve:P-256` makes one)",
         param="sign",
     )
 
 
 def read_public_keys(paths: Sequence[Path]) -> "list[EllipticCurvePublicKey]":
-    """Blocks. Raises `BadRequest`."""
+    """Reads the public keys in the files `paths`. Blocks. Raises `BadRequest`."""
     keys = []
     for path in paths:
         try:
@@ -101,8 +101,8 @@ def read_public_keys(paths: Sequence[Path]) -> "list[EllipticCurvePublicKey]":
 async def require_signature(
     repository: RemoteRepository, digests: Sequence[Digest], keys: "Sequence[EllipticCurvePublicKey]"
 ) -> None:
-    """Returns if one of `keys` has signed one of `digests`, each of which stands for the model. Raises
-    `UntrustedModel`, `SourceFailed`."""
+    """Returns if one of `keys` has signed one of `digests`, each of which stands for the model. Raises `UntrustedModel`
+    and `SourceFailed`."""
     place, signed = f"{repository.endpoint.host}/{repository.path}", False
     for digest in digests:
         try:
@@ -114,13 +114,13 @@ async def require_signature(
             payload = await repository.blob(layer.stored(), _LARGEST)
             if _names(payload, digest) and any(_is_by(key, layer, payload) for key in keys):
                 return
-    how = "is signed, but not by a key that was asked for" if signed else "is not signed"
-    raise UntrustedModel(f"{place} {how}: it was not taken. Ask whoever publishes it, or look at the key")
+    how = "is signed, but not by a required key" if signed else "is not signed"
+    raise UntrustedModel(f"{place} {how}: it was not taken. Ask its publisher, or check the key")
 
 
 async def sign(repository: RemoteRepository, digest: Digest, key: "EllipticCurvePrivateKey", reference: str) -> None:
-    """Adds a signature of the manifest `digest`, which was pushed as `reference` (without tag), to those that it has.
-    Raises `SourceFailed`."""
+    """Adds a signature of the manifest `digest`, which was pushed as `reference` (without tag), to its present
+    signatures. Raises `SourceFailed`."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -156,12 +156,12 @@ async def sign(repository: RemoteRepository, digest: Digest, key: "EllipticCurve
 
 
 async def _signatures(repository: RemoteRepository, digest: Digest) -> list[Descriptor]:
-    """The layers that are signatures. Raises `ModelNotFound` where there are none."""
+    """Returns the layers that are signatures. Raises `ModelNotFound` if there are none."""
     found = await repository.manifest(_tag(digest))
     try:
         layers = msgspec.json.decode(found.data, type=Manifest).layers
     except (msgspec.MsgspecError, RecursionError):
-        raise UntrustedModel(f"the signatures of {repository.path} are not ones that are understood here") from None
+        raise UntrustedModel(f"the signatures of {repository.path} cannot be parsed") from None
     return [layer for layer in layers if layer.media_type == PAYLOAD_TYPE and 0 <= layer.size <= _LARGEST]
 
 
@@ -170,7 +170,7 @@ def _tag(digest: Digest) -> str:
 
 
 def _names(payload: bytes, digest: Digest) -> bool:
-    """True if the payload is about this very manifest."""
+    """Returns whether the payload names the digest of this manifest."""
     try:
         critical = msgspec.json.decode(payload, type=_Payload).critical
     except (msgspec.MsgspecError, RecursionError):

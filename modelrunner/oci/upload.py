@@ -1,6 +1,6 @@
-"""Brings one file into a repository (distribution specification, "Pushing blobs"): not at all where it is there, by a
-mount from another repository of the registry, else in chunks. A chunk that was cut is resumed where the registry keeps
-what came; else the file begins anew."""
+"""Brings one file into a repository (distribution specification, "Pushing blobs"). A file that the repository has is
+not sent; a file of another repository of the registry is mounted; any other is sent in chunks. After a cut chunk the
+upload continues where the registry kept the bytes; otherwise the file is sent from its beginning."""
 
 import asyncio
 import contextlib
@@ -23,12 +23,12 @@ _RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,18})")
 
 
 class _ChunkFailed(Exception):
-    """The registry did not take the chunk, and may take it later."""
+    """The registry did not take the chunk; it may take it later."""
 
 
 class Upload:
-    """Of one file at `path`. `sources` are other repositories of the same registry that may have it. `advanced` gets
-    the bytes that the registry has."""
+    """Uploads the file at `path`. `sources` are other repositories of the same registry that may have it. `advanced`
+    gets the number of bytes that the registry has."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Upload:
         self._chunk = repository.manner.chunk
 
     async def run(self) -> bool:
-        """True if bytes had to be sent. Raises `SourceFailed`, and `OSError` for the file."""
+        """Returns whether bytes had to be sent. Raises `SourceFailed`, and `OSError` for the file."""
         there = await self._repository.request("HEAD", self._repository.url(f"blobs/{self._file.digest}"), {})
         if there.status == 200 or not (place := await self._begin()):
             self._advanced(self._file.size)
@@ -53,7 +53,7 @@ class Upload:
         return True
 
     async def _begin(self) -> str | None:
-        """Where to send the file; None if it was mounted."""
+        """Returns the address to send the file to; None if the file was mounted."""
         uploads = self._repository.url("blobs/uploads/")
         for source in self._sources:
             answer = await self._repository.request("POST", f"{uploads}?mount={self._file.digest}&from={source}", {})
@@ -91,7 +91,7 @@ class Upload:
                 place, offset = await self._resumed(place)
 
     async def _patch(self, place: str, offset: int) -> tuple[str, int]:
-        """Sends the next chunk. Returns where to send the one after it, and its offset."""
+        """Sends the next chunk. Returns the address for the chunk after it, and its offset."""
         end = min(offset + self._chunk, self._file.size)
         answer = await self._exchange("PATCH", place, offset, end, {"Content-Range": f"{offset}-{end - 1}"})
         if answer.status != 202:
@@ -99,7 +99,7 @@ class Upload:
         return self._place(answer, place), end
 
     async def _finish(self, place: str, offset: int) -> None:
-        """Ends the upload; what was not sent yet goes along."""
+        """Ends the upload, and sends the remaining bytes along."""
         import httpx
 
         url = str(httpx.URL(place).copy_merge_params({"digest": str(self._file.digest)}))
@@ -112,13 +112,14 @@ class Upload:
             raise _ChunkFailed(f"it answered {answer.status}")
 
     async def _resumed(self, place: str) -> tuple[str, int]:
-        """Where to go on, and from which byte; a new upload where the registry has lost the old one."""
+        """Returns the address and the offset to continue at; begins a new upload if the registry has lost the old
+        one."""
         import httpx
 
         with contextlib.suppress(httpx.InvalidURL, SourceFailed):
             answer = await self._exchange("GET", place, 0, 0, {})
             match = _RANGE.fullmatch(answer.headers.get("range", ""))
-            # "0-0" may be one byte or none.
+            # The range "0-0" may mean one byte or none.
             if answer.status == 204 and match and 0 < int(match[1]) < self._file.size - 1 and self._sends_chunks:
                 return self._place(answer, place), int(match[1]) + 1
         uploads = self._repository.url("blobs/uploads/")
@@ -131,8 +132,8 @@ class Upload:
         return self._file.size > self._chunk
 
     async def _exchange(self, method: str, url: str, offset: int, end: int, headers: Mapping[str, str]) -> HubAnswer:
-        """One request with a part of the file, and its answer. Raises `SourceFailed` for what another try cannot
-        change."""
+        """Sends one request with a part of the file, and returns the answer. Raises `SourceFailed` for a failure that
+        another attempt would repeat."""
         repository = self._repository
         told = {"Content-Type": "application/octet-stream", "Content-Length": str(end - offset), **headers}
         answer = await self._ask(method, url, offset, end, told | repository.authorization_for(url))
@@ -173,11 +174,11 @@ class Upload:
                 sent(offset)
 
     def _place(self, answer: HubAnswer, base: str) -> str:
-        """The address that an answer names for what follows."""
+        """Returns the address that an answer names for the next request."""
         import httpx
 
         try:
             return str(httpx.URL(base).join(answer.headers.get("location", "")))
         except (httpx.InvalidURL, ValueError):
             host = self._repository.endpoint.host
-            raise SourceFailed(f"{host} names an address for uploads that is none") from None
+            raise SourceFailed(f"{host} names an invalid address for uploads") from None

@@ -94,7 +94,7 @@ async def test_a_pulled_model_is_pushed_as_it_was_published(registry: Registry, 
 
 async def test_a_name_to_push_to(registry: Registry, locked: Registry, machine: Machine) -> None:
     await package(machine, "hf.co/a/b", {"x.gguf": gguf()})
-    with pytest.raises(BadRequest, match="no name at a registry"):
+    with pytest.raises(BadRequest, match="no registry in its name"):
         await pusher(machine).push("hf.co/a/b", None, ignore)
     with pytest.raises(BadRequest, match="leave the digest out"):
         await pusher(machine).push("hf.co/a/b", f"x/y@sha256:{'0' * 64}", ignore)
