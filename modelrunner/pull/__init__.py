@@ -1,4 +1,4 @@
-"""Where models come from."""
+"""The sources of models, and pulls from them into the store."""
 
 from modelrunner.pull.puller import Puller
 from modelrunner.pull.source import Context, FetchResult, Preview, PullResult, PullSpec, Source

@@ -1,7 +1,6 @@
-"""`https://HOST/PATH.gguf#sha256=HEX`: a GGUF file at an address, whose sha256 the person gives (the fragment is that
-of PEP 503).
+"""`https://HOST/PATH.gguf#sha256=HEX`: a GGUF file at an address. The fragment with the sha256 is that of PEP 503.
 
-Nothing but the digest says what the file is to be, so an address without one is refused.
+The digest alone says what the file must contain, so an address without one is refused.
 """
 
 import asyncio
@@ -36,37 +35,37 @@ _HOW = "write https://HOST/PATH.gguf#sha256=HEX, or give `--sha256 HEX`"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`url` is without its fragment; `sha256` in hex."""
+    """`url` has no fragment; `sha256` is in hex."""
 
     url: str
     sha256: str
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `InvalidReference`."""
+        """Parses an address. Raises `InvalidReference`."""
         try:
             parts = urlsplit(text)
             host, port = parts.hostname or "", parts.port
         except ValueError:
-            raise InvalidReference(f"this is no address: {_HOW}", param="model") from None
+            raise InvalidReference(f"this is not an address: {_HOW}", param="model") from None
         place = f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"[:200]
-        if "@" in parts.netloc or parts.query:  # which may be secrets: not even repeated here
+        if "@" in parts.netloc or parts.query:  # these may be secrets, so the message does not repeat them
             raise InvalidReference(
-                f"{place}: a password or a query in an address would be shown wherever the model is; leave it out, or"
+                f"{place}: every list of models would show the password or query of this address; leave it out, or"
                 " download the file yourself and take it with `modelrunner package --gguf FILE NAME`",
                 param="model",
             )
         match = _FRAGMENT.fullmatch(parts.fragment)
         if match is None:
             raise InvalidReference(
-                f"{place}: the sha256 of its file is missing, so nobody could tell whether what comes is what was"
-                f" published: {_HOW}",
+                f"{place}: the sha256 of its file is missing, so the downloaded file could not be compared with the"
+                f" published one: {_HOW}",
                 param="model",
             )
         if parts.scheme == "http" and not is_loopback(host):
-            raise InvalidReference(f"{place}: an address without TLS is taken only of this machine", param="model")
+            raise InvalidReference(f"{place}: an address without TLS must be on this machine", param="model")
         if not parts.path.lower().endswith(".gguf"):
-            raise InvalidReference(f"{place}: only a GGUF file is taken from an address: {_HOW}", param="model")
+            raise InvalidReference(f"{place}: an address must be that of a GGUF file: {_HOW}", param="model")
         return cls(text.partition("#")[0], match["hex"].lower())
 
     def __str__(self) -> str:
@@ -78,7 +77,8 @@ class Address:
 
     @property
     def name(self) -> Reference:
-        """Host and path without `.gguf`, as far as a name can have their characters. Raises `InvalidReference`."""
+        """Returns the host and the path without `.gguf`, in the characters that a name may have. Raises
+        `InvalidReference`."""
         parts = urlsplit(self.url)
         path = unquote(parts.path)[: -len(".gguf")].lower()
         words = [re.sub("[^a-z0-9]+", _joint, word).strip("._-") for word in path.split("/")]
@@ -86,16 +86,17 @@ class Address:
             found = Reference.parse_name("/".join([parts.netloc.lower(), *filter(None, words)]))
             if found.host == parts.netloc.lower():
                 return found
-        raise InvalidReference(f"{self.url[:200]} makes no name: give one with `--name`", param="name")
+        raise InvalidReference(f"{self.url[:200]} cannot be made a name: give one with `--name`", param="name")
 
 
 def _joint(match: re.Match[str]) -> str:
-    """What stands between letters and digits in a name."""
+    """Returns the text that replaces characters between letters and digits in a name."""
     return match[0] if match[0] in (".", "_", "-") else "-"
 
 
 class AddressSource(Source):
-    """`pause`, `patience` and `look_up_limit` (seconds) are as of the hubs."""
+    """Models at addresses. `pause`, `patience` and `look_up_limit` (seconds) have the meaning that they have for
+    hubs."""
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class AddressSource(Source):
         return str(Address.parse(text))
 
     async def revision(self, wanted: PullSpec) -> str | None:
-        """The digest: what it names never changes."""
+        """Returns the digest: an address with a digest never means other content."""
         return Address.parse(wanted.text).sha256
 
     async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
@@ -172,7 +173,7 @@ def _headers(token: str | None) -> dict[str, str]:
 def _failure(address: Address, answer: HubAnswer) -> ModelRunnerError:
     match answer.status:
         case 404 | 410:
-            return ModelNotFound(f"{address.url} is not there: look at the address")
+            return ModelNotFound(f"{address.url} is not there: check the address")
         case 401 | 403:
             return refused(address.url, answer.headers)
         case 429 | 503 as status:

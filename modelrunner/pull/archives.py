@@ -1,4 +1,4 @@
-"""Takes the files of a model out of its archives."""
+"""Unpacks the files of a model from its archives."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ def unpack_layers(
     parsed: Manifest, find: Callable[[Digest], Path | None], folder: Path, stop: threading.Event
 ) -> dict[str, tuple[Path, FromArchive]]:
     """Unpacks the layers of a manifest that are archives; `find` returns the place of each. The files get names of our
-    own in `folder`. Blocks. Raises as `unpack`, and `SourceFailed` for an archive that is gone."""
+    own in `folder`. Blocks. Raises the errors of `unpack`, and `SourceFailed` for an archive that is gone."""
     found = {}
     for digest, packed in archives(parsed).items():
         archive = find(digest)
@@ -56,7 +56,7 @@ def unpack_layers(
 
 
 def unpacked_files(origins: Mapping[str, FromArchive], blobs: Mapping[str, Blob]) -> list[UnpackedFile]:
-    """Both are by the names of the files."""
+    """Returns the unpacked files with their digests. `origins` and `blobs` have them by name."""
     return [
         UnpackedFile(f"sha256:{origin.archive}", origin.path, str(blobs[name].digest), blobs[name].size)
         for name, origin in origins.items()

@@ -1,4 +1,4 @@
-"""The room in the quota that models on their way have: together they cannot pass it, whichever way each comes."""
+"""Claims of pulls and uploads to the quota: their files together cannot exceed it."""
 
 import threading
 from collections.abc import Hashable, Iterator, Mapping
@@ -12,7 +12,7 @@ _Sizes = dict[Hashable, int]
 
 
 class Claims:
-    """Those of all pulls and uploads. A file that several claim, or that is stored by now, counts once."""
+    """The claims of all pulls and uploads. A file that several claim, or that the store has by now, counts once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -21,7 +21,7 @@ class Claims:
 
     @contextmanager
     def claim(self) -> Iterator["Claim"]:
-        """A claim to nothing yet, which ends with the block."""
+        """Yields an empty claim, which ends with the block."""
         claim = Claim(self)
         with self._lock:
             self._held.append(claim.files)
@@ -32,8 +32,8 @@ class Claims:
                 self._held = [files for files in self._held if files is not claim.files]
 
     def extend(self, claim: "Claim", files: Mapping[Hashable, int]) -> None:
-        """As `Claim.require`. The disks are asked without the lock, and once more where somebody has claimed more
-        meanwhile, and before a refusal: what others bring may have been stored."""
+        """Adds `files` to the claim, as `Claim.require` does. The disks are asked without the lock; they are asked
+        again after another claim has grown, and before a refusal, because other claims' files may be stored by then."""
         here: dict[Hashable, bool] = {}
         while True:
             with self._lock:
@@ -49,7 +49,7 @@ class Claims:
                 raise error
 
     def _counted(self, claim: "Claim", files: Mapping[Hashable, int]) -> tuple[_Sizes, _Sizes]:
-        """What the claim has with `files`, and what others have beside it."""
+        """Returns the sizes of the claim with `files`, and those of the other claims."""
         wanted = claim.files | dict(files)
         others: _Sizes = {}
         for held in self._held:
@@ -58,35 +58,35 @@ class Claims:
         return wanted, {key: size for key, size in others.items() if key not in wanted}
 
     def _excess(self, wanted: _Sizes, beside: _Sizes) -> InsufficientDisk | None:
-        """The error if these are more than models may have."""
+        """Returns the error if `wanted` and `beside` together exceed the quota."""
         try:
             self._store.require_quota(sum(wanted.values()) + sum(beside.values()))
         except InsufficientDisk as error:
             if not beside:
                 return error
             coming = format_bytes(sum(beside.values()))
-            return error.saying(f"{error.message}; {coming} of them are promised to what is coming")
+            return error.saying(f"{error.message}; {coming} of them are promised to models on their way")
         return None
 
     def _is_stored(self, key: Hashable) -> bool:
-        """Whether it is the digest of a stored file."""
+        """Returns whether `key` is the digest of a stored file."""
         return isinstance(key, Digest) and self._store.have(str(key)) is not None
 
 
 def _without(files: _Sizes, here: Mapping[Hashable, bool]) -> _Sizes:
-    """Those that are not stored."""
+    """Returns the files that are not stored."""
     return {key: size for key, size in files.items() if not here[key]}
 
 
 class Claim:
-    """What one pull or upload may bring. `files` has the size of each, in bytes."""
+    """The claim of one pull or upload. `files` has the size of each file, in bytes."""
 
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
         self.files: _Sizes = {}
 
     def require(self, files: Mapping[Hashable, int]) -> None:
-        """Claims `files`, too: their sizes by their digests, or by anything that is theirs alone. Asks the disks, in
-        any thread but the event loop's. Raises `InsufficientDisk`, with nothing more claimed, if that is more than
-        models may have."""
+        """Claims `files` too: their sizes by their digests, or by any other key that no other file has. Asks the disks:
+        call it in any thread but the event loop's. Raises `InsufficientDisk`, with nothing more claimed, if the quota
+        is exceeded."""
         self._claims.extend(self, files)

@@ -25,9 +25,9 @@ async def fetch_files(
     late: Callable[[K], bool],
     check: Callable[[], Awaitable[None]],
 ) -> set[K]:
-    """Brings `files` to where `Context.partial` says, and returns those that the store has got meanwhile instead.
-    `check` is called before the first of those that are `late`, and may raise. Raises as `Downloader.fetch`, and
-    `InsufficientDisk`."""
+    """Downloads `files` to the paths that `Context.partial` returns, and returns those that the store has received
+    meanwhile. `check` is called before the first of the `late` files, and may raise. Raises the errors of
+    `Downloader.fetch`, and `InsufficientDisk`."""
     total, done = sum(file.size for file in files.values()), dict.fromkeys(files, 0)
     places = {context.partial(file): file for file in files.values()}
 
@@ -66,5 +66,5 @@ async def fetch_files(
 
 
 def _identity(file: RemoteFile) -> Hashable:
-    """The same for files of the same content, as far as that is known."""
+    """Returns a key that is equal for files of the same content, as far as the digests are known."""
     return (Digest.named(file.sha256) if file.sha256 else None) or file.partial_name

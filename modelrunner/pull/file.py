@@ -1,7 +1,7 @@
 """`file:///abs/path.gguf` or `file:///abs/folder`: on this machine, a GGUF file (or one of several shards), or a folder
-with a model in safetensors. Further files of the model stand behind a question mark (`with_parts`). A path may be a
-symbolic link, as the files in the cache of Hugging Face are: what it leads to is copied. Files are copied, never moved;
-where the file system can, a copy shares its blocks with the original."""
+with a model in safetensors. Further files of the model follow a question mark (`with_parts`). A path may be a symbolic
+link, as the files in the cache of Hugging Face are: its target is copied. Files are copied, never moved; a copy shares
+its blocks with the original if the file system supports that."""
 
 import asyncio
 import errno
@@ -32,12 +32,12 @@ _PARTS = {"mmproj": PROJECTOR, "chat-template": TEMPLATE}
 _LORA = "lora"
 _STORED = "stored://"
 _STEP = 16 << 20
-# Kernel, file system or pair of file systems without copy_file_range.
+# The kernel, the file system or the pair of file systems lacks copy_file_range.
 _NO_RANGE_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ETXTBSY}
 
 
 class FileSource(Source):
-    """The server lets only those callers use it who could open the file themselves."""
+    """Files of this machine. The server serves it only to callers who could open the files themselves."""
 
     needs_name = True
 
@@ -45,8 +45,9 @@ class FileSource(Source):
         return text.startswith("file:")
 
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
-        """Raises `ModelNotFound`, `BadRequest` for what is no regular file or may not be read, `InvalidModel` for a
-        file that is no GGUF, `UnsupportedModel` for a folder with code in it, all before anything is copied."""
+        """Copies the files. Raises `ModelNotFound`, `BadRequest` for a file that is not regular or may not be read,
+        `InvalidModel` for a file that is not GGUF, `UnsupportedModel` for a folder with code in it, all before the
+        first copy."""
         (source, parts, loras), folder, trust = _places(wanted.text), context.folder, wanted.trust
         loop = asyncio.get_running_loop()
 
@@ -76,7 +77,7 @@ class FileSource(Source):
         return FetchResult(await in_thread(work, HASHING))
 
     def _base(self, source: str, trust: bool) -> tuple[dict[str, Path], bool]:
-        """The files of the model itself, and whether they are those of a folder."""
+        """Returns the files of the model itself, and whether they come from a folder."""
         original = _path(source, "from")
         whole = original.is_dir()
         return (_in_folder(original, trust) if whole else _shards(original)), whole
@@ -85,13 +86,13 @@ class FileSource(Source):
         require_space(folder, sum(sizes))
 
     def _is_copied(self, descriptor: int, target: Path) -> bool:
-        """False if `target` was made of the open file in another way."""
+        """Returns False if `target` was made of the open file in another way."""
         return True
 
 
 class ImportSource(FileSource):
-    """`import:///abs/path`: the same, of another program. The files are cloned or linked where the file systems allow
-    it: nothing of that program's is changed, and nothing is written into a file that it has too."""
+    """`import:///abs/path`: a file of another program. The files are cloned or hard-linked if the file systems allow
+    it: the program's files do not change, and nothing is written into a file that both have."""
 
     def claims(self, text: str) -> bool:
         return text.startswith("import:")
@@ -100,14 +101,14 @@ class ImportSource(FileSource):
         return await super().fetch(replace(wanted, text=f"file:{wanted.text.removeprefix('import:')}"), context)
 
     def _require_space(self, folder: Path, sizes: Iterable[int]) -> None:
-        """Perhaps none is needed; a copy that does not fit fails as it goes on."""
+        """Requires nothing: links need no space, and a copy that does not fit fails while it is written."""
 
     def _is_copied(self, descriptor: int, target: Path) -> bool:
         return linking.take(descriptor, target) is linking.LinkKind.COPY
 
 
 class StoredSource(FileSource):
-    """`stored://REF`: a model that is here, for another one that is made of its files."""
+    """`stored://REF`: a model in the store, for a new model that is made of its files."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -125,7 +126,7 @@ class StoredSource(FileSource):
 
 
 def stored_source(reference: str) -> str:
-    """The text of a `StoredSource`."""
+    """Returns the text of a `StoredSource`."""
     return f"{_STORED}{quote(reference, safe='')}"
 
 
@@ -134,14 +135,14 @@ def _stored(text: str) -> str:
 
 
 def with_parts(text: str, parts: Iterable[tuple[str, str]]) -> str:
-    """The source `text` with further files of the model, which are written like it. Each of the `parts` is a name and a
-    file: `mmproj` (a projector in GGUF), `chat-template` (Jinja), or `lora`, a LoRA adapter (`lora.py`) that may end
-    with a colon and its scale."""
+    """Returns the source `text` with further files of the model, written as in `file://` addresses. Each of the `parts`
+    is a name and a file: `mmproj` (a projector in GGUF), `chat-template` (Jinja), or `lora`, a LoRA adapter (`lora.py`)
+    that may end with a colon and its scale."""
     return f"{text}?{query}" if (query := urlencode(list(parts))) else text
 
 
 def _places(text: str) -> tuple[str, dict[str, Path], list[LoraPath]]:
-    """The source without its further files, these by their names in the bundle, and the adapters. Raises
+    """Returns the source without its further files, these files by their names in the bundle, and the adapters. Raises
     `BadRequest`."""
     source, mark, query = text.partition("?")
     try:
@@ -165,7 +166,8 @@ def _path(text: str, param: str) -> Path:
 
 
 def _shards(file: Path) -> dict[str, Path]:
-    """By their names in the bundle. A link may have another name than the shard that it leads to."""
+    """Returns the shards by their names in the bundle. A link may have another name than the shard that is its
+    target."""
     for place in dict.fromkeys((file, Path(os.path.realpath(file)))):
         beside = os.listdir(place.parent) if place.parent.is_dir() else ()
         found = {name: place.with_name(shard) for name, shard in with_shards(beside, place.name).items()}
@@ -175,8 +177,8 @@ def _shards(file: Path) -> dict[str, Path]:
 
 
 def _in_folder(folder: Path, trust: bool) -> dict[str, Path]:
-    """The files of the model in the folder, by their names in the bundle. Code is refused and not just left out: the
-    caller can change the folder."""
+    """Returns the files of the model in the folder, by their names in the bundle. Code is refused and not just left
+    out: the caller can change the folder."""
     within = (folder, *(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()))
     names = [str(path.relative_to(folder)) for place in within for path in place.iterdir()]
     code = sorted(name for name in names if is_code(name))
@@ -187,12 +189,12 @@ def _in_folder(folder: Path, trust: bool) -> dict[str, Path]:
         )
     chosen = folder_files(names, trust=trust)
     if not chosen:
-        raise InvalidModel(f"{folder} holds no model in safetensors; a GGUF file is packaged by its own name")
+        raise InvalidModel(f"{folder} holds no model in safetensors; to package a GGUF file, give the file itself")
     return {name: folder / name for name in chosen}
 
 
 def _open(path: Path, magic: bytes, stack: ExitStack) -> int:
-    """Opens a regular file for reading. It does not wait for a FIFO or open a terminal. A link is resolved once."""
+    """Opens a regular file for reading. Does not wait for a FIFO or open a terminal. A link is resolved once."""
     try:
         descriptor = os.open(
             os.path.realpath(path, strict=True),
@@ -206,7 +208,7 @@ def _open(path: Path, magic: bytes, stack: ExitStack) -> int:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise BadRequest(f"{path} is not a regular file", param="from")
     if os.pread(descriptor, len(magic), 0) != magic:
-        raise InvalidModel(f"{path} is no GGUF file: it does not begin with GGUF")
+        raise InvalidModel(f"{path} is not a GGUF file: it does not begin with GGUF")
     return descriptor
 
 
@@ -225,7 +227,7 @@ def _copy(source: int, target: Path, size: int, stop: threading.Event) -> None:
 
 
 def _move(source: int, destination: int, position: int, count: int) -> int:
-    """Copies at most `count` bytes, returns how many."""
+    """Copies at most `count` bytes; returns how many were copied."""
     if hasattr(os, "copy_file_range"):
         try:
             return os.copy_file_range(source, destination, count, offset_src=position)

@@ -1,4 +1,4 @@
-"""What hubs of repositories have in common: a repository's list of files, of which those of one model are chosen."""
+"""The base of the hubs: a repository's list of files, and the choice of one model's files from it."""
 
 import hashlib
 import re
@@ -29,8 +29,8 @@ _REPOSITORY = re.compile(r"[^/]+/(?P<repository>[^/:@]+/[^/:@]+)[^/]*")
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The chosen files by their names inside the bundle. `commit` is the state of the repository that they are of;
-    `licence` is what the hub calls it, "" if it does not say."""
+    """The chosen files by their names inside the bundle. `commit` is the state of the repository that they belong to;
+    `licence` is the hub's name for the licence, "" if it gives none."""
 
     files: Mapping[str, RemoteFile]
     commit: str
@@ -38,7 +38,7 @@ class Listing:
 
     @property
     def digests(self) -> dict[str, str]:
-        """The sha256 of the files that the hub has one of."""
+        """Returns the sha256 of the files for which the hub has one."""
         return {name: file.sha256 for name, file in self.files.items() if file.sha256 is not None}
 
     @property
@@ -53,8 +53,8 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryName:
-    """`path` is `ORG/REPO` in the case it was written in. `wanted` is a quantization, None for the default; `revision`
-    a branch, tag or commit, "" for the main branch. `str()` is for messages."""
+    """A repository and a choice in it. `path` is `ORG/REPO` in the case it was written in. `wanted` is a quantization,
+    None for the default; `revision` is a branch, tag or commit, "" for the main branch. `str()` is for messages."""
 
     host: str
     path: str
@@ -66,17 +66,17 @@ class RepositoryName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `InvalidReference`."""
+        """Parses a name. Raises `InvalidReference`."""
         reference, match = Reference.parse(text), _REPOSITORY.fullmatch(text)
         if match is None or reference.digest is not None:
-            raise InvalidReference(f"{text!r} is no model on a hub: write {reference.host}/ORG/REPO[:QUANT]")
+            raise InvalidReference(f"{text!r} does not name a model on a hub: write {reference.host}/ORG/REPO[:QUANT]")
         wanted = None if reference.tag.lower() == DEFAULT_TAG else reference.tag
         return cls(reference.host, match["repository"], wanted, reference.revision)
 
 
 class Hub(ABC):
-    """One hub, with credentials; an answer has to come within `limit` seconds. `variable` is the environment variable
-    of its token. Blocks when it is made (certificates and the token are read)."""
+    """One hub, with credentials; it must answer within `limit` seconds. `variable` is the environment variable of its
+    token. The constructor blocks (it reads certificates and the token)."""
 
     variable: ClassVar[str]
 
@@ -98,26 +98,26 @@ class Hub(ABC):
 
     @abstractmethod
     def usual_endpoint(self) -> str:
-        """Where the hub is if nobody says."""
+        """Returns the default address of the hub."""
 
     @abstractmethod
     def usual_token(self) -> str | None:
-        """The token of the daemon's user."""
+        """Returns the token of the daemon's user."""
 
     @abstractmethod
     async def list(self, text: str, *, trust: bool) -> Listing:
-        """The files of the model `text`; code that it carries only with `trust`. Raises as `Source.fetch`."""
+        """Returns the files of the model `text`; code files only with `trust`. Raises the errors of `Source.fetch`."""
 
     async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[FoundModel]:
-        """As `Source.search`."""
+        """Searches as `Source.search` does."""
         return ()
 
     async def ranged(self, file: RemoteFile, range: str, limit: int) -> HubAnswer:
-        """A part of a file (remoteheader.py)."""
+        """Returns a part of a file (remoteheader.py)."""
         return await ask(self.client, file.url, {**self.headers, "Range": range}, limit=limit, seconds=self._limit)
 
     async def text(self, file: RemoteFile, limit: int) -> str:
-        """A small file; "" for one of more than `limit` bytes. Raises `SourceFailed`."""
+        """Returns a small file as text; "" for a file of more than `limit` bytes. Raises `SourceFailed`."""
         if file.size > limit:
             return ""
         answer = await self.get(file.url, limit)
@@ -128,9 +128,9 @@ class Hub(ABC):
         return await ask(self.client, url, self.headers, limit=limit, seconds=self._limit)
 
     def require_found(self, answer: HubAnswer, place: str) -> None:
-        """Raises what a status other than 200 means."""
+        """Raises the error that a status other than 200 means."""
         code = answer.headers.get("x-error-code")
-        missing = f"{place} is not on the hub, or it is private: look at its name, or set {self.variable}"
+        missing = f"{place} is not on the hub, or it is private: check its name, or set {self.variable}"
         match answer.status:
             case 200:
                 return
@@ -138,7 +138,7 @@ class Hub(ABC):
                 raise ModelNotFound(missing)
             case 401 | 403 if code == "GatedRepo":
                 raise refused(place, answer.headers)
-            case 401 if code in (None, "RepoNotFound"):  # what a hub says of a repository that does not exist, too
+            case 401 if code in (None, "RepoNotFound"):  # also the hub's answer for a repository that does not exist
                 raise ModelNotFound(missing)
             case 401 | 403:
                 raise refused(place, answer.headers)
@@ -150,7 +150,7 @@ class Hub(ABC):
 
 
 def chosen_files(names: Sequence[str], repository: RepositoryName, *, trust: bool) -> dict[str, str]:
-    """Names in the bundle to names in the repository."""
+    """Returns the names in the repository by the names in the bundle."""
     has_gguf = any(name.lower().endswith(".gguf") for name in names)
     folder = folder_files(names, trust=trust) if repository.wanted is None and not has_gguf else []
     return {name: name for name in folder} or choose(names, repository.wanted, str(repository))

@@ -1,4 +1,4 @@
-"""Models in the repositories of a hub: in GGUF, or in safetensors where there is no GGUF."""
+"""Models in the repositories of a hub: in GGUF, or in safetensors if the repository has no GGUF."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 
 class HubSource(Source):
-    """`hosts` are how a name of its models begins, `hub` is made for each pull with `endpoint`, the token, `transport`
-    and `look_up_limit` (seconds). `pause` waits between attempts; `patience` is the downloader's."""
+    """A source of models on a hub. `hosts` are the first parts of its models' names; `hub` is made for each pull with
+    `endpoint`, the token, `transport` and `look_up_limit` (seconds). `pause` waits between attempts; `patience` is the
+    downloader's."""
 
     hosts: ClassVar[tuple[str, ...]]
     hub: ClassVar[type[Hub]]
@@ -55,7 +56,7 @@ class HubSource(Source):
 
     async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
         async with await self._hub(token) as hub:
-            listing = await hub.list(text, trust=True)  # a model that is only looked at runs nothing
+            listing = await hub.list(text, trust=True)  # nothing of a previewed model is run
             file, bundle = listing.files.get("model.gguf"), None
             if file is not None and len(listing.files) == 1:  # shards and projectors have headers of their own
                 name = Reference.parse(text).short

@@ -28,7 +28,7 @@ _LICENCE = re.compile(r"license:([A-Za-z0-9.+-]{1,64})")
 
 
 class _LfsFile(msgspec.Struct, frozen=True):
-    """A file that git keeps elsewhere (LFS)."""
+    """A file whose content git stores elsewhere (LFS)."""
 
     sha256: str
     size: FileSize
@@ -70,7 +70,8 @@ class HuggingFaceHub(Hub):
         return constants.ENDPOINT
 
     def usual_token(self) -> str | None:
-        """huggingface_hub's own headers are not taken: making them asks the hub a question by its own client."""
+        """Returns the token without huggingface_hub's own headers: its client would ask the hub a question to make
+        them."""
         from huggingface_hub import constants, get_token
 
         return None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
@@ -85,16 +86,16 @@ class HuggingFaceHub(Hub):
         try:
             found = msgspec.json.decode(answer.body, type=_Repository)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise SourceFailed(f"{repository}: the hub's answer is no list of files; look at HF_ENDPOINT") from None
+            raise SourceFailed(f"{repository}: the hub's answer is not a list of files; check HF_ENDPOINT") from None
         siblings = {sibling.name: sibling for sibling in found.siblings}
         chosen = chosen_files(list(siblings), repository, trust=trust)
         if not _COMMIT.fullmatch(found.sha):
-            raise SourceFailed(f"{repository}: the hub names no commit; look at HF_ENDPOINT")
+            raise SourceFailed(f"{repository}: the hub names no commit; check HF_ENDPOINT")
         files = {name: await self._file(repository, found.sha, siblings[path]) for name, path in chosen.items()}
         return Listing(files, found.sha, found.licence)
 
     async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[FoundModel]:
-        """The models that match `query`, the most downloaded first."""
+        """Returns the models that match `query`, the most downloaded first."""
         if _offline():
             raise SourceFailed("the hub cannot be searched: HF_HUB_OFFLINE is set")
         asked = {"search": query, "filter": str(format), "sort": "downloads", "direction": "-1", "limit": str(limit)}
@@ -103,7 +104,7 @@ class HuggingFaceHub(Hub):
         try:
             found = msgspec.json.decode(answer.body, type=list[_SearchResult])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise SourceFailed("the hub's answer is no list of models; look at HF_ENDPOINT") from None
+            raise SourceFailed("the hub's answer is not a list of models; check HF_ENDPOINT") from None
         return [
             FoundModel(f"hf.co/{each.id}", each.downloads, each.likes, each.task or "", bool(each.gated))
             for each in found[:limit]
@@ -116,7 +117,7 @@ class HuggingFaceHub(Hub):
             size, digest = sibling.lfs.size, sibling.lfs.sha256
         elif sibling.size is not None and sibling.blob is not None:
             size, digest = sibling.size, sibling.blob
-        else:  # a hub that knows nothing of `blobs=true`
+        else:  # a hub that does not support `blobs=true`
             answer = await ask(
                 self.client, url, self.headers, limit=0, method="HEAD", redirects=False, seconds=self._limit
             )
@@ -139,7 +140,7 @@ def _offline() -> bool:
 
 
 class HuggingFaceSource(HubSource):
-    """Its endpoint is by default huggingface_hub's own (HF_ENDPOINT)."""
+    """Models on the Hugging Face hub. Its endpoint is by default huggingface_hub's own (HF_ENDPOINT)."""
 
     hosts = ("hf.co", "huggingface.co", "www.huggingface.co")
     hub = HuggingFaceHub

@@ -1,8 +1,8 @@
 """Asks the package indexes that pip is configured for.
 
-pip is asked for its settings and for nothing else (its environment variables, its files and its default index hold);
-pages and wheels come by our own HTTP client, so that downloads resume and their sizes are known beforehand. Passwords
-are taken from an index's address and from ~/.netrc, as pip does; a keyring is not asked.
+pip is asked for its settings only (its environment variables, its files and its default index apply). Our own HTTP
+client reads pages and wheels, so that downloads resume and their sizes are known in advance. Passwords come from an
+index's address and from ~/.netrc, as for pip; a keyring is not asked.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _LONGEST_PAGE = 16 << 20
 _SETTINGS_LIMIT = 60.0
-# The options that pip makes of its files, its environment and its defaults. The command line has no switch for this.
+# Prints the options that pip makes of its files, its environment and its defaults; no pip command prints them.
 _SCRIPT = """
 import json
 from pip._internal.commands import create_command
@@ -68,10 +68,10 @@ async def pip_settings(environ: Mapping[str, str], python: str = sys.executable)
             output, errors = await pip.communicate()
         found = json.loads(output)
     except TimeoutError:
-        raise SourceFailed("pip did not tell its settings in time: look at `pip config list`") from None
+        raise SourceFailed("pip did not report its settings in time: check `pip config list`") from None
     except ValueError:
         last = (errors.decode(errors="replace").strip().splitlines() or ["no reason given"])[-1]
-        raise SourceFailed(f"pip cannot tell its settings ({last[:200]}): look at `pip config list`") from None
+        raise SourceFailed(f"pip cannot report its settings ({last[:200]}): check `pip config list`") from None
     finally:
         if pip.returncode is None:
             pip.kill()
@@ -88,7 +88,7 @@ async def pip_settings(environ: Mapping[str, str], python: str = sys.executable)
 
 
 class Indexes:
-    """All indexes and folders of the settings together, as pip sees them. A context manager."""
+    """All indexes and folders of the settings together, as pip uses them. A context manager."""
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class Indexes:
             await client.aclose()
 
     async def links(self, name: str) -> list[tuple[Link, str]]:
-        """Every file of the package `name` (PEP 503's normal form), each with the address of the index that offers it.
-        An index that fails is passed over if another has the package; else raises its `SourceFailed`."""
+        """Returns every file of the package `name` (PEP 503's normal form), each with the address of the index that
+        offers it. An index that fails is skipped if another has the package; otherwise raises its `SourceFailed`."""
         found: list[tuple[Link, str]] = []
         failure: SourceFailed | None = None
         pages = [f"{index.rstrip('/')}/{name}/" for index in self._settings.indexes]
@@ -128,22 +128,23 @@ class Indexes:
         return found
 
     async def remote(self, link: Link, page: str) -> RemoteFile | Path:
-        """The file to download, or its path if it lies on this machine. Raises `SourceFailed`."""
+        """Returns the file to download, or its path if it lies on this machine. Raises `SourceFailed`."""
         if not _is_remote(link.url):
             path = None if _is_remote(page) else _local(link.url)
             if path is None:
-                raise SourceFailed(f"the package index {_host(page)} names a file that is not on the web: {link.file}")
+                raise SourceFailed(f"the package index {_host(page)} names a file without an HTTP address: {link.file}")
             return path
         size = link.size if link.size is not None else await self._size(link, page)
         return RemoteFile(link.file, _bare(link.url), size, link.sha256)
 
     async def download(self, link: Link, page: str) -> Downloader:
-        """For the files that `page` offers."""
+        """Returns the downloader for the files that `page` offers."""
         client, credentials = await self._client(page), self._credentials(link.url)
         return Downloader(client, credentials, pause=self._pause, patience=self._patience)
 
     async def _size(self, link: Link, page: str) -> int:
-        """Of a file whose index does not say: from the head of its answer, whose body is left unread."""
+        """Returns the size of a file whose index does not give it, from the headers of its answer; the body is not
+        read."""
         import httpx
 
         client = await self._client(page)
@@ -156,7 +157,7 @@ class Indexes:
                 length = response.headers.get("Content-Length", "")
                 if response.status_code == 200 and re.fullmatch("[0-9]{1,17}", length):
                     return int(length)
-                raise SourceFailed(f"{link.file}: the index says neither its size nor where it is; look at the index")
+                raise SourceFailed(f"{link.file}: the index gives neither its size nor its address; check the index")
         except TimeoutError:
             raise SourceFailed(f"{link.file}: the index did not answer within {self._limit:.0f} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
@@ -198,7 +199,7 @@ class Indexes:
         return self._clients[origin]
 
     def _credentials(self, url: str) -> dict[str, str]:
-        """The header for the index's own files: its password is not for the hosts that it links to."""
+        """Returns the header for the index's own files: its password is not sent to the hosts that it links to."""
         for address in (url, *self._settings.indexes, *self._settings.find_links):
             parts = urlsplit(address)
             if parts.username is not None and _origin(address) == _origin(url):
@@ -217,7 +218,8 @@ def _basic(user: str, password: str) -> dict[str, str]:
 
 
 def _certificates(settings: PipSettings, trusted: bool) -> ssl.SSLContext | None:
-    """None for the usual ones. Raises `SourceFailed` for a file that cannot be read."""
+    """Returns the TLS context of the settings; None for the default one. Raises `SourceFailed` for a file that cannot
+    be read."""
     if not (settings.cert or settings.client_cert or trusted):
         return None
     try:
@@ -227,13 +229,14 @@ def _certificates(settings: PipSettings, trusted: bool) -> ssl.SSLContext | None
     except OSError as error:
         which = settings.client_cert or settings.cert
         raise SourceFailed(f"pip's certificate file {which} cannot be used: {error.strerror or error}") from None
-    if trusted:  # pip's trusted-host: no certificate is asked for
+    if trusted:  # pip's trusted-host: its certificate is not checked
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
 def _links_of_folder(path: Path) -> list[Link]:
-    """Of an index or folder on this machine: its page, the files in it, or, of a page itself, its links."""
+    """Returns the links of an index or folder on this machine: those of its page, or its files; for a page, its
+    links."""
     page = path / "index.html" if (path / "index.html").is_file() else path
     if page.is_file() and page.suffix in (".html", ".htm"):
         base = page.parent.as_uri() + "/" if page != path else page.as_uri()
@@ -258,7 +261,7 @@ def _origin(url: str) -> str:
 
 
 def _bare(url: str) -> str:
-    """Without the password."""
+    """Returns the address without its password."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 

@@ -1,4 +1,4 @@
-"""The steps of one pull: look whether the model is here, fetch it, verify it, and store it."""
+"""The steps of one pull: check for the model in the store, fetch it, verify it, and store it."""
 
 import asyncio
 import contextlib
@@ -33,12 +33,12 @@ from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.transfers import Transfers
 
-_LOOK = 0.5  # seconds between two looks whether the pull is cancelled, while another one stores its files
+_LOOK = 0.5  # seconds between two checks for a cancellation, while another pull stores its files
 log = logging.getLogger(__name__)
 
 
 class PullJob:
-    """The steps of one pull. Partial files lie in `folder`; `claim` has its room in the quota."""
+    """The steps of one pull. Partial files lie in `folder`; `claim` holds its part of the quota."""
 
     def __init__(
         self,
@@ -66,18 +66,19 @@ class PullJob:
             make_folder(self._target.place.partial / self._target.name, synced=False)
 
     def left_behind(self, others: Iterable[PullTarget]) -> list[Path]:
-        """What attempts in other places may have left of this pull, and no other one uses."""
+        """Returns the folders and files that attempts in other places may have left, and that no other pull uses."""
         names = [path.name for path in self._used]
         places = [path for other in others for path in (other.folder, *(other.partial / name for name in names))]
         return [path for path in places if not self._shared.is_busy(path)]
 
     async def run(self, report: ProgressReport) -> PullResult:
-        """Whatever happens, the folder stays only if it holds bytes that another attempt can go on with."""
+        """Runs the steps. In every case the folder stays only if it holds bytes with which another attempt can
+        continue."""
         wanted = self._wanted
         with translated(f"pulling {wanted.text}", self._target.place.data):
             try:
                 return await self._run(report)
-            except UnsupportedModel:  # another attempt could not go on with it
+            except UnsupportedModel:  # another attempt could not use its files
                 self._clear_soon = True
                 raise
             except (ModelRunnerError, OSError):
@@ -86,8 +87,8 @@ class PullJob:
                 log.exception("pulling %s", wanted.text)
                 self._clear_soon = True
                 raise SourceFailed(
-                    f"what came for {wanted.text} makes no sense ({type(error).__name__}: {str(error)[:200]}); nothing"
-                    " of it is kept. Look at the name; the daemon's log has the details"
+                    f"the files of {wanted.text} cannot be read ({type(error).__name__}: {str(error)[:200]}); nothing"
+                    " of them is kept. Check the name; the daemon's log has the details"
                 ) from error
             finally:
                 free = self._shared.release(self._used)
@@ -106,12 +107,12 @@ class PullJob:
         return PullResult(id, self._name(id))
 
     def _name(self, id: str) -> str:
-        """What the model is called from now on. An index of models has a digest that is no model's."""
+        """Returns the model's name from now on. The digest of an image index is not the digest of a model."""
         digest = self._wanted.reference.digest
         return self._wanted.reference.short if digest is None or str(digest) == id else id
 
     async def _unchanged(self, report: ProgressReport) -> PullResult | None:
-        """The model that the store has, undamaged, unless its source has another one by now."""
+        """Returns the model that the store has, undamaged, unless its source has another one by now."""
         wanted, id = self._wanted, self._stored()
         if id is None:
             return None
@@ -119,7 +120,7 @@ class PullJob:
             report(WorkProgress("Files of the model are missing or damaged here: fetching them again", warning=True))
             return None
         model = PullResult(id, self._name(id), cached=True)
-        if wanted.reference.digest and not self._source.must_ask(wanted):  # which means these very bytes
+        if wanted.reference.digest and not self._source.must_ask(wanted):  # the digest names these bytes
             return model
         remembered = self._journal.revision(wanted.reference, wanted.origin, id)
         if remembered is None:
@@ -129,12 +130,12 @@ class PullJob:
         except (SourceFailed, ModelNotFound) as error:
             if wanted.verify_key is not None:
                 raise
-            report(WorkProgress(f"{error.message}; the model that is here stays in use", warning=True))
+            report(WorkProgress(f"{error.message}; the model in the store stays in use", warning=True))
             return model
         return model if revision == remembered else None
 
     def _stored(self) -> str | None:
-        """The ID of the model that has the wanted name, damaged or not."""
+        """Returns the ID of the model that has the wanted name, damaged or not."""
         try:
             model, name = self._store.whole(str(self._wanted.reference))
         except (ModelNotFound, InvalidReference):
@@ -142,7 +143,8 @@ class PullJob:
         return model.id if name or self._wanted.reference.digest else None
 
     def _damage(self, id: str, stop: threading.Event) -> tuple[Digest, ...]:
-        """What of the model is missing or damaged. Reads every byte if that was asked for."""
+        """Returns the digests of the model's files that are missing or damaged. Reads every byte if the caller asked to
+        verify."""
 
         return self._store.verify(id, _until(stop)) if self._wanted.verify else self._store.missing(id)
 
@@ -150,7 +152,7 @@ class PullJob:
         return await in_thread(lambda stop: self._intact(f"sha256:{sha256}", _until(stop)), HASHING)
 
     def _intact(self, digest: str, go_on: ReadProgress) -> Path | None:
-        """Reads every byte: what another model has may be damaged."""
+        """Returns the stored file with the digest. Reads every byte: a file of another model may be damaged."""
         blob = self._store.have(digest)
         if blob is None:
             return None
@@ -193,7 +195,7 @@ class PullJob:
             self._shared.storing.release()
 
     def _keep(self, fetched: FetchResult, go_on: ReadProgress) -> str:
-        """Blocks. `go_on` stops it only before anything is stored."""
+        """Stores the fetched model and returns its ID. Blocks. `go_on` stops it only before anything is stored."""
         wanted = self._wanted
         blobs = {name: self._verified(path, fetched.digests.get(name), go_on) for name, path in fetched.files.items()}
         for name, sha256 in fetched.stored.items():
@@ -221,14 +223,14 @@ class PullJob:
         return model.id
 
     def _text(self, text: str) -> Blob:
-        """A file with this text."""
+        """Makes a file with this text."""
         data = text.encode()
         path = make_way(self.folder, f"text-{Digest.of(data).hex}")
         path.write_bytes(data)
         return self._store.ingest(path)
 
     def _verified(self, path: Path, sha256: str | None, go_on: ReadProgress) -> Blob:
-        """The file, ready for the store. Another pull that downloaded it may have stored it meanwhile."""
+        """Returns the verified file for the store. Another pull that downloaded it may have stored it meanwhile."""
         digest = f"sha256:{sha256}" if sha256 is not None else None
         try:
             unchanged = path in self._hashed and self._hashed[path] == _stamp(path)
@@ -239,7 +241,7 @@ class PullJob:
             return blob
 
     def _tidy(self, free: Iterable[Path]) -> None:
-        """`free` are the shared downloads that no other pull uses."""
+        """Removes the folder and the files of the pull. `free` are the shared downloads that no other pull uses."""
         with contextlib.suppress(OSError):
             if self._clear_soon or size_of(self.folder) == 0:
                 shutil.rmtree(self.folder)
@@ -249,7 +251,7 @@ class PullJob:
 
 
 def _until(stop: threading.Event) -> ReadProgress:
-    """Stops the reading of a file once `stop` is set."""
+    """Returns a progress function that stops the reading of a file once `stop` is set."""
 
     def go_on(count: int) -> None:
         if stop.is_set():
@@ -259,7 +261,7 @@ def _until(stop: threading.Event) -> ReadProgress:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Changes with the file; None where there is none. Raises `OSError`."""
+    """Returns a value that changes with the file; None without a file. Raises `OSError`."""
     try:
         found = path.lstat()
     except FileNotFoundError:  # another pull has stored it already
@@ -268,7 +270,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 class _PullContext(Context):
-    """Its downloads are those of all pulls."""
+    """The context of one pull; its downloads are shared with all pulls."""
 
     def __init__(self, job: PullJob, report: ProgressReport) -> None:
         super().__init__(job.folder, report, job.stored, job.transfers)

@@ -1,5 +1,5 @@
-"""What was pulled from where, so that an unchanged model is not fetched twice. Without it a pull takes longer, and
-nothing else changes."""
+"""The sources of the pulled models, so that an unchanged model is not fetched twice. Without the journal a pull takes
+longer; nothing else changes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +11,8 @@ from modelrunner.store import Reference
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
-    """What a name was pulled from: `text` as it was written, `origin` its normal form; `model` is the ID. `version` is
-    the source's own word for `revision`."""
+    """The source of a name: `text` as it was written, `origin` its normal form; `model` is the ID. `version` is the
+    source's own word for `revision`."""
 
     origin: str
     model: str
@@ -29,11 +29,11 @@ class Journal:
         self._entries = self._file.load() or {}
 
     def __iter__(self) -> Iterator[tuple[str, JournalEntry]]:
-        """By the normal form of the names."""
+        """Yields the entries by the normal form of the names."""
         return iter(self._entries.items())
 
     def revision(self, reference: Reference, origin: str, model: str) -> str | None:
-        """The source's revision at which `reference` became this very model from `origin`."""
+        """Returns the source's revision at which `reference` became this model from `origin`."""
         entry = self._entries.get(str(reference))
         return entry.revision if entry is not None and (entry.origin, entry.model) == (origin, model) else None
 

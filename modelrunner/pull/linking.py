@@ -1,4 +1,4 @@
-"""Taking a file of another program without its bytes being copied: a clone that shares its blocks, or a hard link."""
+"""Takes a file of another program without a copy of its bytes: by a clone that shares its blocks, or by a hard link."""
 
 import contextlib
 import fcntl
@@ -20,15 +20,15 @@ class LinkKind(StrEnum):
 
 
 def take(source: int, target: Path) -> LinkKind:
-    """Makes `target` of the open file `source`, whose content, mode and times stay as they are. Makes nothing and
-    returns `COPY` where the file systems allow neither way."""
+    """Makes `target` of the open file `source`, whose content, mode and times stay unchanged. Makes nothing and returns
+    `COPY` if the file systems allow neither way."""
     if _clone(source, target):
         return LinkKind.REFLINK
     return LinkKind.HARD_LINK if _link(source, target) else LinkKind.COPY
 
 
 def link_kind(file: Path, folder: Path) -> LinkKind:
-    """How `file` could be taken into `folder`; tries it."""
+    """Returns how `file` could be taken into `folder`, by a trial."""
     target = temporary_name(folder / "probe")
     try:
         source = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -50,7 +50,7 @@ def _link(source: int, target: Path) -> bool:
     try:
         # The open file itself. Only with a folder does Python call linkat, which can follow the link in /proc.
         os.link(f"/proc/self/fd/{source}", target.name, dst_dir_fd=folder, follow_symlinks=True)
-    except (OSError, NotImplementedError):  # another file system, or a file of somebody else's
+    except (OSError, NotImplementedError):  # another file system, or a file of another user
         return False
     finally:
         os.close(folder)

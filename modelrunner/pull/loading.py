@@ -1,4 +1,4 @@
-"""Takes models out of a tar with an OCI image layout (`store/layout.py`), as this program and skopeo write it, or as
+"""Loads models from a tar with an OCI image layout (`store/layout.py`), as modelrunner and skopeo write it, or as
 docker/model-runner does, with a manifest.json in place of the index."""
 
 import asyncio
@@ -24,7 +24,7 @@ from modelrunner.store.files import require_space
 from modelrunner.store.layout import BLOBS, INDEX, NAMES
 from modelrunner.store.manifests import LARGEST, parse
 
-_BARE_MANIFEST = "manifest.json"  # of docker/model-runner
+_BARE_MANIFEST = "manifest.json"  # docker/model-runner's
 _MOST_BYTES = 1 << 50
 _MOST_MODELS = 100
 
@@ -41,7 +41,7 @@ class _LayoutIndex(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """`name` replaces the name that the archive gives its one model; `trust` takes a model that carries code."""
+    """`name` replaces the archive's name for its one model; `trust` accepts a model that carries code."""
 
     name: str | None = None
     trust: bool = False
@@ -56,22 +56,25 @@ def load(
     stop: threading.Event,
     claim: Claim,
 ) -> list[PullResult]:
-    """Takes every model of the archive, once all of its files are here and have their digests. `folder` is an empty one
-    in `Store.partial`; `progress` gets the size of each piece; `claim` takes room in the quota. Blocks. Raises
+    """Stores every model of the archive, once all of its files are here and have their digests. `folder` is an empty
+    folder in `Store.partial`; `progress` gets the size of each piece; `claim` takes room in the quota. Blocks. Raises
     `InvalidModel`, `UnsupportedModel`, `InvalidReference`, `InsufficientDisk`, `StorageFailed`."""
     if options.name is not None:
-        Reference.parse_name(options.name)  # before anything is read
+        Reference.parse_name(options.name)  # fails before anything is read
     blobs, documents = _received(store, stream, folder, progress, stop, claim)
     models = dict(_models(blobs, documents))
     if options.name is not None and len(models) > 1:
-        raise BadRequest(f"the archive holds {len(models)} models: leave the name out", param="name")
+        raise BadRequest(
+            f"the archive holds {len(models)} models: leave `name` out, which applies to one", param="name"
+        )
     return [_stored(store, blobs, data, options.name or name, folder, options, stop) for data, name in models.items()]
 
 
 def _received(
     store: Store, stream: tar.Stream, folder: Path, progress: ReadProgress, stop: threading.Event, claim: Claim
 ) -> tuple[dict[Digest, Blob], dict[str, bytes]]:
-    """The blobs of the archive, and its documents by their names. What the store has is not written again."""
+    """Returns the blobs of the archive, and its documents by their names. A blob that the store has is not written
+    again."""
     blobs: dict[Digest, Blob] = {}
     documents: dict[str, bytes] = {}
     for member in tar.members(stream, limit=_MOST_BYTES):
@@ -91,7 +94,7 @@ def _received(
 
 
 def _intact(store: Store, digest: Digest, stop: threading.Event) -> Blob | None:
-    """The blob that the store has, by its content."""
+    """Returns the store's blob if its content has the digest."""
     if (blob := store.have(str(digest))) is None:
         return None
 
@@ -125,7 +128,7 @@ def _written(
 
 
 def _models(blobs: Mapping[Digest, Blob], documents: Mapping[str, bytes]) -> Iterator[tuple[bytes, str | None]]:
-    """The manifest of each model, and its name."""
+    """Yields the manifest and the name of each model."""
     if INDEX not in documents:
         if _BARE_MANIFEST not in documents:
             raise InvalidModel(f"the archive holds no models: it has no {INDEX}")
@@ -134,14 +137,14 @@ def _models(blobs: Mapping[Digest, Blob], documents: Mapping[str, bytes]) -> Ite
     try:
         described = msgspec.json.decode(documents[INDEX], type=_LayoutIndex).manifests
         if not 0 < len(described) <= _MOST_MODELS:
-            raise InvalidModel(f"the archive names {len(described)} models; 1 to {_MOST_MODELS} are taken")
+            raise InvalidModel(f"the archive names {len(described)} models; the limit is 1 to {_MOST_MODELS}")
         for each in described:
             data = _document(blobs, Digest.parse(each.digest))
             if each.media_type in INDEX_TYPES:
                 data = _document(blobs, imageindex.choose(data))
             yield data, _name(each.annotations)
     except (msgspec.MsgspecError, InvalidReference, RecursionError) as error:
-        raise InvalidModel(f"the archive's index is not one that is understood here ({error})") from None
+        raise InvalidModel(f"the archive's index cannot be parsed ({error})") from None
 
 
 def _document(blobs: Mapping[Digest, Blob], digest: Digest) -> bytes:
@@ -154,7 +157,7 @@ def _document(blobs: Mapping[Digest, Blob], digest: Digest) -> bytes:
 
 
 def _name(annotations: Mapping[str, str]) -> str | None:
-    """Skopeo may have written any text there."""
+    """Returns the model's name, None without a valid one: skopeo may have written any text there."""
     for key in NAMES:
         try:
             return str(Reference.parse_name(annotations[key]))

@@ -24,7 +24,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class _ScopeFile(msgspec.Struct, frozen=True, rename="pascal"):
-    """A file (blob) or a folder (tree)."""
+    """A file (blob) or a folder (tree) of a listing."""
 
     path: str
     type: str = "blob"
@@ -51,7 +51,7 @@ class ModelScopeHub(Hub):
         return os.environ.get(self.variable)
 
     async def list(self, text: str, *, trust: bool) -> Listing:
-        """Its `commit` is the branch or tag: a listing names no commit."""
+        """Returns the files of the model; its `commit` is the branch or tag, because a listing names no commit."""
         repository = RepositoryName.parse(text)
         revision = repository.revision or _MAIN
         base = f"{self.endpoint}/api/v1/models/{repository.path}/repo"
@@ -61,7 +61,7 @@ class ModelScopeHub(Hub):
             found = msgspec.json.decode(answer.body, type=_ListingAnswer)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise SourceFailed(
-                f"{repository}: the hub's answer is no list of files; look at MODELSCOPE_ENDPOINT"
+                f"{repository}: the hub's answer is not a list of files; check MODELSCOPE_ENDPOINT"
             ) from None
         if found.code != 200 or found.data is None:
             raise SourceFailed(f"{repository}: the hub answered with the code {found.code}")
@@ -78,7 +78,7 @@ class ModelScopeHub(Hub):
 
 
 class ModelScopeSource(HubSource):
-    """Its endpoint is by default that of MODELSCOPE_ENDPOINT."""
+    """Models on ModelScope. Its endpoint is by default that of MODELSCOPE_ENDPOINT."""
 
     hosts = ("modelscope.cn", "www.modelscope.cn")
     hub = ModelScopeHub

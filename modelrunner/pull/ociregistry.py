@@ -40,7 +40,8 @@ _SMALL = 16 << 20  # bytes of a file that may say that the model carries code
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A model in a repository; `revision` is the digest of what the name means, which may be an index."""
+    """A model in a repository; `revision` is the digest that the name stands for, which may be that of an image
+    index."""
 
     manifest: RemoteManifest
     parsed: Manifest
@@ -48,7 +49,7 @@ class _Found:
 
     @property
     def files(self) -> list[StoredFile]:
-        """Each once, the small ones first."""
+        """Returns the files, each once, the small ones first."""
         layers = {layer.stored().digest: layer.stored() for layer in (self.parsed.config, *self.parsed.layers)}
         return sorted(layers.values(), key=lambda file: file.size)
 
@@ -61,7 +62,7 @@ class RegistrySource(Source):
         self._manner = manner or Manner()
 
     def claims(self, text: str) -> bool:
-        """Any reference that is no other source's: ask it last."""
+        """Returns whether `text` is a reference that no other source claims: ask this source last."""
         try:
             return Reference.parse(text).host not in NO_REGISTRIES
         except InvalidReference:
@@ -93,7 +94,7 @@ class RegistrySource(Source):
     async def _asked(
         self, text: str, token: str | None, work: Callable[[RemoteRepository, Reference], Awaitable[T]]
     ) -> T:
-        """What `work` returns at the first of the registry's endpoints where it does not fail."""
+        """Returns the result of `work` at the first of the registry's endpoints that does not fail."""
         reference = Reference.parse(text)
         endpoints = self._registries.endpoints(reference.host)
         for endpoint in endpoints:
@@ -111,7 +112,8 @@ class RegistrySource(Source):
         raise AssertionError("the last endpoint returns or raises")
 
     async def _find(self, repository: RemoteRepository, reference: Reference, wanted: PullSpec) -> _Found:
-        """Raises `UntrustedModel` unless the model is signed as the registry's rules and the caller ask for."""
+        """Finds the model and checks its signature. Raises `UntrustedModel` unless the model is signed as the
+        registry's rules and the caller demand."""
         found = await _find(repository, reference)
         digests = list(dict.fromkeys((found.revision, found.manifest.digest)))
         if paths := self._registries.keys(reference.host):
@@ -158,20 +160,20 @@ class RegistrySource(Source):
 
 
 async def _find(repository: RemoteRepository, reference: Reference) -> _Found:
-    """Raises `InvalidModel` for what is no model."""
+    """Finds the manifest of the reference. Raises `InvalidModel` for a manifest of no model."""
     manifest = await repository.manifest(str(reference.digest or reference.tag))
     revision = manifest.digest
     if manifest.media_type in INDEX_TYPES:
         manifest = await repository.manifest(str(imageindex.choose(manifest.data)))
     parsed = parse(manifest.data)
-    archives(parsed)  # before anything is fetched that could not be unpacked
+    archives(parsed)  # fails before archives are fetched that cannot be unpacked
     if parsed.config.size > LARGEST:
         raise InvalidModel(f"its configuration has {parsed.config.size} bytes")
     return _Found(manifest, parsed, revision)
 
 
 async def _preview(repository: RemoteRepository, reference: Reference, folder: Path) -> Preview:
-    """Reads the configuration, the licences, a template and, of a model that is one GGUF file, its header."""
+    """Reads the configuration, the licences, a template and, for a model in one GGUF file, its header."""
     found = await _find(repository, reference)
     layers = found.parsed.layers
     kinds = [layer_of(layer.media_type, layer.path).kind for layer in layers]
@@ -187,7 +189,7 @@ async def _preview(repository: RemoteRepository, reference: Reference, folder: P
     try:
         config = decode_config(await repository.blob(found.parsed.config.stored(), LARGEST))
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise InvalidModel(f"its configuration is not one that is understood here ({error})") from None
+        raise InvalidModel(f"its configuration cannot be parsed ({error})") from None
     licences = [layer for layer in layers if layer.media_type == LICENSE_TYPE][:_MOST_LICENCES]
     return Preview(
         sum(file.size for file in found.files),
@@ -202,14 +204,14 @@ async def _preview(repository: RemoteRepository, reference: Reference, folder: P
 
 
 async def _text(repository: RemoteRepository, layer: Descriptor, limit: int) -> str:
-    """A small file, "" for one of more than `limit` bytes."""
+    """Returns a small file as text, "" for a file of more than `limit` bytes."""
     if layer.size > limit:
         return ""
     return (await repository.blob(layer.stored(), limit)).decode("utf-8", "replace")
 
 
 def _named(parsed: Manifest, paths: Mapping[Digest, Path], stored: Mapping[Digest, Path | None]) -> dict[str, Path]:
-    """The files that are here, by the names that they were published with."""
+    """Returns the files that are here, by the names that they were published with."""
     places = [(layer.path, layer.stored().digest) for layer in parsed.layers]
     found = {name: paths.get(digest) or stored.get(digest) for name, digest in places if in_folder(name)}
     return {name: path for name, path in found.items() if path is not None and path.is_file()}

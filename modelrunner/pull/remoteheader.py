@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file where it lies, through ranges, before the file is downloaded."""
+"""Reads the header of a GGUF file at its source by range requests, before the file is downloaded."""
 
 import contextlib
 from collections.abc import Awaitable, Callable
@@ -12,16 +12,16 @@ from modelrunner.types import Bundle, ModelFormat, ModelHeader
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import HubAnswer
 
-# Bytes in which the header is looked for, one after the other: 256,000 tokens of vocabulary take 10 MB.
+# Sizes of the ranges to read until the header is complete, in bytes: 256,000 tokens of vocabulary take 10 MB.
 _ENDS = (2 << 20, 8 << 20, 24 << 20)
 _FILLED = 8 << 20  # bytes
 Ranged = Callable[[str, int], Awaitable[HubAnswer]]
-"""Asks for the file with a Range header, `bytes=0-99`; the answer has at most so many bytes."""
+"""Asks for the file with a Range header, `bytes=0-99`; the answer has at most that many bytes."""
 
 
 async def preview_gguf(file: RemoteFile, ask: Ranged, name: str, folder: Path) -> Bundle | None:
-    """The bundle of a model that is the one file, without the file; its ID is none of the store's. `name` is the
-    model's, `folder` a temporary one. None if it is no GGUF, or its source sends no ranges."""
+    """Returns the bundle of a model in this one file, without the file; the store does not know its ID. `name` is the
+    model's, `folder` a temporary one. Returns None if the file is not GGUF, or its source sends no ranges."""
     header = await _header(file, ask, folder / "header.gguf")
     if header is None:
         return None
@@ -57,8 +57,8 @@ async def _header(file: RemoteFile, ask: Ranged, path: Path) -> ModelHeader | No
 
 
 def _header_in(beginning: bytes, size: int, path: Path) -> ModelHeader:
-    """Lays the beginning out as a file of the full size, since the reader checks that offsets lie within it. The bytes
-    behind it are such that a header which goes on there is invalid."""
+    """Writes the beginning into a file of the full size, since the reader checks that offsets lie within it. The bytes
+    after it make a header invalid that continues there."""
     with open(path, "wb") as file:
         file.write(beginning)
         file.write(b"\xff" * min(_FILLED, size - len(beginning)))

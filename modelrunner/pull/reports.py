@@ -1,11 +1,11 @@
-"""What sources and pulls tell of models: where one is from, whether a newer one is there, which are offered."""
+"""Reports of sources and pulls about models: the origin, a newer version, the models on offer."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOrigin:
-    """Where a name of a model was pulled from. `version` is a commit, a digest or a version; "" if it has none."""
+    """The source of a model's name. `version` is a commit, a digest or a version; "" if it has none."""
 
     name: str
     source: str
@@ -14,7 +14,7 @@ class ModelOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ModelUpdate:
-    """Whether the source of a model has a newer one; None where it cannot be known, and `reason` says why."""
+    """The answer to whether the source of a model has a newer one; None if unknown, and `reason` says why."""
 
     name: str
     source: str
@@ -24,7 +24,7 @@ class ModelUpdate:
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model that a hub offers: `name` can be pulled; `gated` ones ask for an agreement first."""
+    """A model that a hub offers: `name` can be pulled; a `gated` one requires an agreement first."""
 
     name: str
     downloads: int

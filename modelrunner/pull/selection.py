@@ -1,4 +1,4 @@
-"""Which of the files in one place make up the model that was asked for. Pure: names in, names out."""
+"""Chooses the files of the wanted model from those in one place. Pure: names in, names out."""
 
 import re
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from modelrunner.errors import InvalidModel, ModelNotFound, UnsupportedModel
 from modelrunner.store.names import CONFIG, INDEX, WEIGHTS, in_folder, is_code
 
-# What is taken when nobody says: the 4-bit K-quant that llama.cpp and its users treat as the default, then the nearest
+# The default order: the 4-bit K-quant that llama.cpp and its users treat as the default, then the nearest
 # to it in size, the larger first. A quantization that is not listed comes after these, by name.
 DEFAULT_ORDER = (
     *("Q4_K_M", "Q4_K_L", "Q4_K_S", "UD-Q4_K_XL", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4_MOE", "MXFP4"),
@@ -43,9 +43,10 @@ def choose(names: Iterable[str], wanted: str | None, place: str) -> dict[str, st
     """Maps the names inside the bundle (`model.gguf`, or `model-00001-of-00003.gguf` and so on, first the model, then
     `mmproj.gguf` if there is a projector) to the names in the source.
 
-    `wanted` is a quantization or a file's name, in any case; None takes the first of `DEFAULT_ORDER`. Several files of
-    one quantization: the one that lies least deep, then the first by name. Raises `UnsupportedModel` where there is
-    no GGUF, `ModelNotFound` with what there is where there is no `wanted`; `place` names the source in both.
+    `wanted` is a quantization or a file's name, in any case; None takes the first of `DEFAULT_ORDER`. Among several
+    files of one quantization, the one in the outermost folder is taken, then the first by name. Raises
+    `UnsupportedModel` for a place without GGUF, and `ModelNotFound`, which lists the quantizations, for one without
+    `wanted`; `place` names the source in both.
     """
     candidates = _candidates(names)
     projectors = [c for c in candidates if "mmproj" in c.stem.lower()]
@@ -66,7 +67,7 @@ def choose(names: Iterable[str], wanted: str | None, place: str) -> dict[str, st
 
 
 def _candidates(names: Iterable[str]) -> list[_Candidate]:
-    """The GGUF files, the shards of one model together; incomplete sets of shards are left out."""
+    """Returns the GGUF files, the shards of one model together; incomplete sets of shards are left out."""
     groups: dict[tuple[str, int], list[str]] = {}
     for name in sorted(names):
         if name.lower().endswith(".gguf"):
@@ -81,7 +82,7 @@ def _candidates(names: Iterable[str]) -> list[_Candidate]:
 
 
 def quantization_of(name: str) -> str:
-    """The last quantization named in a file's name or its folders, in capitals; empty if there is none."""
+    """Returns the last quantization named in a file's name or its folders, in capitals; "" if there is none."""
     found = _QUANTIZATION.findall(name)
     return re.sub("^FP", "F", found[-1].upper()) if found else ""
 
@@ -93,8 +94,8 @@ def _bundle_names(count: int) -> list[str]:
 
 
 def with_shards(names: Iterable[str], file: str) -> dict[str, str]:
-    """As `choose`, for one file that was named: with the other shards, if it is one of several. Raises `InvalidModel`
-    where one is missing."""
+    """Maps names as `choose` does, for one named file with its other shards, if it has some. Raises `InvalidModel` if
+    one is missing."""
     stem, shard = file.removesuffix(".gguf"), _SHARD.search(file.removesuffix(".gguf"))
     if shard is None:
         return {"model.gguf": file}
@@ -106,9 +107,9 @@ def with_shards(names: Iterable[str], file: str) -> dict[str, str]:
 
 
 def folder_files(names: Iterable[str], *, trust: bool) -> list[str]:
-    """The files of a model in safetensors, the weights last, among those of a folder as Hugging Face's libraries write
-    it; empty if there are none. What else lies there is left out: the same weights in other formats, pictures, and
-    code unless `trust` is set."""
+    """Returns the files of a model in safetensors, the weights last, from those of a folder as Hugging Face's libraries
+    write it; [] if there are none. Other files are left out: the same weights in other formats, pictures, and code
+    unless `trust` is set."""
     kept = [name for name in sorted(names) if in_folder(name) and (trust or not is_code(name))]
     weights = [name for name in kept if name.endswith(WEIGHTS) and "/" not in name]
     if INDEX in kept:
@@ -120,8 +121,8 @@ def folder_files(names: Iterable[str], *, trust: bool) -> list[str]:
 
 
 def folder_in(names: Iterable[str], *, trust: bool) -> dict[str, str]:
-    """As `folder_files`, for an archive: of the folders with a config.json the one that lies least deep. Maps the names
-    in the bundle to those in the archive."""
+    """Maps the names in the bundle to those in an archive, as `folder_files` chooses them from the outermost folder
+    with a config.json."""
     names = sorted(names)
     roots = [name.removesuffix(CONFIG) for name in names if f"/{name}".endswith(f"/{CONFIG}")]
     for root in sorted(roots, key=lambda root: (root.count("/"), root)):

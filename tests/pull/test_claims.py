@@ -45,7 +45,7 @@ def test_nobody_waits_for_the_disk_of_another(tmp_path: Path) -> None:
         store.answer.set()
         thread.join(HUNG)
         assert len(refused) == 1  # what was claimed meanwhile counts
-        assert "promised to what is coming" in refused[0]
+        assert "promised to models on their way" in refused[0]
 
 
 class BusyStore(Store):

@@ -76,7 +76,7 @@ async def test_a_projector_and_a_template_come_along(puller: Puller, store: Stor
     assert list(bundle.files) == ["model.gguf", "mmproj.gguf", "chat_template.jinja"]
     assert bundle.files["mmproj.gguf"].read_bytes() == projector.read_bytes()
     assert bundle.capabilities == {"chat", "completion", "audio"}
-    with pytest.raises(InvalidModel, match="given as its projector is none"):
+    with pytest.raises(InvalidModel, match="given as its projector has the architecture"):
         await puller.pull(with_parts(model.as_uri(), [("mmproj", model.as_uri())]), lambda _: None, name="other")
     with pytest.raises(BadRequest) as caught:
         await puller.pull(with_parts(model.as_uri(), [("mmproj", "hf.co/a/b")]), lambda _: None, name="other")

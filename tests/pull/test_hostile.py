@@ -201,7 +201,7 @@ async def test_a_name_is_judged_by_the_address_that_it_is_connected_to(monkeypat
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
     try:
         async with new_client("http://93.184.216.34") as client:
-            with pytest.raises(SourceFailed, match=r"rebound\.example, which is no public address"):
+            with pytest.raises(SourceFailed, match=r"rebound\.example, which is not a public address"):
                 await ask(client, f"http://rebound.example:{port}/x", {}, limit=100)
         async with new_client(f"http://rebound.example:{port}") as client:  # what a person names may be private
             assert (await ask(client, f"http://rebound.example:{port}/y", {}, limit=100)).body == b"secret"

@@ -188,7 +188,7 @@ async def test_a_cut_is_mended_within_the_pull(client: Client) -> None:
 
 async def test_the_next_pull_goes_on_where_one_failed(client: Client) -> None:
     client.hub.faults.extend([Fault(cut=len(MODEL) // 2), *[Fault(status=503)] * 5])
-    with pytest.raises(SourceFailed, match="the source answered 503; what has come is kept"):
+    with pytest.raises(SourceFailed, match="the source answered 503; the received bytes are kept"):
         await client.pull()
     assert client.store.list() == []
     client.again()

@@ -154,7 +154,7 @@ HOSTILE: dict[str, Callable[[Files], Files]] = {
     "no models": without("index.json"),
     "lacks its file": without("blobs"),
     "leads elsewhere": lambda files: {"../up": b"", **files},
-    "index is not one": lambda files: files | {"index.json": b"[1]"},
+    "index cannot be parsed": lambda files: files | {"index.json": b"[1]"},
     "names 0 models": lambda files: files | {"index.json": b'{"manifests": []}'},
     "64 lower-case": lambda files: files | {"index.json": b'{"manifests":[{"mediaType":"x","digest":"sha256:../x"}]}'},
     "twice": lambda files: (
