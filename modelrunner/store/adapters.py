@@ -1,4 +1,4 @@
-"""LoRA adapters of models: which of a model's files are adapters, and whether they fit the model.
+"""LoRA adapters of models: finds a model's files that are adapters, and checks whether they fit the model.
 
 Formats: GGUF as llama.cpp's convert_lora_to_gguf.py writes it (read by src/llama-adapter.cpp), and the folders of PEFT
 (https://huggingface.co/docs/peft/developer_guides/checkpoint)."""
@@ -15,7 +15,7 @@ from modelrunner.types import Adapter, Bundle, ModelFormat, ModelHeader, Tensor
 _MAX_CONFIG = 1 << 20  # bytes
 _MOST_SIGNS = 1 << 16
 _PEFT_PREFIX = "base_model.model."
-_EMBEDDING = "token_embd.weight"  # its two matrices are the other way round
+_EMBEDDING = "token_embd.weight"  # its two matrices are transposed
 # The matrices of an adapter: A takes the inputs of the changed tensor, B gives its outputs. ggml counts the dimensions
 # from the last one.
 _GGUF_MATRICES = {".lora_a": 0, ".lora_b": 1}
@@ -26,7 +26,7 @@ _CONVERT = "llama.cpp's convert_lora_to_gguf.py makes one of a PEFT folder"
 
 
 def among(files: Mapping[str, Path]) -> tuple[Adapter, ...]:
-    """The adapters among the files of a model, in their order. Raises `OSError`."""
+    """Returns the adapters among the files of a model, in their order. Raises `OSError`."""
     found: dict[str, Adapter] = {}
     for file, path in files.items():
         if (named := lora.name_and_scale(file)) is not None:
@@ -38,8 +38,8 @@ def among(files: Mapping[str, Path]) -> tuple[Adapter, ...]:
 
 
 def applied(bundle: Bundle, texts: Sequence[str]) -> Bundle:
-    """The bundle with the adapters that its configuration names (`PATH[:SCALE]`) in place of its own. Reads their
-    headers. Raises `ModelNotFound` for a file that is not there, `BadRequest` for one that is no adapter of this
+    """Returns the bundle with the adapters that its configuration names (`PATH[:SCALE]`) in place of its own. Reads
+    their headers. Raises `ModelNotFound` for a missing file, `BadRequest` for one that is not an adapter of this
     model."""
     folder = bundle.format is ModelFormat.SAFETENSORS
     files: dict[str, Path] = {}
@@ -57,23 +57,23 @@ def applied(bundle: Bundle, texts: Sequence[str]) -> Bundle:
 
 
 def require(path: Path, *, folder: bool) -> None:
-    """Raises `ModelNotFound` or `BadRequest` unless a file lies at `path` or, with `folder`, a folder of PEFT's."""
+    """Raises `ModelNotFound` or `BadRequest` unless a file lies at `path` or, with `folder`, a PEFT folder."""
     if not path.exists():
         raise ModelNotFound(f"there is no LoRA adapter {path}", param="lora")
     if folder and not all((path / name).is_file() for name in (lora.CONFIG, lora.WEIGHTS)):
         raise BadRequest(
-            f"{path} is no LoRA adapter for a safetensors model, which is a folder with {lora.CONFIG} and "
+            f"{path} is not a LoRA adapter for a safetensors model: give a folder with {lora.CONFIG} and "
             f"{lora.WEIGHTS}",
             param="lora",
         )
     if not folder and not path.is_file():
-        raise BadRequest(f"{path} is no LoRA adapter for a GGUF model, which is a GGUF file; {_CONVERT}", param="lora")
+        raise BadRequest(f"{path} is not a LoRA adapter for a GGUF model: give a GGUF file; {_CONVERT}", param="lora")
 
 
 def check(files: Mapping[str, Path], model: ModelHeader) -> None:
-    """Looks at the adapters among the files of a model, which may lie anywhere. Raises `InvalidModel` for a file that
-    is no LoRA adapter, or for one of another model: another architecture, tensors that the model lacks, or tensors of
-    another shape."""
+    """Checks the adapters among the files of a model, which may lie anywhere. Raises `InvalidModel` for a file that is
+    not a LoRA adapter, or for one of another model: of another architecture, for tensors that the model lacks, or for
+    tensors of another shape."""
     for file, path in files.items():
         if (named := lora.name_and_scale(file)) is None:
             continue
@@ -111,7 +111,7 @@ def _check_peft(name: str, place: Path, weights: Path, model: ModelHeader) -> No
         raise InvalidModel(f"the adapter {name} is of the type {str(kind)[:40]!r}, not LORA ({lora.CONFIG})")
     if type(rank) is not int or rank < 1:
         raise InvalidModel(f"the LoRA adapter {name} has no rank: `r` of {lora.CONFIG} is {str(rank)[:40]}")
-    # Packed weights have shapes of their own, and an engine may rename modules: only what can be compared is.
+    # Packed weights have shapes of their own, and an engine may rename modules: other tensors are not compared.
     shapes = {tensor.name: tensor.shape for tensor in model.tensors if tensor.dtype in _FLOATS}
     tensors = safetensors.read_tensors(weights)
     for base, dimension, length in _lengths(tensors, _PEFT_MATRICES):

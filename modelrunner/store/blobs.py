@@ -1,4 +1,4 @@
-"""Blobs: files named by the sha256 of their content, never changed once they are visible."""
+"""Blobs: files named by the sha256 of their content, which never change once they are visible."""
 
 import contextlib
 import hashlib
@@ -18,17 +18,17 @@ from modelrunner.store.records import Stamp, stamp
 _PIECE = 1 << 20  # bytes that are read and hashed at once
 
 ReadProgress = Callable[[int], None]
-"""Gets the size of each piece of a file that was read, in bytes, and stops the reading by raising."""
+"""Receives the size of each piece of a file that was read, in bytes, and stops the reading by raising."""
 
 
 def ignore(count: int) -> None:
-    """Progress that nobody watches."""
+    """Ignores the progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A verified and synced file at `path`, of `size` bytes, that a model may be made of. `shared`: it has another name
-    somewhere, and its owner and mode are not ours to change."""
+    """A verified and synced file at `path`, of `size` bytes, from which a model may be made. If it is `shared`, it has
+    another hard link, and its owner and mode must not be changed."""
 
     digest: Digest
     size: int
@@ -40,7 +40,7 @@ class Blobs:
     """One folder of blobs. Not locked: `Store` lets one call at a time change it.
 
     `damaged` are the blobs whose content was found to be wrong since the store was opened. They count as missing until
-    a healthy file takes their place.
+    a healthy file replaces them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class Blobs:
         return digest.within(self.folder)
 
     def size(self, digest: Digest) -> int | None:
-        """Bytes on disk; None if there is no such regular file, or it is known to be damaged."""
+        """Returns the bytes on disk; None if there is no such regular file, or it is known to be damaged."""
         try:
             found = os.lstat(self.path(digest))
         except FileNotFoundError:
@@ -59,28 +59,28 @@ class Blobs:
         return found.st_size if stat.S_ISREG(found.st_mode) and digest not in self.damaged else None
 
     def locate(self, blob: Blob) -> Path:
-        """Where the file is now: waiting, or stored already."""
+        """Returns the file's present path: waiting, or stored already."""
         return blob.path if blob.path.exists() else self.path(blob.digest)
 
     def intact(self, blobs: Iterable[Blob], progress: ReadProgress = ignore) -> set[Digest]:
-        """Those that are stored already, by their content, which takes a second per gigabyte."""
+        """Returns the blobs that are stored already, by a check of their content, which takes a second per gigabyte."""
         return {b.digest for b in blobs if self._is_stored(b) or is_intact(self.path(b.digest), b.digest, progress)}
 
     def _is_stored(self, blob: Blob) -> bool:
         return blob.path == self.path(blob.digest)
 
     def check(self, digest: Digest, progress: ReadProgress = ignore) -> bool:
-        """Whether the content has the digest; remembers one that is damaged. Raises `OSError`."""
+        """Returns whether the content has the digest; remembers a damaged blob. Raises `OSError`."""
         before = self.stamp(digest)
         intact = is_intact(self.path(digest), digest, progress)
         if intact:
             self.damaged.discard(digest)
-        elif self.stamp(digest) == before:  # no healthy file has taken its place meanwhile
+        elif self.stamp(digest) == before:  # no healthy file has replaced it meanwhile
             self.damaged.add(digest)
         return intact
 
     def stamp(self, digest: Digest) -> Stamp | None:
-        """None if the file is not here."""
+        """Returns the file's stamp; None without a file."""
         try:
             return stamp(os.lstat(self.path(digest)))
         except FileNotFoundError:
@@ -94,7 +94,7 @@ class Blobs:
         self.damaged.discard(digest)
 
     def adopt(self, blob: Blob) -> None:
-        """Links a verified file into the store, in place of whatever is there. The file also stays where it waits until
+        """Links a verified file into the store, and replaces any present file. The file also stays where it waits until
         `settle`, so that a pull which is cut off now need not fetch it again. Raises `OSError`."""
         if not self._is_stored(blob):
             path = self.path(blob.digest)
@@ -104,7 +104,7 @@ class Blobs:
             self.damaged.discard(blob.digest)
 
     def settle(self, blob: Blob) -> None:
-        """Removes the waiting file of an adopted blob, when a model has the blob for good."""
+        """Removes the waiting file of an adopted blob, when the blob belongs to a model for good."""
         if not self._is_stored(blob):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(blob.path)
@@ -116,7 +116,7 @@ class Blobs:
         self.damaged.discard(digest)
 
     def total(self) -> int:
-        """Bytes of everything stored, whether a model refers to it or not."""
+        """Returns the bytes of all stored files, with or without a model."""
         return sum(files.size_of(self.path(digest)) for digest in self.all())
 
     def all(self) -> set[Digest]:
@@ -148,7 +148,8 @@ def copied(blob: Blob, target: Path, progress: ReadProgress = ignore) -> Blob:
 
 
 def is_intact(file: Path, digest: Digest, progress: ReadProgress = ignore) -> bool:
-    """True if the content of a regular file has the digest. Raises `OSError`, but not for a file that is missing."""
+    """Returns whether the content of a regular file has the digest. Raises `OSError`, but not for a file that is
+    missing."""
     try:
         with files.open_regular(file) as stream:
             return _digest(stream, progress) == digest

@@ -1,6 +1,7 @@
-"""JSON of files that may be hostile: bounded before anything is made of it, and every fault is an `InvalidModel`.
+"""Decodes JSON of files that may be hostile. It is bounded before any value is made, and every fault is an
+`InvalidModel`.
 
-Python's own extensions `NaN`, `Infinity` and `-Infinity` are taken: transformers writes configurations with them."""
+Python's own extensions `NaN`, `Infinity` and `-Infinity` are accepted: transformers writes configurations with them."""
 
 import json
 from pathlib import Path
@@ -9,13 +10,13 @@ from typing import Any
 from modelrunner.errors import BadRequest, InvalidModel
 from modelrunner.store.files import open_regular
 
-# Of each of these signs, within strings as well. Each value of a text costs one of them, and under 100 bytes of memory.
+# These signs are counted, also in strings. Each value of a text needs one of them, and under 100 bytes of memory.
 _SIGNS = (b"{", b"[", b":", b",")
-_LONGEST_INTEGER = 20  # digits and sign of what fits into 64 bits
+_LONGEST_INTEGER = 20  # digits and sign of a number of 64 bits
 
 
 def read(path: Path, largest: int, most: int) -> Any:
-    """The value in a file of at most `largest` bytes. Otherwise as `decode`."""
+    """Returns the value in a file of at most `largest` bytes, as `decode` does."""
     try:
         with open_regular(path) as file:
             data = file.read(largest + 1)
@@ -27,16 +28,16 @@ def read(path: Path, largest: int, most: int) -> Any:
 
 
 def decode(data: bytes, what: str, most: int, *, unique: bool = False) -> Any:
-    """The value of a text that has at most `most` of each sign that values cost. A number beyond 64 bits becomes a
-    float. Raises `InvalidModel`, whose message begins with `what`; with `unique` also for a key that comes twice."""
+    """Returns the value of a text that has at most `most` of each sign that values need. A number beyond 64 bits
+    becomes a float. Raises `InvalidModel`, whose message begins with `what`; with `unique` also for a duplicate key."""
     if any(data.count(sign) > most for sign in _SIGNS):
-        raise InvalidModel(f"{what} has more entries than that of any model ({most})")
+        raise InvalidModel(f"{what} has more entries than allowed ({most})")
     try:
         value = json.loads(data.decode(), object_pairs_hook=_members if unique else None, parse_int=_number)
         if rb"\ud" in data.lower():  # half a surrogate pair, which could not be encoded again
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{what} is no JSON that makes sense ({str(error)[:100]})") from None
+        raise InvalidModel(f"{what} is not valid JSON ({str(error)[:100]})") from None
     return value
 
 

@@ -1,6 +1,6 @@
 """Bundles: `bundles/HEX/` holds hard links to a model's files, under the names that engines expect, and its parsed
 header. All of it can be made again from the blobs. So nothing is synced, everything is checked before it is used, and
-whatever is damaged is replaced."""
+damaged files are replaced."""
 
 import hashlib
 import logging
@@ -35,7 +35,8 @@ class Bundles:
         self._made: dict[Digest, Bundle] = {}
 
     def ready(self, entry: Entry, contents: Contents) -> Bundle | None:
-        """The bundle, if this process has made it before and its files are still in place. Takes microseconds."""
+        """Returns the bundle, if this process has made it before and its files are still in place. Takes
+        microseconds."""
         bundle = self._made.get(entry.id)
         if bundle is None or not self._in_place(entry.id, contents):
             return None
@@ -43,7 +44,7 @@ class Bundles:
         return bundle if bundle.references == names else replace(bundle, references=names)
 
     def make(self, entry: Entry, contents: Contents) -> Bundle:
-        """Lays the model out and parses its header, where that was not done before. Raises `InvalidModel` if a blob is
+        """Lays the model out and parses its header, if that was not done before. Raises `InvalidModel` if a blob is
         missing or damaged, and `OSError`."""
         self.lay_out(entry.id, contents)
         header = self._remembered(entry.id) or self._parse(entry.id, contents)
@@ -54,16 +55,17 @@ class Bundles:
         return bundle
 
     def lay_out(self, id: Digest, contents: Contents) -> None:
-        """Raises `InvalidModel` for a blob that is missing or of another size than its manifest says, `OSError`."""
+        """Links the model's files. Raises `InvalidModel` for a blob that is missing or of another size than in its
+        manifest, `OSError`."""
         folder = id.within(self.folder)
         for name, file in contents.files.items():
             if self._blobs.size(file.digest) != file.size:
                 raise InvalidModel(f"its file {name} ({file.digest}) is missing or damaged: pull the model again")
             if not self._is_linked(folder / name, file):
                 self._make_folders(folder, (folder / name).parent)
-                # Over whatever is there: the blob may have been replaced by a healthy one.
+                # Replaces the present link: a healthy blob may have replaced a damaged one.
                 _clear(folder / name)
-                temporary = durable.temporary_name(folder)  # beside the bundle, where a start looks for them
+                temporary = durable.temporary_name(folder)  # beside the bundle, where the next start finds it
                 os.link(self._blobs.path(file.digest), temporary)
                 os.rename(temporary, folder / name)
 
@@ -76,7 +78,7 @@ class Bundles:
         durable.write(folder / _HEADER, hashlib.sha256(data).digest() + data, synced=False)
 
     def _make_folders(self, *folders: Path) -> None:
-        """Anything else in the place of a folder is removed: all of a bundle can be made again."""
+        """Makes the folders. Any other file in the place of a folder is removed, because a bundle can be made again."""
         for place in (self.folder, *folders):
             if place.is_symlink() or not place.is_dir():
                 durable.discard(place)
@@ -146,8 +148,8 @@ class _Carrier(msgspec.Struct):
 
 
 def _defaults(config: bytes, trained: int | None) -> ModelDefaults | None:
-    """docker/model-runner publishes the context size that a model asks for as `context_size`; one that is not below the
-    `trained` length, which we write there, asks for nothing."""
+    """Returns the model's defaults. docker/model-runner publishes the context size that a model asks for as
+    `context_size`; we publish the `trained` length there, so a value that is not below it asks for nothing."""
     carrier = msgspec.json.decode(config, type=_Carrier)
     found, asked = carrier.defaults, carrier.context_size
     if found.context_size is None and type(asked) is int and 0 < asked < (trained or sys.maxsize):

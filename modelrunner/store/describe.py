@@ -13,7 +13,7 @@ from modelrunner.types import ModelFormat, ModelHeader, Tensor
 from modelrunner.units import format_bytes
 
 MOST_LAYERS = 4096
-_LONGEST_SHOWN = 1024  # characters of a metadata value: more is a template or a licence
+_LONGEST_SHOWN = 1024  # characters of a metadata value: longer ones are templates or licences
 _MOST_SHOWN = 1 << 16  # characters of all metadata
 _LONGEST_ARCHITECTURE = 100  # characters
 TEMPLATES = "tokenizer.chat_template"
@@ -22,8 +22,8 @@ TEMPLATES = "tokenizer.chat_template"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was read out of a model's files. `files` maps their names in the bundle, in its order, to the names that
-    they came under; `config` is `wire.Model.config`."""
+    """The description of a model's files. `files` maps their names in the bundle, in its order, to their original
+    names; `config` is `StoredModel.config`."""
 
     files: Mapping[str, str]
     header: ModelHeader
@@ -39,7 +39,8 @@ def configuration(
     size: int,
     context_length: int | None,
 ) -> dict[str, Any]:
-    """`weights` are the tensors of the model itself, without a projector's; `size` is of all files, in bytes."""
+    """Returns the configuration. `weights` are the tensors of the model itself, without a projector's; `size` is that
+    of all files, in bytes."""
     config: dict[str, Any] = {
         "format": str(format),
         "quantization": quantization,
@@ -52,7 +53,7 @@ def configuration(
 
 
 def main_type(weights: Iterable[Tensor]) -> str:
-    """The type that most of the bytes have."""
+    """Returns the type of most of the bytes."""
     sizes: Counter[str] = Counter()
     for tensor in weights:
         sizes[tensor.dtype] += tensor.size
@@ -60,27 +61,28 @@ def main_type(weights: Iterable[Tensor]) -> str:
 
 
 def integer(header: ModelHeader, key: str, default: int) -> int:
-    """The metadata entry `key` if it is a whole number, which a boolean is not."""
+    """Returns the metadata entry `key` if it is a whole number (a boolean is not), else `default`."""
     value = header.metadata.get(key, default)
     return value if type(value) is int else default
 
 
 def check_architecture(header: ModelHeader) -> None:
-    """Raises `InvalidModel` for a model without the name of an architecture, or with a name that is none."""
+    """Raises `InvalidModel` for a model without the name of an architecture, or with an invalid name."""
     if not header.architecture:
-        raise InvalidModel("it does not say of which architecture it is")
+        raise InvalidModel("its architecture is missing")
     if len(header.architecture) > _LONGEST_ARCHITECTURE:
         raise InvalidModel(f"the name of its architecture has {len(header.architecture)} characters")
 
 
 def check_layers(header: ModelHeader, key: str) -> None:
-    """Raises `InvalidModel` for a number of layers that no model has: estimates take time and memory for each."""
+    """Raises `InvalidModel` for an impossible number of layers: estimates take time and memory for each layer."""
     if integer(header, key, 0) > MOST_LAYERS:
         raise InvalidModel(f"it claims to have {integer(header, key, 0)} layers ({key}), more than any model has")
 
 
 def check_template(name: str, size: int) -> None:
-    """Raises `InvalidModel` for a chat template of a `size`, in bytes, that keeps an engine busy before each answer."""
+    """Raises `InvalidModel` for a chat template of a `size`, in bytes, that would keep an engine busy before each
+    answer."""
     if size > chattemplates.LARGEST:
         raise InvalidModel(
             f"its chat template ({name}) has {size} bytes; the largest allowed is {chattemplates.LARGEST}"
@@ -88,19 +90,19 @@ def check_template(name: str, size: int) -> None:
 
 
 def read_template(name: str, path: Path) -> str:
-    """The text of a chat template's file. Raises `InvalidModel` for one that is too large, `OSError`."""
+    """Returns the text of a chat template's file. Raises `InvalidModel` for one that is too large, `OSError`."""
     check_template(name, path.stat().st_size)
     return path.read_text("utf-8", "replace")
 
 
 def abilities(header: ModelHeader) -> frozenset[str]:
-    """The capabilities that a model which writes has by its chat templates."""
+    """Returns the capabilities that a generative model has by its chat templates."""
     templates = [text for key, text in header.metadata.items() if key.startswith(TEMPLATES) and isinstance(text, str)]
     return frozenset().union(*map(chattemplates.abilities, templates))
 
 
 def _format_count(count: float) -> str:
-    """`135M`, `1.71B`: three significant digits."""
+    """Returns `135M` or `1.71B`: three significant digits."""
     for unit in ("", "K", "M", "B"):
         if count < 999.5:
             return f"{count:.3g}{unit}"
@@ -109,7 +111,7 @@ def _format_count(count: float) -> str:
 
 
 def _shown(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The short values, until there are too many of them."""
+    """Returns the short values, up to a limit for all of them."""
     shown: dict[str, str] = {}
     room = _MOST_SHOWN
     for key, value in metadata.items():
@@ -126,6 +128,6 @@ def _text(value: Any) -> str:
         case bool():
             return str(value).lower()
         case float():
-            return f"{value:.7g}"  # what single precision holds: 1e-05, not 9.999999747378752e-06
+            return f"{value:.7g}"  # the digits of single precision: 1e-05, not 9.999999747378752e-06
         case _:
             return str(value)

@@ -1,4 +1,4 @@
-"""What a model is beside its weights: chat template, licences, and what it carries for requests."""
+"""A model's chat template, its licences, and its defaults for requests."""
 
 import hashlib
 from dataclasses import dataclass
@@ -25,12 +25,13 @@ class ModelDetails:
 
     @property
     def template_digest(self) -> str:
-        """The sha256 of the template in UTF-8, `sha256:HEX`; "" without one."""
+        """Returns the sha256 of the template in UTF-8, `sha256:HEX`; "" without one."""
         return f"sha256:{hashlib.sha256(self.template.encode()).hexdigest()}" if self.template else ""
 
 
 def details_of(store: Store, text: str) -> ModelDetails:
-    """Reads small files. Raises as `Store.bundle`, `StorageFailed`."""
+    """Returns the details of the model `text`. Reads small files. Raises the errors of `Store.bundle`, and
+    `StorageFailed`."""
     bundle = store.bundle(text)
     templates = (each for key, each in bundle.header.metadata.items() if key.startswith(TEMPLATES))
     template = next((each for each in templates if isinstance(each, str)), "")

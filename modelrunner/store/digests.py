@@ -15,7 +15,7 @@ _PREFIX = "sha256:"
 
 
 class Digest(msgspec.Struct, frozen=True, order=True, cache_hash=True, gc=False):
-    """A sha256, made only from 64 lower-case hexadecimal digits: so no other path can be written in its place. `str()`
+    """A sha256, made only from 64 lower-case hexadecimal digits, so no other path can be written in its place. `str()`
     gives the usual form `sha256:HEX`."""
 
     hex: str
@@ -26,7 +26,7 @@ class Digest(msgspec.Struct, frozen=True, order=True, cache_hash=True, gc=False)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From `sha256:HEX`. Raises `InvalidReference`."""
+        """Parses `sha256:HEX`. Raises `InvalidReference`."""
         return cls(text[len(_PREFIX) :] if text.startswith(_PREFIX) else "")
 
     @classmethod
@@ -40,14 +40,14 @@ class Digest(msgspec.Struct, frozen=True, order=True, cache_hash=True, gc=False)
 
     @classmethod
     def named(cls, text: str) -> Self | None:
-        """Of 64 lower-case hexadecimal digits; None for any other text."""
+        """Returns the digest of 64 lower-case hexadecimal digits; None for any other text."""
         try:
             return cls(text)
         except InvalidReference:
             return None
 
     def within(self, folder: Path) -> Path:
-        """The file or folder of this digest in `folder`."""
+        """Returns the path of the file or folder of this digest in `folder`."""
         return folder / self.hex
 
     def __str__(self) -> str:

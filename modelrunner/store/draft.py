@@ -1,4 +1,4 @@
-"""A model before it is stored: everything about it follows from its files' digests and headers."""
+"""A model before it is stored: all of its values follow from its files' digests and headers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ class Draft:
         defaults: ModelDefaults | None = None,
         licences: Sequence[Blob] = (),
     ) -> Self:
-        """A model that gets a manifest of ours. `files` and their `paths` are by the names that they came under. Raises
-        `InvalidModel`, `UnsupportedModel`."""
+        """Returns a model that gets a manifest of ours. `files` and their `paths` are by the names that they came
+        under. Raises `InvalidModel`, `UnsupportedModel`."""
         reading = _read(paths, trust)
         carried: dict[str, Any] = {}
         if defaults is not None:
@@ -64,27 +64,27 @@ class Draft:
         paths: Mapping[str, Path],
         trust: bool,
     ) -> Self:
-        """A model that keeps the manifest it was published with. `files` holds every blob that the manifest names, and
+        """Returns a model that keeps its published manifest. `files` holds every blob that the manifest names, and
         those `unpacked` from its archives. Raises `InvalidModel`, `UnsupportedModel`, `OSError`."""
         id = Digest.of(manifest)
         contents = manifests.decode(manifest, id, unpacked)
         given = {blob.digest: (blob.size, paths[name]) for name, blob in files.items()}
         for digest, size in contents.blobs.items():
             if digest not in given or given[digest][0] != size:
-                raise InvalidModel(f"its file {digest} is missing, or has not the {size} bytes that its manifest says")
+                raise InvalidModel(f"its file {digest} is missing, or its size is not the {size} bytes of its manifest")
         reading = _read({name: given[file.digest][1] for name, file in contents.files.items()}, trust)
         if any(name != read for name, read in reading.files.items()):
-            raise InvalidModel("its manifest lists its shards in another order than theirs")
+            raise InvalidModel("its manifest lists its shards in the wrong order")
         try:
             data = durable.read(given[contents.config.digest][1], manifests.LARGEST)
             config = published_config(data, contents)
         except (durable.UnusableFile, msgspec.MsgspecError) as error:
-            raise InvalidModel(f"its configuration is not one that is understood here ({error})") from None
+            raise InvalidModel(f"its configuration cannot be parsed ({error})") from None
         kept = unpacked if manifests.archives(manifests.parse(manifest)) else None
         return cls(id, contents, reading.header, config, data, manifest, kept)
 
     def entry(self, before: Entry | None, tag: Reference | None, version: int, now: int) -> Entry:
-        """The model's entry in the catalog. `before` is the entry that it has there already; `now` in Unix seconds."""
+        """Returns the model's entry in the catalog. `before` is its present entry there; `now` is in Unix seconds."""
         tags = before.tags if before else ()
         added = (tag,) if tag and tag not in tags else ()
         created, number = (before.created, before.number) if before else (now, version)
@@ -93,7 +93,7 @@ class Draft:
 
 
 def published_config(data: bytes, contents: Contents) -> bytes:
-    """The configuration that a model was published with; its format is what its files are. Raises
+    """Returns the configuration that a model was published with; its format is that of the files. Raises
     `msgspec.MsgspecError`."""
     config = manifests.decode_config(data) | {"format": str(formats.format_of(contents.files))}
     return msgspec.json.encode(config)

@@ -12,7 +12,7 @@ from modelrunner import durable
 from modelrunner.errors import BadRequest, InsufficientDisk
 from modelrunner.units import format_bytes
 
-# File systems slow down and fail in odd ways when they are filled to the last block.
+# File systems slow down, and some fail, when they are filled to the last block.
 _SPARE = 0.05
 
 
@@ -25,7 +25,7 @@ def open_regular(path: Path) -> FileIO:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of the regular files at `path`, a file or a folder. Links are not followed."""
+    """Returns the bytes of the regular files at `path`, a file or a folder. Links are not followed."""
     places = [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]
     total = 0
     for place in places:
@@ -36,7 +36,7 @@ def size_of(path: Path) -> int:
 
 
 def with_spare(size: int) -> int:
-    """The bytes that have to be free for files of `size` bytes: 5 % more."""
+    """Returns the bytes that must be free for files of `size` bytes: 5 % more."""
     return int(size * (1 + _SPARE))
 
 
@@ -51,8 +51,8 @@ def require_space(folder: Path, needed: int) -> None:
 
 
 class Reserve:
-    """Disk space that is kept back, so that a model can be removed when the disk is full: the index without it has to
-    be written before its files may be deleted."""
+    """Disk space that is kept back, so that a model can be removed when the disk is full: the index without the model
+    must be written before its files may be deleted."""
 
     SIZE = 1 << 18  # bytes, the least that is kept
 
@@ -60,7 +60,7 @@ class Reserve:
         self._path = path
 
     def fill(self, index: int = 0) -> None:
-        """Keeps enough for an index of `index` bytes, if the disk has room for that."""
+        """Keeps enough for an index of `index` bytes, if the disk has room for it."""
         needed = max(self.SIZE, 1 << index.bit_length())
         try:
             found = os.lstat(self._path)
@@ -73,5 +73,5 @@ class Reserve:
             durable.write(self._path, os.urandom(needed), synced=False)
 
     def spend(self) -> None:
-        """Gives the space back. Raises `OSError`."""
+        """Frees the space. Raises `OSError`."""
         durable.discard(self._path)

@@ -1,4 +1,4 @@
-"""One folder of models: it changes them, each change wholly or not at all. Nothing in it refers to another folder."""
+"""One folder of models: it changes them, each change wholly or not at all. Its files refer to no other folder."""
 
 import logging
 import threading
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 
 class ModelFolder(FolderReader):
-    """`lock` is held during each change. `changed` is called after each one with the models that it has changed,
-    `require_quota` before one that needs the blobs that it gets, with their sizes. The daemon's own folder `is_home`:
-    only that one is made where it is not, also while the daemon runs."""
+    """A folder of models that changes them. `lock` is held during each change. `changed` is called after each change
+    with the changed models, `require_quota` before one that adds blobs, with their sizes. The daemon's own folder
+    `is_home`: only that folder is made if it is missing, also while the daemon runs."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class ModelFolder(FolderReader):
         *,
         is_home: bool,
     ) -> None:
-        """Opens the folder `data`, or makes it. Raises `StorageFailed` for one of a newer release, which is left
+        """Opens the folder `data`, or makes it. Raises `StorageFailed` for a folder of a newer release, which is left
         untouched, and for a disk that fails."""
         super().__init__(data, lock, is_home=is_home)
         self._changed = changed
         self._require_quota = require_quota
         self._reserve = Reserve(data / "reserve")
         self._sweeper = Sweeper(data, self._records, self._blobs, self._bundles)
-        self._robbed: set[Digest] = set()  # models whose records still hold a tag that another model has got
+        self._robbed: set[Digest] = set()  # models whose records still hold a tag of another model
         with translated("opening the store", data):
             self.catalog = self._open()
 
@@ -77,8 +77,8 @@ class ModelFolder(FolderReader):
         progress: ReadProgress,
         then: Callable[[Entry], StoredModel],
     ) -> StoredModel:
-        """As `Store.create`, of files on the folder's own file system. Returns what `then` does, which is called with
-        the lock still held."""
+        """Makes a model as `Store.create` does, from files on the folder's own file system. Returns the result of
+        `then`, which is called with the lock held."""
         paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
         with translated("storing the model", self.data):
             if manifest is None:
@@ -97,8 +97,8 @@ class ModelFolder(FolderReader):
                 return then(self.catalog.entries[draft.id])
 
     def _write(self, draft: Draft, entry: Entry, blobs: Iterable[Blob], intact: Container[Digest]) -> None:
-        """Writes the pending record, blobs, manifest and bundle, and makes the record hold. Each is durable before the
-        next. `intact` are the blobs that were stored already before the lock was taken."""
+        """Writes the pending record, blobs, manifest and bundle, and makes the record valid. Each is durable before the
+        next. `intact` are the blobs that were stored before the lock was taken."""
         try:
             self._records.prepare(entry.record)
             for blob in blobs:
@@ -122,7 +122,7 @@ class ModelFolder(FolderReader):
             log.warning("finished downloads are still there: %s", error)
 
     def tag(self, id: Digest, tag: Reference) -> None:
-        """Gives the model one more name, which another one of the folder that has it loses."""
+        """Gives the model one more name; another model of the folder with that name loses it."""
         with self._lock, translated("storing the name", self.data):
             entry = self.catalog.entries[id]
             entry.usable()
@@ -154,16 +154,16 @@ class ModelFolder(FolderReader):
         self._sweeper.finish(self.catalog, [entry.id])
 
     def leftovers(self, is_busy: PathTest) -> tuple[Leftover, ...]:
-        """As `Store.leftovers`."""
+        """Returns the leftovers, as `Store.leftovers` does."""
         with translated("looking for leftovers", self.data), self._lock:
             return tuple(leftovers(self._sweeper.unnamed(self.catalog), self.data, is_busy))
 
     def prune(self, is_busy: PathTest) -> tuple[Leftover, ...]:
-        """As `Store.prune`."""
+        """Removes leftovers, as `Store.prune` does."""
         with self._lock, translated("removing leftovers", self.data):
             found = []
             for leftover in self.leftovers(is_busy):
-                if not is_busy(leftover.path):  # a pull may have gone on with it meanwhile
+                if not is_busy(leftover.path):  # a pull may have continued it meanwhile
                     discard(leftover.path)
                     found.append(leftover)
             return tuple(found)
@@ -173,8 +173,8 @@ class ModelFolder(FolderReader):
         return self._version
 
     def _rewrite(self, entry: Entry) -> None:
-        """Takes the entry into the catalog when its record is written. Models that lose a tag to it get their new
-        records afterwards: until then its higher version tells."""
+        """Puts the entry into the catalog once its record is written. Models that lose a tag to it get their new
+        records afterwards: until then its higher version decides."""
         self._settle_robbed()
         catalog, robbed = self.catalog.with_entry(entry)
         size = self._records.write(entry.record)

@@ -1,4 +1,4 @@
-"""What a folder of models can tell: its models, their files, what is damaged, and how much disk they use."""
+"""The reading side of one folder of models: its models, their files, the damaged ones, and the disk space."""
 
 import shutil
 import threading
@@ -19,8 +19,8 @@ from modelrunner.types import Bundle
 
 
 class FolderReader:
-    """The part of a `ModelFolder` that changes no model. Its methods take entries of models that are in the folder, and
-    raise as those of `Store`."""
+    """The part of a `ModelFolder` that changes no model. Its methods take entries of models in the folder, and raise
+    the errors of the methods of `Store`."""
 
     def __init__(self, data: Path, lock: threading.RLock, *, is_home: bool) -> None:
         self.data, self.is_home = data, is_home
@@ -32,33 +32,33 @@ class FolderReader:
 
     @property
     def partial(self) -> Path:
-        """The folder for files that are on their way into this one. It is made again if it was removed."""
+        """Returns the folder for incomplete files. It is made again if it was removed."""
         self.require()
         folder = self.data / "partial"
         make_folder(folder, synced=False)
         return folder
 
     def require(self) -> None:
-        """Raises `FolderMissing` where another folder than `home` is gone: what would be made in its place would lie
-        under the disk that comes back."""
+        """Raises `FolderMissing` if a folder other than `home` is gone: a new folder in its place would be hidden under
+        the disk that comes back."""
         if not self.is_home and not (self.data / FORMAT_FILE).exists():
             raise FolderMissing(f"the folder {self.data} is not there any more: mount its disk")
 
     @property
     def damaged(self) -> set[Digest]:
-        """The files that were found damaged."""
+        """Returns the digests of the damaged files."""
         return self._blobs.damaged
 
     def contains(self, path: Path) -> bool:
-        """Whether it is the path of a stored file, or of one on its way."""
+        """Returns whether `path` is that of a stored file, or of an incomplete one."""
         return path.is_relative_to(self._blobs.folder) or self.waits(path)
 
     def waits(self, path: Path) -> bool:
-        """Whether it is the path of a file that is on its way."""
+        """Returns whether `path` is that of an incomplete file."""
         return path.is_relative_to(self.data / "partial")
 
     def have(self, digest: Digest) -> Blob | None:
-        """None, too, where the disk fails: another folder may have it."""
+        """Returns the blob; None if it is not here, or the disk fails: another folder may have it."""
         try:
             size = self._blobs.size(digest)
         except OSError:
@@ -66,7 +66,7 @@ class FolderReader:
         return Blob(digest, size, self._blobs.path(digest)) if size is not None else None
 
     def has_whole(self, id: Digest) -> bool:
-        """Whether the model `id` lies here, with a manifest that can be read."""
+        """Returns whether the model `id` lies here, with a manifest that can be read."""
         entry = self.catalog.entries.get(id)
         return entry is not None and entry.contents is not None
 
@@ -111,7 +111,7 @@ class FolderReader:
             return {digest: found for digest in digests if (found := self._blobs.stamp(digest)) is not None}
 
     def disk_usage(self) -> FolderSize:
-        """Reads the folder: slow."""
+        """Returns the disk usage. Reads the folder, which is slow."""
         with translated("measuring the store", self.data):
             free = shutil.disk_usage(self.data).free
             return FolderSize(self.data, self._blobs.total(), size_of(self.partial), free)

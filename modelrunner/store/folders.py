@@ -1,7 +1,7 @@
-"""The folders that models lie in: which can be used now, and which models those have that cannot.
+"""The folders of models: the ones that can be used now, and the models of those that cannot.
 
-A disk that is not mounted leaves an empty folder, and what is written there then is out of sight once it is.
-So a folder has to exist before it is used, and one that has had models is used again only where these are.
+A disk that is not mounted leaves an empty folder, and the mounted disk would hide files that are written there. So a
+folder must exist before it is used, and a folder that has had models is used again only while they are there.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ class _OpenFolder:
 
     @property
     def is_there(self) -> bool:
-        """False when the folder is gone, or another file system lies over it."""
+        """Returns False if the folder is gone, or another file system is mounted over it."""
         try:
             return os.path.samestat(os.fstat(self.lock), os.lstat(self.folder.data / lockfile.NAME))
         except OSError:
@@ -44,16 +44,17 @@ class _OpenFolder:
 
 
 class _KnownModel(msgspec.Struct, frozen=True, array_like=True):
-    """What is kept of a model for the time when its folder is away: host, path and tag of each name, and when it came,
-    in Unix seconds."""
+    """The values that are kept of a model while its folder is away: host, path and tag of each name, and the time when
+    it was stored, in Unix seconds."""
 
     tags: list[tuple[str, str, str]]
     created: int
 
 
 class Folders:
-    """`home` is in use for as long as the daemon runs, under the daemon's own lock; each other folder has a lock of its
-    own. `places` are all of them, the preferred first. Not locked: `Store` lets one call at a time change it."""
+    """All folders of models. `home` is in use for as long as the daemon runs, under the daemon's own lock; each other
+    folder has a lock of its own. `places` are all of them, the preferred first. Not locked: `Store` lets one call at a
+    time change it."""
 
     def __init__(self, home: ModelFolder, places: Sequence[Path], open: Callable[[Path], ModelFolder]) -> None:
         self._home = home
@@ -65,8 +66,8 @@ class Folders:
         self.set_places(places)
 
     def set_places(self, places: Sequence[Path]) -> None:
-        """The home comes last where it is not among them. Folders that are left out are let go, with what is known of
-        them."""
+        """Sets the folders. The home is added as the last one if it is not among them. Folders that are left out are
+        closed, and their models are forgotten."""
         self.places: tuple[Path, ...] = tuple(
             dict.fromkeys((*places, *([] if self._home.data in places else [self._home.data])))
         )
@@ -79,8 +80,7 @@ class Folders:
         self._absent = {path: folder for path, folder in self._absent.items() if path in self.places}
 
     def look(self) -> bool:
-        """Opens the folders that can be used now, lets go of those that cannot any more, and returns whether there were
-        any."""
+        """Opens the folders that can be used now and closes those that cannot. Returns whether any folder changed."""
         before = self.present, self.absent
         for path in self.places:
             if path in self._held and not self._held[path].is_there:
@@ -91,7 +91,7 @@ class Folders:
 
     @property
     def is_current(self) -> bool:
-        """False if a look might find a change. Changes nothing, so that it needs no lock."""
+        """Returns False if a look might find a change. Changes nothing, so it needs no lock."""
         held, absent = self._held.copy(), self.absent
         return all(each.is_there for each in held.values()) and all(self._fault(a.path) == a.reason for a in absent)
 
@@ -105,7 +105,7 @@ class Folders:
         return tuple(self._absent.values())
 
     def remember(self, folder: ModelFolder, ids: Iterable[Digest]) -> None:
-        """Writes down what the models are called, for the time when the folder is away. A failure is logged."""
+        """Stores the models' names for the time when the folder is away. A failure is logged."""
         if folder.is_home:
             return
         known, entries = self._known.setdefault(str(folder.data), {}), folder.catalog.entries
@@ -142,15 +142,15 @@ class Folders:
         )
 
     def _fault(self, path: Path) -> str:
-        """Why the folder cannot be used, as far as that is seen without opening it."""
-        if not os.path.isdir(path):  # False, too, where the disk gives an error
-            return f"is not there: {_MOUNT}; a new folder has to be made by hand"
+        """Returns the reason why the folder cannot be used, as far as it shows without opening it."""
+        if not os.path.isdir(path):  # also False if the disk gives an error
+            return f"is not there: {_MOUNT}; a new folder must be made by hand"
         if str(path) in self._known and not os.path.exists(path / FORMAT_FILE):
             return f"is empty, and it had models: {_MOUNT}, or take it out of model_dirs"
         return ""
 
     def _hold(self, path: Path) -> _OpenFolder:
-        """Raises `OSError`, `ModelRunnerError`."""
+        """Opens and locks the folder. Raises `OSError`, `ModelRunnerError`."""
         lock = os.open(path / lockfile.NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -167,6 +167,6 @@ class Folders:
         os.close(held.lock)
 
     def close(self) -> None:
-        """Lets all folders go."""
+        """Closes all folders."""
         for path in list(self._held):
             self._release(path)

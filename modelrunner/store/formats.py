@@ -14,16 +14,17 @@ class Reader(Protocol):
     """A module for one format. `paths` are keyed by the original names of the files, or by those in the bundle."""
 
     def read(self, paths: Mapping[str, Path]) -> Reading:
-        """Raises `InvalidModel` if the files do not make a model, `UnsupportedModel`."""
+        """Returns the description of the model. Raises `InvalidModel` if the files do not make a model,
+        `UnsupportedModel`."""
 
     def context_length(self, header: ModelHeader) -> int | None:
-        """Tokens that the model was trained for, None if unknown."""
+        """Returns the tokens that the model was trained for, None if unknown."""
 
     def capabilities(self, header: ModelHeader, names: Collection[str]) -> frozenset[str]:
-        """The value of `Bundle.capabilities`; `names` are those of the bundle's files."""
+        """Returns the value of `Bundle.capabilities`; `names` are those of the bundle's files."""
 
     def brings_code(self, paths: Mapping[str, Path]) -> bool:
-        """Whether an engine would have to run code of the model's own. Reads small files."""
+        """Returns whether an engine would have to run code of the model's own. Reads small files."""
 
 
 _READERS: dict[ModelFormat, Reader] = {
@@ -33,7 +34,7 @@ _READERS: dict[ModelFormat, Reader] = {
 
 
 def format_of(names: Iterable[str]) -> ModelFormat:
-    """GGUF files may have any name; the files of a safetensors model have fixed names."""
+    """Returns the format. GGUF files may have any name; the files of a safetensors model have fixed names."""
     folder = any(name == CONFIG or name.endswith(WEIGHTS) for name in names)
     return ModelFormat.SAFETENSORS if folder else ModelFormat.GGUF
 

@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 
 class TensorType(NamedTuple):
-    """`block` elements are stored together in `size` bytes."""
+    """A tensor type: `block` elements are stored together in `size` bytes."""
 
     name: str
     block: int
     size: int
 
 
-# The missing numbers were taken out of the format (Q4_2, Q4_3, the repacked Q4_0 and IQ4_NL).
+# The missing numbers were removed from the format (Q4_2, Q4_3, the repacked Q4_0 and IQ4_NL).
 TENSOR_TYPES = {
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),

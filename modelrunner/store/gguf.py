@@ -1,7 +1,7 @@
 """Reads the header of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): metadata and tensor
 table, never the weights.
 
-The file may be hostile. Every count is checked against what is left of the file before anything is read or allocated,
+The file may be hostile. Every count is checked against the rest of the file before anything is read or allocated,
 memory and time are bounded whatever the file says, and every fault is an `InvalidModel`. The limits lie far above any
 real model's."""
 
@@ -15,10 +15,10 @@ from modelrunner.store.ggml import TENSOR_TYPES
 from modelrunner.store.window import U64, Window
 from modelrunner.types import ModelHeader, Tensor
 
-LONGEST_KEPT_ARRAY = 4096  # entries; ModelHeader says what becomes of longer ones
+LONGEST_KEPT_ARRAY = 4096  # entries; ModelHeader says how longer ones appear
 LONGEST_KEPT_STRING = 1 << 20
 _MAX_KEPT = 16 << 20  # bytes of all strings and arrays that are kept
-_ENTRY_SIZE = 32  # bytes that Python takes for an entry of a list
+_ENTRY_SIZE = 32  # bytes that an entry of a list takes in Python
 _MAX_KEYS = 1 << 14
 _MAX_TENSORS = 1 << 16
 _MAX_STRINGS = 4 << 20  # entries of all arrays of strings: the largest vocabularies have 0.3 million, merges as many
@@ -47,8 +47,8 @@ _SCALARS = {
 
 
 def read_header(path: Path) -> ModelHeader:
-    """Takes about 0.1 µs per vocabulary entry and 3 µs per tensor. Raises `InvalidModel`, also for a file that cannot
-    be opened."""
+    """Reads the header. Takes about 0.1 µs per vocabulary entry and 3 µs per tensor. Raises `InvalidModel`, also for a
+    file that cannot be opened."""
     try:
         with open_regular(path) as file:
             return _Parser(Window(file)).parse()
@@ -69,7 +69,7 @@ def read_strings(path: Path, key: str) -> list[bytes]:
 
 
 class _Parser:
-    """`found` holds the strings of the array `wanted`, as bytes."""
+    """Parses a header. `found` holds the strings of the array `wanted`, as bytes."""
 
     def __init__(self, window: Window, wanted: str = "") -> None:
         self._window = window
@@ -86,7 +86,7 @@ class _Parser:
         alignment = _alignment(metadata)
         table = [self._tensor() for _ in range(tensors)]
         if len({tensor.name for tensor, _ in table}) != tensors:
-            raise InvalidModel("two of its tensors have one name")
+            raise InvalidModel("two of its tensors have the same name")
         self._check_data(table, alignment)
         return ModelHeader(metadata, tuple(tensor for tensor, _ in table))
 
@@ -98,26 +98,27 @@ class _Parser:
         if version & 0xFFFF == 0:
             raise InvalidModel("it was written for big-endian machines; take the little-endian file of this model")
         if version not in (2, 3):
-            raise InvalidModel(f"GGUF version {version} is not one that is understood (2 and 3)")
+            raise InvalidModel(f"GGUF version {version} is not supported (2 and 3 are)")
         tensors, keys = window.number(U64), window.number(U64)
         self._bound("tensors", tensors, _MAX_TENSORS, 24)
         self._bound("metadata entries", keys, _MAX_KEYS, 13)
         return tensors, keys
 
     def _bound(self, what: str, count: int, limit: int, least: int) -> None:
-        """`least` is the smallest number of bytes that an entry takes in the file."""
+        """Raises `InvalidModel` for a count over the limit or the file's size. `least` is the smallest number of bytes
+        that an entry takes in the file."""
         if count > limit or count * least > self._window.left:
             raise InvalidModel(f"it claims to have {count} {what}, more than a file of its size or any model has")
 
     def _string(self, limit: int) -> str | int:
-        """Returns the length instead for a string over `limit` bytes, and skips it."""
+        """Returns the string. For a string over `limit` bytes, skips it and returns its length."""
         window = self._window
         length: int = window.number(U64)
         if length > limit:
             window.skip(length)
             return length
         self._keep(length)
-        # Only the engine needs the exact bytes; what is kept is shown to people.
+        # Only the engine needs the exact bytes; the kept text is shown to people.
         return window.take(length).decode("utf-8", "replace")
 
     def _keep(self, size: int) -> None:
@@ -152,7 +153,7 @@ class _Parser:
         return bool(value) if code == _BOOL else value
 
     def _array(self, key: str) -> list[Any] | int:
-        """Returns the length instead for a long array, and skips it."""
+        """Returns the array. For a long array, skips it and returns its length."""
         code, count = self._window.number(_U32), self._window.number(U64)
         if code == _STRING:
             return self._take_all(count) if key == self._wanted else self._strings(count)
@@ -177,7 +178,7 @@ class _Parser:
         return [self._short_string("string of an array", LONGEST_KEPT_STRING) for _ in range(count)]
 
     def _take_all(self, count: int) -> int:
-        """Reads all strings of the wanted array, however many there are."""
+        """Reads all strings of the wanted array, of any length. Returns their number."""
         self._bound("strings", count, _MAX_STRINGS, U64.size)
         for _ in range(count):
             length: int = self._window.number(U64)
@@ -207,7 +208,7 @@ class _Parser:
         return Tensor(name, shape, kind.name, elements // kind.block * kind.size), offset
 
     def _check_data(self, table: list[tuple[Tensor, int]], alignment: int) -> None:
-        # Reading past the end of the file is what several engines' parsers did: CVE-2026-7482 and its like.
+        # Parsers of several engines have read past the end of the file, as in CVE-2026-7482.
         window = self._window
         start = -(-(window.size - window.left) // alignment) * alignment
         room = window.size - start
@@ -216,7 +217,7 @@ class _Parser:
                 raise InvalidModel(f"its tensor {tensor.name!r} is not aligned to {alignment} bytes")
             if offset + tensor.size > room:
                 raise InvalidModel(
-                    f"its tensor {tensor.name!r} ends after the end of the file: it is cut short or damaged"
+                    f"its tensor {tensor.name!r} ends after the end of the file: it is truncated or damaged"
                 )
         if sum(tensor.size for tensor, _ in table) > max(room, 0):
             raise InvalidModel("its tensors overlap")

@@ -1,4 +1,4 @@
-"""A model in GGUF: which of its files is what, and what their headers say about it."""
+"""A model in GGUF: the role of each of its files, and the values in their headers."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ _ENCODERS = frozenset(
 _ENCODERS |= {"eurobert", "gemma-embedding", "llama-embed", "t5encoder"}
 _POOLING_NONE, _POOLING_RANK = 0, 4  # enum llama_pooling_type
 _MAX_SHARDS = 99_999
-# Entries that are whole numbers, or lists with one for each layer, by their names without the architecture.
+# Entries that are whole numbers, or lists of one for each layer, by their names without the architecture.
 _COUNTS = frozenset(
     {"block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size", "expert_count"}
     | {"expert_used_count", "attention.head_count", "attention.head_count_kv", "attention.key_length"}
@@ -27,12 +27,12 @@ _COUNTS = frozenset(
     | {"leading_dense_block_count", "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.group_count"}
 )
 _LARGEST_COUNT = (1 << 32) - 1
-# What a projector says about itself (KEY_HAS_VISION_ENC, KEY_HAS_AUDIO_ENC of clip.cpp), kept beside the model's words.
+# A projector's entries about itself (KEY_HAS_VISION_ENC, KEY_HAS_AUDIO_ENC of clip.cpp), kept beside the model's.
 _SEES, _HEARS = "clip.has_vision_encoder", "clip.has_audio_encoder"
 
 
 def read(paths: Mapping[str, Path]) -> Reading:
-    """Raises `InvalidModel` if the files are no model together."""
+    """Reads the headers of the files. Raises `InvalidModel` if the files do not make a model."""
     loras = sorted(name for name in paths if lora.name_and_scale(name))
     headers = {name: gguf.read_header(path) for name, path in paths.items() if name not in (TEMPLATE, *loras)}
     files = _arrange(headers)
@@ -50,7 +50,7 @@ def read(paths: Mapping[str, Path]) -> Reading:
 
 
 def configuration(header: ModelHeader, weights: Sequence[Tensor], size: int) -> dict[str, Any]:
-    """As `describe.configuration`."""
+    """Returns the configuration, as `describe.configuration` does."""
     return describe.configuration(
         ModelFormat.GGUF,
         header,
@@ -62,18 +62,19 @@ def configuration(header: ModelHeader, weights: Sequence[Tensor], size: int) -> 
 
 
 def context_length(header: ModelHeader) -> int | None:
-    """Tokens that the model was trained for, None if it does not say."""
+    """Returns the tokens that the model was trained for, None if its header does not say."""
     length = integer(header, f"{header.architecture}.context_length", 0)
     return length if length > 0 else None
 
 
 def brings_code(paths: Mapping[str, Path]) -> bool:
-    """Nothing in a GGUF file is code that an engine runs; chat templates are the engine's to sandbox."""
+    """Returns False: a GGUF file has no code that an engine runs, and sandboxing chat templates is the engine's
+    task."""
     return False
 
 
 def capabilities(header: ModelHeader, names: Collection[str]) -> frozenset[str]:
-    """`names` are those of the bundle's files."""
+    """Returns the capabilities; `names` are those of the bundle's files."""
     pooling = integer(header, f"{header.architecture}.pooling_type", _POOLING_NONE)
     if pooling == _POOLING_RANK:
         return frozenset({"reranking"})
@@ -87,19 +88,20 @@ def capabilities(header: ModelHeader, names: Collection[str]) -> frozenset[str]:
 
 
 def _senses(header: ModelHeader) -> frozenset[str]:
-    """What its projector lets a model take in. An old projector says nothing and sees."""
+    """Returns the inputs that its projector gives a model. An old projector declares none and reads images."""
     hears = header.metadata.get(_HEARS) is True
     sees = header.metadata.get(_SEES, not hears) is True
     return frozenset({"vision"} if sees else ()) | frozenset({"audio"} if hears else ())
 
 
 def _arrange(headers: Mapping[str, ModelHeader]) -> dict[str, str]:
-    """Names in the bundle for the files of `headers`, keyed by them in the order of the bundle: the model or its
-    shards, then the projector. A file's own name means nothing, what it says inside does. Raises `InvalidModel`."""
+    """Returns the names in the bundle for the files of `headers`, keyed by them in the order of the bundle: the model
+    or its shards, then the projector. A file's role follows from its header, not from its name. Raises
+    `InvalidModel`."""
     projectors = [name for name, header in headers.items() if _is_projector(header)]
     if PROJECTOR in headers and PROJECTOR not in projectors:
         raise InvalidModel(
-            f"the file given as its projector is none: its architecture is {headers[PROJECTOR].architecture!r}"
+            f"the file given as its projector has the architecture {headers[PROJECTOR].architecture!r}, not clip"
         )
     weights = [name for name in headers if name not in projectors]
     if len(projectors) > 1:
@@ -115,7 +117,7 @@ def _arrange(headers: Mapping[str, ModelHeader]) -> dict[str, str]:
 
 
 def _metadata(files: Mapping[str, str], headers: Mapping[str, ModelHeader]) -> dict[str, Any]:
-    """The metadata of the model's first file, and what the projector says about itself."""
+    """Returns the metadata of the model's first file, and the projector's entries about itself."""
     metadata = dict(headers[next(iter(files.values()))].metadata)
     if PROJECTOR in files:
         projector = headers[files[PROJECTOR]].metadata
@@ -124,13 +126,13 @@ def _metadata(files: Mapping[str, str], headers: Mapping[str, ModelHeader]) -> d
 
 
 def _with_template(header: ModelHeader, template: str) -> ModelHeader:
-    """With a template of a file of its own, which stands for all that the model had."""
+    """Returns the header with the template of a separate file, which replaces all of the model's own."""
     rest = {key: value for key, value in header.metadata.items() if not key.startswith(TEMPLATES)}
     return ModelHeader(rest | {TEMPLATES: template}, header.tensors)
 
 
 def _check(header: ModelHeader) -> None:
-    """Raises `InvalidModel` for figures that no model has, before anything is computed with them."""
+    """Raises `InvalidModel` for impossible figures, before they are used in computations."""
     describe.check_architecture(header)
     describe.check_layers(header, f"{header.architecture}.block_count")
     for key, value in header.metadata.items():
@@ -146,7 +148,7 @@ def _check(header: ModelHeader) -> None:
 def _check_count(key: str, value: object) -> None:
     entries = value if isinstance(value, list) else [value]
     if not all(type(entry) is int and -1 <= entry <= _LARGEST_COUNT for entry in entries):
-        raise InvalidModel(f"its metadata entry {key[:80]!r} is not a whole number, or one that no model has")
+        raise InvalidModel(f"its metadata entry {key[:80]!r} is not a whole number in the possible range")
 
 
 def _is_projector(header: ModelHeader) -> bool:

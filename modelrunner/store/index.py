@@ -1,6 +1,6 @@
 """`index.json`: a copy of all records, manifests and configurations, so that a start reads one file and not three for
-each model. Each entry holds the stamps of its files: it counts only as long as they have not changed, and a store
-without the index, or with a damaged one, reads the files themselves."""
+each model. Each entry holds the stamps of its files and is valid only while they do not change. A store without the
+index, or with a damaged one, reads the files themselves."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,7 +21,7 @@ _File = tuple[str, int]  # digest as hexadecimal digits, bytes
 
 
 class _Cached(msgspec.Struct, frozen=True, array_like=True):
-    """`stamps` are those of record, manifest and configuration; `tags` are host, path and tag of each."""
+    """An entry. `stamps` are those of record, manifest and configuration; `tags` are host, path and tag of each."""
 
     id: str
     stamps: list[Stamp]
@@ -41,16 +41,16 @@ class Index:
         self._cached: dict[str, _Cached] = {}
 
     def load(self) -> None:
-        """Raises `OSError` only where a damaged index cannot be set aside."""
+        """Reads the index. Raises `OSError` only if a damaged index cannot be set aside."""
         self._cached = {each.id: each for each in self._file.load() or ()}
 
     @property
     def count(self) -> int:
-        """Models that the index knows, once it is loaded."""
+        """Returns the number of models in the loaded index."""
         return len(self._cached)
 
     def entry(self, id: Digest) -> Entry | None:
-        """The model's entry, which holds while its files have the `stamps`; None for an unknown model."""
+        """Returns the model's entry, which is valid while its files have the `stamps`; None for an unknown model."""
         found = self._cached.get(id.hex)
         try:
             return _entry(id, found) if found else None
@@ -58,11 +58,11 @@ class Index:
             return None
 
     def stamps(self, id: Digest) -> list[Stamp]:
-        """Those of a known model."""
+        """Returns the stamps of a known model."""
         return self._cached[id.hex].stamps
 
     def save(self, entries: Iterable[tuple[Entry, list[Stamp]]]) -> None:
-        """Replaces the index. Damaged models are left out, and those for which it would grow too large. A failure is
+        """Replaces the index. Leaves out damaged models, and those for which it would grow too large. A failure is
         logged."""
         kept = []
         room = _LARGEST
@@ -73,7 +73,7 @@ class Index:
         self._file.save(kept)
 
     def clear(self) -> None:
-        """Gives the memory of what `load` has read back."""
+        """Frees the memory of the loaded entries."""
         self._cached = {}
 
 

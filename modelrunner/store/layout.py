@@ -26,7 +26,7 @@ _END = bytes(2 * tarfile.BLOCKSIZE)
 
 @dataclass(frozen=True, slots=True)
 class ModelArchive:
-    """The archive of one model. `members` are its files in their order: the name, and the content or its place; `sizes`
+    """The archive of one model. `members` are its files in their order: the name, and the content or its path; `sizes`
     are their lengths in bytes."""
 
     model_id: str
@@ -35,11 +35,12 @@ class ModelArchive:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole archive."""
+        """Returns the bytes of the whole archive."""
         return sum(tarfile.BLOCKSIZE + size + -size % tarfile.BLOCKSIZE for size in self.sizes) + len(_END)
 
     def pieces(self) -> Iterator[bytes]:
-        """Blocks. Raises `StorageFailed` for a file that was removed or cut meanwhile, `OSError`."""
+        """Yields the archive in blocks. Raises `StorageFailed` for a file that was removed or cut meanwhile,
+        `OSError`."""
         for (name, content), size in zip(self.members, self.sizes, strict=True):
             yield _header(name, size)
             with BytesIO(content) if isinstance(content, bytes) else open_regular(content) as file:
@@ -50,8 +51,8 @@ class ModelArchive:
 
 
 def archive_of(store: Store, text: str) -> ModelArchive:
-    """The archive of the model `text`, under that name, or its first where `text` is an ID. Raises as `Store.manifest`,
-    and `InvalidModel` if a file is missing or damaged."""
+    """Returns the archive of the model `text`, under that name, or under its first name if `text` is an ID. Raises the
+    errors of `Store.manifest`, and `InvalidModel` if a file is missing or damaged."""
     manifest, model = store.manifest(text), store.get(text)
     parsed = parse(manifest)
     blobs: dict[Digest, Path] = {}
@@ -77,7 +78,7 @@ def archive_of(store: Store, text: str) -> ModelArchive:
 
 
 def _header(name: str, size: int) -> bytes:
-    """One block, whatever the size: GNU's form has large sizes in binary."""
+    """Returns one block, whatever the size: GNU's form has large sizes in binary."""
     member = tarfile.TarInfo(name)
     member.size = size
     return member.tobuf(tarfile.GNU_FORMAT)
@@ -89,4 +90,4 @@ def _exactly(file: BinaryIO, name: str, size: int) -> Iterator[bytes]:
         left -= len(piece)
         yield piece
     if left:
-        raise StorageFailed(f"{name} became shorter while it was read: `modelrunner verify` says which model it is of")
+        raise StorageFailed(f"{name} became shorter while it was read: `modelrunner verify` shows its model")

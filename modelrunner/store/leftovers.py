@@ -1,5 +1,5 @@
-"""What lies in a store and belongs to no model: what pulls and packages that were cut off have left, and what was set
-aside because it was damaged."""
+"""Files in a store that belong to no model: leftovers of interrupted pulls and packages, and damaged files that were
+set aside."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class LeftoverKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A file or folder of `size` bytes that can be removed without a loss to any model."""
+    """A file or folder of `size` bytes whose removal damages no model."""
 
     kind: LeftoverKind
     path: Path
@@ -33,8 +33,9 @@ def in_no_use(path: Path) -> bool:
 
 
 def leftovers(unnamed: Iterable[Path], data: Path, is_busy: PathTest) -> Iterator[Leftover]:
-    """`unnamed` are the files that no model names. `is_busy` is asked about each path in `partial` once that is there,
-    so that what begins meanwhile is in use, or is not seen. Raises `OSError`."""
+    """Yields the leftovers. `unnamed` are the files that no model names. `is_busy` is asked about each path in
+    `partial` after it was listed, so that a download that begins meanwhile is in use, or is not seen. Raises
+    `OSError`."""
     for path in sorted((data / "partial").iterdir()):
         if not is_busy(path):
             yield Leftover(LeftoverKind.DOWNLOAD, path, size_of(path))

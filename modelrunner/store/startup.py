@@ -1,4 +1,4 @@
-"""Opening a store: its format, its folders, and its models."""
+"""Opens a store: its format, its folders, and its models."""
 
 import gc
 import logging
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 
 def check_format(data: Path) -> int:
-    """The format of the store, 0 where there is none yet. Raises `StorageFailed`, with nothing touched, for the store
-    of a newer release, and `OSError`."""
+    """Returns the format of the store, 0 for a new one. Raises `StorageFailed`, with nothing touched, for the store of
+    a newer release, and `OSError`."""
     try:
         text = durable.read(data / FORMAT_FILE).decode("ascii", "replace").strip()
     except FileNotFoundError:
@@ -47,7 +47,7 @@ def make_folders(data: Path) -> None:
 
 
 def upgrade(data: Path, format: int, records: Records) -> None:
-    """Brings a store of an older `format`, or a new one, to `FORMAT`. Killed at any point, it is done again. Raises
+    """Brings a store of an older `format`, or a new one, to `FORMAT`. If it is killed, it is done again. Raises
     `OSError`."""
 
     def blobs(id: Digest) -> Iterable[Digest]:
@@ -63,10 +63,10 @@ def upgrade(data: Path, format: int, records: Records) -> None:
 
 
 def load(records: Records, index: Index, blobs: Blobs) -> tuple[Catalog, set[Digest], set[Digest]]:
-    """The models; those whose records still hold a tag that belongs to another model; and those with a pending record.
-    Reads only what the index does not know. Raises `OSError`."""
+    """Returns the models; those whose records still hold a tag that belongs to another model; and those with a pending
+    record. Reads only files that the index does not know. Raises `OSError`."""
     collects = gc.isenabled()
-    gc.disable()  # nothing here is garbage, and looking through so many new objects would take as long again
+    gc.disable()  # none of this is garbage, and a search through so many new objects would double the time
     try:
         return _load(records, index, blobs)
     finally:

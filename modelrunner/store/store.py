@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RemoveResult:
-    """The names that were taken away, and the ID of the model that was deleted, None if the model is still there."""
+    """The result of a removal: the names that were removed, and the ID of the deleted model, None if the model still
+    exists."""
 
     names: tuple[str, ...]
     deleted: str | None = None
@@ -46,8 +47,8 @@ class Store(StoreReader):
     """
 
     def __init__(self, data: Path, quota: int | None = None, folders: Sequence[Path] = ()) -> None:
-        """Opens the store in `data`, or makes it. `quota` is the most bytes that models may have. Models may lie in
-        `folders`, too, the preferred first; those that cannot be used now are `absent`. Raises `StorageFailed` for the
+        """Opens the store in `data`, or makes it. `quota` is the most bytes that models may have. Models may also lie
+        in `folders`, the preferred first; those that cannot be used now are `absent`. Raises `StorageFailed` for the
         store of a newer release, which is left untouched, and for a disk that fails."""
         super().__init__(data)
         self.quota = quota
@@ -67,13 +68,13 @@ class Store(StoreReader):
             self._unite()
 
     def close(self) -> None:
-        """Lets other daemons use the folders. Only needed where the process goes on."""
+        """Lets other daemons use the folders. Only needed if the process continues."""
         self._folders.close()
 
     def places(self, name: str | None = None, wanted: Path | None = None) -> Sequence[ModelFolder]:
-        """The folders that a new model may go to, the best first: `wanted`, or the one that has the model `name`, or
-        all. Raises `BadRequest` for a folder that is none of them, `FolderMissing` for one that is not there, and
-        `Conflict` where the model lies in another one than is wanted."""
+        """Returns the folders that a new model may go to, the best first: `wanted`, or the one that has the model
+        `name`, or all. Raises `BadRequest` for a folder that is not one of them, `FolderMissing` for one that is away,
+        and `Conflict` if the model lies in another one than `wanted`."""
         here = self._place_of(name) if name is not None else None
         if wanted is None:
             return (here,) if here else self._present
@@ -83,7 +84,7 @@ class Store(StoreReader):
                 if folder.path == wanted:
                     raise FolderMissing(folder.message, param="folder")
             known = ", ".join(str(folder.data) for folder in self._present)
-            raise BadRequest(f"{wanted} is no folder of models; model_dirs names them, here {known}", param="folder")
+            raise BadRequest(f"{wanted} is not a folder of models; model_dirs lists {known}", param="folder")
         if here and here is not found:
             raise Conflict(f"the model lies in {here.data}: remove it, then pull it to {wanted}", param="folder")
         return (found,)
@@ -97,15 +98,15 @@ class Store(StoreReader):
 
     @property
     def partial(self) -> Path:
-        """The preferred folder for files that are on their way into the store. It is made again if it was removed."""
+        """Returns the preferred folder for incomplete files. It is made again if it was removed."""
         return self._present[0].partial
 
     def ingest(
         self, file: Path, *, digest: str | None = None, hashed: bool = False, progress: ReadProgress = ignore
     ) -> Blob:
         """Verifies and syncs a file on the store's file system (in `partial`), which `create` then takes from there.
-        With `hashed`, its caller has found that it has the `digest`. Raises `SourceFailed` if its sha256 is not
-        `digest`, `BadRequest` for what is no regular file."""
+        With `hashed`, the caller has checked that it has the `digest`. Raises `SourceFailed` if its sha256 is not
+        `digest`, `BadRequest` for a file that is not regular."""
         with translated("storing a file", self.data):
             expected = Digest.parse(digest) if digest is not None else None
             return verify(file, expected, progress, hashed=hashed)
@@ -123,14 +124,14 @@ class Store(StoreReader):
         progress: ReadProgress = ignore,
         folder: Path | None = None,
     ) -> StoredModel:
-        """Makes a model of ingested files, or of those that `have` returned, and gives it the name `reference`, which
-        another model that has it loses. The same files always make the same model. A `manifest` is kept byte for byte
-        and its digest is the model's ID; then the files are all that it names, and those that were `unpacked` from its
+        """Makes a model of ingested files, or of those that `have` returned, and gives it the name `reference`; another
+        model with that name loses it. The same files always make the same model. A `manifest` is kept byte for byte and
+        its digest is the model's ID; then the files are all that it names, and those that were `unpacked` from its
         archives, under any names. Without one, the model carries `defaults` and `licences`. `progress` is called while
-        files that are stored already are read, and not once anything is changed. The model goes to `folder`, or to the
-        one that has most of its bytes already; what lies elsewhere is copied. On any failure the files are where they
-        were. Raises `InvalidModel` for files that are not a model's, `UnsupportedModel` for one that carries code
-        unless `trust` is set."""
+        stored files are read, and not after the first change. The model goes to `folder`, or to the folder that has
+        most of its bytes; the other files are copied. After a failure the files are where they were. Raises
+        `InvalidModel` for files that do not make a model, `UnsupportedModel` for one that carries code unless `trust`
+        is set."""
         tag = Reference.parse_name(reference) if reference is not None else None
         (target,) = self.places(wanted=folder) if folder else [self._nearest([*files.values(), *licences])]
         with self._brought(target, [*files.values(), *licences], progress) as own:
@@ -147,7 +148,7 @@ class Store(StoreReader):
             )
 
     def _created(self, entry: Entry, tag: Reference | None, target: ModelFolder) -> StoredModel:
-        """With the lock held since the model is there: nobody takes it, or its name, away in between."""
+        """Returns the new model. The lock is held since it was made: nobody removes it, or its name, in between."""
         if tag is not None:
             try:
                 self._take_away(tag, target)
@@ -162,8 +163,8 @@ class Store(StoreReader):
     def _brought(
         self, target: ModelFolder, blobs: Sequence[Blob], progress: ReadProgress
     ) -> Iterator[dict[Path, Blob]]:
-        """The blobs by their paths, those of other folders copied into `target`: links do not reach from one disk to
-        another, and no folder depends on another one. Those that have waited elsewhere are removed in the end."""
+        """Yields the blobs by their paths; those of other folders are copied into `target`: hard links do not cross
+        disks, and no folder depends on another one. Blobs that have waited elsewhere are removed in the end."""
         others = [folder for folder in self._present if folder is not target]
         own = {blob.path: blob for blob in blobs}
         foreign = [blob for blob in own.values() if any(folder.contains(blob.path) for folder in others)]
@@ -188,14 +189,14 @@ class Store(StoreReader):
                 self._copying.discard(path)
 
     def _take_away(self, tag: Reference, target: ModelFolder) -> None:
-        """A model of another folder loses the name."""
+        """Takes the name away from a model of another folder."""
         for folder in self._present:
             if folder is not target:
                 folder.untag(tag)
 
     def tag(self, source: str, target: str) -> None:
-        """Gives the model `source`, a whole name or an ID, one more name, which another model that has it loses. Raises
-        as `get` does."""
+        """Gives the model `source`, a whole name or an ID, one more name; another model with that name loses it. Raises
+        the errors of `get`."""
         tag = Reference.parse_name(target)
         with self._lock:
             entry, _ = self._catalog.find(source, whole=True)
@@ -206,8 +207,8 @@ class Store(StoreReader):
     def remove(self, text: str, *, force: bool = False) -> RemoveResult:
         """Takes the name `text` away, and the model with its last name, in every folder that it lies in. Works on a
         full disk and for a damaged model. A model ID means the model with all of its names: more than one needs
-        `force`, or `Conflict` is raised. The caller makes sure that the model is not in use. Raises as `whole`, and
-        `FolderMissing`."""
+        `force`, or `Conflict` is raised. The caller makes sure that the model is not in use. Raises the errors of
+        `whole`, and `FolderMissing`."""
         with self._lock:
             entry, named = self._catalog.find(text, whole=True)
             copies = self._copies(entry)
@@ -224,7 +225,8 @@ class Store(StoreReader):
             return RemoveResult(tuple(entry.names), str(entry.id))
 
     def leftovers(self, is_busy: PathTest = in_no_use) -> tuple[Leftover, ...]:
-        """What `prune` would remove. `is_busy` is asked whether a file or folder in `partial` is in use."""
+        """Returns the leftovers that `prune` would remove. `is_busy` tells whether a file or folder in `partial` is in
+        use."""
         with self._lock:
             return tuple(each for folder in self._present for each in folder.leftovers(self._with_copies(is_busy)))
 

@@ -1,4 +1,5 @@
-"""Removing what belongs to no model. Without being asked, only that of which a pending record says so."""
+"""Removes files that belong to no model. Automatically, it removes only those for which a pending record gives the
+reason."""
 
 import contextlib
 import logging
@@ -20,14 +21,14 @@ log = logging.getLogger(__name__)
 
 
 class Sweeper:
-    """Knows the folders of a store. Not locked: `Store` lets one call at a time change it."""
+    """Sweeps the folders of a store. Not locked: `Store` lets one call at a time change it."""
 
     def __init__(self, data: Path, records: Records, blobs: Blobs, bundles: Bundles) -> None:
         self._data, self._records, self._blobs, self._bundles = data, records, blobs, bundles
 
     def finish(self, catalog: Catalog, pending: Iterable[Digest]) -> None:
         """Removes the files of models with a pending record that are not in the catalog, except those that its models
-        share. While the files of a damaged model are not known, all stay. The next start goes on with what cannot be
+        share. While the files of a damaged model are unknown, all stay. The next start removes those that cannot be
         removed now."""
         for id in pending:
             with _tidying(id.within(self._records.folder)):
@@ -43,7 +44,7 @@ class Sweeper:
                     self._records.forget(id)
 
     def tidy(self) -> None:
-        """Removes temporary files, and downloads that nobody will go on with. Failures are logged."""
+        """Removes temporary files, and downloads that no pull will continue. Failures are logged."""
         for folder in (
             self._data,
             self._data / "partial",
@@ -58,7 +59,7 @@ class Sweeper:
             _sweep_old(self._data / "partial")
 
     def unnamed(self, catalog: Catalog) -> list[Path]:
-        """The blobs and bundles that no model names. No blobs, while those of a damaged model are not known."""
+        """Returns the blobs and bundles that no model names; no blobs while those of a damaged model are unknown."""
         found = [id.within(self._bundles.folder) for id in Digest.among(self._bundles.folder) - catalog.entries.keys()]
         if catalog.is_sound:
             found += [self._blobs.path(digest) for digest in self._blobs.all() if not catalog.users[digest]]
@@ -74,7 +75,7 @@ def _tidying(path: Path) -> Iterator[None]:
 
 
 def _sweep_shared(partial: Path) -> None:
-    """Removes finished downloads that a model shares: whoever wrote into one of them would write into the store."""
+    """Removes finished downloads that a model shares: a write into one of them would change the store."""
     for path in partial.rglob("*"):
         found = os.lstat(path)
         if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
@@ -82,7 +83,7 @@ def _sweep_shared(partial: Path) -> None:
 
 
 def _sweep_old(partial: Path) -> None:
-    """Removes the unfinished downloads that nothing was written to for a week."""
+    """Removes unfinished downloads that have not been written for a week."""
     for path in partial.iterdir():
         newest = max(os.lstat(place).st_mtime for place in (path, *path.rglob("*")))
         if time.time() - newest > _OLD:

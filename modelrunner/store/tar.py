@@ -1,6 +1,6 @@
 """Reads tar archives that may be hostile (POSIX.1-2001 pax and ustar, GNU's long names), as a stream.
 
-A member's name is only handed on, never used as a path here. Python's tarfile is not used: it keeps headers of any size
+A member's name is only passed on, never used as a path here. Python's tarfile is not used: it keeps headers of any size
 in memory, and follows links.
 """
 
@@ -22,14 +22,14 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 class Stream(Protocol):
-    """`read` may return less than was asked for, b"" only at the end."""
+    """A source of bytes. `read` may return less than was asked for, b"" only at the end."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 @dataclass(slots=True)
 class Member:
-    """A regular file; `size` in bytes. Its name is relative, without `.` and `..`."""
+    """A regular file; `size` is in bytes. Its name is relative, without `.` and `..`."""
 
     name: str
     size: int
@@ -37,7 +37,7 @@ class Member:
     _stream: Stream
 
     def pieces(self) -> Iterator[bytes]:
-        """The content, once, before the next member is asked for. Raises `InvalidModel` if it is cut."""
+        """Yields the content, once, before the next member is asked for. Raises `InvalidModel` if it is cut."""
         while self._left:
             piece = self._stream.read(min(_PIECE, self._left))
             if not piece:
@@ -50,16 +50,16 @@ class Member:
             pass
 
     def content(self, limit: int) -> bytes:
-        """Raises `InvalidModel` for more than `limit` bytes."""
+        """Returns the content. Raises `InvalidModel` for more than `limit` bytes."""
         if self.size > limit:
             raise InvalidModel(f"the archive's file {self.name[:80]!r} has {self.size} bytes, more than {limit}")
         return b"".join(self.pieces())
 
 
 def members(stream: Stream, *, limit: int) -> Iterator[Member]:
-    """The regular files of the archive, in its order; folders are skipped. What was not read of a member is skipped
-    with the next one. Raises `InvalidModel` for links, devices and sparse files, for names that lead out of a folder or
-    come twice, and for more than 10,000 members or `limit` bytes in all."""
+    """Yields the regular files of the archive, in its order; folders are skipped. The unread rest of a member is
+    skipped with the next one. Raises `InvalidModel` for links, devices and sparse files, for names that lead out of a
+    folder or come twice, and for more than 10,000 members or `limit` bytes in all."""
     seen: set[str] = set()
     total = count = 0
     given: dict[str, str] = {}
@@ -95,7 +95,7 @@ def members(stream: Stream, *, limit: int) -> Iterator[Member]:
 
 
 def _block(stream: Stream) -> bytes | None:
-    """The next header; None at the archive's end."""
+    """Returns the next header; None at the archive's end."""
     block = b""
     while len(block) < BLOCK and (piece := stream.read(BLOCK - len(block))):
         block += piece
@@ -105,12 +105,12 @@ def _block(stream: Stream) -> bytes | None:
         raise InvalidModel("the archive ends in the middle of a header")
     blanked = block[:148] + b" " * 8 + block[156:]
     if _number(block[148:156]) != sum(blanked):
-        raise InvalidModel("it is no tar archive, or a damaged one")
+        raise InvalidModel("it is damaged, or not a tar archive")
     return block
 
 
 def _pad(stream: Stream, size: int) -> None:
-    """Content ends where a block ends."""
+    """Skips the padding: content ends where a block ends."""
     left = -size % BLOCK
     while left and (piece := stream.read(left)):
         left -= len(piece)
@@ -122,7 +122,7 @@ def _number(field: bytes) -> int:
     else:
         digits = field.strip(b" \0")
         if not all(48 <= digit <= 55 for digit in digits):
-            raise InvalidModel("it is no tar archive, or a damaged one")
+            raise InvalidModel("it is damaged, or not a tar archive")
         value = int(digits or b"0", 8)
     return _size(str(value) if value < 1 << 64 else "x", 0)
 
@@ -131,7 +131,7 @@ def _size(text: str | None, default: int) -> int:
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise InvalidModel("the archive has a file without a size that makes sense")
+        raise InvalidModel("the archive has a file with an invalid size")
     return int(text)
 
 
@@ -158,7 +158,7 @@ def _extension(stream: Stream, size: int) -> bytes:
 
 
 def _records(data: bytes) -> dict[str, str]:
-    """`LENGTH KEY=VALUE\\n`, one after the other."""
+    """Returns the records `LENGTH KEY=VALUE\\n`, which follow one another."""
     found = {}
     while data:
         head, _, _ = data.partition(b" ")
@@ -175,12 +175,12 @@ def _records(data: bytes) -> dict[str, str]:
 def _clean(name: str) -> str:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if len(name) > _LONGEST_NAME or name.startswith("/") or ".." in parts or not name.replace("\\", "").isprintable():
-        raise InvalidModel(f"the archive has a file whose name leads elsewhere: {name[:80]!r}")
+        raise InvalidModel(f"the archive has a file whose name leads out of the folder: {name[:80]!r}")
     return "/".join(parts)
 
 
 class Gunzipped:
-    """The content of a gzip stream (RFC 1952), a piece at a time."""
+    """The content of a gzip stream (RFC 1952), read a piece at a time."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

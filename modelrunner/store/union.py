@@ -1,7 +1,7 @@
 """The models of several folders as one catalog.
 
-A name that several models have belongs to the first folder that has it, and those that are there go before those that
-are not. A model that lies in several folders is one model, with all of its names there.
+A name that several models have belongs to the first folder that has it, and usable folders go before absent ones. A
+model that lies in several folders is one model, with all of its names there.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,14 +30,14 @@ class AbsentFolder:
 
 
 def united(catalogs: Sequence[Catalog]) -> Catalog:
-    """The models by their age. The catalogs are in the order of their folders."""
+    """Returns the models by their age. The catalogs are in the order of their folders."""
     largest = max(catalogs, key=lambda catalog: len(catalog.entries))
     others = [id for catalog in catalogs if catalog is not largest for id in catalog.entries]
     return updated(largest, catalogs, others).by_age() if others else largest
 
 
 def updated(union: Catalog, catalogs: Sequence[Catalog], ids: Iterable[Digest]) -> Catalog:
-    """The union when the models `ids` have changed in some of the catalogs."""
+    """Returns the union after the models `ids` have changed in some of the catalogs."""
     affected = dict.fromkeys(ids)
     for tag in [tag for id in affected for entry in _copies((union, *catalogs), id) for tag in entry.tags]:
         for entry in (union.tagged(tag), _owner(catalogs, tag)):

@@ -1,4 +1,4 @@
-"""How much disk models use, what removing some of them would free, and the quota."""
+"""The disk space of models, the space that removals would free, and the quota."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,13 +23,13 @@ class ModelSize:
 
     @property
     def reclaimable(self) -> int:
-        """Bytes that removing the model would free."""
+        """Returns the bytes that removing the model would free."""
         return self.size - self.shared
 
 
 class FolderSize(NamedTuple):
-    """`total` is the bytes of all blobs, each counted once; `partial` those of unfinished downloads; `free` those that
-    the disk has left."""
+    """`total` is the bytes of all blobs, each counted once; `partial` those of unfinished downloads; `free` is the free
+    space of the disk."""
 
     path: Path
     total: int
@@ -47,7 +47,7 @@ class StoreUsage(NamedTuple):
 
 
 def sizes(catalog: Catalog, folder: Path, shown: Mapping[Digest, StoredModel]) -> Iterator[ModelSize]:
-    """The models of a folder as they are `shown`."""
+    """Yields the sizes of the models of a folder; `shown` has them by their IDs."""
     for entry in catalog.entries.values():
         if entry.contents and entry.id in shown:
             shared = sum(size for digest, size in entry.blobs.items() if catalog.users[digest] > 1)
@@ -55,7 +55,7 @@ def sizes(catalog: Catalog, folder: Path, shown: Mapping[Digest, StoredModel]) -
 
 
 def used(catalog: Catalog) -> int:
-    """Bytes of all models, what they share counted once."""
+    """Returns the bytes of all models; shared files count once."""
     blobs: dict[Digest, int] = {}
     for entry in catalog.entries.values():
         blobs |= entry.blobs
@@ -63,7 +63,7 @@ def used(catalog: Catalog) -> int:
 
 
 def freed(catalog: Catalog, ids: Iterable[Digest]) -> Iterator[int]:
-    """The bytes that each removal would free, one model after the other."""
+    """Yields the bytes that each removal would free, one model after the other."""
     users = Counter(catalog.users)
     for id in ids:
         blobs = catalog.entries[id].blobs
@@ -77,7 +77,11 @@ def require_quota(quota: int, here: int, needed: int) -> None:
     if needed and here + needed > quota:
         raise QuotaExceeded(
             f"the quota for models is {format_bytes(quota)} (models_quota): the models here have {format_bytes(here)}"
-            f" and {format_bytes(needed)} are needed. Remove models with `modelrunner rm`, or those that were not used"
-            + (f" for longest with `modelrunner prune --to {quota - needed}`" if needed <= quota else "")
-            + ("; or raise the quota" if needed <= quota else ": even then it would not fit; raise the quota")
+            f" and {format_bytes(needed)} are needed. Remove models with `modelrunner rm`, or the least recently"
+            + (f" used with `modelrunner prune --to {quota - needed}`" if needed <= quota else "")
+            + (
+                "; or raise the quota"
+                if needed <= quota
+                else ": even without other models it would not fit; raise the quota"
+            )
         )

@@ -3,8 +3,8 @@
 from modelrunner.store.gguf import read_strings
 from modelrunner.types import Bundle, ModelFormat
 
-# As llama.cpp has it (common/speculative.cpp): the larger vocabulary may have so many words more, and the first words,
-# marks of beginning and end, may be called otherwise.
+# llama.cpp's limits (common/speculative.cpp): the larger vocabulary may have that many words more, and the first words,
+# marks of beginning and end, may have other names.
 MOST_MORE = 128
 FIRST_COMPARED = 5
 _TOKENS = "tokenizer.ggml.tokens"
@@ -17,7 +17,7 @@ def difference(model: Bundle, draft: Bundle) -> str:
     if model.format is not draft.format:
         return f"it is a {draft.format} model and not a {model.format} one"
     if model.format is not ModelFormat.GGUF:
-        return ""  # the engine judges
+        return ""  # the engine decides
     return _different_marks(model, draft) or _different_words(model, draft)
 
 
@@ -28,9 +28,11 @@ def _different_marks(model: Bundle, draft: Bundle) -> str:
         return f"it has another kind of tokenizer ({other.get(kind)}, not {mine.get(kind)})"
     for mark, place in _MARKS.items():
         added, name = f"tokenizer.ggml.add_{mark}_token", f"tokenizer.ggml.{mark}_token_id"
-        adds = {header[added] for header in (mine, other) if added in header}  # without it the engine decides for both
+        adds = {
+            header[added] for header in (mine, other) if added in header
+        }  # without the entry the engine decides for both
         if len(adds) > 1 or (adds == {True} and mine.get(name) != other.get(name)):
-            return f"it marks the {place} of a text otherwise"
+            return f"it marks the {place} of a text differently"
     return ""
 
 

@@ -1,5 +1,5 @@
-"""Reads a file forward through a small window, and checks every length against the rest of the file before anything is
-read or allocated."""
+"""Reads a file forward through a small window, and checks every length against the rest of the file before reading or
+allocating."""
 
 import os
 import struct
@@ -13,7 +13,7 @@ _CHUNK = 1 << 18
 
 
 class Window:
-    """`data[at:]` begins at position `start + at` of the file; `size` in bytes."""
+    """A window into the file: `data[at:]` begins at position `start + at` of the file; `size` is in bytes."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file
@@ -24,7 +24,7 @@ class Window:
 
     @property
     def left(self) -> int:
-        """Bytes to the end of the file."""
+        """Returns the number of bytes to the end of the file."""
         return self.size - self.start - self.at
 
     def need(self, count: int) -> None:
@@ -37,11 +37,11 @@ class Window:
         self.at = 0
         self._file.seek(self.start)
         self.data = self._file.read(max(count, _CHUNK))
-        if len(self.data) < count:  # it shrank under us
+        if len(self.data) < count:  # the file has become shorter
             self.cut()
 
     def cut(self) -> NoReturn:
-        raise InvalidModel("the file ends within its header: it is cut short or damaged")
+        raise InvalidModel("the file ends within its header: it is truncated or damaged")
 
     def take(self, count: int) -> bytes:
         self.need(count)

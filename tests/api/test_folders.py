@@ -74,7 +74,7 @@ async def test_code_is_refused_and_only_the_owner_can_trust_it(start_daemon: Sta
     [
         (lambda folder: (folder / "config.json").unlink(), "invalid_model", "there is no config.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), "invalid_model", "no model in safetensors"),
-        (lambda folder: os.truncate(folder / "model.safetensors", 20), "invalid_model", "cut short"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 20), "invalid_model", "truncated"),
         (lambda folder: write(folder, model_files(auto_map={"AutoModel": "evil.M"})), "unsupported_model", "auto_map"),
     ],
 )

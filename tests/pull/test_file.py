@@ -118,7 +118,7 @@ async def test_a_folder_with_code_is_refused_unless_trusted(
     [
         (lambda folder: (folder / "config.json").unlink(), InvalidModel, "there is no config.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), InvalidModel, "no model in safetensors"),
-        (lambda folder: os.truncate(folder / "model.safetensors", 20), InvalidModel, "cut short"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 20), InvalidModel, "truncated"),
         (lambda folder: _loop(folder / "tokenizer.json"), BadRequest, "cannot be read"),
         (lambda folder: _dangle(folder / "tokenizer.json"), ModelNotFound, "there is no file"),
     ],

@@ -153,7 +153,7 @@ HOSTILE: dict[str, Callable[[Files], Files]] = {
     "another content": flipped,
     "no models": without("index.json"),
     "lacks its file": without("blobs"),
-    "leads elsewhere": lambda files: {"../up": b"", **files},
+    "leads out of the folder": lambda files: {"../up": b"", **files},
     "index cannot be parsed": lambda files: files | {"index.json": b"[1]"},
     "names 0 models": lambda files: files | {"index.json": b'{"manifests": []}'},
     "64 lower-case": lambda files: files | {"index.json": b'{"manifests":[{"mediaType":"x","digest":"sha256:../x"}]}'},

@@ -112,14 +112,14 @@ def index(**places: str) -> bytes:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({INDEX: None}, "2 weight files and no"),
+        ({INDEX: None}, "2 weight files but lacks"),
         ({SECOND: None}, f"{SECOND} is missing"),
-        ({INDEX: b"[]"}, "no JSON object"),
+        ({INDEX: b"[]"}, "not a JSON object"),
         ({INDEX: b"{}"}, "no weight_map"),
-        ({INDEX: index(a=SECOND, b=SECOND)}, "do not agree"),
+        ({INDEX: index(a=SECOND, b=SECOND)}, "disagree"),
         ({INDEX: index(a="../../etc/passwd")}, "is missing"),
-        ({SECOND: weights("a", "b")}, "do not agree"),
-        ({SECOND: weights("b", "c")}, "do not agree"),
+        ({SECOND: weights("a", "b")}, "disagree"),
+        ({SECOND: weights("b", "c")}, "disagree"),
     ],
 )
 def test_shards_and_index_must_agree(store: Store, changes: dict[str, bytes | None], match: str) -> None:
@@ -133,18 +133,18 @@ def test_shards_and_index_must_agree(store: Store, changes: dict[str, bytes | No
     ("changes", "match"),
     [
         ({"config.json": None}, "there is no config.json"),
-        ({"config.json": b"{"}, "no JSON"),
-        ({"config.json": b"[" * 100_000}, "no JSON"),
-        ({"config.json": b"\xff\xfe{\0}\0"}, "no JSON"),
+        ({"config.json": b"{"}, "not valid JSON"),
+        ({"config.json": b"[" * 100_000}, "not valid JSON"),
+        ({"config.json": b"\xff\xfe{\0}\0"}, "not valid JSON"),
         ({"config.json": b" " * (5 << 20)}, "over 4 MiB"),
-        ({"config.json": b'{"architectures": []}'}, "of which architecture"),
-        ({"config.json": b'{"architectures": [1]}'}, "of which architecture"),
+        ({"config.json": b'{"architectures": []}'}, "its architecture is missing"),
+        ({"config.json": b'{"architectures": [1]}'}, "its architecture is missing"),
         ({"model.safetensors": None}, "no safetensors file with tensors"),
         ({"model.safetensors": weights()}, "no safetensors file with tensors"),
-        ({"model.safetensors": weights("a")[:-1]}, "cut short"),
-        ({"../escape.json": b"{}"}, "none that a model needs"),
-        ({"deep/config.json": b"{}"}, "none that a model needs"),
-        ({"header": b""}, "none that a model needs"),
+        ({"model.safetensors": weights("a")[:-1]}, "truncated"),
+        ({"../escape.json": b"{}"}, "not part of a model"),
+        ({"deep/config.json": b"{}"}, "not part of a model"),
+        ({"header": b""}, "not part of a model"),
         ({"Tokenizer.json": b""}, "differ in case only"),
     ],
 )
@@ -320,7 +320,7 @@ def test_what_is_kept_of_a_configuration_is_bounded(store: Store, extra: dict[st
             {"tokenizer_config.json": json.dumps({"chat_template": [{"template": "x" * 200_000}]}).encode()},
             "chat template",
         ),
-        ({"config.json": b'{"architectures": ["A"], "x": "\\ud800"}'}, "no JSON"),
+        ({"config.json": b'{"architectures": ["A"], "x": "\\ud800"}'}, "not valid JSON"),
     ],
 )
 def test_figures_that_no_model_has(store: Store, files: dict[str, bytes], match: str) -> None:

@@ -105,7 +105,7 @@ def test_a_string_that_is_too_long_to_keep_is_counted(tmp_path):
         (document(entry("a", 4, bytes(4)), entry("a", 4, bytes(4)), keys=2), "twice"),
         (document(entry("a", 13, bytes(4)), keys=1), "unknown type 13"),
         (document(entry("a", 9, struct.pack("<IQ", 9, 1) + bytes(64)), keys=1), "array of the unsupported type 9"),
-        (document(tensor(), tensor(), tensors=2), "one name"),
+        (document(tensor(), tensor(), tensors=2), "the same name"),
         (document(tensor(code=4), tensors=1), "type 4"),
         (document(tensor(code=43), tensors=1), "type 43"),
         (document(tensor(shape=(2, 2, 2, 2, 2)), tensors=1), "5 dimensions"),

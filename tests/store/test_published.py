@@ -141,13 +141,13 @@ def test_what_is_here_already_need_not_be_fetched_again(store: Store, tmp_path: 
             lambda manifest: manifest["config"].update(mediaType="application/vnd.oci.image.config.v1+json"),
             "media type",
         ),
-        (lambda manifest: manifest["layers"].clear(), "names no files"),
+        (lambda manifest: manifest["layers"].clear(), "names no usable file"),
         (lambda manifest: manifest["layers"][0].update(size=5), "missing"),
         (lambda manifest: manifest["layers"][0].update(digest=f"sha256:{'0' * 64}"), "missing"),
-        (lambda manifest: manifest["layers"][0].update(digest="sha512:00"), "not one that is understood"),
+        (lambda manifest: manifest["layers"][0].update(digest="sha512:00"), "cannot be parsed"),
         (lambda manifest: [layer.update(mediaType=SAFETENSORS_TYPE) for layer in manifest["layers"]], "no config.json"),
-        (lambda manifest: manifest["layers"].reverse(), "another order"),
-        (lambda manifest: manifest.update(schemaVersion=1), "not one that is understood"),
+        (lambda manifest: manifest["layers"].reverse(), "wrong order"),
+        (lambda manifest: manifest.update(schemaVersion=1), "cannot be parsed"),
     ],
 )
 def test_what_is_no_model(store: Store, tmp_path: Path, change: Any, match: str) -> None:

@@ -208,7 +208,7 @@ def test_a_pasted_address_means_the_repository(pasted: str, meant: str) -> None:
     [
         ("./x.gguf", "modelrunner package --gguf ./x.gguf NAME"),
         ("/models/x.GGUF", "modelrunner package --gguf /models/x.GGUF NAME"),
-        ("https://example.org/x.gguf", "an address is no name"),
+        ("https://example.org/x.gguf", "an address is not a name"),
         ("https://huggingface.co/Org", "hf.co/ORG/REPO"),
     ],
 )

@@ -261,7 +261,7 @@ def test_two_models_are_not_one(store):
 def test_a_cut_file_is_no_model(store):
     path = write_gguf(store.partial / "m.gguf")
     os.truncate(path, path.stat().st_size - 100)
-    with pytest.raises(InvalidModel, match="cut short"):
+    with pytest.raises(InvalidModel, match="truncated"):
         store.create({"m.gguf": store.ingest(path)}, "a")
     assert store.list() == []
 
