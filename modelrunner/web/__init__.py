@@ -1,1 +1,1 @@
-"""HTTP as a client of places that nobody vouches for: hubs, indexes and registries."""
+"""An HTTP client for untrusted servers: hubs, indexes and registries."""

@@ -1,5 +1,4 @@
-"""One request of a download: the range that is asked for, what the answer means, and its bytes on their way to the
-disk.
+"""One request of a download: the requested range, the meaning of the answer, and its bytes on their way to the disk.
 
 Ranges and their failures follow RFC 9110, sections 14 and 15.5.17.
 """
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     import httpx
 
 _CHUNK = 1 << 20
-_EVERY = 1.0  # seconds between two writes of what comes slowly, so that progress is seen
+_EVERY = 1.0  # seconds between two writes of a slow download, so that its progress shows
 _MOST_PENDING = 4 << 20
 _SLOWEST = 1 << 18  # bytes that must come within `patience`
 Renewal = Callable[[str, Mapping[str, str]], Awaitable[Mapping[str, str] | None]]
@@ -31,7 +30,7 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18})")
 
 
 class AttemptFailed(Exception):
-    """This attempt failed and another may succeed; `pause` is what the server asked for, in seconds."""
+    """This attempt failed and another may succeed; `pause` is the server's wish, in seconds."""
 
     def __init__(self, reason: str, pause: float | None = None) -> None:
         super().__init__(reason)
@@ -43,7 +42,7 @@ class RangeIgnored(AttemptFailed):
 
 
 class SourceAccess:
-    """How a source is asked. `headers` (the credentials among them) go to the origin of each URL and are dropped at a
+    """The access to a source. `headers` (the credentials among them) go to the origin of each URL and are dropped at a
     redirect to another one; `renew` gets the address and the headers of an answer with status 401, and returns better
     credentials, or None. A request that brings less than 256 KiB in `patience` seconds is given up."""
 
@@ -56,8 +55,8 @@ class SourceAccess:
         self._renew, self._renewing = renew, asyncio.Lock()
 
     async def renewed(self, sent: Mapping[str, str], response: "httpx.Response") -> bool:
-        """Gets better credentials than those `sent` with the request, once for all connections. False: there are
-        none."""
+        """Gets better credentials than those `sent` with the request, once for all connections. Returns False if there
+        are none."""
         if self._renew is None:
             return False
         async with self._renewing:
@@ -85,7 +84,7 @@ class Attempts:
         self._transfers, self._advanced = transfers, advanced
 
     async def bring(self, claim: ByteRange, *, bounded: bool) -> None:
-        """Asks for the range and writes it; one that is not `bounded` takes the free pieces behind it too. Raises
+        """Asks for the range and writes it; a request that is not `bounded` takes the free pieces after it too. Raises
         `AttemptFailed`, `ModelNotFound`, `SourceFailed`, `httpx.HTTPError`, and `OSError` for the file."""
         try:
             await self._ask(claim, bounded=bounded)
@@ -96,7 +95,7 @@ class Attempts:
     async def _ask(self, claim: ByteRange, *, bounded: bool) -> None:
         access, file = self._access, self._file
         headers = dict(access.headers)
-        # To the end of the gap: the piece may grow that far.
+        # The range goes to the end of the gap: the piece may grow that far.
         end = claim.end if bounded else next(gap.end for gap in self._partial.gaps() if gap.end >= claim.end)
         if claim.start or end < file.size:
             headers["Range"] = f"bytes={claim.start}-{end - 1 if end < file.size else ''}"
@@ -116,8 +115,8 @@ class Attempts:
     async def _receive(
         self, response: "httpx.Response", claim: ByteRange, bounded: bool, arrived: Callable[[], None]
     ) -> None:
-        """Writes in large pieces, or what comes in a second, in a thread, while further ones come. Loses none of what
-        has come when it is cut short. `arrived` is called after every 256 KiB."""
+        """Writes large pieces, or the bytes of one second, in a thread, while further bytes come. Loses no received
+        byte when it is cut short. `arrived` is called after every 256 KiB."""
         loop = asyncio.get_running_loop()
         position = written = claim.start
         pending: list[bytes] = []
@@ -159,7 +158,7 @@ class Attempts:
                         if position - written >= _CHUNK or (pending and loop.time() - last_write >= _EVERY):
                             write()
                     if writing is not None and position - written >= _MOST_PENDING:
-                        await asyncio.shield(writing)  # `wrote` has begun the next when it ends
+                        await asyncio.shield(writing)  # `wrote` has begun the next write when this one ends
                     if position >= end:
                         break
                 else:
@@ -179,7 +178,8 @@ class Attempts:
 
 
 def _continues(response: "httpx.Response", offset: int, file: RemoteFile) -> bool:
-    """True if the answer goes on at `offset`. Raises `SourceFailed` if the file has another size than announced."""
+    """Returns whether the answer continues at `offset`. Raises `SourceFailed` if the file has another size than
+    announced."""
     found: int | None = None
     match = None
     if response.status_code == 206:
@@ -190,7 +190,7 @@ def _continues(response: "httpx.Response", offset: int, file: RemoteFile) -> boo
         found = int(length) if re.fullmatch("[0-9]{1,18}", length) else None
     if found is not None and found != file.size:
         raise SourceFailed(
-            f"{file.name} has {found} bytes at its source, where {file.size} were announced: it is being changed, or"
+            f"{file.name} has {found} bytes at its source, where {file.size} were announced: it is being changed or"
             " damaged there; pull again later"
         )
     return match is not None and int(match[1]) == offset
@@ -203,7 +203,7 @@ def _check_status(response: "httpx.Response", file: RemoteFile) -> None:
         case 401 | 403:
             raise refused(file.name, response.headers)
         case 404 | 410:
-            raise ModelNotFound(f"{file.name} is no longer there; pull again to see what is")
+            raise ModelNotFound(f"{file.name} is no longer there; pull again for the present files")
         case 408 | 429 | 500 | 502 | 503 | 504 as status:
             pause = retry_after(response.headers.get("Retry-After"))
             raise AttemptFailed(f"the source answered {status}", pause)
@@ -212,7 +212,7 @@ def _check_status(response: "httpx.Response", file: RemoteFile) -> None:
 
 
 def refused(name: str, headers: Mapping[str, str]) -> SourceFailed:
-    """The error for an answer with status 401 or 403."""
+    """Returns the error for an answer with status 401 or 403."""
     if headers.get("x-error-code") == "GatedRepo":
         reason = "is gated: accept its terms on its page, and set HF_TOKEN or give a token that may read it"
         return SourceFailed(f"{name} {reason}")

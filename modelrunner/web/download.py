@@ -1,4 +1,4 @@
-"""Downloads one file whose size and digest are known beforehand. A download that was cut is resumed; a file is never
+"""Downloads one file whose size and digest are known beforehand. A download that was cut is resumed; a file is not
 trusted before its digest matches.
 
 The name of the partial file comes from the digest, so a file that changed at its source starts anew.
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     import httpx
 
 _ATTEMPTS = 5
-_PROGRESS = 1 << 20  # bytes after which failures are counted anew
+_PROGRESS = 1 << 20  # bytes that reset the count of failures
 _LONGEST_PAUSE = 60.0
 
 
 class Downloader:
     """Fetches `RemoteFile`s into partial files. `headers`, `renew` and `patience` are those of `SourceAccess`; `pause`
-    waits between attempts. Five attempts in a row that bring less than 1 MiB end the download."""
+    waits between attempts. Five consecutive attempts that bring less than 1 MiB end the download."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class Downloader:
         are the limits that this download shares with others. Raises `SourceFailed`, `ModelNotFound`, and `OSError` for
         `path`."""
         for again in (False, True):  # a partial file with wrong bytes, or a flipped bit: download again from the start
-            # A call in a thread that is cancelled has no result, though it may have opened the file.
+            # A cancelled call in a thread returns no result, though it may have opened the file.
             opening = asyncio.create_task(in_thread(lambda _: PartialFile(path, file)))
             try:
                 await settled(opening)
                 partial = opening.result()
                 await in_thread(partial.read_through)
-                # A server that lies about ranges is asked for none in the second round.
+                # The second round asks for no ranges, since the server may have lied about them.
                 single = again or not file.digest
                 limits, pieces = transfers or Transfers(), Pieces(partial, file.size)
                 attempts = Attempts(self._access, file, partial, pieces, limits, advanced)
@@ -73,7 +73,8 @@ class Downloader:
 
 
 class _Download:
-    """Of one file. The first connection tries again where it fails; a further one just ends, and is the last."""
+    """One file's download. The first connection tries again after a failure; a further connection ends at its first
+    failure, and then none is added."""
 
     def __init__(
         self,
@@ -105,11 +106,11 @@ class _Download:
             while self._helpers:  # all bytes are here, and the last ones may not be hashed yet
                 await asyncio.wait(self._helpers)
         finally:
-            widening.cancel()  # it starts no more helpers from here on
+            widening.cancel()  # no further helper is started
             await all_stopped(widening, *self._helpers)
 
     async def _insist(self) -> None:
-        """Brings what no other connection brings."""
+        """Brings the pieces that no other connection brings."""
         import httpx
 
         failures, furthest = 0, self._partial.length
@@ -117,7 +118,7 @@ class _Download:
             try:
                 await self._attempt()
             except (httpx.HTTPError, httpx.InvalidURL, ValueError, AttemptFailed) as error:
-                # Bytes that came before and were thrown away are no progress: a server could give them for ever.
+                # Bytes that came before and were discarded do not count: a server could send them for ever.
                 here = self._partial.length
                 failures = 0 if here >= furthest + _PROGRESS else failures + 1
                 furthest = max(furthest, here)
@@ -125,14 +126,14 @@ class _Download:
                 if failures >= _ATTEMPTS or (asked or 0) > _LONGEST_PAUSE:
                     why = str(error) if isinstance(error, AttemptFailed) else explain(error, self._file.url)
                     raise SourceFailed(
-                        f"{self._file.name} could not be fetched: {why}; what has come is kept, pull again to go on",
+                        f"{self._file.name} could not be fetched: {why}; the received bytes are kept, pull to go on",
                         retry_after=asked,
                     ) from error
                 if isinstance(error, RangeIgnored):
                     self._single = True
                     await all_stopped(*self._helpers)
                     await in_thread(lambda _: self._partial.restart())
-                self._pausing = True  # nor does any other connection ask meanwhile
+                self._pausing = True  # no other connection asks meanwhile
                 await self._pause(asked if asked is not None else 2.0 ** max(0, failures - 1))
                 self._pausing = False
 
@@ -159,10 +160,10 @@ class _Download:
             while self._pieces.next() is not None and not (self._single or self._pausing):
                 await self._attempt(helps=True)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError, AttemptFailed, SourceFailed, ModelNotFound):
-            self._single = True  # the first connection finds out what is wrong
+            self._single = True  # the first connection finds the fault
 
     async def _attempt(self, *, helps: bool = False) -> None:
-        """Brings the next piece, and those behind it as long as nobody else does."""
+        """Brings the next piece, and the free pieces after it."""
         async with self._transfers.connection(self._host):
             if helps and (self._single or self._pausing):
                 return

@@ -1,6 +1,6 @@
-"""The part of a file that has come: ranges of it, in any order, in one file on disk.
+"""The received part of a file: ranges of it, in any order, in one file on disk.
 
-While more than its beginning is there, a block behind the file's last byte says which ranges are. Nothing of it is
+While it has more than the file's beginning, a block after the file's last byte lists the ranges. Nothing of it is
 trusted: the digest decides in the end.
 """
 
@@ -19,7 +19,7 @@ import msgspec
 from modelrunner.durable import discard
 
 _PIECE = 1 << 20
-_FLUSHED = 8 << 20  # bytes after which the disk is set to work
+_FLUSHED = 8 << 20  # bytes after which the disk begins to write
 _BLOCK = 4096
 _MAGIC = b"modelrunner ranges 1\n"
 _MOST_RANGES = 80
@@ -27,7 +27,7 @@ _LEAST_SAVED = 1 << 20  # bytes that come between two writes of the block, at le
 
 
 class ByteRange(NamedTuple):
-    """`end` is the byte behind the last one."""
+    """`end` is the byte after the last one."""
 
     start: int
     end: int
@@ -35,9 +35,9 @@ class ByteRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """`size` in bytes. `digest` in hex: a sha256 (64 digits); or git's name of the content (40 digits; gitformat-loose:
-    SHA-1 of a header and the content), which is all that a hub has for small files; or "" where the source names none,
-    and the caller checks the content. `name` is for messages."""
+    """A file at a source. `size` is in bytes. `digest` is in hex: a sha256 (64 digits); or git's name of the content
+    (40 digits; gitformat-loose: SHA-1 of a header and the content), which is all that a hub has for small files; or ""
+    if the source gives none, and the caller checks the content. `name` is for messages."""
 
     name: str
     url: str
@@ -50,7 +50,7 @@ class RemoteFile:
 
     @property
     def partial_name(self) -> str:
-        """The name of its partial file."""
+        """Returns the name of its partial file."""
         return self.digest or hashlib.sha256(f"{self.url} {self.size}".encode()).hexdigest()
 
     def new_hash(self) -> "hashlib._Hash":
@@ -60,7 +60,7 @@ class RemoteFile:
 
 
 def received(path: Path, size: int) -> int:
-    """Bytes of a file of `size` bytes that have come to `path`."""
+    """Returns the number of bytes at `path` that were received of a file of `size` bytes."""
     return sum(end - start for start, end in _found(path, size))
 
 
@@ -68,8 +68,8 @@ class PartialFile:
     """Ranges of `file` on disk, and the hash of its beginning. Its methods block; several threads may `write`."""
 
     def __init__(self, path: Path, file: RemoteFile) -> None:
-        """Opens the file at `path`. Something that cannot be a part of the file (longer, a link, no regular file) is
-        deleted first."""
+        """Opens the file at `path`. A file that cannot be a part of `file` (longer, a link, not regular) is deleted
+        first."""
         self._ranges = _found(path, file.size)
         if not self._ranges:
             discard(path)
@@ -83,24 +83,24 @@ class PartialFile:
 
     @property
     def length(self) -> int:
-        """Bytes that are here."""
+        """Returns the number of received bytes."""
         with self._lock:
             return sum(end - start for start, end in self._ranges)
 
     @property
     def digest(self) -> str:
-        """Of a complete file that was read through."""
+        """Returns the digest of a complete file that was read through."""
         return self._hash.hexdigest()
 
     def gaps(self) -> list[ByteRange]:
-        """The missing ranges, in order."""
+        """Returns the missing ranges, in order."""
         with self._lock:
             edges = [0, *(edge for known in self._ranges for edge in known), self._file.size]
         pairs = zip(edges[::2], edges[1::2], strict=True)
         return [ByteRange(start, end) for start, end in pairs if start < end]
 
     def read_through(self, stop: threading.Event) -> None:
-        """Hashes what follows the hashed beginning, as far as it is here."""
+        """Hashes the received bytes that follow the hashed beginning."""
         with self._lock:
             if self._hashing:
                 return
@@ -116,11 +116,11 @@ class PartialFile:
             self._hashed += len(piece)
 
     def write(self, offset: int, pieces: Sequence[bytes], stop: threading.Event | None = None) -> None:
-        """Writes `pieces`, one behind the other, which lie within the file. Bytes that follow the hashed beginning are
+        """Writes `pieces`, one after the other, which lie within the file. Bytes that follow the hashed beginning are
         hashed at once."""
         count = sum(map(len, pieces))
         if not self._has_block and offset > self._beginning:
-            self._save()  # a file without a block counts as a beginning, as long as it is
+            self._save()  # a file without a block counts as a beginning of its whole length
         self._put(offset, pieces)
         with self._lock:
             self._ranges = _with(self._ranges, ByteRange(offset, offset + count))
@@ -138,7 +138,7 @@ class PartialFile:
         if self._beginning > self._hashed:
             self.read_through(stop or threading.Event())
         if hasattr(os, "posix_fadvise") and offset // _FLUSHED != (offset + count) // _FLUSHED:
-            # Linux begins to write these pages and does not wait: the sync at the end has less left to do.
+            # Linux begins to write these pages without a wait, so the sync at the end has less to do.
             begun = max(0, offset - _FLUSHED)
             os.posix_fadvise(self._descriptor, begun, offset + count - begun, os.POSIX_FADV_DONTNEED)
 
@@ -149,14 +149,14 @@ class PartialFile:
             self._hashed = self._unsaved = 0
 
     def finish(self, stop: threading.Event) -> None:
-        """Hashes the rest of a complete file, which is then no longer than it should be."""
+        """Hashes the rest of a complete file, and cuts the block after its end."""
         self.read_through(stop)
         if not stop.is_set():
             os.ftruncate(self._descriptor, self._file.size)
             self._has_block = False
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk: what has come since the last time comes again
+        with contextlib.suppress(OSError):  # a full disk: bytes since the last save are downloaded again
             if self._has_block:
                 self._save()
         os.close(self._descriptor)
@@ -166,7 +166,7 @@ class PartialFile:
         return self._ranges[0].end if self._ranges and not self._ranges[0].start else 0
 
     def _put(self, offset: int, pieces: Sequence[bytes]) -> None:
-        for first in range(0, len(pieces), 64):  # the system takes 1024 at once, at most
+        for first in range(0, len(pieces), 64):  # the system accepts at most 1024 at once
             group = pieces[first : first + 64]
             total = sum(map(len, group))
             written = os.pwritev(self._descriptor, group, offset) if hasattr(os, "pwritev") else 0
@@ -178,19 +178,19 @@ class PartialFile:
             offset += total
 
     def _save(self) -> None:
-        """After the bytes, so that neither a killed daemon nor a power cut leaves a range that did not come. Of two
-        threads the one with the older ranges may be the last: bytes then come again."""
+        """Saves the ranges after the bytes, so that neither a killed daemon nor a power cut leaves a range without its
+        bytes. When two threads save, the older ranges may be written last: these bytes are then downloaded again."""
         with self._lock:
             content = msgspec.json.encode([edge for known in self._ranges[:_MOST_RANGES] for edge in known])
             self._unsaved = 0
-        getattr(os, "fdatasync", os.fsync)(self._descriptor)  # macOS has only the latter
+        getattr(os, "fdatasync", os.fsync)(self._descriptor)  # macOS has only fsync
         block = _MAGIC + hashlib.sha256(content).hexdigest().encode() + content
         os.pwrite(self._descriptor, block.ljust(_BLOCK), self._file.size)
         self._has_block = True
 
 
 def _found(path: Path, size: int) -> list[ByteRange]:
-    """The ranges that lie at `path`; none where something else is there."""
+    """Returns the ranges of the file at `path`; [] if it is not a partial file."""
     try:
         found = path.lstat()
         if not stat.S_ISREG(found.st_mode) or (found.st_size > size and found.st_size != size + _BLOCK):
@@ -223,7 +223,7 @@ def _decoded(block: bytes, size: int) -> list[ByteRange]:
 
 
 def _with(ranges: Sequence[ByteRange], added: ByteRange) -> list[ByteRange]:
-    """Sorted and without touching neighbours."""
+    """Returns the ranges, sorted and without touching neighbours."""
     merged: list[ByteRange] = []
     for start, end in sorted((*ranges, added)):
         if merged and start <= merged[-1].end:

@@ -5,13 +5,13 @@ from contextlib import contextmanager
 
 from modelrunner.web.partial import ByteRange, PartialFile
 
-_PIECES = 16  # of a file, at least, so that no connection has all that is left
+_PIECES = 16  # least number of pieces of a file, so that no connection has the whole rest
 _SHORTEST, _LONGEST = 8 << 20, 256 << 20
 
 
 class Pieces:
-    """Of one file of `size` bytes. A piece is in the hands of one connection at a time; `length` is how long it is at
-    most."""
+    """The pieces of a file of `size` bytes. One connection at a time holds a piece; `length` is the most bytes of a
+    piece."""
 
     def __init__(self, partial: PartialFile, size: int) -> None:
         self._partial = partial
@@ -20,7 +20,7 @@ class Pieces:
 
     @contextmanager
     def claim(self) -> Iterator[ByteRange | None]:
-        """The next piece, which is nobody else's meanwhile; None if all are taken."""
+        """Yields the next piece, which no other connection holds meanwhile; None if all are taken."""
         claim = self.next()
         if claim is None:
             yield None
@@ -28,11 +28,11 @@ class Pieces:
         self._claimed.append(claim)
         try:
             yield claim
-        finally:  # it may have grown
+        finally:  # the piece may have grown
             self._claimed = [other for other in self._claimed if other.start != claim.start]
 
     def free(self) -> list[ByteRange]:
-        """What is missing and in nobody's hands, in order."""
+        """Returns the missing ranges that no connection holds, in order."""
         found = []
         for start, end in self._partial.gaps():
             for claim in sorted(self._claimed):
@@ -45,14 +45,14 @@ class Pieces:
         return found
 
     def next(self, at: int | None = None) -> ByteRange | None:
-        """The range to bring next: the first free piece, or only the one that begins `at` a byte."""
+        """Returns the range to bring next: the first free piece, or only the one that begins `at` a byte."""
         for start, end in self.free():
             if at is None or start == at:
                 return ByteRange(start, min(end, start + self.length))
         return None
 
     def grow(self, claim: ByteRange, wanted: int) -> int:
-        """Takes the pieces behind one's own too, as far as `wanted`. Returns the end of what is one's own."""
+        """Takes the pieces after the held one too, up to `wanted`. Returns the end of the held range."""
         own = next(other for other in self._claimed if other.start == claim.start)
         while own.end <= wanted and (more := self.next(own.end)) is not None:
             self._claimed.remove(own)

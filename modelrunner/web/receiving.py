@@ -1,4 +1,4 @@
-"""The body of an answer, in large pieces."""
+"""Reads the body of an answer in large pieces."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     import httpx
 
 _MOST = 1 << 20  # bytes of a piece
-_WORTHWHILE = 4 << 20  # bytes for which a connection is given away
+_WORTHWHILE = 4 << 20  # bytes for which losing a connection is worth it
 
 
 async def body_of(response: "httpx.Response") -> AsyncGenerator[bytes, None]:
-    """The bytes as they are sent. Raises `httpx.HTTPError`.
+    """Yields the bytes as they are sent. Raises `httpx.HTTPError`.
 
     The long body of an answer in HTTP/1.1 with a Content-Length is read from the connection itself, by httpx's
     `network_stream` (https://www.encode.io/httpcore/extensions/): its parser would copy every byte three times. The
@@ -28,7 +28,7 @@ async def body_of(response: "httpx.Response") -> AsyncGenerator[bytes, None]:
         async for data in parsed:
             left -= len(data)
             yield data
-            # The parser has given all that it had: what follows is still in the connection.
+            # The parser has returned all of its bytes: the rest is still in the connection.
             if stream is None or not plain or left < _WORTHWHILE:
                 continue
             while left:

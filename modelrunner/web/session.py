@@ -1,5 +1,5 @@
-"""The HTTP client of the sources: which addresses it connects to, how much of an answer it takes, and what a failed
-connection means in words."""
+"""The HTTP client of the sources: it limits the addresses that it connects to and the size of an answer, and explains a
+failed connection."""
 
 import asyncio
 import errno
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-LOOK_UP_LIMIT = 60.0  # seconds for one answer of a hub or index, from the first byte asked to the last one read
+LOOK_UP_LIMIT = 60.0  # seconds for one answer of a hub or index, from the request to its last byte
 _LONGEST_PATIENCE = 86_400.0
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _GZIP = 16 + zlib.MAX_WBITS
@@ -38,12 +38,12 @@ def new_client(
     transport: "httpx.AsyncBaseTransport | None" = None,
     named: Collection[str] | None = None,
 ) -> "httpx.AsyncClient":
-    """A client that connects to `origin` and, by redirects and links, to public addresses; to private ones only if the
-    origin's own is private; never to link-local ones (metadata services of clouds). So a hub, or somebody who has taken
-    it over, cannot make the daemon talk to this machine's services. With `named`, hosts (with a port or any) that a
-    person has named, those are the only others that may be private or without TLS, wherever the origin is. The address
-    is checked after the name was resolved, before anything is sent; what a proxy connects to is the proxy's to check.
-    No proxy of the environment is asked for this machine itself: what may do without TLS here must not leave it. The
+    """Returns a client that connects to `origin` and, by redirects and links, to public addresses; to private ones only
+    if the origin's own is private; never to link-local ones (metadata services of clouds). So a hub, or an attacker who
+    controls it, cannot make the daemon talk to this machine's services. `named` are hosts (with a port, or for any
+    port) that the configuration names; if it is given, only they may be private or without TLS besides the origin. The
+    address is checked after the name was resolved, before anything is sent; the connections of a proxy are the proxy's
+    to check. No proxy of the environment is asked for this machine itself: requests without TLS must not leave it. The
     first client takes 50 ms (the certificates)."""
     import httpx
 
@@ -68,8 +68,8 @@ def _default_certificates() -> ssl.SSLContext:
 
 
 def trusted_certificates(file: str | None = None, *, besides: Path | None = None) -> ssl.SSLContext:
-    """Those of this machine (SSL_CERT_FILE and SSL_CERT_DIR hold), certifi's and those in `besides`; or those in `file`
-    alone. Raises `OSError`, also for a file without certificates."""
+    """Returns a context that trusts this machine's certificates (SSL_CERT_FILE and SSL_CERT_DIR apply), certifi's and
+    those in `besides`; or those in `file` alone. Raises `OSError`, also for a file without certificates."""
     import certifi
 
     context = ssl.create_default_context(cafile=file)
@@ -91,7 +91,7 @@ class _Guard:
         self._connected = False
 
     async def check(self, request: "httpx.Request") -> None:
-        """httpx calls it before every request, those of redirects too."""
+        """Checks a request. httpx calls it before every request, also after a redirect."""
         url = request.url
         if not self._is_origin(url) and not self._is_named(url):
             if url.scheme != "https" and (self._origin.scheme == "https" or self._named is not None):
@@ -109,7 +109,8 @@ class _Guard:
         return self._named is not None and (url.host in self._named or url.netloc.decode("ascii") in self._named)
 
     def _tracer(self, url: "httpx.URL") -> Callable[[str, dict[str, Any]], Awaitable[None]]:
-        """httpcore's `trace` extension: called at each step of a connection, which it may stop by raising."""
+        """Returns a function for httpcore's `trace` extension: it is called at each step of a connection, which it may
+        stop by raising."""
         host = ""
 
         async def trace(event: str, info: dict[str, Any]) -> None:
@@ -138,11 +139,11 @@ class _Guard:
         address = _meant(address)
         inside = self._inside and self._named is None
         if address.is_link_local or address.is_multicast or (not address.is_global and not inside):
-            raise SourceFailed(f"the source redirects to {host}, which is no public address; this is not followed")
+            raise SourceFailed(f"the source redirects to {host}, which is not a public address; this is not followed")
 
 
 def _meant(address: _Address) -> _Address:
-    """The IPv4 address that one of IPv6 stands for (RFC 4291, 3056, 6052), if it does."""
+    """Returns the IPv4 address that an IPv6 address embeds (RFC 4291, 3056, 6052), else the address itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     translated = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else None
@@ -150,13 +151,13 @@ def _meant(address: _Address) -> _Address:
 
 
 def is_loopback(host: str) -> bool:
-    """True for the names and addresses of this machine itself, without asking a name server."""
+    """Returns whether `host` is a name or address of this machine itself, without asking a name server."""
     literal = _literal(host)
     return literal is not None and literal.is_loopback
 
 
 def _literal(host: str) -> _Address | None:
-    """The address that `host` is, if it is one and no name; `localhost` counts as one."""
+    """Returns the address if `host` is one, None for a name; `localhost` counts as an address."""
     try:
         return ipaddress.ip_address("127.0.0.1" if host.rstrip(".").lower() == "localhost" else host.strip("[]"))
     except ValueError:
@@ -165,7 +166,7 @@ def _literal(host: str) -> _Address | None:
 
 @dataclass(frozen=True, slots=True)
 class HubAnswer:
-    """`headers` have their names in small letters; `url` is where redirects ended."""
+    """An answer. `headers` have their names in small letters; `url` is the address after redirects."""
 
     status: int
     url: str
@@ -184,8 +185,8 @@ async def ask(
     seconds: float = LOOK_UP_LIMIT,
     content: bytes | None = None,
 ) -> HubAnswer:
-    """The answer to one request, whose body is `content`. It has at most `limit` bytes (also once it is unpacked), and
-    comes within `seconds`. Raises `SourceFailed` for anything else; the status is the caller's to judge."""
+    """Returns the answer to one request, whose body is `content`. It has at most `limit` bytes (also unpacked), and
+    comes within `seconds`. Raises `SourceFailed` otherwise; the caller checks the status."""
     import httpx
 
     host = _host(url)
@@ -199,7 +200,7 @@ async def ask(
             async for piece in response.aiter_raw():
                 body += piece
                 if len(body) > limit:
-                    raise SourceFailed(f"{host} answered with more than {limit} bytes where a list was asked for")
+                    raise SourceFailed(f"{host} answered with more than {limit} bytes, more than any list has")
             found = {name.lower(): value for name, value in response.headers.items()}
             unpacked = _unpacked(bytes(body), found.get("content-encoding", ""), limit, host)
             return HubAnswer(response.status_code, str(response.url), found, unpacked)
@@ -213,19 +214,19 @@ def _unpacked(body: bytes, encoding: str, limit: int, host: str) -> bytes:
     if encoding in ("", "identity") or not body:
         return body
     if encoding not in ("gzip", "x-gzip"):
-        raise SourceFailed(f"{host} answered in an encoding that it was not asked for ({encoding[:20]!r})")
+        raise SourceFailed(f"{host} answered in an encoding that was not requested ({encoding[:20]!r})")
     try:
         unpacked = zlib.decompressobj(_GZIP).decompress(body, limit + 1)
     except zlib.error:
         raise SourceFailed(f"{host} answered with damaged data; try again later") from None
     if len(unpacked) > limit:
-        raise SourceFailed(f"{host} answered with more than {limit} bytes where a list was asked for")
+        raise SourceFailed(f"{host} answered with more than {limit} bytes, more than any list has")
     return unpacked
 
 
 def retry_after(text: str | None, now: Callable[[], float] = time.time) -> float | None:
-    """Seconds, of a Retry-After header with a number or a date (RFC 9110, section 10.2.3); at most a day. `now` is in
-    Unix seconds."""
+    """Returns the seconds of a Retry-After header with a number or a date (RFC 9110, section 10.2.3); at most a day.
+    `now` is in Unix seconds."""
     if not text:
         return None
     if re.fullmatch(r"[0-9]+", text):
@@ -238,7 +239,7 @@ def retry_after(text: str | None, now: Callable[[], float] = time.time) -> float
 
 
 def explain(error: BaseException, url: str) -> str:
-    """A sentence for a request that got no answer: which host, what failed, and what to do about it."""
+    """Returns a sentence about a request that got no answer: the host, the failure, and a remedy."""
     import httpx
 
     host = _host(url)
@@ -247,7 +248,7 @@ def explain(error: BaseException, url: str) -> str:
         match cause:
             case socket.gaierror():
                 return (
-                    f"the name {host} cannot be resolved: look at this machine's network and DNS, "
+                    f"the name {host} cannot be resolved: check this machine's network and DNS, "
                     "or name a proxy in HTTPS_PROXY"
                 )
             case ssl.SSLCertVerificationError():
@@ -258,23 +259,23 @@ def explain(error: BaseException, url: str) -> str:
                 )
             case ssl.SSLError():
                 why = getattr(cause, "reason", "")
-                return f"TLS with {host} failed ({why}): look at the address and the proxy"
+                return f"TLS with {host} failed ({why}): check the address and the proxy"
             case ConnectionRefusedError():
-                return f"{_via(url)} refuses the connection: look at the address and the port, and whether it runs"
+                return f"{_via(url)} refuses the connection: check the address, the port, and that the server runs"
             case OSError() if cause.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN):
-                return f"there is no network route to {_via(url)}: look at this machine's network"
+                return f"there is no network route to {_via(url)}: check this machine's network"
     match error:
         case httpx.ProxyError():
-            return f"the proxy refused to connect to {host} ({str(error)[:80]}): look at HTTPS_PROXY and its password"
+            return f"the proxy refused to connect to {host} ({str(error)[:80]}): check HTTPS_PROXY and its password"
         case httpx.TimeoutException():
-            return f"{_via(url)} did not answer in time: look at the network, or try again later"
+            return f"{_via(url)} did not answer in time: check the network, or try again later"
         case httpx.TooManyRedirects():
             return f"{host} redirects in a circle"
         case httpx.ConnectError():
-            return f"{_via(url)} cannot be reached: look at this machine's network"
+            return f"{_via(url)} cannot be reached: check this machine's network"
         case httpx.HTTPError():
             return f"{host} broke off its answer ({type(error).__name__})"
-    return f"{host} redirects to an address that is none"
+    return f"{host} redirects to an invalid address"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -287,7 +288,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _via(url: str) -> str:
-    """The host, and the proxy through which it is asked."""
+    """Returns the host, and the proxy through which it is asked."""
     import httpx
 
     proxy = urllib.request.getproxies().get(httpx.URL(url).scheme)
@@ -297,7 +298,7 @@ def _via(url: str) -> str:
 
 
 def _host(url: str) -> str:
-    """Host and port, for messages: never a password."""
+    """Returns host and port for messages, never a password."""
     import httpx
 
     try:

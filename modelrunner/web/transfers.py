@@ -1,4 +1,4 @@
-"""What all downloads of the daemon share: how many connections there are, and how fast bytes may come."""
+"""Limits that all downloads of the daemon share: on connections and on the rate of bytes."""
 
 import asyncio
 import os
@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-# Fewer and longer pauses: most first tokens of a chat then come while nothing is received and written.
+# Fewer and longer pauses: most first tokens of a chat then come while no bytes are received and written.
 _SHORTEST_PAUSE = 0.1
 # Bytes per second. To receive, hash and write a megabyte takes 2.2 ms: 3 % of the processors.
 _GENTLY = 12_500_000 * (os.cpu_count() or 1)
 
 
 class Transfers:
-    """At most `whole` connections, of which `per_host` to one host, and `rate` bytes per second in all (None: without
-    a limit); at most `beside` while the daemon is `busy` with answers. A file gets a further connection every `settle`
-    seconds, while it comes slower than `fast` bytes per second and no limit held meanwhile: a faster one is held up by
-    this machine. Belongs to one event loop."""
+    """The limits of all downloads: at most `whole` connections, of which `per_host` to one host, and `rate` bytes per
+    second in all (None: without a limit); at most `beside` while the daemon is `busy` with answers. A file gets a
+    further connection every `settle` seconds, while it comes slower than `fast` bytes per second and no limit held
+    meanwhile: at a faster rate this machine is the limit. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Transfers:
 
     @asynccontextmanager
     async def connection(self, host: str) -> AsyncIterator[None]:
-        """One more connection to `host`, when there may be."""
+        """Holds one more connection to `host` within the block; waits until the limits allow it."""
         async with self._freed:
             await self._freed.wait_for(lambda: self.may_open(host))
             self._open[host] += 1
@@ -60,13 +60,13 @@ class Transfers:
 
     @property
     def limit(self) -> int | None:
-        """Bytes per second of all downloads together, at this moment."""
+        """Returns the present limit in bytes per second of all downloads together."""
         if not self._busy():
             return self.rate
         return self._beside if self.rate is None else min(self.rate, self._beside)
 
     def free_since(self, moment: float) -> bool:
-        """Whether no limit has held bytes back since `moment`, which is a time of `now`, nor does one hold."""
+        """Returns whether no limit has held bytes back since `moment`, which is a time of `now`, and none holds now."""
         return self.limit is None and self._due <= moment
 
     def now(self) -> float:

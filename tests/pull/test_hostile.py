@@ -219,7 +219,7 @@ async def test_a_name_is_judged_by_the_address_that_it_is_connected_to(monkeypat
 )
 async def test_an_address_inside_is_refused_however_it_is_written(inside: str) -> None:
     async with new_client("https://93.184.216.34") as client:
-        with pytest.raises(SourceFailed, match="no public address"):
+        with pytest.raises(SourceFailed, match="not a public address"):
             await ask(client, f"https://{inside}:1/", {}, limit=100)
 
 
